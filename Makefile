@@ -1,0 +1,52 @@
+# make run    try it            make lint   ruff and mypy
+# make test   run every check   make bench  measure, and render docs/benchmarks.md
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint format bench plots clean
+.DEFAULT_GOAL := test
+
+run: $(VENV)/.run
+	@$(BIN)/python docs/examples/demo.py
+
+test: lint
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest
+	@$(BIN)/coverage report --skip-covered
+	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks
+
+plots: $(VENV)/.dev
+	@$(BIN)/python docs/plots.py
+
+clean:
+	rm -rf $(VENV)
+
+# A fresh Debian may have python3 without venv or pip; then its packages are added.
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+	  echo "installing python3-venv ..."; rm -rf $(VENV); \
+	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	@echo "installing headgate ..."
+	@$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing headgate and what its tests need ..."
+	@$(BIN)/pip install --quiet --editable . --group test --group bench --group docs
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,171 @@
+"""The library for code in an event loop, which it never blocks. The same names as in `headgate.limiter`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+from headgate import waiting
+from headgate.binding import Key, Passed, Quotas, family_of, key_for_block, passed
+from headgate.clock import Clock
+from headgate.core.decision import Decision
+from headgate.core.errors import LimitExceeded, UsageError
+from headgate.core.plan import Family, Plan
+from headgate.core.quota import Quota
+from headgate.stores import open_async_store
+from headgate.stores.base import AsyncCheck, AsyncStore
+from headgate.stores.memory import MemoryStore
+from headgate.waiting import Step
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class AsyncLimiter:
+    """Limits how often something may happen, for each key on its own; see `headgate.Limiter`.
+
+    Args:
+        quotas: text such as ``"100/minute"`` or ``"10/s burst 20; 5000/day"``, or `Quota` objects.
+        store: where the state lives: an address such as ``"memory"``, or a store that several limiters share.
+        name: separates this limiter from others in the same store; same name, same quotas' shape: same state.
+        clock: where time comes from, for tests; only with a store given by address.
+    """
+
+    check: AsyncCheck
+    """``await check(key, cost=1)``: take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
+
+    Raises InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
+    """
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        *,
+        store: str | AsyncStore | MemoryStore = "memory",
+        name: str = "default",
+        clock: Clock | None = None,
+    ) -> None:
+        self._family = family_of(quotas, name)
+        self._store = open_async_store(store, clock=clock)
+        self._clock = self._store.clock
+        self._lines = waiting.Lines()
+        self.check = self._store.bind(self._family)
+
+    @property
+    def quotas(self) -> tuple[Quota, ...]:
+        """The quotas, in order."""
+        return self._family.quotas
+
+    async def peek(self, key: str, cost: int = 1) -> Decision:
+        """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
+        return await self._store.peek(self._family.plan(key), self._family.checked_cost(cost))
+
+    async def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:  # noqa: ASYNC109  a refusal, not a TimeoutError
+        """Wait until `cost` is taken, in line behind all who wait for `key` already.
+
+        Returns as soon as the answer is certain: the admission, or a refusal once it cannot come within `timeout`
+        seconds (None: no end to waiting). A queue's delay is waited for as well. Cancelling leaves the line.
+        """
+        plan, cost = self._family.plan(key), self._family.checked_cost(cost)
+        ticket = waiting.TaskTicket()
+        until = waiting.deadline(self._clock.now(), timeout)
+        return await self._drive(waiting.acquire(self._lines, key, ticket, self._clock, until), plan, cost, ticket)
+
+    async def refund(self, key: str, cost: int = 1) -> Decision:
+        """Give `cost` back: the newest use first, never more than is still counted. Says what is left then."""
+        decision = await self._store.refund(self._family.plan(key), self._family.checked_cost(cost))
+        self._lines.wake(key)
+        return decision
+
+    async def reset(self, key: str) -> None:
+        """Forget all that `key` used."""
+        await self._store.reset(self._family.plan(key))
+        self._lines.wake(key)
+
+    async def is_passed(self, client_id: str, rule_id: str | None = None) -> Passed:
+        """Check `client_id` once, in one call: passed, reset time, limit, remaining.
+
+        With a `rule_id` these quotas are counted apart for that rule.
+        """
+        family = self._family if rule_id is None else Family(rule_id, self.quotas)
+        return passed(await self._store.check(family.plan(client_id), 1), self._clock.now())
+
+    def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> AsyncGuard:
+        """Return an asynchronous context manager and decorator that lets code run only when admitted.
+
+        It waits up to `timeout` seconds, by default not at all, and raises `LimitExceeded` when refused. A decorator's
+        key may be a function, which gets the arguments of the call.
+        """
+        return AsyncGuard(self, key, cost, timeout)
+
+    async def close(self) -> None:
+        """Release what the store holds."""
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
+
+    async def _drive(self, flow: waiting.Flow, plan: Plan, cost: int, ticket: waiting.TaskTicket) -> Decision:
+        answer: Decision | None = None
+        try:
+            while True:
+                step, until = flow.send(answer)
+                answer = None
+                if step is Step.CHECK:
+                    answer = await self._store.check(plan, cost)
+                elif step is Step.LISTEN:
+                    await self._clock.wait_async(ticket.event, until)
+                elif step is Step.SLEEP:
+                    await self._clock.wait_async(asyncio.Event(), until)
+                elif step is Step.PEEK:
+                    answer = await self._store.peek(plan, cost)
+                else:
+                    answer = await self._store.refund(plan, cost)
+        except StopIteration as stop:
+            decision: Decision = stop.value
+            return decision
+        finally:
+            flow.close()
+
+
+class AsyncGuard:
+    """Made by `AsyncLimiter.guard`."""
+
+    def __init__(self, limiter: AsyncLimiter, key: Key, cost: int, timeout: float | None) -> None:
+        self._limiter, self._key, self._cost, self._timeout = limiter, key, cost, timeout
+
+    async def __aenter__(self) -> Decision:
+        return await self._pass(key_for_block(self._key))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to undo: what was taken stays taken."""
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        if not inspect.iscoroutinefunction(function):
+            raise UsageError(f"{function!r} is not a coroutine function: guard it with a Limiter")
+        key = self._key
+
+        @wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            await self._pass(key(*args, **kwargs) if callable(key) else key)
+            return await function(*args, **kwargs)
+
+        return guarded
+
+    async def _pass(self, key: str) -> Decision:
+        decision = await self._limiter.acquire(key, self._cost, timeout=self._timeout)
+        if not decision:
+            raise LimitExceeded(key, decision)
+        return decision

@@ -1,0 +1,51 @@
+"""What `Limiter` and `AsyncLimiter` share: everything that does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from headgate.core.decision import Decision
+from headgate.core.errors import InvalidQuota, UsageError
+from headgate.core.grammar import EXAMPLES
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
+
+Quotas = str | Quota | Iterable[str | Quota]
+"""Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
+Key = str | Callable[..., str]
+"""A key, or a function that makes one of the arguments of a decorated function."""
+
+
+class Passed(NamedTuple):
+    """The answer of `is_passed`."""
+
+    passed: bool
+    reset_time: float
+    """When nothing counts as used any more, in seconds since the epoch."""
+    limit: int
+    remaining: int
+
+
+def family_of(quotas: Quotas, name: str) -> Family:
+    """Return the limits that `quotas` describe."""
+    parts = [quotas] if isinstance(quotas, str | Quota) else quotas
+    if not isinstance(parts, Iterable):
+        raise InvalidQuota(f"quotas are text such as {EXAMPLES}, or Quota objects, not {quotas!r}")
+    found: list[Quota] = []
+    for part in parts:
+        found.extend([part] if isinstance(part, Quota) else Quota.parse(part))
+    return Family(name, found)
+
+
+def passed(decision: Decision, now: int) -> Passed:
+    """Return `decision`, made at `now`, as the answer of `is_passed`."""
+    reset_time = (now + decision.reset_after_us) / 1_000_000
+    return Passed(decision.allowed, reset_time, decision.limit, decision.remaining)
+
+
+def key_for_block(key: Key) -> str:
+    """Return the key of a guarded block of code, which has no arguments to make a key of."""
+    if callable(key):
+        raise UsageError("guard(...) was given a function as its key, which works on decorated functions only")
+    return key

@@ -1,0 +1,52 @@
+"""Where time comes from, and how to wait for it.
+
+Limits never read a clock themselves (time is an argument of the core); a store reads one, and waiting callers wait on
+one. Both can be given another clock, such as `headgate.testing.ManualClock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from time import time_ns
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of time in microseconds since the epoch."""
+
+    def now(self) -> int:
+        """Return the time in microseconds. It need not be monotonic."""
+        ...
+
+    def wait(self, event: threading.Event, until: int | None) -> None:
+        """Block until `event` is set or, if `until` is given, the time is `until`."""
+        ...
+
+    async def wait_async(self, event: asyncio.Event, until: int | None) -> None:
+        """Do the same without blocking the event loop."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def now(self) -> int:
+        return time_ns() // 1000
+
+    def wait(self, event: threading.Event, until: int | None) -> None:
+        if until is None:
+            event.wait()
+            return
+        while (left := until - self.now()) > 0:
+            if event.wait(min(left / 1_000_000, threading.TIMEOUT_MAX)):
+                return
+
+    async def wait_async(self, event: asyncio.Event, until: int | None) -> None:
+        while until is None or (left := until - self.now()) > 0:
+            try:
+                async with asyncio.timeout(None if until is None else left / 1_000_000):
+                    await event.wait()
+                    return
+            except TimeoutError:
+                continue

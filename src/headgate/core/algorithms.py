@@ -1,0 +1,94 @@
+"""The six algorithms by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from headgate.core import (
+    fixed_window,
+    gcra,
+    leaky_bucket,
+    sliding_window_counter,
+    sliding_window_log,
+    token_bucket,
+)
+from headgate.core.errors import InvalidQuota
+
+if TYPE_CHECKING:
+    from headgate.core.decision import Decision
+    from headgate.core.quota import Quota
+
+Kept = tuple[Any, ...]
+"""What a store keeps for a key: a tuple of integers (the log adds one list)."""
+State = Kept | None
+"""None means nothing used."""
+Transition = Callable[[State, int, int], "tuple[State, Decision]"]
+"""(state, cost, now) -> (state, decision). Cost 0 looks, a negative cost gives back. `now` is in microseconds."""
+
+
+class Algorithm(StrEnum):
+    """How a limit counts."""
+
+    TOKEN_BUCKET = "token_bucket"
+    LEAKY_BUCKET = "leaky_bucket"
+    FIXED_WINDOW = "fixed_window"
+    SLIDING_WINDOW_LOG = "sliding_window_log"
+    SLIDING_WINDOW_COUNTER = "sliding_window_counter"
+    GCRA = "gcra"
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return the algorithm of that name; ``sliding_window`` is another name of the sliding window counter."""
+        try:
+            return cls("sliding_window_counter" if name == "sliding_window" else name)
+        except ValueError:
+            known = ", ".join(cls)
+            raise InvalidQuota(f"unknown algorithm {name!r}: use one of {known}") from None
+
+    @property
+    def code(self) -> str:
+        """Two or three letters for keys."""
+        return _CODES[self]
+
+    @property
+    def is_bucket(self) -> bool:
+        """Does it refill gradually, and so take a burst?"""
+        return self in {Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA}
+
+
+class _Module(Protocol):
+    """What each algorithm's file offers."""
+
+    def transition(self, quota: Quota, /) -> Transition: ...
+
+    def void_at(self, state: Kept, quota: Quota, /) -> int: ...
+
+
+_CODES = {
+    Algorithm.TOKEN_BUCKET: "tb",
+    Algorithm.LEAKY_BUCKET: "lb",
+    Algorithm.FIXED_WINDOW: "fw",
+    Algorithm.SLIDING_WINDOW_LOG: "swl",
+    Algorithm.SLIDING_WINDOW_COUNTER: "swc",
+    Algorithm.GCRA: "gcra",
+}
+_MODULES: dict[Algorithm, _Module] = {
+    Algorithm.TOKEN_BUCKET: token_bucket,
+    Algorithm.LEAKY_BUCKET: leaky_bucket,
+    Algorithm.FIXED_WINDOW: fixed_window,
+    Algorithm.SLIDING_WINDOW_LOG: sliding_window_log,
+    Algorithm.SLIDING_WINDOW_COUNTER: sliding_window_counter,
+    Algorithm.GCRA: gcra,
+}
+
+
+def transition(quota: Quota) -> Transition:
+    """Compile the pure function of `quota`."""
+    return _MODULES[quota.algorithm].transition(quota)
+
+
+def void_at(state: State, quota: Quota) -> int:
+    """Return the time in microseconds from which `state` means that nothing is used, so that it can be forgotten."""
+    return 0 if state is None else _MODULES[quota.algorithm].void_at(state, quota)

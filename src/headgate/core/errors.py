@@ -1,0 +1,66 @@
+"""Every exception Headgate raises, split by who has to act.
+
+::
+
+    HeadgateError
+    ├── UsageError              the caller wrote something that cannot work; also a ValueError
+    │   ├── InvalidQuota        limit, window, burst or algorithm
+    │   ├── InvalidKey          key or name
+    │   ├── InvalidCost         cost is not a whole number in range
+    │   │   └── CostTooLarge    cost is above the capacity: no wait would ever admit it
+    │   └── InvalidStore        a store address that names no known store
+    └── LimitExceeded           raised only on request, by ``guard``; carries the decision
+
+A refusal is not an error: ``check`` returns it as a `Decision`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.core.decision import Decision
+
+
+class HeadgateError(Exception):
+    """Base of all exceptions of this package."""
+
+
+class UsageError(HeadgateError, ValueError):
+    """The call or the configuration cannot work as written."""
+
+
+class InvalidQuota(UsageError):
+    """The numbers of a quota, or its text, are not acceptable."""
+
+
+class InvalidKey(UsageError):
+    """The key or name is not acceptable."""
+
+
+class InvalidCost(UsageError):
+    """The cost is not a whole number in the accepted range."""
+
+
+class CostTooLarge(InvalidCost):
+    """The cost is above the capacity of a limit, so that it could never pass."""
+
+
+class InvalidStore(UsageError):
+    """The store address is not acceptable."""
+
+
+class LimitExceeded(HeadgateError):
+    """A guarded call was refused.
+
+    Attributes:
+        decision: the refusal, with `retry_after` and the limit that blocked.
+    """
+
+    def __init__(self, key: str, decision: Decision) -> None:
+        super().__init__(key, decision)
+        self.key = key
+        self.decision = decision
+
+    def __str__(self) -> str:
+        return f"limit {self.decision.quota} exceeded for {self.key!r}: retry in {self.decision.retry_after:g} s"

@@ -1,0 +1,166 @@
+"""The text form of quotas.
+
+::
+
+    quotas    := quota { ";" quota }
+    quota     := count ( "/" | "per" ) [ number ] unit { option }  |  count "once" { option }
+    option    := "burst" count | algorithm | "queue"
+    unit      := us ms s m h d w, or the words: second(s) sec(s) minute(s) min(s) hour(s) hr(s) day(s) week(s)
+    algorithm := token_bucket leaky_bucket fixed_window sliding_window_log sliding_window_counter gcra
+
+Examples: ``100/minute``, ``10/s burst 20``, ``5000/day gcra``, ``3 per 250ms``, ``100/15 min; 1000/day fixed_window``,
+``500 once``. Counts are whole numbers and may carry underscores: ``1_000_000/day``. Letter case does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import InvalidQuota
+
+if TYPE_CHECKING:
+    from headgate.core.quota import Quota
+
+EXAMPLES = '"100/minute", "10/s burst 20", "5000/day gcra", "3 per 250ms", joined by ";"'
+MAX_TEXT = 1000
+_SECOND = 1_000_000
+_UNITS = {
+    "us": (1, ()),
+    "ms": (1000, ("millisecond", "milliseconds")),
+    "s": (_SECOND, ("sec", "secs", "second", "seconds")),
+    "m": (60 * _SECOND, ("min", "mins", "minute", "minutes")),
+    "h": (3600 * _SECOND, ("hr", "hrs", "hour", "hours")),
+    "d": (86400 * _SECOND, ("day", "days")),
+    "w": (7 * 86400 * _SECOND, ("week", "weeks")),
+}
+_LENGTHS = {name: length for unit, (length, words) in _UNITS.items() for name in (unit, *words)}
+_LONG_NAMES = {length: words[-2] if words else unit for unit, (length, words) in _UNITS.items()}
+_INEXACT = {
+    name: days
+    for days, names in {"30d": ("mo", "month", "months"), "365d": ("y", "yr", "year", "years")}.items()
+    for name in names
+}
+_ALGORITHMS = {*Algorithm, "sliding_window"}
+_TOKEN = re.compile(r"\s*(?:(?P<count>\d[\d_]*)(?![\d.,])|(?P<word>[a-z_]+)|(?P<slash>/))\s*")
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """Read quotas from `text`; returns the arguments of `Quota` for each.
+
+    Raises:
+        InvalidQuota: the text is not of that form; the message shows the place and the accepted forms.
+    """
+    if not isinstance(text, str):
+        raise InvalidQuota(f"a quota is text such as {EXAMPLES}, not {text!r}")
+    if len(text) > MAX_TEXT:
+        raise InvalidQuota(f"a quota text has at most {MAX_TEXT} characters, not {len(text)}")
+    return [_quota(part, text) for part in text.split(";")]
+
+
+def parse_window(text: str) -> int:
+    """Read a length of time such as ``1m``, ``250ms`` or ``15 minutes``; returns microseconds."""
+    tokens = _Tokens(text, text)
+    return tokens.window()
+
+
+def render(quota: Quota) -> str:
+    """Write `quota` as text that `parse` reads back."""
+    if quota.limit == 0:
+        return f"{quota.burst} once"
+    window = _LONG_NAMES.get(quota.window_us) or next(
+        f"{quota.window_us // length}{unit}"
+        for unit, (length, _) in reversed(_UNITS.items())
+        if quota.window_us % length == 0
+    )
+    text = f"{quota.limit}/{window}"
+    if quota.burst:
+        text += f" burst {quota.burst}"
+    if quota.algorithm is not Algorithm.TOKEN_BUCKET:
+        text += f" {quota.algorithm}"
+    return text + " queue" if quota.queue else text
+
+
+def _quota(text: str, whole_text: str) -> dict[str, Any]:
+    tokens = _Tokens(text, whole_text)
+    count = tokens.count("a count")
+    if tokens.take("once"):
+        from headgate.core.quota import ONE_OFF_WINDOW_US  # noqa: PLC0415  the quota knows how long it is kept
+
+        return {"limit": 0, "window_us": ONE_OFF_WINDOW_US, "burst": count}
+    if not tokens.take("/") and not tokens.take("per"):
+        tokens.fail('"/" or "per"')
+    found: dict[str, Any] = {"limit": count, "window_us": tokens.window()}
+    while not tokens.done:
+        option: dict[str, Any]
+        if tokens.take("burst"):
+            option = {"burst": tokens.count("a count after burst")}
+        elif tokens.take("queue"):
+            option = {"queue": True}
+        else:
+            option = {"algorithm": tokens.algorithm()}
+        if option.keys() & found.keys():
+            raise tokens.error(f"{min(option)} is given twice")
+        found |= option
+    return found
+
+
+class _Tokens:
+    """The words of one quota, read from left to right."""
+
+    def __init__(self, text: str, whole_text: str) -> None:
+        self._whole = whole_text
+        self._words = list(self._split(text))
+
+    def _split(self, text: str) -> Iterator[str]:
+        position, lowered = 0, text.lower().rstrip()
+        while position < len(lowered):
+            match = _TOKEN.match(lowered, position)
+            if not match:
+                raise self.error(f"cannot read {lowered[position:].strip()!r}")
+            yield match.group().strip()
+            position = match.end()
+
+    @property
+    def done(self) -> bool:
+        return not self._words
+
+    def take(self, word: str) -> bool:
+        """Step over `word` if it is next."""
+        if self._words and self._words[0] == word:
+            del self._words[0]
+            return True
+        return False
+
+    def count(self, wanted: str) -> int:
+        if not self._words or not self._words[0][0].isdecimal():
+            self.fail(wanted)
+        return int(self._words.pop(0))
+
+    def window(self) -> int:
+        number = self.count("a number") if self._words and self._words[0][0].isdecimal() else 1
+        unit = self._words.pop(0) if self._words else ""
+        if unit in _INEXACT:
+            raise self.error(f"a {unit} has no fixed length: write {_INEXACT[unit]}")
+        if unit not in _LENGTHS:
+            self._words.insert(0, unit)
+            self.fail("a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)")
+        return number * _LENGTHS[unit]
+
+    def algorithm(self) -> str:
+        word = self._words[0]
+        if word not in _ALGORITHMS:
+            near = get_close_matches(word, [*_ALGORITHMS, "burst", "queue"], 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.fail(f'"burst", "queue" or an algorithm{hint}')
+        return self._words.pop(0)
+
+    def fail(self, wanted: str) -> None:
+        found = repr(self._words[0]) if self._words and self._words[0] else "the end"
+        raise self.error(f"expected {wanted}, found {found}")
+
+    def error(self, what: str) -> InvalidQuota:
+        return InvalidQuota(f"bad quota {self._whole!r}: {what}. Accepted forms: {EXAMPLES}")

@@ -1,0 +1,61 @@
+"""Keys: which state belongs to which limit of which principal. Injective and bounded.
+
+A key has two parts. The *space* is ``name|shape``: the name of the limit (a rule's id) and what of its quota decides
+the meaning of the state (algorithm and window, not the limit: changing that keeps the state). The *principal* is who
+asks: the caller's text as it is, or, if that is long, its digest, as bytes. A name cannot contain ``|`` and text is
+never equal to bytes, so no choice of one part can imitate another.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from headgate.core.errors import InvalidKey
+
+if TYPE_CHECKING:
+    from headgate.core.quota import Quota
+
+LITERAL = 128
+"""A principal of up to this many characters is kept as it is, a longer one as its 128-bit BLAKE2b digest."""
+LONGEST = 65_536
+Principal = str | bytes
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
+
+
+def checked_name(name: object) -> str:
+    """Return `name` if it can be the name of a limit, such as a rule's id."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidKey(f"a name has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {name!r:.100}")
+    return name
+
+
+def checked_principal(principal: object) -> str:
+    """Return `principal` if a limit can be kept for it.
+
+    Any text is accepted, delimiters and control characters included; it must not be empty, not longer than `LONGEST`,
+    and must be valid Unicode (no lone surrogates, as left behind by a lenient decoder).
+    """
+    if not isinstance(principal, str):
+        raise InvalidKey(f"a key is text, such as 'user:42', not {type(principal).__name__}: decode or format it first")
+    if not 0 < len(principal) <= LONGEST:
+        raise InvalidKey(f"a key has 1 to {LONGEST} characters, not {len(principal)}")
+    if not principal.isascii():
+        try:
+            principal.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKey(f"a key must be valid Unicode text; character {error.start} is a lone surrogate") from None
+    return principal
+
+
+def space(name: str, quota: Quota) -> str:
+    """Return the part of the key that all principals of a limit share; the name has been checked."""
+    return f"{name}|{quota.shape}"
+
+
+def bounded(principal: str) -> Principal:
+    """Return `principal`, which has been checked, in at most `LITERAL` characters."""
+    if len(principal) <= LITERAL:
+        return principal
+    return blake2b(principal.encode(), digest_size=16).digest()

@@ -1,0 +1,55 @@
+"""Whole numbers in range, and the rates made of them."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from headgate.core.errors import InvalidQuota, UsageError
+
+EXACT = 1 << 52
+"""Bound on every quantity: two of them add up within the 53 bits that a Lua number holds exactly."""
+
+
+def whole(name: str, value: object, low: int, high: int, error: type[UsageError]) -> int:
+    """Return `value` if it is an int from `low` to `high`, else raise `error` saying what is accepted.
+
+    A bool is not a number here, and a float is refused even when it is whole: 1e3 is usually a mistake for a count.
+    """
+    if type(value) is not int:
+        raise error(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+    if not low <= value <= high:
+        raise error(f"{name} must be from {low} to {high}, not {value}")
+    return value
+
+
+def reduced(limit: int, window_us: int) -> tuple[int, int]:
+    """Return (gain, unit): limit / window in lowest terms."""
+    divisor = gcd(limit, window_us)
+    return limit // divisor, window_us // divisor
+
+
+def exact_rate(limit: int, window_us: int, capacity: int) -> tuple[int, int]:
+    """Return (gain, unit) if a bucket of that rate and capacity can be computed exactly.
+
+    Counting in fractions of which `unit` make one unit of cost, `gain` of them come back per microsecond: two whole
+    numbers.
+    """
+    gain, unit = reduced(limit, window_us)
+    if capacity * unit > EXACT:
+        raise InvalidQuota(
+            f"{limit} per {window_us} us with a capacity of {capacity} cannot be computed exactly: "
+            "use a rounder limit, a shorter window or a smaller burst"
+        )
+    if capacity * unit // gain > EXACT:
+        raise InvalidQuota(f"a capacity of {capacity} refilled at {limit} per {window_us} us takes over 140 years")
+    return gain, unit
+
+
+def carried_over(used: int, written_under: int, limit: int, window_us: int) -> int:
+    """Convert `used` from the fractions of the limit it was written under into those of `limit`.
+
+    Goes by whole units of cost, rounded up: what was used stays used.
+    """
+    _, then_unit = reduced(written_under, window_us)
+    _, unit = reduced(limit, window_us)
+    return -(-used // then_unit) * unit

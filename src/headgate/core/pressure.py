@@ -1,0 +1,51 @@
+"""How close a key is to its limit: normal, warning, throttled, with hysteresis.
+
+A key enters *warning* when more than ``warn_percent`` of the capacity is used and leaves it when less than
+``calm_percent`` is, so that a key at the edge does not flicker. It is *throttled* when nothing is left, or when the
+request was refused.
+
+Only the band between the two thresholds needs memory, and one bit is enough: the *mark*, kept in the state. Without
+traffic usage only falls, so what a request finds is the lowest point since the request before it; the bit can
+therefore be brought up to date when a request is admitted, and a denied request need not write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.core.quota import Quota
+
+Judge = Callable[[int, int, int], "tuple[int, Pressure]"]
+
+
+class Pressure(StrEnum):
+    """The state of a key under one limit."""
+
+    NORMAL = "normal"
+    WARNING = "warning"
+    THROTTLED = "throttled"
+
+
+def judge(quota: Quota) -> tuple[int, Judge]:
+    """Return the calm threshold of `quota` and the function that judges what lies below it.
+
+    The threshold is a number of remaining units. At or above it the mark is 0 and the key is normal, and the
+    algorithms need not ask; this keeps the judgement off the hot path.
+    """
+    capacity = quota.capacity
+    calm = capacity * (100 - quota.calm_percent) // 100 + 1
+    warn = -(-capacity * (100 - quota.warn_percent) // 100)
+
+    def marked(mark: int, remaining: int, cost: int) -> tuple[int, Pressure]:
+        if remaining < warn:
+            mark = 1
+        elif remaining + cost >= calm or remaining >= calm:
+            mark = 0
+        if not remaining:
+            return mark, Pressure.THROTTLED
+        return mark, Pressure.WARNING if mark else Pressure.NORMAL
+
+    return calm, marked

@@ -1,0 +1,137 @@
+"""A quota: the numbers of a limit, checked once so that every later computation is exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Self
+
+from headgate.core import algorithms
+from headgate.core.algorithms import Algorithm, Transition
+from headgate.core.errors import InvalidQuota
+from headgate.core.numbers import EXACT, whole
+
+SECOND = 1_000_000
+MAX_WINDOW_US = 3660 * 24 * 3600 * SECOND
+ONE_OFF_WINDOW_US = 365 * 24 * 3600 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """`limit` units per `window_us` microseconds, counted by `algorithm`.
+
+    ``Quota.parse("100/minute")`` is the usual way to make them; see `headgate.core.grammar` for the text form.
+
+    Raises:
+        InvalidQuota: a number is out of range, or the combination cannot be computed exactly in 53 bits.
+    """
+
+    limit: int
+    """Units that come back (bucket algorithms) or may pass (window algorithms) per window. 0 only with a burst, in a
+    token bucket: a one-off allowance, which comes back whole after the key was not used for one window."""
+    window_us: int
+    """Length of the window in microseconds."""
+    burst: int = 0
+    """Units beyond `limit` that may pass at once; bucket algorithms only. The capacity is limit + burst."""
+    algorithm: Algorithm = Algorithm.TOKEN_BUCKET
+    queue: bool = False
+    """Leaky bucket only: admit with a `delay` (constant outflow) rather than as a meter."""
+    refill_every_us: int = 1
+    """Token bucket only: refill in steps at least this far apart, in microseconds."""
+    warn_percent: int = 80
+    """Usage above which a key is in the warning state."""
+    calm_percent: int = 70
+    """Usage below which a key leaves the warning state."""
+
+    capacity: int = field(init=False, repr=False, compare=False)
+    """limit + burst: the most that can pass at once."""
+    shape: str = field(init=False, repr=False, compare=False)
+    """What of the quota decides the meaning of its state, and so belongs in the key: algorithm and window."""
+    step: Transition = field(init=False, repr=False, compare=False)
+    """The limit itself: the pure function (state, cost, now) -> (state, decision)."""
+
+    def __post_init__(self) -> None:
+        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        derive(self, "algorithm", Algorithm.named(self.algorithm))
+        self._check_numbers()
+        self._check_options()
+        derive(self, "capacity", self.limit + self.burst)
+        derive(self, "shape", f"{self.algorithm.code}:{self.window_us}")
+        derive(self, "step", algorithms.transition(self))
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[Self, ...]:
+        """Read one or more quotas from text, such as ``"10/s burst 20; 5000/day gcra"``."""
+        from headgate.core.grammar import parse  # noqa: PLC0415  the grammar builds quotas
+
+        return tuple(cls(**numbers) for numbers in parse(text))
+
+    @classmethod
+    def one_off(cls, capacity: int, *, keep_us: int = ONE_OFF_WINDOW_US) -> Self:
+        """An allowance of `capacity` units that is not refilled.
+
+        It is remembered until the key was not used for `keep_us` microseconds (365 days unless told otherwise).
+        """
+        return cls(limit=0, window_us=keep_us, burst=capacity)
+
+    @classmethod
+    def from_bucket(
+        cls, capacity: int, refill_rate: float | str | Fraction, *, min_refill_interval_ms: int = 0
+    ) -> Self:
+        """A token bucket in its other spelling: its size and its refill in tokens per second.
+
+        Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly.
+        """
+        whole("capacity", capacity, 1, EXACT, InvalidQuota)
+        whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)
+        try:
+            rate = Fraction(str(refill_rate))
+        except ValueError:
+            rate = Fraction(-1)
+        if rate < 0:
+            raise InvalidQuota(f"refill_rate must be a number of tokens per second, 0 or more, not {refill_rate!r}")
+        if not rate:
+            return cls.one_off(capacity)
+        per_us = rate / SECOND
+        if per_us.numerator > capacity:
+            raise InvalidQuota(
+                f"refill_rate {refill_rate} cannot be computed exactly for a capacity of {capacity}: "
+                "use a rate with fewer digits or a larger capacity"
+            )
+        # Whole seconds where they fit, so that a changed rate finds the window, and with it the state, unchanged.
+        multiple = max(1, min(capacity // per_us.numerator, -(-SECOND // per_us.denominator)))
+        limit = per_us.numerator * multiple
+        return cls(
+            limit=limit,
+            window_us=per_us.denominator * multiple,
+            burst=capacity - limit,
+            refill_every_us=max(1, min_refill_interval_ms * 1000),
+        )
+
+    def __str__(self) -> str:
+        from headgate.core.grammar import render  # noqa: PLC0415  the grammar knows the text form
+
+        return render(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        stated = (self.limit, self.window_us, self.burst, self.algorithm, self.queue, self.refill_every_us)
+        return type(self), (*stated, self.warn_percent, self.calm_percent)
+
+    def _check_numbers(self) -> None:
+        one_off = self.limit == 0 and self.burst and self.algorithm is Algorithm.TOKEN_BUCKET
+        whole("limit", self.limit, 0 if one_off else 1, EXACT, InvalidQuota)
+        whole("window_us", self.window_us, 1, MAX_WINDOW_US, InvalidQuota)
+        whole("burst", self.burst, 0, EXACT, InvalidQuota)
+        whole("refill_every_us", self.refill_every_us, 1, MAX_WINDOW_US, InvalidQuota)
+        whole("warn_percent", self.warn_percent, 1, 100, InvalidQuota)
+        whole("calm_percent", self.calm_percent, 1, self.warn_percent, InvalidQuota)
+
+    def _check_options(self) -> None:
+        if self.burst and not self.algorithm.is_bucket:
+            raise InvalidQuota(
+                f"{self.algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
+            )
+        if self.queue and self.algorithm is not Algorithm.LEAKY_BUCKET:
+            raise InvalidQuota(f"only leaky_bucket can be a queue, not {self.algorithm}")
+        if self.refill_every_us != 1 and self.algorithm is not Algorithm.TOKEN_BUCKET:
+            raise InvalidQuota(f"only token_bucket has a refill interval, not {self.algorithm}")

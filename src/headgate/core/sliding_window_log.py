@@ -1,0 +1,113 @@
+"""Sliding window log: remembers each admission until it is a window old. Exact, at the price of memory.
+
+Bound: at most `limit` units in any interval of a window's length. At most `limit` entries per key.
+
+State: (entries, first, size, used, stamp, cost, mark). The newest admission is (stamp, cost); `entries` holds the
+older ones, as `entries[first:size]`, a run of stamp, cost, stamp, cost ...; `used` is the sum of all costs.
+
+The list is shared between a state and its successors, which makes a step cheap, and yet the function stays pure: a
+state reads only its own run, and a step appends only where no other state has written something else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headgate.core.decision import Decision, held
+from headgate.core.pressure import Pressure, judge
+
+if TYPE_CHECKING:
+    from headgate.core.algorithms import Kept, State, Transition
+    from headgate.core.quota import Quota
+
+
+def transition(quota: Quota) -> Transition:
+    """Compile the pure function of a sliding window log."""
+    limit, window = quota.limit, quota.window_us
+    calm, judged = judge(quota)
+    normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
+
+    def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
+        if state is None:
+            entries, first, size, used, stamp, newest, mark = [], 0, 0, 0, now, 0, 0
+        else:
+            entries, first, size, used, stamp, newest, mark = state
+            if stamp > now:
+                if stamp - now > window:
+                    return step((entries, 0, 0, used, now, used, mark), cost, now)
+                return held(step(state, cost, stamp), stamp - now)
+            cutoff = now - window
+            if stamp <= cutoff:
+                first, used, newest = size, 0, 0
+            else:
+                while first < size and entries[first] <= cutoff:
+                    used -= entries[first + 1]
+                    first += 2
+        after = used + cost
+        if after <= limit and cost > 0:
+            if stamp == now:
+                newest += cost
+            else:
+                if newest:
+                    if len(entries) == size and first + first <= size:
+                        entries.append(stamp)
+                        entries.append(newest)
+                        size += 2
+                    else:
+                        entries, first, size = _pushed(entries, first, size, stamp, newest)
+                newest = cost
+            remaining = limit - after
+            if remaining >= calm:
+                mark, pressure = 0, normal
+            else:
+                mark, pressure = judged(mark, remaining, cost)
+            after_state = (entries, first, size, after, now, newest, mark)
+            return after_state, Decision(True, limit, remaining, 0, window, pressure, quota)
+        if cost < 0 or after <= limit:
+            size, after, stamp, newest = _given_back(entries, first, size, after, stamp, newest, cost)
+            remaining = max(0, limit - after)
+            mark, pressure = judged(mark, remaining, cost)
+            reset = stamp + window - now if after else 0
+            after_state = (entries, first, size, after, stamp, newest, mark)
+            return after_state, Decision(True, limit, remaining, 0, reset, pressure, quota)
+        remaining = limit - used if limit > used else 0
+        excess = after - limit
+        freed_by = stamp
+        while first < size:
+            excess -= entries[first + 1]
+            if excess <= 0:
+                freed_by = entries[first]
+                break
+            first += 2
+        retry, reset = freed_by + window - now, stamp + window - now
+        return state, Decision(False, limit, remaining, retry, reset, throttled, quota)
+
+    return step
+
+
+def void_at(state: Kept, quota: Quota) -> int:
+    """Return the time from which `state` means that nothing is used."""
+    _entries, _first, _size, used, stamp, _newest, _mark = state
+    return int(stamp + quota.window_us) if used else 0
+
+
+def _pushed(entries: list[int], first: int, size: int, stamp: int, cost: int) -> tuple[list[int], int, int]:
+    """Return the run with (stamp, cost) at its end, where the list is half stale or written beyond the run."""
+    if entries[size : size + 2] == [stamp, cost]:  # by a step from this very state that was then discarded
+        return entries, first, size + 2
+    entries = entries[first:size]
+    entries.append(stamp)
+    entries.append(cost)
+    return entries, 0, len(entries)
+
+
+def _given_back(
+    entries: list[int], first: int, size: int, after: int, stamp: int, newest: int, cost: int
+) -> tuple[int, int, int, int]:
+    """Give -cost units back, of the newest admissions; returns (size, used, stamp, newest)."""
+    newest += cost
+    while newest <= 0 and size > first:
+        size -= 2
+        stamp = entries[size]
+        newest += entries[size + 1]
+    return size, max(0, after), stamp, max(0, newest)

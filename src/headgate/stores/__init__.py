@@ -1,0 +1,55 @@
+"""Where the state of limits lives, by address."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from headgate.clock import Clock
+from headgate.core.errors import InvalidStore
+from headgate.stores.base import AsyncStore, Store
+from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+
+ACCEPTED = '"memory", or "memory:?max_keys=100000" for another bound on its size'
+AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
+
+
+def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
+    """Return the store that an address names, or the store that is given.
+
+    Raises:
+        InvalidStore: the address names no known store, or has an unknown or wrong option.
+    """
+    return _opened(store, clock) if isinstance(store, str) else _given(store, clock)
+
+
+def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | None = None) -> AsyncStore:
+    """Do the same for callers in an event loop."""
+    if isinstance(store, str):
+        return AsyncMemoryStore(_opened(store, clock))
+    if isinstance(store, MemoryStore):
+        return AsyncMemoryStore(_given(store, clock))
+    return _given(store, clock)
+
+
+def _given(store: AnyStore, clock: Clock | None) -> AnyStore:
+    if not hasattr(store, "bind"):
+        raise InvalidStore(f"a store is an address or a store object, not {store!r}: use {ACCEPTED}")
+    if clock is not None:
+        raise InvalidStore("a store that is given has its own clock: give the clock to the store")
+    return store
+
+
+def _opened(address: str, clock: Clock | None) -> MemoryStore:
+    parts = urlsplit("memory:" if address == "memory" else address)
+    if parts.scheme != "memory" or parts.netloc or parts.path:
+        raise InvalidStore(f"unknown store {address!r}: use {ACCEPTED}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    max_keys = options.pop("max_keys", None)
+    if options:
+        raise InvalidStore(f"unknown option {min(options)!r} in store {address!r}: use {ACCEPTED}")
+    if max_keys is None:
+        return MemoryStore(clock=clock)
+    if not max_keys.isdecimal():
+        raise InvalidStore(f"max_keys must be a whole number in store {address!r}: use {ACCEPTED}")
+    return MemoryStore(max_keys=int(max_keys), clock=clock)

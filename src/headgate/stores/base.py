@@ -1,0 +1,82 @@
+"""The contract of a store: it runs a plan atomically. That is all a store does.
+
+A store never interprets a quota. In memory it calls the pure functions of `headgate.core.plan` under a lock; elsewhere
+it runs their twin where the state lives. `headgate.testing.conformance` is the contract as a test suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from headgate.clock import Clock
+from headgate.core.decision import Decision
+from headgate.core.plan import Family, Plan
+
+
+class Check(Protocol):
+    """Takes `cost` for `key` if all its limits admit it, else nothing; a cost of 0 peeks instead.
+
+    Raises InvalidKey, InvalidCost.
+    """
+
+    def __call__(self, key: str, cost: int = 1) -> Decision: ...
+
+
+class AsyncCheck(Protocol):
+    """The same for callers in an event loop."""
+
+    def __call__(self, key: str, cost: int = 1) -> Awaitable[Decision]: ...
+
+
+class Store(Protocol):
+    """Keeps the state of limits for callers that may block.
+
+    Every method is atomic: no other call, from any thread, process or host that shares the state, sees or changes it
+    in between. Costs and plans have been checked by the caller.
+    """
+
+    clock: Clock
+    """The clock that callers wait on."""
+
+    def check(self, plan: Plan, cost: int) -> Decision:
+        """Take `cost` from all limits of the plan if all admit it, else from none."""
+        ...
+
+    def peek(self, plan: Plan, cost: int) -> Decision:
+        """Say what `check` would answer; take nothing."""
+        ...
+
+    def refund(self, plan: Plan, cost: int) -> Decision:
+        """Give `cost` back to all limits of the plan; says what is left then."""
+        ...
+
+    def reset(self, plan: Plan) -> None:
+        """Forget all that was used of the limits of the plan."""
+        ...
+
+    def bind(self, family: Family) -> Check:
+        """Return the function that checks keys of `family`, prepared for many calls."""
+        ...
+
+    def close(self) -> None:
+        """Release what the store holds. It cannot be used afterwards."""
+        ...
+
+
+class AsyncStore(Protocol):
+    """The same contract for callers in an event loop, which it never blocks."""
+
+    clock: Clock
+
+    async def check(self, plan: Plan, cost: int) -> Decision: ...
+
+    async def peek(self, plan: Plan, cost: int) -> Decision: ...
+
+    async def refund(self, plan: Plan, cost: int) -> Decision: ...
+
+    async def reset(self, plan: Plan) -> None: ...
+
+    def bind(self, family: Family) -> AsyncCheck: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,75 @@
+"""A clock that stands still until told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class ManualClock:
+    """A clock for tests: time passes when you say so, and whoever waits for it wakes then.
+
+    >>> clock = ManualClock()
+    >>> clock.advance(0.25)
+    >>> clock.now() - ManualClock.START
+    250000
+
+    Args:
+        now: the time to begin with, in microseconds since the epoch.
+    """
+
+    START = 1_750_000_000_000_000
+    """A moment in June 2025, at the boundary of a second, 20 s into a minute."""
+
+    def __init__(self, now: int = START) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._sleepers: dict[object, tuple[int, Callable[[], object]]] = {}
+
+    def now(self) -> int:
+        return self._now
+
+    def advance(self, seconds: float = 0, *, us: int = 0) -> None:
+        """Let time pass: `seconds`, rounded to microseconds, plus `us` microseconds. Negative steps back."""
+        self.set(self._now + round(seconds * 1_000_000) + us)
+
+    def set(self, now: int) -> None:
+        """Make it `now`, in microseconds since the epoch."""
+        with self._lock:
+            self._now = now
+            due = [wake for until, wake in self._sleepers.values() if until <= now]
+        for wake in due:
+            wake()
+
+    @property
+    def sleepers(self) -> int:
+        """How many wait for a point in time now."""
+        with self._lock:
+            return len(self._sleepers)
+
+    def wait(self, event: threading.Event, until: int | None) -> None:
+        with self._sleeping(event.set, until):
+            event.wait()
+
+    async def wait_async(self, event: asyncio.Event, until: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        with self._sleeping(lambda: loop.call_soon_threadsafe(event.set), until):
+            await event.wait()
+
+    @contextmanager
+    def _sleeping(self, wake: Callable[[], object], until: int | None) -> Iterator[None]:
+        """Have `wake` called at `until`, for the length of a with block."""
+        sleeper = object()
+        with self._lock:
+            if until is not None:
+                self._sleepers[sleeper] = until, wake
+            due = until is not None and until <= self._now
+        if due:
+            wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sleepers.pop(sleeper, None)
