@@ -46,6 +46,12 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     def __bool__(self) -> bool:
         return self.allowed
 
+    def __repr__(self) -> str:
+        facts = ["allowed" if self.allowed else f"denied, retry_after={self.retry_after:g}"]
+        facts += [f"remaining={self.remaining} of {self.limit}", f"reset_after={self.reset_after:g}", self.state]
+        facts += [f"delay={self.delay:g}"] * bool(self.delay_us) + [f"{len(self.parts)} limits"] * bool(self.parts)
+        return f"<Decision {str(self.quota)!r}: {', '.join(facts)}>"
+
     @property
     def retry_after(self) -> float:
         """Seconds until the same request would pass; 0 when allowed."""

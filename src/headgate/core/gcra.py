@@ -72,7 +72,7 @@ def transition(quota: Quota) -> Transition:
     def carried(state: Kept, now: int) -> Kept:
         tat, fraction, written_under, mark = state
         then_gain, _ = reduced(written_under, window)
-        debt = carried_over((tat - now) * then_gain + fraction, written_under, limit, window)
+        debt = carried_over((tat - now) * then_gain + fraction, 0, written_under, limit, window)
         return now + debt // gain, debt % gain, limit, mark
 
     return step

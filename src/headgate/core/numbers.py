@@ -37,19 +37,28 @@ def exact_rate(limit: int, window_us: int, capacity: int) -> tuple[int, int]:
     gain, unit = reduced(limit, window_us)
     if capacity * unit > EXACT:
         raise InvalidQuota(
-            f"{limit} per {window_us} us with a capacity of {capacity} cannot be computed exactly: "
-            "use a rounder limit, a shorter window or a smaller burst"
+            f"{limit} per {window_us} us with a capacity of {capacity} cannot be computed exactly: use a rounder "
+            f"limit{_rounder(limit, window_us, capacity)}, a shorter window or a smaller burst"
         )
     if capacity * unit // gain > EXACT:
         raise InvalidQuota(f"a capacity of {capacity} refilled at {limit} per {window_us} us takes over 140 years")
     return gain, unit
 
 
-def carried_over(used: int, written_under: int, limit: int, window_us: int) -> int:
-    """Convert `used` from the fractions of the limit it was written under into those of `limit`.
+def _rounder(limit: int, window_us: int, capacity: int) -> str:
+    for digits in range(1, len(str(limit))):
+        near = round(limit, -digits)
+        if near and (capacity - limit + near) * reduced(near, window_us)[1] <= EXACT:
+            return f" (such as {near})"
+    return ""
 
-    Goes by whole units of cost, rounded up: what was used stays used.
+
+def carried_over(used: int, elapsed: int, written_under: int, limit: int, window_us: int) -> int:
+    """Convert `used`, as of `elapsed` microseconds ago, into the fractions of `limit`, as of now.
+
+    It fell by the old limit until now. From there it is carried over in whole units of cost, rounded up: what was used
+    stays used.
     """
-    _, then_unit = reduced(written_under, window_us)
+    then_gain, then_unit = reduced(written_under, window_us)
     _, unit = reduced(limit, window_us)
-    return -(-used // then_unit) * unit
+    return -(-max(0, used - elapsed * then_gain) // then_unit) * unit

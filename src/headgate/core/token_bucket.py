@@ -47,12 +47,13 @@ def _steady(quota: Quota) -> Transition:
         else:
             used, at, written_under, mark = state
             elapsed = now - at
-            if written_under != limit:
-                return step((carried_over(used, written_under, limit, window), at, limit, mark), cost, now)
             if elapsed < 0:
                 if elapsed < -window:
-                    return step((used, now, limit, mark), cost, now)
+                    return step((used, now, written_under, mark), cost, now)
                 return held(step(state, cost, at), -elapsed)
+            if written_under != limit:
+                used = carried_over(used, elapsed, written_under, limit, window)
+                return step((used, now, limit, mark), cost, now)
             used -= elapsed * gain
             if used < 0:
                 used = 0
@@ -125,12 +126,12 @@ def _one_off(quota: Quota) -> Transition:
         if state is not None:
             used, at, written_under, mark = state
             if written_under:
-                used = carried_over(used, written_under, 0, window)
+                used = carried_over(used, max(0, now - at), written_under, 0, window)
+                return step((used, max(at, now), 0, mark), cost, now)
             if now - at >= window:
                 used, at, mark = 0, now, 0
             elif at - now > window:
-                at = now
-                state = (used, at, 0, mark)
+                return step((used, now, 0, mark), cost, now)
         after = max(0, used + cost)
         if after <= capacity or cost < 0:
             if cost > 0:

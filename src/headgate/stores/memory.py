@@ -99,12 +99,11 @@ class MemoryStore:
 
     def reset(self, plan: Plan) -> None:
         with self._lock:
-            now = self.clock.now()
             for limit in plan:
                 states, at, state = self._find(limit)
                 if at == limit.principal and state is not None:
-                    # Nothing used, as a state rather than none: an overflow state must not count for this key now.
-                    self._keep(states, at, limit.quota, limit.quota.step(None, 0, now)[0], now)
+                    # None is kept, not just dropped: it says that no overflow state counts for this key.
+                    self._keep(states, at, limit.quota, None, self.clock.now())
 
     def close(self) -> None:
         with self._lock:
@@ -128,9 +127,10 @@ class MemoryStore:
         clock = None if type(self.clock) is SystemClock else self.clock.now  # None: read it without another call
         states = self._table(family.spaces[0]).own
         find, step = states.get, family.quotas[0].step
+        one = 1  # compared by identity: True and 1.0 equal it, but are no costs
 
         def check(key: str, cost: int = 1) -> Decision:
-            if cost != 1:
+            if cost is not one:
                 if cost == 0 and type(cost) is int:
                     return self.peek(family.plan(key), 1)
                 cost = family.checked_cost(cost)
@@ -156,6 +156,7 @@ class MemoryStore:
 
     def _bind_several(self, family: Family) -> Check:
         remembered: dict[str, Plan] = {}
+        one = 1
 
         def check(key: str, cost: int = 1) -> Decision:
             plan = remembered.get(key) if type(key) is str else None
@@ -164,7 +165,7 @@ class MemoryStore:
                 if len(remembered) >= _REMEMBERED_PLANS:
                     remembered.clear()
                 remembered[key] = plan
-            if cost != 1:
+            if cost is not one:
                 if cost == 0 and type(cost) is int:
                     return self.peek(plan, 1)
                 cost = family.checked_cost(cost)
@@ -191,10 +192,9 @@ class MemoryStore:
     def _find(self, limit: Limit) -> tuple[dict[Principal | int, State], Principal | int, State]:
         """Return where the state of `limit` is or will be kept, and the state that counts for it now."""
         table = self._table(limit.space)
-        state = table.own.get(limit.principal)
         full = self._own >= self._max_keys
-        if state is not None or not (full or self._shared):
-            return table.own, limit.principal, state
+        if limit.principal in table.own or not (full or self._shared):
+            return table.own, limit.principal, table.own.get(limit.principal)
         slot = hash(limit.principal) % _OVERFLOW_STATES
         if full:
             return table.shared, slot, table.shared.get(slot)

@@ -1,0 +1,55 @@
+"""The simplest store there is: the pure core over a dictionary. What every other store must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headgate.clock import Clock
+from headgate.core import plan as plans
+from headgate.core.algorithms import State
+from headgate.core.decision import Decision
+from headgate.core.key import Principal
+from headgate.core.plan import Family, Plan, States
+from headgate.stores.base import Check
+
+
+class ReferenceStore:
+    """Keeps every state for ever, for one thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.states: dict[tuple[str, Principal], State] = {}
+
+    def check(self, plan: Plan, cost: int) -> Decision:
+        return self._run(plans.check, plan, cost)
+
+    def refund(self, plan: Plan, cost: int) -> Decision:
+        return self._run(plans.refund, plan, cost)
+
+    def peek(self, plan: Plan, cost: int) -> Decision:
+        return plans.peek(plan, self._states(plan), cost, self.clock.now())
+
+    def reset(self, plan: Plan) -> None:
+        for space, principal, _ in plan:
+            self.states.pop((space, principal), None)
+
+    def bind(self, family: Family) -> Check:
+        def check(key: str, cost: int = 1) -> Decision:
+            plan = family.plan(key)
+            return self.check(plan, family.checked_cost(cost)) if cost else self.peek(plan, 1)
+
+        return check
+
+    def close(self) -> None:
+        self.states.clear()
+
+    def _run(
+        self, transact: Callable[[Plan, States, int, int], tuple[States, Decision]], plan: Plan, cost: int
+    ) -> Decision:
+        states, decision = transact(plan, self._states(plan), cost, self.clock.now())
+        for (space, principal, _), state in zip(plan, states, strict=True):
+            self.states[space, principal] = state
+        return decision
+
+    def _states(self, plan: Plan) -> States:
+        return [self.states.get((space, principal)) for space, principal, _ in plan]
