@@ -25,7 +25,7 @@ Kept = tuple[Any, ...]
 State = Kept | None
 """None means nothing used."""
 Transition = Callable[[State, int, int], "tuple[State, Decision]"]
-"""(state, cost, now) -> (state, decision). Cost 0 looks, a negative cost gives back. `now` is in microseconds."""
+"""(state, cost, now) -> (state, decision). The cost is at most the capacity; 0 looks, less gives back. `now` is in us."""
 
 
 class Algorithm(StrEnum):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headgate.core.decision import Decision
-from headgate.core.numbers import carried_over, exact_rate, reduced
+from headgate.core.numbers import EXACT, carried_over, exact_rate, reduced
 from headgate.core.pressure import Pressure, judge
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def transition(quota: Quota) -> Transition:
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     gain, unit = exact_rate(limit, window, capacity)
     full, round_up = capacity * unit, gain - 1
-    beyond = full + window * gain
+    beyond = full + window * gain  # more debt than this is a mistake of the clock
+    longest = beyond // gain
     calm, judged = judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
@@ -44,7 +45,7 @@ def transition(quota: Quota) -> Transition:
             elif written_under != limit:
                 return step(carried(state, now), cost, now)
             elif gain != 1:
-                debt = debt * gain + fraction
+                debt = debt * gain + fraction if debt < longest else beyond + 1
         after = debt + unit if cost == 1 else debt + cost * unit
         room = full - after
         if room >= 0 or cost < 0:
@@ -61,7 +62,7 @@ def transition(quota: Quota) -> Transition:
             remaining = max(0, remaining)
             mark, pressure = judged(mark, remaining, cost)
             return (now + wait, fraction, limit, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota)
-        if debt > beyond:  # the clock fell back, or the capacity was lowered
+        if debt > beyond:  # or the capacity was lowered
             return step((now + full // gain, full % gain, limit, mark), cost, now)
         remaining = 0 if cost == 1 else max(0, (full - debt) // unit)
         if gain == 1:
@@ -72,7 +73,8 @@ def transition(quota: Quota) -> Transition:
     def carried(state: Kept, now: int) -> Kept:
         tat, fraction, written_under, mark = state
         then_gain, _ = reduced(written_under, window)
-        debt = carried_over((tat - now) * then_gain + fraction, 0, written_under, limit, window)
+        debt = min(tat - now, EXACT // then_gain) * then_gain + fraction
+        debt = carried_over(debt, 0, written_under, limit, window)
         return now + debt // gain, debt % gain, limit, mark
 
     return step

@@ -6,8 +6,8 @@ from math import gcd
 
 from headgate.core.errors import InvalidQuota, UsageError
 
-EXACT = 1 << 52
-"""Bound on every quantity: two of them add up within the 53 bits that a Lua number holds exactly."""
+EXACT = 1 << 51
+"""Bound on every quantity: a few of them add up within the 53 bits that a Lua number holds exactly."""
 
 
 def whole(name: str, value: object, low: int, high: int, error: type[UsageError]) -> int:
@@ -41,7 +41,7 @@ def exact_rate(limit: int, window_us: int, capacity: int) -> tuple[int, int]:
             f"limit{_rounder(limit, window_us, capacity)}, a shorter window or a smaller burst"
         )
     if capacity * unit // gain > EXACT:
-        raise InvalidQuota(f"a capacity of {capacity} refilled at {limit} per {window_us} us takes over 140 years")
+        raise InvalidQuota(f"a capacity of {capacity} refilled at {limit} per {window_us} us takes over 70 years")
     return gain, unit
 
 
@@ -57,8 +57,10 @@ def carried_over(used: int, elapsed: int, written_under: int, limit: int, window
     """Convert `used`, as of `elapsed` microseconds ago, into the fractions of `limit`, as of now.
 
     It fell by the old limit until now. From there it is carried over in whole units of cost, rounded up: what was used
-    stays used.
+    stays used (as far as the new fractions can count, which is further than any capacity goes).
     """
     then_gain, then_unit = reduced(written_under, window_us)
     _, unit = reduced(limit, window_us)
-    return -(-max(0, used - elapsed * then_gain) // then_unit) * unit
+    if then_gain:
+        used = max(0, used - elapsed * then_gain) if elapsed <= EXACT // then_gain else 0
+    return min(-(-used // then_unit), EXACT // unit) * unit

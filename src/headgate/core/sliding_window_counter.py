@@ -49,7 +49,7 @@ def transition(quota: Quota) -> Transition:
                 end = now + left
             elif left > window:
                 if left > 2 * window:
-                    return step((now + window - now % window, current, previous, mark), cost, now)
+                    return step((now + window - now % window, current + previous, 0, mark), cost, now)
                 return held(step(state, cost, end - window), left - window)
         overlap = (left + round_up) // grain if round_up else left
         room = full - (current + cost) * grains - previous * overlap

@@ -38,6 +38,7 @@ def _steady(quota: Quota) -> Transition:
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     gain, unit = exact_rate(limit, window, capacity)
     full, round_up = capacity * unit, gain - 1
+    longest = EXACT // gain  # no state takes longer to refill
     calm, judged = judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
@@ -54,7 +55,7 @@ def _steady(quota: Quota) -> Transition:
             if written_under != limit:
                 used = carried_over(used, elapsed, written_under, limit, window)
                 return step((used, now, limit, mark), cost, now)
-            used -= elapsed * gain
+            used = used - elapsed * gain if elapsed < longest else 0
             if used < 0:
                 used = 0
         after = used + unit if cost == 1 else used + cost * unit

@@ -1,0 +1,69 @@
+"""Quotas for tests: a hand-picked list with the awkward ones, and random ones."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from headgate import Algorithm, HeadgateError, Quota
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+ALGORITHMS = list(Algorithm)
+
+AWKWARD = [
+    Quota(limit, window, algorithm=algorithm)
+    for algorithm in ALGORITHMS
+    for limit, window in [
+        (1, 1),  # the smallest there is
+        (1, SECOND),
+        (7, SECOND),  # no whole interval
+        (3, 250_000),
+        (1_000_003, 999_983),  # several per microsecond, both prime
+        (10, 100 * SECOND + 7) if algorithm is not Algorithm.SLIDING_WINDOW_COUNTER else (10, 100 * SECOND + 10),
+        (5000, DAY),
+        (50_021, DAY),  # prime, and long
+        (11, 365 * DAY),
+    ]
+] + [
+    Quota(limit, window, burst=burst, algorithm=algorithm)
+    for algorithm in (Algorithm.TOKEN_BUCKET, Algorithm.GCRA, Algorithm.LEAKY_BUCKET)
+    for limit, window, burst in [(1, SECOND, 1), (7, SECOND, 13), (10, 60 * SECOND, 3)]
+]
+
+
+@st.composite
+def quotas(draw: st.DrawFn, *, algorithms: list[Algorithm] = ALGORITHMS) -> Quota:
+    """Any quota that can be computed exactly, mostly small enough to be exhausted by a test."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(st.sampled_from([quota for quota in AWKWARD if quota.algorithm in algorithms]))
+    algorithm = draw(st.sampled_from(algorithms))
+    limit = draw(st.integers(1, 12))
+    window = draw(st.one_of(st.integers(1, 100), st.integers(1, 10**7), st.sampled_from([SECOND, 60 * SECOND, DAY])))
+    burst = draw(st.integers(0, 6)) if algorithm.is_bucket else 0
+    return Quota(limit, window, burst=burst, algorithm=algorithm)
+
+
+def acceptable(limit: int, window_us: int, burst: int, algorithm: Algorithm) -> Quota | None:
+    """Return the quota, if it is one."""
+    try:
+        return Quota(limit, window_us, burst=burst, algorithm=algorithm)
+    except HeadgateError:
+        return None
+
+
+@st.composite
+def traces(draw: st.DrawFn, quota: Quota) -> list[tuple[int, int]]:
+    """Requests as (time, cost), with gaps that matter for `quota`: none, a microsecond, an interval, a window."""
+    interval = max(1, quota.window_us // max(1, quota.limit))
+    gaps = st.one_of(
+        st.sampled_from([0, 0, 1, interval, interval + 1, quota.window_us - 1, quota.window_us]),
+        st.integers(0, 2 * interval),
+        st.integers(0, 2 * quota.window_us),
+    )
+    costs = st.one_of(st.just(1), st.integers(1, min(quota.capacity, 8)), st.just(min(quota.capacity, 100_000)))
+    now = draw(st.integers(0, 10**15)) + 10**15
+    trace = []
+    for gap, cost in draw(st.lists(st.tuples(gaps, costs), min_size=1, max_size=40)):
+        now += max(0, gap)
+        trace.append((now, cost))
+    return trace

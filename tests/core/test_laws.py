@@ -1,0 +1,299 @@
+"""The laws of the core, for every algorithm, on random quotas and random traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import floor
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from headgate import Algorithm, Decision, Quota
+from headgate.core.algorithms import State, void_at
+from tests.core.oracle import Oracle
+from tests.core.quotas import ALGORITHMS, quotas, traces
+
+WINDOWED = [algorithm for algorithm in ALGORITHMS if not algorithm.is_bucket]
+
+
+def play(quota: Quota, trace: list[tuple[int, int]]) -> State:
+    """Return the state after the requests of `trace`."""
+    state: State = None
+    for now, cost in trace:
+        state, _ = quota.step(state, cost, now)
+    return state
+
+
+def ask(quota: Quota, state: State, cost: int, now: int) -> Decision:
+    return quota.step(state, cost, now)[1]
+
+
+@given(st.data())
+def test_agrees_with_the_oracle(data: st.DataObject) -> None:
+    """Never admits more than the definition allows, and reports at most one unit less than there is."""
+    quota = data.draw(quotas())
+    oracle, state = Oracle(quota), None
+    slack = 1 if quota.algorithm is Algorithm.SLIDING_WINDOW_COUNTER and quota.window_us > 100_000_000 else 0
+    for now, cost in data.draw(traces(quota)):
+        left = oracle.left(now)
+        state, decision = quota.step(state, cost, now)
+        assert decision.allowed <= (cost <= left)
+        assert decision.allowed >= (cost <= left - slack)
+        if decision.allowed:
+            oracle.admit(cost, now)
+            left -= cost
+        assert floor(left) - slack <= decision.remaining <= floor(left)
+
+
+@given(st.data())
+def test_no_interval_passes_more_than_the_published_bound(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    oracle, state = Oracle(quota), None
+    for now, cost in data.draw(traces(quota)):
+        state, decision = quota.step(state, cost, now)
+        if decision.allowed:
+            oracle.admit(cost, now)
+    assert oracle.worst() is None
+
+
+@given(st.data())
+def test_a_denied_request_changes_nothing(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    state: State = None
+    for now, cost in data.draw(traces(quota)):
+        before = state
+        state, decision = quota.step(before, cost, now)
+        if not decision.allowed:
+            assert state is before
+
+
+@given(st.data())
+def test_retry_after_is_exact(data: st.DataObject) -> None:
+    """Denied until one microsecond before, admitted at that very moment."""
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    cost = data.draw(st.integers(1, min(quota.capacity, 100_000)))
+    refusal = ask(quota, state, cost, now)
+    if refusal.allowed:
+        assert refusal.retry_after_us == 0
+        return
+    assert refusal.retry_after_us > 0
+    assert not ask(quota, state, cost, now + refusal.retry_after_us - 1).allowed
+    assert ask(quota, state, cost, now + refusal.retry_after_us).allowed
+
+
+@given(st.data())
+def test_remaining_is_what_can_be_taken_now(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    remaining = ask(quota, state, 0, now).remaining
+    assert 0 <= remaining <= quota.capacity
+    if remaining:
+        assert ask(quota, state, remaining, now).remaining == 0
+    if remaining < quota.capacity:
+        assert not ask(quota, state, remaining + 1, now).allowed
+
+
+@given(st.data())
+def test_from_reset_after_on_the_state_is_void(data: st.DataObject) -> None:
+    """A state can be forgotten from then on, and not a microsecond earlier: this is the time to live in a store."""
+    quota = data.draw(quotas())
+    state: State = None
+    for now, cost in data.draw(traces(quota)):
+        state, decision = quota.step(state, cost, now)
+        reset = now + decision.reset_after_us
+        assert void_at(state, quota) == reset
+        fresh, kept = ask(quota, None, cost, reset), ask(quota, state, cost, reset)
+        assert (kept.allowed, kept.remaining, kept.state) == (fresh.allowed, fresh.remaining, fresh.state)
+        assert ask(quota, state, 0, reset - 1).reset_after_us == 1
+
+
+@given(st.data())
+def test_refund_undoes_a_check(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    before = ask(quota, state, 0, now)
+    assume(before.remaining)
+    cost = data.draw(st.integers(1, min(before.remaining, 100_000)))
+    taken, _ = quota.step(state, cost, now)
+    given_back, refund = quota.step(taken, -cost, now)
+    assert refund.remaining == before.remaining
+    assert ask(quota, given_back, 0, now).remaining == before.remaining
+
+
+@given(st.data())
+def test_refund_never_gives_more_than_was_used(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    later = now + data.draw(st.integers(0, 2 * quota.window_us))
+    state, refund = quota.step(state, -data.draw(st.integers(1, 100_000)), later)
+    assert refund.remaining == ask(quota, state, 0, later).remaining <= quota.capacity
+    assert void_at(state, quota) <= later + refund.reset_after_us
+
+
+@given(st.data())
+def test_what_was_used_stays_used_under_another_limit(data: st.DataObject) -> None:
+    """Law 7: in whole units, rounded up where the two limits count in different fractions."""
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    used = ask(quota, state, 0, now).used
+    limit = data.draw(st.integers(1, 40))
+    other = replace(quota, limit=limit, burst=quota.capacity if quota.algorithm.is_bucket else 0)
+    decision = ask(other, state, 0, now)
+    if quota.algorithm is Algorithm.SLIDING_WINDOW_COUNTER and limit < used:
+        assert decision.remaining == 0
+    else:
+        assert max(0, other.capacity - used - 1) <= decision.remaining <= max(0, other.capacity - used + 1)
+        if quota.algorithm is not Algorithm.SLIDING_WINDOW_COUNTER:
+            assert decision.remaining == max(0, other.capacity - used)
+
+
+@given(st.data())
+def test_a_lowered_limit_still_answers_honestly(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    lowered = replace(quota, limit=max(1, quota.limit // 3), burst=0)
+    refusal = ask(lowered, state, 1, now)
+    if refusal.allowed:
+        return
+    mended, _ = lowered.step(state, 1, now)
+    assert not ask(lowered, mended, 1, now + refusal.retry_after_us - 1).allowed
+    assert ask(lowered, mended, 1, now + refusal.retry_after_us).allowed
+
+
+@given(st.data())
+def test_a_clock_that_falls_back_never_gives_budget(data: st.DataObject) -> None:
+    """Up to a window back: not more than at the latest time seen. Beyond: all that was used is still used."""
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    back = data.draw(st.one_of(st.integers(0, quota.window_us), st.integers(0, 10**14)))
+    here, there = ask(quota, state, 0, now), ask(quota, state, 0, now - back)
+    assert there.remaining <= here.remaining
+    wait = ask(quota, state, 1, now - back)
+    if wait.allowed:
+        return
+    mended, _ = quota.step(state, 1, now - back)
+    assert not ask(quota, mended, 1, now - back + wait.retry_after_us - 1).allowed
+    assert ask(quota, mended, 1, now - back + wait.retry_after_us).allowed
+    if quota.algorithm in WINDOWED:
+        assert wait.retry_after_us <= 3 * quota.window_us
+
+
+@given(st.data())
+def test_a_clock_that_stands_still_admits_the_capacity_once(data: st.DataObject) -> None:
+    quota = data.draw(quotas().filter(lambda quota: quota.capacity <= 20))
+    state, admitted = None, 0
+    for _ in range(quota.capacity + 5):
+        state, decision = quota.step(state, 1, 10**15)
+        admitted += decision.allowed
+    assert admitted == quota.capacity
+
+
+@given(st.data())
+def test_a_clock_that_leaps_forward_gives_one_full_refill_at_most(data: st.DataObject) -> None:
+    quota = data.draw(quotas())
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    assert ask(quota, state, 0, now + 10**15).remaining <= quota.capacity
+
+
+class Int53(int):
+    """An integer that a Lua number can hold; so is every result it takes part in, or this fails."""
+
+    def _checked(self, result: int) -> Int53:
+        assert -(1 << 53) < result < 1 << 53, f"{result} needs more than 53 bits"
+        return Int53(result)
+
+    def __add__(self, other: int) -> Int53:
+        return self._checked(int(self) + int(other))
+
+    def __sub__(self, other: int) -> Int53:
+        return self._checked(int(self) - int(other))
+
+    def __rsub__(self, other: int) -> Int53:
+        return self._checked(int(other) - int(self))
+
+    def __mul__(self, other: int) -> Int53:
+        return self._checked(int(self) * int(other))
+
+    def __floordiv__(self, other: int) -> Int53:
+        return self._checked(int(self) // int(other))
+
+    def __mod__(self, other: int) -> Int53:
+        return self._checked(int(self) % int(other))
+
+    def __neg__(self) -> Int53:
+        return self._checked(-int(self))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+@given(st.data())
+def test_no_number_leaves_53_bits(data: st.DataObject) -> None:
+    """At the edge of what is accepted as well: the twin in Lua can compute the same."""
+    algorithm = data.draw(st.sampled_from(ALGORITHMS))
+    window = data.draw(st.sampled_from([1, 999_983, 10**6, 6 * 10**7, 8_640_000_0000, 31_536_000_000_000]))
+    low, high = 1, 1 << 53
+    while low < high:  # the largest limit that is accepted
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _accepted(middle, window, algorithm) else (low, middle - 1)
+    quota = Quota(low, window, algorithm=algorithm)
+    state: State = None
+    for now, cost in data.draw(traces(quota)):
+        for asked in (cost, 1, 0, -1):
+            after, _ = quota.step(state, Int53(asked), Int53(now))
+            state = after if asked == cost else state
+        quota.step(state, Int53(1), Int53(now - data.draw(st.sampled_from([1, window, 3 * window, 10**15]))))
+        other = replace(quota, limit=data.draw(st.sampled_from([1, 2, 7])))
+        other.step(state, Int53(1), Int53(now + data.draw(st.sampled_from([0, 1, window, 10**15]))))
+
+
+def _accepted(limit: int, window: int, algorithm: Algorithm) -> bool:
+    try:
+        Quota(limit, window, algorithm=algorithm)
+    except ValueError:
+        return False
+    return True
+
+
+@given(st.data())
+def test_a_queue_lets_out_at_a_constant_rate(data: st.DataObject) -> None:
+    """Each admitted request's turn comes when all before it have had their time."""
+    base = data.draw(quotas(algorithms=[Algorithm.LEAKY_BUCKET]))
+    quota = replace(base, queue=True)
+    interval = Fraction(quota.window_us, quota.limit)
+    state, free_at = None, Fraction(0)
+    for now, cost in data.draw(traces(quota)):
+        state, decision = quota.step(state, cost, now)
+        if decision.allowed:
+            turn = max(Fraction(now), free_at)
+            assert turn <= now + decision.delay_us < turn + 1
+            free_at = turn + cost * interval
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "leaky_bucket"])
+@given(st.data())
+def test_bucket_algorithms_decide_alike(algorithm: str, data: st.DataObject) -> None:
+    quota = data.draw(quotas(algorithms=[Algorithm.TOKEN_BUCKET]))
+    other = replace(quota, algorithm=Algorithm(algorithm))
+    one: State = None
+    two: State = None
+    for now, cost in data.draw(traces(quota)):
+        one, first = quota.step(one, cost, now)
+        two, second = other.step(two, cost, now)
+        assert (first.allowed, first.remaining, first.retry_after_us, first.reset_after_us, first.state) == (
+            second.allowed,
+            second.remaining,
+            second.retry_after_us,
+            second.reset_after_us,
+            second.state,
+        )
