@@ -128,7 +128,7 @@ def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, until: int | N
                 decision = yield from _answer(Step.CHECK)
                 if decision:
                     turn = clock.now() + decision.delay_us
-                    if until is not None and turn > until:
+                    if decision.delay_us and until is not None and turn > until:
                         yield from _answer(Step.REFUND)
                         return _refused(decision, turn - until)
                     break

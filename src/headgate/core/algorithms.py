@@ -25,7 +25,7 @@ Kept = tuple[Any, ...]
 State = Kept | None
 """None means nothing used."""
 Transition = Callable[[State, int, int], "tuple[State, Decision]"]
-"""(state, cost, now) -> (state, decision). The cost is at most the capacity; 0 looks, less gives back. `now` is in us."""
+"""(state, cost, now) -> (state, decision). The cost is at most the capacity; 0 looks, less gives back."""
 
 
 class Algorithm(StrEnum):

@@ -55,7 +55,7 @@ class Family:
     def plan(self, key: str) -> Plan:
         """Return the plan of a caller's key. Raises InvalidKey."""
         principal = bounded(checked_principal(key))
-        return tuple(Limit(place, principal, quota) for place, quota in zip(self.spaces, self.quotas, strict=True))
+        return tuple([Limit(place, principal, quota) for place, quota in zip(self.spaces, self.quotas, strict=True)])
 
     def checked_cost(self, cost: object) -> int:
         """Return `cost` if it is a whole number that every limit could ever admit."""

@@ -141,7 +141,7 @@ class MemoryStore:
                     self._sweep(now)
                 state = find(key)
                 if state is None:
-                    return self._run(plans.check, family.plan(key), cost, now)
+                    return self._first(family.plan(key)[0], cost, now)
                 after, decision = step(state, cost, now)
                 if after is not state:
                     states[key] = after
@@ -172,6 +172,14 @@ class MemoryStore:
             return self.check(plan, cost)
 
         return check
+
+    def _first(self, limit: Limit, cost: int, now: int) -> Decision:
+        """Check a single limit whose principal may have no state of its own yet."""
+        states, at, state = self._find(limit)
+        after, decision = limit.quota.step(state, cost, now)
+        if after is not state:
+            self._keep(states, at, limit.quota, after, now)
+        return decision
 
     def _run(self, transact: Transaction, plan: Plan, cost: int, now: int) -> Decision:
         if now >= self._next_due:

@@ -246,7 +246,7 @@ class StoreTraces(_WithStore):
         store = self.make_store(clock)
         try:
             run_state_machine_as_test(
-                lambda: _Machine(store, clock),
+                type("Machine", (_Machine,), {"store": store, "clock": clock}),
                 settings=settings(
                     max_examples=self.examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False
                 ),
@@ -258,11 +258,13 @@ class StoreTraces(_WithStore):
 class _Machine(RuleBasedStateMachine):
     """A store under test beside the reference store, on one clock."""
 
-    def __init__(self, store: Store, clock: ManualClock) -> None:
+    store: Store
+    clock: ManualClock
+
+    def __init__(self) -> None:
         super().__init__()
-        self.store, self.clock = store, clock
-        clock.set(ManualClock.START)  # every sequence is the same when played again
-        self.reference = ReferenceStore(clock)
+        self.clock.set(ManualClock.START)  # every sequence is the same when played again
+        self.reference = ReferenceStore(self.clock)
         self.name = next(_names)
         self.quotas: list[Quota] = []
 

@@ -1,0 +1,77 @@
+"""The clocks: the machine's, and the one that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from headgate import Clock, SystemClock
+from headgate.testing import ManualClock
+
+
+def test_the_system_clock_tells_microseconds_since_the_epoch() -> None:
+    before = time.time_ns() // 1000
+    assert before <= SystemClock().now() <= time.time_ns() // 1000
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
+def test_a_wait_for_the_past_ends_at_once(clock: Clock) -> None:
+    clock.wait(threading.Event(), clock.now())
+    asyncio.run(clock.wait_async(asyncio.Event(), clock.now()))
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
+@pytest.mark.parametrize("until", [None, 1 << 62])
+def test_a_set_event_ends_a_wait(clock: Clock, until: int | None) -> None:
+    event = threading.Event()
+    event.set()
+    clock.wait(event, until)
+
+    async def main() -> None:
+        event = asyncio.Event()
+        asyncio.get_running_loop().call_soon(event.set)
+        await clock.wait_async(event, until)
+
+    asyncio.run(main())
+
+
+def test_the_system_clock_waits_until_the_time_has_come() -> None:
+    clock = SystemClock()
+    until = clock.now() + 3000
+    clock.wait(threading.Event(), until)
+    assert clock.now() >= until
+    until = clock.now() + 3000
+    asyncio.run(clock.wait_async(asyncio.Event(), until))
+    assert clock.now() >= until
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    clock = ManualClock(5)
+    assert clock.now() == clock.now() == 5
+    clock.advance(1.5, us=2)
+    assert clock.now() == 1_500_007
+    clock.advance(-1)
+    assert clock.now() == 500_007
+    clock.set(9)
+    assert clock.now() == 9
+
+
+def test_a_manual_clock_wakes_those_whose_time_has_come(manual_clock: ManualClock) -> None:
+    async def main() -> None:
+        now = manual_clock.now()
+        early, late = (
+            asyncio.create_task(manual_clock.wait_async(asyncio.Event(), now + wait)) for wait in (1000, 2000)
+        )
+        await asyncio.sleep(0)
+        assert manual_clock.sleepers == 2
+        manual_clock.advance(us=1999)
+        await early
+        assert not late.done()
+        manual_clock.advance(us=1)
+        await late
+        assert manual_clock.sleepers == 0
+
+    asyncio.run(main())

@@ -1,0 +1,299 @@
+"""Limiter and AsyncLimiter: the same behaviour, for threads and for event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import (
+    Algorithm,
+    AsyncLimiter,
+    CostTooLarge,
+    InvalidCost,
+    InvalidKey,
+    InvalidQuota,
+    InvalidStore,
+    Limiter,
+    LimitExceeded,
+    MemoryStore,
+    Quota,
+    UsageError,
+)
+from headgate.testing import ManualClock
+
+EVERY_ALGORITHM = [*(f"100/minute {algorithm}" for algorithm in Algorithm), "100/minute leaky_bucket queue", "100 once"]
+
+
+class Both:
+    """Drives either limiter with the same calls; an awaitable answer is awaited."""
+
+    def __init__(self, kind: type[Limiter | AsyncLimiter]) -> None:
+        self.kind = kind
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        limiter = self.kind(*args, **kwargs)
+        return _Sync(limiter) if isinstance(limiter, AsyncLimiter) else limiter
+
+
+class _Sync:
+    """An AsyncLimiter whose answers are waited for."""
+
+    def __init__(self, limiter: AsyncLimiter) -> None:
+        self.limiter = limiter
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.limiter, name)
+        if not callable(attribute) or name == "guard":
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            async def awaited() -> Any:
+                return await attribute(*args, **kwargs)
+
+            return asyncio.run(awaited())
+
+        return call
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter])
+def both(request: pytest.FixtureRequest) -> Both:
+    return Both(request.param)
+
+
+def test_the_two_limiters_have_the_same_verbs_and_arguments() -> None:
+    def surface(kind: type) -> dict[str, list[str]]:
+        methods = inspect.getmembers(kind, inspect.isfunction)
+        return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
+
+    assert surface(Limiter) == surface(AsyncLimiter)
+    assert set(surface(Limiter)) == {"acquire", "close", "guard", "is_passed", "peek", "refund", "reset"}
+
+
+def test_check_peek_refund_reset(both: Both, manual_clock: ManualClock) -> None:
+    limiter = both.make("3/minute", clock=manual_clock)
+    assert [limiter.check("user:42").remaining for _ in range(3)] == [2, 1, 0]
+    refusal = limiter.check("user:42")
+    assert (refusal.allowed, refusal.retry_after, refusal.reset_after) == (False, 20.0, 60.0)
+    assert limiter.refund("user:42").remaining == 1
+    assert limiter.peek("user:42").allowed
+    assert not limiter.peek("user:42", 2)
+    assert limiter.check("user:42", 0).remaining == 1
+    limiter.reset("user:42")
+    assert limiter.check("user:42", cost=3)
+    assert limiter.check("user:43", cost=3)
+
+
+def test_several_quotas_are_one_decision(both: Both, manual_clock: ManualClock) -> None:
+    limiter = both.make("2/s; 3/day fixed_window", clock=manual_clock)
+    assert limiter.check("a", 2)
+    manual_clock.advance(1)
+    refusal = limiter.check("a", 2)
+    assert not refusal
+    assert str(refusal.quota) == "3/day fixed_window"
+    assert [part.remaining for part in refusal.limits] == [2, 1]
+    assert limiter.check("a")
+
+
+def test_is_passed_answers_in_one_call(both: Both, manual_clock: ManualClock) -> None:
+    limiter = both.make("2/minute fixed_window", clock=manual_clock)
+    first = limiter.is_passed("client-7")
+    reset_time = (ManualClock.START // 60_000_000 + 1) * 60
+    assert first == (True, reset_time, 2, 1)
+    assert limiter.is_passed("client-7", "orders") == (True, reset_time, 2, 1)
+    assert limiter.is_passed("client-7").remaining == 0
+    assert not limiter.is_passed("client-7").passed
+    assert limiter.is_passed("client-7", "orders").passed
+
+
+@pytest.mark.parametrize("quotas", EVERY_ALGORITHM)
+def test_16_threads_on_one_key_admit_exactly_the_limit(quotas: str, manual_clock: ManualClock) -> None:
+    limiter = Limiter(quotas, clock=manual_clock)
+    admitted = []
+
+    def work() -> None:
+        admitted.extend([limiter.check("one").allowed for _ in range(20)])
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(admitted) == 100
+
+
+@pytest.mark.parametrize("quotas", EVERY_ALGORITHM)
+def test_1000_tasks_in_one_gather_admit_exactly_the_limit(quotas: str, manual_clock: ManualClock) -> None:
+    async def main() -> int:
+        limiter = AsyncLimiter(quotas, clock=manual_clock)
+        return sum(map(bool, await asyncio.gather(*(limiter.check("one") for _ in range(1000)))))
+
+    assert asyncio.run(main()) == 100
+
+
+def test_threads_and_tasks_share_a_store() -> None:
+    store = MemoryStore()
+    sync = Limiter("5/hour", store=store)
+
+    async def main() -> None:
+        assert (await AsyncLimiter("5/hour", store=store).check("one", 3)).remaining == 2
+
+    asyncio.run(main())
+    assert sync.check("one", 2)
+    assert not sync.check("one")
+    assert Limiter("5/hour", store=store, name="other").check("one", 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "shown"),
+    [
+        (("",), InvalidQuota, '"100/minute"'),
+        (("many/s",), InvalidQuota, "expected a count"),
+        ((None,), InvalidQuota, '"100/minute"'),
+        ((5,), InvalidQuota, '"100/minute"'),
+        (([],), InvalidQuota, "at least one quota"),
+        (([5],), InvalidQuota, '"100/minute"'),
+        (("0/s",), InvalidQuota, "limit must be from 1"),
+        (("5/s; 6/s",), InvalidQuota, "same algorithm and window"),
+    ],
+)
+def test_bad_quotas_are_refused_when_the_limiter_is_made(
+    both: Both, arguments: tuple[Any], error: type[Exception], shown: str
+) -> None:
+    with pytest.raises(error, match=shown):
+        both.make(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("store", "shown"),
+    [
+        ("postgres://somewhere", '"memory"'),
+        ("memory://host", '"memory"'),
+        ("memory:?max_key=5", "'max_key'"),
+        ("memory:?max_keys=many", "whole number"),
+        ("memory:?max_keys=0", "from 1"),
+        (42, "a store is an address"),
+    ],
+)
+def test_bad_stores_are_refused_when_the_limiter_is_made(both: Both, store: Any, shown: str) -> None:
+    with pytest.raises(InvalidStore, match=shown):
+        both.make("5/s", store=store)
+
+
+def test_a_store_can_be_bounded_by_its_address(both: Both) -> None:
+    limiter = both.make("5/hour", store="memory:?max_keys=10")
+    assert all(limiter.check(f"user:{number}") for number in range(10))
+
+
+def test_a_given_store_has_its_own_clock(both: Both, manual_clock: ManualClock) -> None:
+    with pytest.raises(InvalidStore, match="give the clock to the store"):
+        both.make("5/s", store=MemoryStore(), clock=manual_clock)
+
+
+@pytest.mark.parametrize("name", ["", "a|b", "x" * 65, "name with space", None, "ü"])
+def test_bad_names_are_refused(both: Both, name: Any) -> None:
+    with pytest.raises(InvalidKey, match="1 to 64"):
+        both.make("5/s", name=name)
+
+
+@pytest.mark.parametrize("verb", ["check", "peek", "acquire", "refund"])
+def test_every_verb_refuses_bad_costs_and_keys(both: Both, verb: str) -> None:
+    limiter = both.make("5/s; 10/minute")
+    ask: Callable[..., Any] = getattr(limiter, verb)
+    for cost in (-1, 1.0, True, None, "1", math.nan, 100_001):
+        with pytest.raises(InvalidCost):
+            ask("user", cost)
+    with pytest.raises(CostTooLarge, match="capacity of 5/second, 5"):
+        ask("user", 6)
+    for key in ("", None, 5, b"user", ["user"], "\udcff", "x" * 65_537):
+        with pytest.raises(InvalidKey):
+            ask(key)
+    if verb != "check":
+        with pytest.raises(InvalidCost):
+            ask("user", 0)
+
+
+def test_the_context_manager_closes_the_store() -> None:
+    store = MemoryStore()
+    with Limiter("5/hour", store=store) as limiter:
+        limiter.check("user")
+        assert len(store) == 1
+    assert len(store) == 0
+
+    async def main() -> None:
+        async with AsyncLimiter("5/hour", store=store) as limiter:
+            await limiter.check("user")
+            assert len(store) == 1
+
+    asyncio.run(main())
+    assert len(store) == 0
+
+
+def test_repr_shows_the_quotas() -> None:
+    assert repr(Limiter("10/s burst 20; 5000/day")) == "Limiter('10/second burst 20; 5000/day')"
+    assert repr(AsyncLimiter([Quota.one_off(3), "5/15m gcra"])) == "AsyncLimiter('3 once; 5/15m gcra')"
+
+
+def test_guard_lets_a_block_run_only_when_admitted(manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/minute", clock=manual_clock)
+    with limiter.guard("reports") as decision:
+        assert decision.remaining == 0
+    with pytest.raises(LimitExceeded, match=r"limit 1/minute exceeded for 'reports': retry in 60 s") as caught:
+        limiter.guard("reports").__enter__()
+    assert caught.value.decision.retry_after == 60.0
+    assert caught.value.key == "reports"
+
+
+def test_guard_does_not_swallow_the_exceptions_of_its_block() -> None:
+    with pytest.raises(KeyError), Limiter("1/minute").guard("reports"):
+        raise KeyError("mine")
+
+
+def test_guard_decorates_functions(manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/minute", clock=manual_clock)
+
+    @limiter.guard(lambda user, **_: f"user:{user}")
+    def handle(user: str, *, shout: bool = False) -> str:
+        """Say hello."""
+        return f"hello {user}".upper() if shout else f"hello {user}"
+
+    assert handle("ann", shout=True) == "HELLO ANN"
+    assert handle("bob") == "hello bob"
+    with pytest.raises(LimitExceeded):
+        handle("ann")
+    assert (handle.__name__, handle.__doc__) == ("handle", "Say hello.")
+
+
+def test_guard_as_an_async_block_and_decorator(manual_clock: ManualClock) -> None:
+    async def main() -> None:
+        limiter = AsyncLimiter("1/minute", clock=manual_clock)
+        async with limiter.guard("reports") as decision:
+            assert decision.allowed
+        with pytest.raises(LimitExceeded):
+            await limiter.guard("reports").__aenter__()
+
+        @limiter.guard("job")
+        async def job() -> int:
+            return 7
+
+        assert await job() == 7
+        with pytest.raises(LimitExceeded):
+            await job()
+
+    asyncio.run(main())
+
+
+def test_guard_refuses_the_wrong_colour_and_keys_without_arguments() -> None:
+    async def coroutine() -> None: ...
+
+    with pytest.raises(UsageError, match="AsyncLimiter"):
+        Limiter("1/s").guard("a")(coroutine)
+    with pytest.raises(UsageError, match="not a coroutine function"):
+        AsyncLimiter("1/s").guard("a")(lambda: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UsageError, match="decorated functions only"):
+        Limiter("1/s").guard(lambda: "a").__enter__()

@@ -1,0 +1,289 @@
+"""acquire: waits in line, fairly, exactly, without polling; for threads and for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, Decision, Limiter, UsageError
+from headgate.stores.memory import MemoryStore
+from headgate.testing import ManualClock
+
+
+class Waiter(threading.Thread):
+    """A thread in acquire; `decision` is what it got."""
+
+    def __init__(self, limiter: Limiter, *args: Any, **kwargs: Any) -> None:
+        super().__init__(daemon=True)
+        self.decision: Decision | None = None
+        self._limiter, self._arguments = limiter, (args, kwargs)
+        self.start()
+
+    def run(self) -> None:
+        args, kwargs = self._arguments
+        self.decision = self._limiter.acquire(*args, **kwargs)
+
+    def result(self) -> Decision:
+        self.join(10)
+        assert self.decision is not None, "still waiting"
+        return self.decision
+
+
+def until_asleep(clock: ManualClock, sleepers: int) -> None:
+    """Wait until that many threads wait for a point in time."""
+    give_up = time.monotonic() + 10
+    while clock.sleepers != sleepers:
+        assert time.monotonic() < give_up, f"{clock.sleepers} sleepers, not {sleepers}"
+        threading.Event().wait(0.001)
+
+
+def in_line(limiter: Limiter | AsyncLimiter, key: str, length: int) -> None:
+    """Wait until that many stand in line."""
+    give_up = time.monotonic() + 10
+    while len(limiter._lines._lines.get(key, ())) != length:
+        assert time.monotonic() < give_up
+        threading.Event().wait(0.001)
+
+
+class CountingStore(MemoryStore):
+    """Counts how often it is asked."""
+
+    checks = 0
+
+    def check(self, *args: Any) -> Decision:
+        self.checks += 1
+        return super().check(*args)
+
+
+def test_acquire_takes_at_once_when_it_can(manual_clock: ManualClock) -> None:
+    limiter = Limiter("2/s", clock=manual_clock)
+    assert limiter.acquire("a").remaining == 1
+    assert limiter.acquire("a", timeout=0).remaining == 0
+
+
+def test_acquire_waits_exactly_until_there_is_enough(manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/s", clock=manual_clock)
+    limiter.check("a")
+    waiter = Waiter(limiter, "a")
+    until_asleep(manual_clock, 1)
+    manual_clock.advance(us=999_999)
+    waiter.join(0.02)
+    assert waiter.is_alive()
+    manual_clock.advance(us=1)
+    assert waiter.result().allowed
+
+
+def test_a_wait_that_must_fail_is_refused_at_once(manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/minute", clock=manual_clock)
+    limiter.check("a")
+    refusal = limiter.acquire("a", timeout=59.999_999)
+    assert (refusal.allowed, refusal.retry_after) == (False, 60.0)
+    assert manual_clock.sleepers == 0
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", True, 2e9])
+def test_bad_timeouts_are_refused(timeout: Any) -> None:
+    with pytest.raises(UsageError, match="timeout must be None or a number of seconds"):
+        Limiter("1/s").acquire("a", timeout=timeout)
+
+
+def test_first_come_first_served(manual_clock: ManualClock) -> None:
+    """Also when those behind need less than the head, and without asking the store more than once per turn."""
+    store = CountingStore(clock=manual_clock)
+    limiter = Limiter("3/s", store=store)
+    limiter.check("a", 3)
+    waiters = []
+    for place, cost in enumerate((3, 1, 2), start=1):
+        waiters.append(Waiter(limiter, "a", cost))
+        in_line(limiter, "a", place)
+    until_asleep(manual_clock, 1)
+    manual_clock.advance(us=999_999)
+    assert all(waiter.is_alive() for waiter in waiters)
+    manual_clock.advance(us=1)
+    assert waiters[0].result().remaining == 0
+    until_asleep(manual_clock, 1)
+    assert waiters[1].is_alive()
+    assert waiters[2].is_alive()
+    manual_clock.advance(1 / 3, us=1)
+    assert waiters[1].result().allowed
+    until_asleep(manual_clock, 1)
+    manual_clock.advance(1)
+    assert waiters[2].result().allowed
+    assert store.checks == 2 * len(waiters)
+
+
+def test_keys_wait_apart(manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/s", clock=manual_clock)
+    limiter.check("a")
+    Waiter(limiter, "a")
+    until_asleep(manual_clock, 1)
+    assert limiter.acquire("b", timeout=0)
+    manual_clock.advance(1)
+
+
+@pytest.mark.parametrize("verb", ["refund", "reset"])
+def test_what_is_given_back_wakes_the_head(verb: str, manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/minute", clock=manual_clock)
+    limiter.check("a")
+    waiter = Waiter(limiter, "a")
+    until_asleep(manual_clock, 1)
+    getattr(limiter, verb)("a")
+    assert waiter.result().allowed
+
+
+def test_who_times_out_in_line_is_refused_and_the_others_move_up(manual_clock: ManualClock) -> None:
+    limiter = Limiter("2/s", clock=manual_clock)
+    limiter.check("a", 2)
+    head = Waiter(limiter, "a", 2)
+    until_asleep(manual_clock, 1)
+    impatient = Waiter(limiter, "a", timeout=0.6)
+    until_asleep(manual_clock, 2)
+    last = Waiter(limiter, "a")
+    in_line(limiter, "a", 3)
+    manual_clock.advance(0.6)
+    refusal = impatient.result()
+    assert not refusal.allowed, "one unit is there, but the head needs two"
+    assert refusal.retry_after_us > 0
+    manual_clock.advance(0.4)
+    assert head.result().allowed
+    until_asleep(manual_clock, 1)
+    manual_clock.advance(0.5)
+    assert last.result().allowed
+    assert limiter._lines._lines == {}
+
+
+def test_a_queue_is_waited_through(manual_clock: ManualClock) -> None:
+    limiter = Limiter("2/s leaky_bucket queue", clock=manual_clock)
+    assert limiter.acquire("a").delay == 0
+    second = Waiter(limiter, "a")
+    until_asleep(manual_clock, 1)
+    manual_clock.advance(0.5)
+    assert second.result().delay == 0.5
+
+
+def test_a_queue_too_long_for_the_timeout_is_refused_and_left(manual_clock: ManualClock) -> None:
+    limiter = Limiter("2/s leaky_bucket queue", clock=manual_clock)
+    limiter.check("a")
+    refusal = limiter.acquire("a", timeout=0.3)
+    assert (refusal.allowed, refusal.retry_after_us) == (False, 200_000)
+    assert limiter.peek("a").remaining == 1
+
+
+def test_an_interrupted_waiter_leaves_the_line(manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manual_clock, "wait", interrupted)
+    limiter = Limiter("1/s", clock=manual_clock)
+    limiter.check("a")
+    with pytest.raises(KeyboardInterrupt):
+        limiter.acquire("a")
+    assert limiter._lines._lines == {}
+
+
+def test_a_real_clock_wakes_waiters() -> None:
+    limiter = Limiter("1/ms burst 1")
+    assert all(limiter.acquire("a").allowed for _ in range(20))
+    assert not limiter.acquire("a", 2, timeout=0)
+
+
+async def settled() -> None:
+    """Let all tasks run until they wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_tasks_wait_in_line_too(manual_clock: ManualClock) -> None:
+    async def main() -> None:
+        limiter = AsyncLimiter("2/s", clock=manual_clock)
+        await limiter.check("a", 2)
+        done: list[str] = []
+
+        async def wait(name: str, cost: int) -> None:
+            assert await limiter.acquire("a", cost)
+            done.append(name)
+
+        tasks = [asyncio.create_task(wait("large", 2)), asyncio.create_task(wait("small", 1))]
+        await settled()
+        manual_clock.advance(0.5)
+        await settled()
+        assert done == []
+        manual_clock.advance(0.5)
+        await settled()
+        assert done == ["large"]
+        manual_clock.advance(0.5)
+        await asyncio.gather(*tasks)
+        assert done == ["large", "small"]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_leaves_the_line(manual_clock: ManualClock) -> None:
+    async def main() -> None:
+        limiter = AsyncLimiter("1/s", clock=manual_clock)
+        await limiter.check("a")
+        head, second = (asyncio.create_task(limiter.acquire("a")) for _ in range(2))
+        await settled()
+        head.cancel()
+        await settled()
+        assert head.cancelled()
+        manual_clock.advance(1)
+        assert (await second).allowed
+        assert limiter._lines._lines == {}
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_storm_leaves_no_trace(manual_clock: ManualClock) -> None:
+    async def main() -> None:
+        limiter = AsyncLimiter("10/s", clock=manual_clock)
+        await limiter.check("a", 10)
+        tasks = [asyncio.create_task(limiter.acquire("a")) for _ in range(500)]
+        await settled()
+        for task in tasks[::2]:
+            task.cancel()
+        for _ in range(300):
+            await settled()
+            manual_clock.advance(0.1)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(result, Decision) and result.allowed for result in results) == 250
+        assert limiter._lines._lines == {}
+        assert manual_clock.sleepers == 0
+
+    asyncio.run(main())
+
+
+def test_tasks_time_out_queue_and_are_woken(manual_clock: ManualClock) -> None:
+    async def main() -> None:
+        limiter = AsyncLimiter("2/s leaky_bucket queue", clock=manual_clock)
+        assert await limiter.acquire("a")
+        delayed = asyncio.create_task(limiter.acquire("a"))
+        await settled()
+        assert not await limiter.acquire("a", timeout=0.4)
+        manual_clock.advance(0.5)
+        assert (await delayed).delay == 0.5
+        limiter = AsyncLimiter("1/hour", clock=manual_clock)
+        await limiter.check("a")
+        head = asyncio.create_task(limiter.acquire("a"))
+        await settled()
+        behind = asyncio.create_task(limiter.acquire("a", timeout=1))
+        await settled()
+        manual_clock.advance(1)
+        assert not await behind
+        await limiter.reset("a")
+        assert (await head).allowed
+
+    asyncio.run(main())
+
+
+def test_a_real_clock_wakes_tasks() -> None:
+    async def main() -> None:
+        limiter = AsyncLimiter("1/ms burst 1")
+        decisions = await asyncio.gather(*(limiter.acquire("a") for _ in range(20)))
+        assert all(decisions)
+
+    asyncio.run(main())

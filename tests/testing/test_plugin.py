@@ -1,0 +1,59 @@
+"""The pytest plugin, and the suite for stores, as their users meet them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+USES_THE_FIXTURE = """
+from headgate import Limiter
+
+def test_time_is_a_matter_of_the_test(manual_clock):
+    limiter = Limiter("1/minute", clock=manual_clock)
+    assert limiter.check("user")
+    assert not limiter.check("user")
+    manual_clock.advance(60)
+    assert limiter.check("user")
+"""
+GENEROUS_STORE = """
+from headgate import MemoryStore
+from headgate.testing.conformance import StoreConformance, StoreTraces
+
+class Generous(MemoryStore):
+    def refund(self, plan, cost):
+        return super().refund(plan, cost + 1)
+
+class TestGenerous(StoreConformance):
+    def make_store(self, clock):
+        return Generous(clock=clock)
+
+class TestGenerousTraces(StoreTraces):
+    def make_store(self, clock):
+        return Generous(clock=clock)
+
+class TestNothing(StoreTraces):
+    pass
+"""
+
+
+def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_fixture_is_there_without_any_configuration(tmp_path: Path) -> None:
+    result = run_pytest(tmp_path, USES_THE_FIXTURE)
+    assert result.returncode == 0, result.stdout
+    assert "1 passed" in result.stdout
+
+
+def test_the_suite_finds_a_store_that_breaks_the_contract(tmp_path: Path) -> None:
+    result = run_pytest(tmp_path, GENEROUS_STORE)
+    assert result.returncode == 1, result.stdout
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
+    assert any("test_refund_gives_back_at_most_what_is_used" in line for line in failed)
+    assert any("TestGenerousTraces" in line for line in failed)
+    assert any("TestNothing" in line and "must define make_store" in line for line in failed)
+    assert not any("test_retry_after_is_exact" in line for line in failed)
