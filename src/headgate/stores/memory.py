@@ -1,7 +1,7 @@
 """State in this process: a dictionary under a lock.
 
 Atomic under threads and under asyncio. One lock, not several: an operation holds it for less than a microsecond, and
-in the measurements sharding cost more than it gained.
+threads of one interpreter hardly ever run at the same time.
 
 Memory is bounded twice:
 
@@ -10,8 +10,8 @@ Memory is bounded twice:
   later, so the work is constant per operation.
 * At most `max_keys` states are kept. None that still counts is ever dropped, for that would hand its key fresh budget.
   Instead, keys that find the store full share states: each falls by its hash into one of a fixed number of *overflow*
-  states of its limit, and stays there until that state is void. Keys in one overflow state draw on one budget, so they
-  may be refused early but never together pass more than one key could.
+  states of its limit. Keys in one overflow state draw on one budget, so they may be refused early but never pass more
+  together than one key could. When there is room again, a key gets a state of its own, which begins as a copy.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class MemoryStore:
             return self._bind_several(family)
         acquire, release = self._lock.acquire, self._lock.release
         clock = None if type(self.clock) is SystemClock else self.clock.now  # None: read it without another call
-        states = self._table(family.spaces[0]).own
+        with self._lock:
+            states = self._table(family.spaces[0]).own
         find, step = states.get, family.quotas[0].step
         one = 1  # compared by identity: True and 1.0 equal it, but are no costs
 
