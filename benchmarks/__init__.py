@@ -1,0 +1,1 @@
+"""Measures Headgate against its peers and a floor, and renders docs/benchmarks.md: ``python -m benchmarks``."""

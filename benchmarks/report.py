@@ -1,0 +1,216 @@
+"""Renders docs/benchmarks.md: what and why, verdicts, method, environment, then the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from benchmarks import method
+from benchmarks.accuracy import ALL, Accuracy
+from benchmarks.contenders import PEERS
+from benchmarks.memory import LOG_ADMISSIONS, Footprint
+from benchmarks.operations import NAMES, Operations
+from benchmarks.scenarios import Kind
+from benchmarks.timing import Figure
+from benchmarks.trace import PATTERNS
+from benchmarks.verdicts import LEAST_TIMES_FASTER, MOST_TIMES_FLOOR, Row, verdict
+
+LIBRARIES = ("headgate", "limits", "throttled-py", "pyrate-limiter")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that one run measured."""
+
+    environment: dict[str, str]
+    rows: list[Row]
+    operations: list[Operations]
+    footprints: list[Footprint]
+    accuracy: Accuracy
+
+
+def render(results: Results) -> str:
+    """Return the report as Markdown."""
+    parts = [
+        "# Benchmarks\n",
+        method.WHAT,
+        "## Verdicts\n",
+        summary(results.rows),
+        "## Method\n",
+        method.METHOD,
+        "## Environment\n",
+        table(("", ""), results.environment.items()),
+        "## Decisions: one limit\n",
+        method.DECISIONS,
+        _decisions([row for row in results.rows if len(row.scenario.limits) == 1]),
+        "## Decisions: three limits\n",
+        method.THREE_LIMITS,
+        _decisions([row for row in results.rows if len(row.scenario.limits) > 1]),
+        "## Every call that was timed\n",
+        method.EVERY_CALL,
+        _every_call(results.rows),
+        "## Other operations\n",
+        method.OPERATIONS,
+        _operations(results.operations),
+        "## Memory\n",
+        method.MEMORY,
+        _memory(results.footprints),
+        "## Accuracy of the sliding window counter\n",
+        method.accuracy(results.accuracy),
+        _accuracy(results.accuracy),
+        method.accuracy_reading(results.accuracy),
+    ]
+    return "\n".join(parts)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table; the first column is text, the rest are right-aligned."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def summary(rows: list[Row]) -> str:
+    """Return how many rows pass, and the worst of each algorithm, as Markdown."""
+    parts = ["The worst row of each algorithm and path, over one key and many; all rows are further down.\n"]
+    for limits, group in groupby(rows, lambda row: len(row.scenario.limits)):
+        few = list(group)
+        judged = [row for row in few if row.beats_peers is not None]
+        name = {1: "One limit", 3: "Three limits"}.get(limits, f"{limits} limits")
+        within, faster = sum(row.within_floor for row in few), sum(row.beats_peers is True for row in judged)
+        parts.append(
+            f"**{name}** per request: {within} of {len(few)} rows are within {MOST_TIMES_FLOOR:g}x of the floor,\n"
+            f"{faster} of {len(judged)} are at least {LEAST_TIMES_FASTER:g}x faster than the fastest peer.\n"
+        )
+        parts.append(_worst(few))
+    return "\n".join(parts)
+
+
+def _worst(rows: list[Row]) -> str:
+    head = (
+        "algorithm, path",
+        "x floor",
+        f"within {MOST_TIMES_FLOOR:g}x",
+        "x faster than fastest peer",
+        f"{LEAST_TIMES_FASTER:g}x faster",
+    )
+    lines = []
+    for (kind, path), group in groupby(rows, lambda row: (row.scenario.kind, row.scenario.path)):
+        few = list(group)
+        highest = max(few, key=lambda row: row.times_floor)
+        closest = min(few, key=lambda row: row.times_faster or 0)
+        floor = _times(highest.times_floor), verdict(highest.within_floor)
+        peers = _times(closest.times_faster), verdict(closest.beats_peers)
+        lines.append((f"{kind}, {path}", *floor, *peers))
+    return table(head, lines)
+
+
+def _decisions(rows: list[Row]) -> str:
+    head = (
+        "algorithm, path, keys",
+        "floor",
+        "headgate",
+        "x floor",
+        f"within {MOST_TIMES_FLOOR:g}x",
+        "fastest peer, equal work",
+        "x faster",
+        f"{LEAST_TIMES_FASTER:g}x faster",
+        "fastest bare call",
+        "x faster than bare",
+    )
+    return table(head, map(_decision, rows))
+
+
+def _decision(row: Row) -> tuple[object, ...]:
+    equal, bare = row.fastest_equal, row.fastest_bare
+    return (
+        f"{row.scenario.kind}, {row.scenario.path}, {row.scenario.keys:,}",
+        _ns(row.floor),
+        _ns(row.ours),
+        _times(row.times_floor),
+        verdict(row.within_floor),
+        f"{equal.name} {_ns(equal.figure)}" if equal else "none",
+        _times(row.times_faster),
+        verdict(row.beats_peers),
+        f"{bare.name} {_ns(bare.figure)}" if bare else "none",
+        _times(row.times_faster_than_bare),
+    )
+
+
+def _every_call(rows: list[Row]) -> str:
+    head = ("algorithm, path, keys, limits", "floor", "headgate")
+    works = [(peer.name, peer.work) for peer in PEERS]
+    lines = []
+    for row in rows:
+        found = {(peer.name, peer.work): peer.figure for peer in row.peers}
+        scenario = row.scenario
+        name = f"{scenario.kind}, {scenario.path}, {scenario.keys:,}, {len(scenario.limits)}"
+        lines.append((name, _spread(row.floor), _spread(row.ours), *(_spread(found.get(work)) for work in works)))
+    return table((*head, *(f"{name}: {work}" for name, work in works)), lines)
+
+
+def _operations(measured: list[Operations]) -> str:
+    lines = [(each.kind, *(_spread(each.figures[name]) for name in NAMES)) for each in measured]
+    return table(("algorithm", *NAMES), lines)
+
+
+def _memory(footprints: list[Footprint]) -> str:
+    lines = []
+    for kind in Kind:
+        for admissions in (1, LOG_ADMISSIONS):
+            found = {each.contender: each for each in footprints if (each.kind, each.admissions) == (kind, admissions)}
+            if found:
+                keys = next(iter(found.values())).keys
+                sizes = (f"{found[name].bytes_per_key:,.0f}" if name in found else "-" for name in LIBRARIES)
+                lines.append((kind, f"{keys:,}", admissions, *sizes))
+    return table(("algorithm", "keys", "admissions per key", *LIBRARIES), lines)
+
+
+def _accuracy(accuracy: Accuracy) -> str:
+    head = (
+        "clients",
+        "requests",
+        "wrongly decided, counting all",
+        "mean rate error",
+        "enforcing: over-admitted",
+        "refused with room",
+        "of these, room for one",
+        "refused by counter",
+        "refused by log",
+    )
+    what = {pattern.name: f"{pattern.name}: {pattern.what}" for pattern in PATTERNS} | {ALL: "**all**"}
+    return table(
+        head,
+        (
+            (
+                what[name],
+                f"{tally.requests:,}",
+                percent(tally.misjudged, tally.requests),
+                percent(tally.rate_errors, tally.requests, 1),
+                percent(tally.over_admitted, tally.requests),
+                percent(tally.refused_with_room, tally.requests),
+                percent(tally.refused_with_room_for_one, tally.refused_with_room, 0),
+                f"{tally.counter_refusals:,}",
+                f"{tally.log_refusals:,}",
+            )
+            for name, tally in accuracy.tallies.items()
+        ),
+    )
+
+
+def percent(part: float, whole: float, digits: int = 3) -> str:
+    """Return a share in percent; "-" of nothing."""
+    return f"{100 * part / whole:.{digits}f} %" if whole else "-"
+
+
+def _ns(figure: Figure) -> str:
+    return f"{figure.best:,.0f}"
+
+
+def _spread(figure: Figure | None) -> str:
+    return "-" if figure is None else f"{figure.best:,.0f} +{100 * figure.spread:.0f} %"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
