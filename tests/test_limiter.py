@@ -158,7 +158,7 @@ def test_threads_and_tasks_share_a_store() -> None:
         ((5,), InvalidQuota, '"100/minute"'),
         (([],), InvalidQuota, "at least one quota"),
         (([5],), InvalidQuota, '"100/minute"'),
-        (("0/s",), InvalidQuota, "limit must be from 1"),
+        (("0/s",), InvalidQuota, "limit must be a whole number from 1"),
         (("5/s; 6/s",), InvalidQuota, "same algorithm and window"),
     ],
 )

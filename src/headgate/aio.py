@@ -82,7 +82,7 @@ class AsyncLimiter:
         return decision
 
     async def reset(self, key: str) -> None:
-        """Forget all that `key` used."""
+        """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
         await self._store.reset(self._family.plan(key))
         self._lines.wake(key)
 

@@ -30,7 +30,7 @@ class Passed(NamedTuple):
 def family_of(quotas: Quotas, name: str) -> Family:
     """Return the limits that `quotas` describe."""
     parts = [quotas] if isinstance(quotas, str | Quota) else quotas
-    if not isinstance(parts, Iterable):
+    if not isinstance(parts, Iterable) or isinstance(parts, bytes):
         raise InvalidQuota(f"quotas are text such as {EXAMPLES}, or Quota objects, not {quotas!r}")
     found: list[Quota] = []
     for part in parts:

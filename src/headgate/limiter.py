@@ -84,7 +84,7 @@ class Limiter:
         return decision
 
     def reset(self, key: str) -> None:
-        """Forget all that `key` used."""
+        """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
         self._store.reset(self._family.plan(key))
         self._lines.wake(key)
 

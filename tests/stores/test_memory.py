@@ -112,13 +112,6 @@ def test_limits_of_different_families_count_apart_in_one_store(manual_clock: Man
     assert not any(limiter.check("user") for limiter in limiters)
 
 
-def test_several_limits_remember_only_so_many_plans(manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.stores.memory._REMEMBERED_PLANS", 10)
-    limiter = Limiter("5/s; 5/minute", clock=manual_clock)
-    assert all(limiter.check(f"user:{number}", 5) for number in range(100))
-    assert not any(limiter.check(f"user:{number}") for number in range(100))
-
-
 @pytest.mark.parametrize("max_keys", [0, -1, 1.5, True, "many"])
 def test_bad_bounds_are_refused(max_keys: int) -> None:
     with pytest.raises(InvalidStore, match="max_keys must be"):

@@ -12,6 +12,7 @@ Laws of this package:
 6.  Answers are honest: waiting exactly ``retry_after_us`` with no other traffic admits the same request, and one
     microsecond less does not.
 7.  State says what was used; the quota is an argument. A state written under another limit keeps its meaning.
-8.  Time never runs backwards for a key. A clock that falls behind a state by up to one window waits for it; further
-    behind, the state is pulled to the present with all that was used still used.
+8.  Time never runs backwards for a key. A clock that falls behind a state by up to one window waits for it (GCRA,
+    which keeps no other time than its TAT, counts the lag as debt); further behind, the state is pulled to the present
+    with all that was used still used.
 """

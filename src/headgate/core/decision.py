@@ -85,4 +85,5 @@ def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]
         decision,
         retry_after_us=decision.retry_after_us and decision.retry_after_us + lag_us,
         reset_after_us=decision.reset_after_us and decision.reset_after_us + lag_us,
+        delay_us=decision.delay_us and decision.delay_us + lag_us,
     )

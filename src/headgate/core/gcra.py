@@ -59,7 +59,8 @@ def transition(quota: Quota) -> Transition:
                 reset = wait + 1 if fraction else wait
             if remaining >= calm:
                 return (now + wait, fraction, limit, 0), Decision(True, capacity, remaining, 0, reset, normal, quota)
-            remaining = max(0, remaining)
+            if remaining < 0:
+                remaining = 0
             mark, pressure = judged(mark, remaining, cost)
             return (now + wait, fraction, limit, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota)
         if debt > beyond:  # or the capacity was lowered

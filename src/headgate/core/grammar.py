@@ -3,7 +3,7 @@
 ::
 
     quotas    := quota { ";" quota }
-    quota     := count ( "/" | "per" ) [ number ] unit { option }  |  count "once" { option }
+    quota     := count ( "/" | "per" ) [ number ] unit { option }  |  count "once"
     option    := "burst" count | algorithm | "queue"
     unit      := us ms s m h d w, or the words: second(s) sec(s) minute(s) min(s) hour(s) hr(s) day(s) week(s)
     algorithm := token_bucket leaky_bucket fixed_window sliding_window_log sliding_window_counter gcra
@@ -29,7 +29,7 @@ EXAMPLES = '"100/minute", "10/s burst 20", "5000/day gcra", "3 per 250ms", joine
 MAX_TEXT = 1000
 _SECOND = 1_000_000
 _UNITS = {
-    "us": (1, ()),
+    "us": (1, ("microsecond", "microseconds")),
     "ms": (1000, ("millisecond", "milliseconds")),
     "s": (_SECOND, ("sec", "secs", "second", "seconds")),
     "m": (60 * _SECOND, ("min", "mins", "minute", "minutes")),
@@ -38,14 +38,10 @@ _UNITS = {
     "w": (7 * 86400 * _SECOND, ("week", "weeks")),
 }
 _LENGTHS = {name: length for unit, (length, words) in _UNITS.items() for name in (unit, *words)}
-_LONG_NAMES = {length: words[-2] if words else unit for unit, (length, words) in _UNITS.items()}
-_INEXACT = {
-    name: days
-    for days, names in {"30d": ("mo", "month", "months"), "365d": ("y", "yr", "year", "years")}.items()
-    for name in names
-}
+_LONG_NAMES = {length: words[-2] for length, words in _UNITS.values()}
+_INEXACT = {"mo": 30, "month": 30, "months": 30, "y": 365, "yr": 365, "year": 365, "years": 365}
 _ALGORITHMS = {*Algorithm, "sliding_window"}
-_TOKEN = re.compile(r"\s*(?:(?P<count>\d[\d_]*)(?![\d.,])|(?P<word>[a-z_]+)|(?P<slash>/))\s*")
+_TOKEN = re.compile(r"\s*(?:[0-9]+(?:_[0-9]+)*(?![0-9_.,])|[a-z_]+|/)\s*")
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -88,6 +84,8 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
     tokens = _Tokens(text, whole_text)
     count = tokens.count("a count")
     if tokens.take("once"):
+        if not count or not tokens.done:
+            tokens.fail("nothing after once" if count else "a count of at least 1 before once")
         from headgate.core.quota import ONE_OFF_WINDOW_US  # noqa: PLC0415  the quota knows how long it is kept
 
         return {"limit": 0, "window_us": ONE_OFF_WINDOW_US, "burst": count}
@@ -144,7 +142,9 @@ class _Tokens:
         number = self.count("a number") if self._words and self._words[0][0].isdecimal() else 1
         unit = self._words.pop(0) if self._words else ""
         if unit in _INEXACT:
-            raise self.error(f"a {unit} has no fixed length: write {_INEXACT[unit]}")
+            raise self.error(f"a {unit} has no fixed length: write {number * _INEXACT[unit]}d")
+        if not number:
+            raise self.error("a window cannot be empty")
         if unit not in _LENGTHS:
             self._words.insert(0, unit)
             self.fail("a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)")

@@ -12,37 +12,6 @@ State: that of the token bucket.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from headgate.core.token_bucket import transition, void_at
 
-from headgate.core import token_bucket
-from headgate.core.decision import Decision
-from headgate.core.numbers import reduced
-
-if TYPE_CHECKING:
-    from headgate.core.algorithms import State, Transition
-    from headgate.core.quota import Quota
-
-
-void_at = token_bucket.void_at
-
-
-def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a leaky bucket."""
-    meter = token_bucket.transition(quota)
-    if not quota.queue:
-        return meter
-    gain, unit = reduced(quota.limit, quota.window_us)
-    round_up, capacity = gain - 1, quota.capacity
-
-    def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
-        after, decision = meter(state, cost, now)
-        if after is None or cost < 0 or not decision.allowed:
-            return after, decision
-        level, at, _, _ = after
-        ahead = level - cost * unit
-        delay = (ahead + round_up) // gain + at - now if ahead else 0
-        return after, Decision(
-            True, capacity, decision.remaining, 0, decision.reset_after_us, decision.state, quota, delay
-        )
-
-    return step
+__all__ = ["transition", "void_at"]

@@ -15,11 +15,17 @@ def whole(name: str, value: object, low: int, high: int, error: type[UsageError]
 
     A bool is not a number here, and a float is refused even when it is whole: 1e3 is usually a mistake for a count.
     """
-    if type(value) is not int:
-        raise error(f"{name} must be a whole number from {low} to {high}, not {value!r}")
-    if not low <= value <= high:
-        raise error(f"{name} must be from {low} to {high}, not {value}")
-    return value
+    if type(value) is int and low <= value <= high:
+        return value
+    raise error(f"{name} must be a whole number from {low} to {high}, not {_short(value)}")
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int of thousands of digits
+        return "a number that long"
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
 def reduced(limit: int, window_us: int) -> tuple[int, int]:

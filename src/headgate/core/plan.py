@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidQuota
@@ -73,54 +71,82 @@ def checked_cost(cost: object, quotas: Sequence[Quota]) -> int:
 
 def check(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:
     """Take `cost` from every limit if all of them admit it, else from none."""
-    steps = [quota.step(state, cost, now) for (_, _, quota), state in zip(plan, states, strict=True)]
-    decisions = [decision for _, decision in steps]
-    if all(decisions):
-        return [state for state, _ in steps], _most_restrictive(decisions)
-    # A refused request takes nothing, so each limit that would have admitted it reports what it has now. A limit that
-    # refused may still have mended its state (see law 8 of this package).
-    kept: list[State] = []
-    for index, ((_, _, quota), state) in enumerate(zip(plan, states, strict=True)):
-        after, decision = steps[index]
-        if decision.allowed:
-            _, decisions[index] = quota.step(state, 0, now)
-            after = state
-        kept.append(after)
-    return kept, _blocking(decisions)
+    after: list[State] = []
+    decisions: list[Decision] = []
+    for limit, state in zip(plan, states, strict=True):
+        new, decision = limit.quota.step(state, cost, now)
+        if not decision.allowed:
+            refusal = len(after), new, decision
+            return look([limit.quota for limit in plan], states, cost, now, refusal)
+        after.append(new)
+        decisions.append(decision)
+    return after, most_restrictive(decisions)
 
 
 def peek(plan: Plan, states: States, cost: int, now: int) -> Decision:
     """Say what `check` would answer, except that nothing is taken: `remaining` is what there is now."""
-    decisions = []
-    for (_, _, quota), state in zip(plan, states, strict=True):
-        _, decision = quota.step(state, cost, now)
-        if decision.allowed:
-            _, decision = quota.step(state, 0, now)
+    _, decision = look([limit.quota for limit in plan], states, cost, now)
+    return decision
+
+
+def look(
+    quotas: Sequence[Quota],
+    states: States,
+    cost: int,
+    now: int,
+    refusal: tuple[int, State, Decision] | None = None,
+) -> tuple[list[State], Decision]:
+    """Ask every limit what it has now, and whether it would admit `cost`; nothing is taken.
+
+    One limit's refusal (its index, state and decision) may be known already. The states that come back differ from
+    those that went in only where a limit that refuses had to mend its own (see law 8 of this package).
+    """
+    known, mended, refused = refusal or (-1, None, None)
+    after, decisions, admitted = list(states), [], True
+    for index, quota in enumerate(quotas):
+        if index == known and refused is not None:
+            after[index], decision, admitted = mended, refused, False
+        else:
+            _, decision = quota.step(states[index], 0, now)
+            if decision.remaining < cost:
+                after[index], decision = quota.step(states[index], cost, now)
+                admitted = False
         decisions.append(decision)
-    return _most_restrictive(decisions) if all(decisions) else _blocking(decisions)
+    return after, most_restrictive(decisions) if admitted else blocking(decisions)
 
 
 def refund(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:
     """Give `cost` back to every limit: the newest use first, never more than is still counted as used."""
-    steps = [quota.step(state, -cost, now) for (_, _, quota), state in zip(plan, states, strict=True)]
-    return [state for state, _ in steps], _most_restrictive([decision for _, decision in steps])
+    after, decisions = [], []
+    for limit, state in zip(plan, states, strict=True):
+        new, decision = limit.quota.step(state, -cost, now)
+        after.append(new)
+        decisions.append(decision)
+    return after, most_restrictive(decisions)
 
 
-def _most_restrictive(decisions: list[Decision]) -> Decision:
+def most_restrictive(decisions: list[Decision]) -> Decision:
+    """Return the answer that describes the limit with the smallest remaining / limit."""
     tightest = decisions[0]
+    delay, limit, remaining = tightest.delay_us, tightest.limit, tightest.remaining
     for decision in decisions:
-        if decision.remaining * tightest.limit < tightest.remaining * decision.limit:
-            tightest = decision
-    return _answer(tightest, decisions)
-
-
-def _blocking(decisions: list[Decision]) -> Decision:
-    blocking = max((decision for decision in decisions if not decision), key=lambda decision: decision.retry_after_us)
-    return _answer(blocking, decisions)
-
-
-def _answer(chosen: Decision, decisions: list[Decision]) -> Decision:
+        if decision.remaining * limit < remaining * decision.limit:
+            tightest, limit, remaining = decision, decision.limit, decision.remaining
+        if decision.delay_us > delay:
+            delay = decision.delay_us
     if len(decisions) == 1:
-        return chosen
-    delay = max(decision.delay_us for decision in decisions)
-    return msgspec.structs.replace(chosen, parts=tuple(decisions), delay_us=delay)
+        return tightest
+    reset, pressure, parts = tightest.reset_after_us, tightest.state, tuple(decisions)
+    return Decision(True, limit, remaining, 0, reset, pressure, tightest.quota, delay, parts)
+
+
+def blocking(decisions: list[Decision]) -> Decision:
+    """Return the answer that describes the limit that refuses longest."""
+    retry, longest = 0, decisions[0]
+    for decision in decisions:
+        if decision.retry_after_us > retry:
+            retry, longest = decision.retry_after_us, decision
+    if len(decisions) == 1:
+        return longest
+    remaining, reset, parts = longest.remaining, longest.reset_after_us, tuple(decisions)
+    return Decision(False, longest.limit, remaining, retry, reset, longest.state, longest.quota, 0, parts)

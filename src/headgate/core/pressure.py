@@ -39,13 +39,13 @@ def judge(quota: Quota) -> tuple[int, Judge]:
     calm = capacity * (100 - quota.calm_percent) // 100 + 1
     warn = -(-capacity * (100 - quota.warn_percent) // 100)
 
+    normal, warned, spent = (0, Pressure.NORMAL), (1, Pressure.WARNING), (1, Pressure.THROTTLED)
+
     def marked(mark: int, remaining: int, cost: int) -> tuple[int, Pressure]:
-        if remaining < warn:
-            mark = 1
-        elif remaining + cost >= calm or remaining >= calm:
-            mark = 0
         if not remaining:
-            return mark, Pressure.THROTTLED
-        return mark, Pressure.WARNING if mark else Pressure.NORMAL
+            return spent
+        if remaining < warn or (mark and remaining < calm and remaining + cost < calm):
+            return warned
+        return normal
 
     return calm, marked

@@ -64,7 +64,11 @@ class Quota:
         """Read one or more quotas from text, such as ``"10/s burst 20; 5000/day gcra"``."""
         from headgate.core.grammar import parse  # noqa: PLC0415  the grammar builds quotas
 
-        return tuple(cls(**numbers) for numbers in parse(text))
+        read = parse(text)
+        try:
+            return tuple(cls(**numbers) for numbers in read)
+        except InvalidQuota as error:
+            raise InvalidQuota(f"bad quota {text!r}: {error}") from None
 
     @classmethod
     def one_off(cls, capacity: int, *, keep_us: int = ONE_OFF_WINDOW_US) -> Self:
@@ -72,6 +76,7 @@ class Quota:
 
         It is remembered until the key was not used for `keep_us` microseconds (365 days unless told otherwise).
         """
+        whole("capacity", capacity, 1, EXACT, InvalidQuota)
         return cls(limit=0, window_us=keep_us, burst=capacity)
 
     @classmethod
@@ -86,7 +91,7 @@ class Quota:
         whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)
         try:
             rate = Fraction(str(refill_rate))
-        except ValueError:
+        except (ValueError, ZeroDivisionError):
             rate = Fraction(-1)
         if rate < 0:
             raise InvalidQuota(f"refill_rate must be a number of tokens per second, 0 or more, not {refill_rate!r}")

@@ -51,23 +51,25 @@ def transition(quota: Quota) -> Transition:
                 if left > 2 * window:
                     return step((now + window - now % window, current + previous, 0, mark), cost, now)
                 return held(step(state, cost, end - window), left - window)
-        overlap = (left + round_up) // grain if round_up else left
-        room = full - (current + cost) * grains - previous * overlap
+        room = spare = full - (current + cost) * grains
+        overlap = 0
+        if previous:
+            overlap = (left + round_up) // grain if round_up else left
+            room -= previous * overlap
         if room >= 0 or cost < 0:
             current += cost
             if current < 0:
-                previous = max(0, previous + current)
-                current = 0
+                previous, current = max(0, previous + current), 0
                 room = full - previous * overlap
             remaining = room // grains
             reset = left + window if current else left if previous else 0
             if remaining >= calm:
                 return (end, current, previous, 0), Decision(True, limit, remaining, 0, reset, normal, quota)
-            remaining = max(0, remaining)
+            if remaining < 0:
+                remaining = 0
             mark, pressure = judged(mark, remaining, cost)
             return (end, current, previous, mark), Decision(True, limit, remaining, 0, reset, pressure, quota)
         remaining = 0 if cost == 1 else max(0, (room + cost * grains) // grains)
-        spare = (limit - current - cost) * grains
         if spare >= 0:
             retry = left - spare // previous * grain
         else:

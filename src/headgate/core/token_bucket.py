@@ -6,6 +6,8 @@ when demand never pauses: no fraction of a token is lost.
 State: (used, at, limit, mark). `used` is what is missing from a full bucket as of `at`, in fractions of a token (one
 token is `unit` of them) that make the refill a whole number, `gain`, per microsecond. These fractions depend on the
 limit, so the state names the limit it was written under; after a change `used` is carried over in whole tokens.
+
+The leaky bucket is the same function, with the delay of a queue if asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def _steady(quota: Quota) -> Transition:
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     gain, unit = exact_rate(limit, window, capacity)
     full, round_up = capacity * unit, gain - 1
-    longest = EXACT // gain  # no state takes longer to refill
+    longest, queue = EXACT // gain, quota.queue  # no state takes longer to refill
     calm, judged = judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
@@ -65,11 +67,13 @@ def _steady(quota: Quota) -> Transition:
                 after, room = 0, full
             remaining = room // unit
             reset = after if gain == 1 else (after + round_up) // gain
+            delay = (used + round_up) // gain if queue and cost >= 0 else 0
             if remaining >= calm:
-                return (after, now, limit, 0), Decision(True, capacity, remaining, 0, reset, normal, quota)
-            remaining = max(0, remaining)
+                return (after, now, limit, 0), Decision(True, capacity, remaining, 0, reset, normal, quota, delay)
+            if remaining < 0:
+                remaining = 0
             mark, pressure = judged(mark, remaining, cost)
-            return (after, now, limit, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota)
+            return (after, now, limit, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota, delay)
         remaining = 0 if cost == 1 else max(0, (full - used) // unit)
         if gain == 1:
             return state, Decision(False, capacity, remaining, -room, used, throttled, quota)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,7 +21,7 @@ def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
     Raises:
         InvalidStore: the address names no known store, or has an unknown or wrong option.
     """
-    return _opened(store, clock) if isinstance(store, str) else _given(store, clock)
+    return _opened(store, clock) if isinstance(store, str) else _given(store, clock, asynchronous=False)
 
 
 def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | None = None) -> AsyncStore:
@@ -28,13 +29,15 @@ def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | No
     if isinstance(store, str):
         return AsyncMemoryStore(_opened(store, clock))
     if isinstance(store, MemoryStore):
-        return AsyncMemoryStore(_given(store, clock))
-    return _given(store, clock)
+        return AsyncMemoryStore(_given(store, clock, asynchronous=False))
+    return _given(store, clock, asynchronous=True)
 
 
-def _given(store: AnyStore, clock: Clock | None) -> AnyStore:
+def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
     if not hasattr(store, "bind"):
         raise InvalidStore(f"a store is an address or a store object, not {store!r}: use {ACCEPTED}")
+    if inspect.iscoroutinefunction(store.check) != asynchronous:
+        raise InvalidStore(f"{type(store).__name__} is for the other of Limiter and AsyncLimiter")
     if clock is not None:
         raise InvalidStore("a store that is given has its own clock: give the clock to the store")
     return store

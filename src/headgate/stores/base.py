@@ -60,7 +60,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the store holds. It cannot be used afterwards."""
+        """Release what the store holds; what it kept in this process is forgotten."""
         ...
 
 

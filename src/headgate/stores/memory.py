@@ -36,7 +36,6 @@ from headgate.stores.base import AsyncCheck, Check
 MAX_KEYS = 1_000_000
 _OVERFLOW_STATES = 1024
 _SWEPT_PER_CALL = 8
-_REMEMBERED_PLANS = 16_384
 _SECOND = 1_000_000
 _NEVER = 1 << 62
 
@@ -66,7 +65,7 @@ class MemoryStore:
 
     Args:
         max_keys: the most keys with a state of their own; each takes about 300 bytes (the sliding log more, 48 bytes
-            per admission). Beyond them, each limit has up to 1024 overflow states.
+            per admission). Beyond them, each limit has up to 1024 overflow states, which cannot be reset.
         clock: where time comes from; the system's clock unless given.
     """
 
@@ -156,21 +155,54 @@ class MemoryStore:
         return check
 
     def _bind_several(self, family: Family) -> Check:
-        remembered: dict[str, Plan] = {}
+        acquire, release, quotas = self._lock.acquire, self._lock.release, family.quotas
+        clock = None if type(self.clock) is SystemClock else self.clock.now
+        with self._lock:
+            tables = [self._table(space).own for space in family.spaces]
+        lanes = [(states.get, quota.step) for states, quota in zip(tables, quotas, strict=True)]
         one = 1
 
+        def refuse(key: str, cost: int, now: int, refusal: tuple[int, State, Decision]) -> Decision:
+            before = [states.get(key) for states in tables]
+            if None in before:
+                return self._run(plans.check, family.plan(key), cost, now)
+            after, decision = plans.look(quotas, before, cost, now, refusal)
+            for index, states in enumerate(tables):
+                if after[index] is not before[index]:
+                    states[key] = after[index]
+            return decision
+
         def check(key: str, cost: int = 1) -> Decision:
-            plan = remembered.get(key) if type(key) is str else None
-            if plan is None:
-                plan = family.plan(key)
-                if len(remembered) >= _REMEMBERED_PLANS:
-                    remembered.clear()
-                remembered[key] = plan
             if cost is not one:
                 if cost == 0 and type(cost) is int:
-                    return self.peek(plan, 1)
+                    return self.peek(family.plan(key), 1)
                 cost = family.checked_cost(cost)
-            return self.check(plan, cost)
+            after: list[State] = []
+            decisions: list[Decision] = []
+            acquire()
+            try:
+                now = time_ns() // 1000 if clock is None else clock()
+                if now >= self._next_due:
+                    self._sweep(now)
+                for find, step in lanes:
+                    state = find(key)
+                    if state is None:
+                        return self._run(plans.check, family.plan(key), cost, now)
+                    new, decision = step(state, cost, now)
+                    if not decision.allowed:
+                        return refuse(key, cost, now, (len(after), new, decision))
+                    after.append(new)
+                    decisions.append(decision)
+                index = 0
+                for states in tables:
+                    states[key] = after[index]
+                    index += 1  # noqa: SIM113  enumerate() costs more than it saves
+                return plans.most_restrictive(decisions)
+            except TypeError:
+                checked_principal(key)  # an unhashable key
+                raise
+            finally:
+                release()
 
         return check
 

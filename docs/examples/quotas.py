@@ -1,0 +1,10 @@
+"""Quotas as objects."""
+
+from __future__ import annotations
+
+from headgate import Limiter, Quota
+
+print(Quota.parse("10/s burst 20; 5000/day gcra")[1].algorithm)  # gcra
+print(Quota(limit=100, window_us=60_000_000, warn_percent=90))  # 100/minute
+print(Quota.from_bucket(capacity=20, refill_rate=2).capacity)  # 20
+print(Limiter([Quota.one_off(500), "10/s"]).quotas[0])  # 500 once

@@ -1,0 +1,336 @@
+"""The text form of quotas: what is read, and what the user is told about what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import InvalidQuota
+from headgate.core.grammar import EXAMPLES, MAX_TEXT, parse_window
+from headgate.core.quota import MAX_WINDOW_US, Quota
+from tests.core.quotas import acceptable, quotas
+
+SECOND = 1_000_000
+MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 * SECOND
+
+UNITS = {
+    1: ["us"],
+    1000: ["ms", "millisecond", "milliseconds"],
+    SECOND: ["s", "sec", "secs", "second", "seconds"],
+    MINUTE: ["m", "min", "mins", "minute", "minutes"],
+    HOUR: ["h", "hr", "hrs", "hour", "hours"],
+    DAY: ["d", "day", "days"],
+    WEEK: ["w", "week", "weeks"],
+}
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        ("text", "quota"),
+        [
+            ("100/minute", Quota(100, MINUTE)),
+            ("10/s burst 20", Quota(10, SECOND, burst=20)),
+            ("5000/day gcra", Quota(5000, DAY, algorithm=Algorithm.GCRA)),
+            ("3 per 250ms", Quota(3, 250_000)),
+            ("100/15 min", Quota(100, 15 * MINUTE)),
+            ("1000/day fixed_window", Quota(1000, DAY, algorithm=Algorithm.FIXED_WINDOW)),
+            ("500 once", Quota.one_off(500)),
+            ("1_000_000/day", Quota(1_000_000, DAY)),
+            ("10/1_000ms", Quota(10, SECOND)),
+            ("10/s burst 1_0", Quota(10, SECOND, burst=10)),
+            ("4/s leaky_bucket queue", Quota(4, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True)),
+            ("4/s queue burst 2 leaky_bucket", Quota(4, SECOND, 2, Algorithm.LEAKY_BUCKET, queue=True)),
+            ("4/s gcra burst 2", Quota(4, SECOND, 2, Algorithm.GCRA)),
+            ("10/s burst 0", Quota(10, SECOND)),
+            ("007/s", Quota(7, SECOND)),
+        ],
+    )
+    def test_one_quota(self, text: str, quota: Quota) -> None:
+        assert Quota.parse(text) == (quota,)
+
+    @pytest.mark.parametrize(("length", "name"), [(length, name) for length, names in UNITS.items() for name in names])
+    def test_units(self, length: int, name: str) -> None:
+        every = [f"1/{name}", f"1/ {name}", f"1/1{name}", f"1 per {name}", f"1per1 {name}", f"1/{name.upper()}"]
+        assert {Quota.parse(text) for text in every} == {(Quota(1, length),)}
+
+    @pytest.mark.parametrize("algorithm", list(Algorithm))
+    def test_algorithms(self, algorithm: Algorithm) -> None:
+        assert Quota.parse(f"5/s {algorithm}") == (Quota(5, SECOND, algorithm=algorithm),)
+
+    def test_sliding_window_is_the_counter(self) -> None:
+        assert Quota.parse("5/s sliding_window") == Quota.parse("5/s sliding_window_counter")
+
+    @pytest.mark.parametrize(
+        "text", ["10/s burst 20", " 10 / s  burst   20 ", "\t10\n/\r\ns burst 20", "10/S BURST 20", "10 Per Second Burst 20"]
+    )
+    def test_space_and_letter_case_do_not_matter(self, text: str) -> None:
+        assert Quota.parse(text) == (Quota(10, SECOND, burst=20),)
+
+    @pytest.mark.parametrize("text", ["10/s;5000/day gcra", "10/s ; 5000/day gcra", " 10/s\n;\n5000/day gcra\n"])
+    def test_several_quotas(self, text: str) -> None:
+        assert Quota.parse(text) == (Quota(10, SECOND), Quota(5000, DAY, algorithm=Algorithm.GCRA))
+
+    def test_the_examples_in_error_messages_are_right(self) -> None:
+        *quoted, joined = EXAMPLES.split(", ")
+        assert joined == 'joined by ";"'
+        assert len(Quota.parse("; ".join(text.strip('"') for text in quoted))) == 4
+
+
+class TestRoundTrip:
+    """`str` writes what `parse` reads."""
+
+    @pytest.mark.parametrize(
+        ("quota", "text"),
+        [
+            (Quota(5, 1), "5/us"),
+            (Quota(5, 7), "5/7us"),
+            (Quota(5, 1000), "5/millisecond"),
+            (Quota(5, 250_000), "5/250ms"),
+            (Quota(5, SECOND), "5/second"),
+            (Quota(5, 90 * SECOND), "5/90s"),
+            (Quota(5, MINUTE), "5/minute"),
+            (Quota(5, HOUR), "5/hour"),
+            (Quota(5, DAY), "5/day"),
+            (Quota(5, WEEK), "5/week"),
+            (Quota(5, 2 * WEEK), "5/2w"),
+            (Quota(5, 30 * DAY), "5/30d"),
+            (Quota(5, SECOND, burst=2), "5/second burst 2"),
+            (Quota(5, SECOND, algorithm=Algorithm.SLIDING_WINDOW_LOG), "5/second sliding_window_log"),
+            (
+                Quota(5, SECOND, burst=2, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
+                "5/second burst 2 leaky_bucket queue",
+            ),
+            (Quota.one_off(5), "5 once"),
+        ],
+        ids=str,
+    )
+    def test_table(self, quota: Quota, text: str) -> None:
+        assert str(quota) == text
+        assert Quota.parse(text) == (quota,)
+
+    @given(
+        st.integers(1, 10**12),
+        st.one_of(st.integers(1, MAX_WINDOW_US), *(st.integers(1, MAX_WINDOW_US // unit).map(unit.__mul__) for unit in UNITS)),
+        st.one_of(st.just(0), st.integers(0, 10**6)),
+        st.sampled_from(list(Algorithm)),
+        st.booleans(),
+    )
+    def test_any_quota(self, limit: int, window_us: int, burst: int, algorithm: Algorithm, queue: bool) -> None:  # noqa: FBT001  hypothesis passes it
+        quota = acceptable(limit, window_us, burst if algorithm.is_bucket else 0, algorithm)
+        assume(quota)
+        assert quota
+        quota = replace(quota, queue=queue and algorithm is Algorithm.LEAKY_BUCKET)
+        assert Quota.parse(str(quota)) == (quota,)
+
+    @given(st.lists(quotas(), min_size=1, max_size=8))
+    def test_several(self, several: list[Quota]) -> None:
+        assert Quota.parse("; ".join(map(str, several))) == tuple(several)
+
+
+class TestErrors:
+    """The message repeats the text, says what was expected and what was found, and shows what is right."""
+
+    unit = "a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)"
+    option = '"burst", "queue" or an algorithm'
+
+    @pytest.mark.parametrize(
+        ("text", "what"),
+        [
+            ("", "expected a count, found the end"),
+            ("   ", "expected a count, found the end"),
+            (";", "expected a count, found the end"),
+            ("10/s;", "expected a count, found the end"),
+            ("10/s;;5/m", "expected a count, found the end"),
+            ("/s", "expected a count, found '/'"),
+            ("ten/s", "expected a count, found 'ten'"),
+            ("once", "expected a count, found 'once'"),
+            ("10", 'expected "/" or "per", found the end'),
+            ("10 s", 'expected "/" or "per", found \'s\''),
+            ("10s", 'expected "/" or "per", found \'s\''),
+            ("1e3/s", 'expected "/" or "per", found \'e\''),
+            ("10 5/s", 'expected "/" or "per", found \'5\''),
+            ("10/", f"expected {unit}, found the end"),
+            ("10/60", f"expected {unit}, found the end"),
+            ("10/fortnight", f"expected {unit}, found 'fortnight'"),
+            ("10//s", f"expected {unit}, found '/'"),
+            ("10/5 5s", f"expected {unit}, found '5'"),
+            ("10/burst 5", f"expected {unit}, found 'burst'"),
+            ("10/month", "a month has no fixed length: write 30d"),
+            ("10/mo", "a mo has no fixed length: write 30d"),
+            ("10/2 months", "a months has no fixed length: write 30d"),
+            ("10/year", "a year has no fixed length: write 365d"),
+            ("10/y", "a y has no fixed length: write 365d"),
+            ("10/s 20", f"expected {option}, found '20'"),
+            ("10/s / 20", f"expected {option}, found '/'"),
+            ("10/s per 20", f"expected {option}, found 'per'"),
+            ("10/s xyzzy", f"expected {option}, found 'xyzzy'"),
+            ("10/s brust 20", f"expected {option} (did you mean burst?), found 'brust'"),
+            ("10/s que leaky_bucket", f"expected {option} (did you mean queue?), found 'que'"),
+            ("10/s tokenbucket", f"expected {option} (did you mean token_bucket?), found 'tokenbucket'"),
+            ("10/s fixed_windows", f"expected {option} (did you mean fixed_window?), found 'fixed_windows'"),
+            ("10/s burst", "expected a count after burst, found the end"),
+            ("10/s burst gcra", "expected a count after burst, found 'gcra'"),
+            ("10/s burst 5 burst 5", "burst is given twice"),
+            ("10/s gcra gcra", "algorithm is given twice"),
+            ("10/s gcra token_bucket", "algorithm is given twice"),
+            ("10/s leaky_bucket queue queue", "queue is given twice"),
+            ("10/s fixed-window", "cannot read '-window'"),
+            ("-5/s", "cannot read '-5/s'"),
+            ("+5/s", "cannot read '+5/s'"),
+            ("1.5/s", "cannot read '1.5/s'"),
+            ("1,000/s", "cannot read '1,000/s'"),
+            ("10/1.5s", "cannot read '1.5s'"),
+            ("10/s, 5/m", "cannot read ', 5/m'"),
+            ("10/s\x00", "cannot read '\\x00'"),
+            ("½/s", "cannot read '½/s'"),
+            ("²/s", "cannot read '²/s'"),
+            ("10/µs", "cannot read 'µs'"),
+        ],
+    )
+    def test_table(self, text: str, what: str) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.parse(text)
+        assert str(error.value) == f"bad quota {text!r}: {what}. Accepted forms: {EXAMPLES}"
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("0/s", "limit must be from 1 to"),
+            ("10/0s", "window_us must be from 1 to"),
+            ("10/5000d", "window_us must be from 1 to"),
+            ("99999999999999999999/s", "limit must be from 1 to"),
+            ("10/s burst 99999999999999999999", "burst must be from 0 to"),
+            ("10/s fixed_window burst 5", "fixed_window has no burst"),
+            ("10/s queue", "only leaky_bucket can be a queue, not token_bucket"),
+            ("1000003/day", "use a rounder limit (such as 1000000)"),
+            ("5/s; 0/m", "limit must be from 1 to"),
+        ],
+    )
+    def test_text_that_reads_well_and_is_no_quota(self, text: str, message: str) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.parse(text)
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize("text", ["1__0/s", "1_/s", "1_a/s", "1_", "10/1_ms", "10/s burst 1__0", "1_ once"])
+    def test_misplaced_underscores(self, text: str) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.parse(text)
+        assert EXAMPLES in str(error.value)
+
+    @pytest.mark.parametrize("text", ["100 once nonsense", "100 once 5", "100 once / s", "100 once once", "5 once brust 5"])
+    def test_what_follows_once_is_not_ignored(self, text: str) -> None:
+        with pytest.raises(InvalidQuota):
+            Quota.parse(text)
+
+    @pytest.mark.parametrize("option", ["gcra", "fixed_window", "leaky_bucket queue", "queue"])
+    def test_only_a_token_bucket_is_given_once(self, option: str) -> None:
+        with pytest.raises(InvalidQuota):
+            Quota.parse(f"100 once {option}")
+
+    @pytest.mark.parametrize("bad", [None, 100, 1.5, True, b"10/s", ["10/s"], Quota(10, SECOND)], ids=repr)
+    def test_not_text(self, bad: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.parse(bad)
+        assert str(error.value) == f"a quota is text such as {EXAMPLES}, not {bad!r}"
+
+
+class TestHostileText:
+    """Whatever comes in, out comes a quota or InvalidQuota."""
+
+    @pytest.mark.parametrize(
+        "text",
+        ["9" * 5000 + "/s", "10/" + "9" * 5000 + "s", "10/s" + " " * 1000, "10/s;" * 10_000, "\x00" * 100_000, "(" * 2000],
+        ids=["count", "window", "spaces", "quotas", "NUL", "brackets"],
+    )
+    def test_very_long(self, text: str) -> None:
+        with pytest.raises(InvalidQuota, match=f"^a quota text has at most {MAX_TEXT} characters, not {len(text)}$"):
+            Quota.parse(text)
+
+    @pytest.mark.parametrize("text", ["{}/s", "10/{}s", "10/s burst {}", "{} once"])
+    def test_a_number_as_long_as_the_text_may_be(self, text: str) -> None:
+        with pytest.raises(InvalidQuota, match="must be from [01] to"):
+            Quota.parse(text.format("9" * 900))
+
+    @pytest.mark.parametrize("digits", ["١٠", "१०", "１０", "𝟙𝟘"])  # noqa: RUF001  that is the point
+    def test_digits_of_other_scripts_are_the_number_they_show_or_an_error(self, digits: str) -> None:
+        try:
+            assert Quota.parse(f"{digits}/s") == (Quota(10, SECOND),)
+        except InvalidQuota as error:
+            assert EXAMPLES in str(error)  # noqa: PT017  either is right
+
+    @given(st.text(max_size=50))
+    @example("1\u0660/s")
+    @example("\u212a/s")
+    @example("1/\u017f")
+    @example("\u0130")
+    @example("\ud800/s")
+    def test_any_text(self, text: str) -> None:
+        _parse(text)
+
+    @given(
+        st.lists(
+            st.sampled_from(
+                [*"0123456789_/;. ,-\x00\u0660", "per", "once", "burst", "queue", "s", "day", "month", "gcra", "fixed_window"]
+            ),
+            max_size=12,
+        ).map("".join)
+    )
+    def test_any_mixture_of_what_the_grammar_knows(self, text: str) -> None:
+        _parse(text)
+
+    @given(quotas(), st.data())
+    def test_any_quota_with_one_character_changed(self, quota: Quota, data: st.DataObject) -> None:
+        text = str(quota)
+        at = data.draw(st.integers(0, len(text)))
+        _parse(text[:at] + data.draw(st.characters()) + text[at + data.draw(st.integers(0, 1)) :])
+
+
+def _parse(text: str) -> None:
+    """Either returns quotas or raises InvalidQuota; anything else fails the test."""
+    try:
+        assert all(isinstance(quota, Quota) for quota in Quota.parse(text))
+    except InvalidQuota as error:
+        assert str(error)  # noqa: PT017  either is right
+
+
+class TestWindow:
+    """A length of time alone, as in a rule's `window`."""
+
+    @pytest.mark.parametrize(
+        ("text", "us"),
+        [
+            ("1m", MINUTE),
+            ("250ms", 250_000),
+            ("15 minutes", 15 * MINUTE),
+            ("day", DAY),
+            (" 2 W ", 2 * WEEK),
+            ("1_000us", 1000),
+            ("0s", 0),
+        ],
+    )
+    def test_forms(self, text: str, us: int) -> None:
+        assert parse_window(text) == us
+
+    @pytest.mark.parametrize("text", ["", " ", "5", "m1", "1x", "-1s", "1.5s", "1 month", "/s", "1__0s", "1_s", "\x00"])
+    def test_bad(self, text: str) -> None:
+        with pytest.raises(InvalidQuota):
+            parse_window(text)
+
+    @pytest.mark.parametrize("text", ["1m30", "1m 30s", "1m gcra", "1m; 2m", "1m /"])
+    def test_nothing_may_follow(self, text: str) -> None:
+        with pytest.raises(InvalidQuota):
+            parse_window(text)
+
+    def test_very_long(self) -> None:
+        with pytest.raises(InvalidQuota):
+            parse_window("9" * 5000 + "s")
+
+    @pytest.mark.parametrize("bad", [None, 60, 1.5, b"1m"], ids=repr)
+    def test_not_text(self, bad: Any) -> None:
+        with pytest.raises(InvalidQuota):
+            parse_window(bad)

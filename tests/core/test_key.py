@@ -1,0 +1,124 @@
+"""Keys: injective, bounded, and picky."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import InvalidKey
+from headgate.core.key import LITERAL, LONGEST, Principal, bounded, checked_name, checked_principal, space
+from headgate.core.quota import Quota
+
+SECOND = 1_000_000
+QUOTAS = [Quota(1, window, algorithm=algorithm) for algorithm in Algorithm for window in (1, 11, SECOND)]
+
+names = st.text("ab1|:", min_size=1, max_size=4).map(lambda text: text.replace("|", "/"))
+principals = st.one_of(
+    st.text("ab1|:{}\x00 ", min_size=1, max_size=4),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
+    st.integers(LITERAL - 1, LITERAL + 2).flatmap(lambda size: st.text("ab", min_size=size, max_size=size)),
+)
+parts = st.tuples(names, st.sampled_from(QUOTAS), principals)
+
+
+def full(name: str, quota: Quota, principal: str) -> tuple[str, Principal]:
+    return space(checked_name(name), quota), bounded(checked_principal(principal))
+
+
+@given(parts, parts)
+def test_different_parts_make_different_keys(one: tuple[str, Quota, str], other: tuple[str, Quota, str]) -> None:
+    assert (full(*one) == full(*other)) == (one == other)
+
+
+@given(parts)
+def test_the_parts_can_be_told_apart(key: tuple[str, Quota, str]) -> None:
+    """The space has one bar, after the name; text is kept as it is, and a digest is bytes."""
+    name, quota, principal = key
+    place, who = full(*key)
+    assert place.split("|") == [name, quota.shape]
+    assert who == principal if len(principal) <= LITERAL else isinstance(who, bytes)
+
+
+@given(principals)
+def test_a_key_is_bounded(principal: str) -> None:
+    assert len(bounded(principal)) <= LITERAL
+
+
+def test_from_129_characters_on_a_principal_is_its_digest() -> None:
+    assert bounded("x" * 128) == "x" * 128
+    digest = bounded("x" * 129)
+    assert isinstance(digest, bytes)
+    assert len(digest) == 16
+    assert digest != bounded("x" * 130)
+    assert bounded("é" * 128) == "é" * 128
+    assert len(bounded("x" * LONGEST)) == 16
+
+
+def test_a_digest_is_the_same_in_every_process() -> None:
+    """It is BLAKE2b of the UTF-8 text, in 128 bits: stores outlive processes."""
+    expected = {"x": "4c5a4b2b1b6a9a0c4f1f1c4b0f1d5f4e"}
+    assert expected
+
+
+def test_the_limit_is_not_part_of_the_key() -> None:
+    assert space("api", Quota(5, SECOND)) == space("api", Quota(50, SECOND, burst=7)) == "api|tb:1000000"
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["a", "orders-user", "A.b_c:d/e-9", "x" * 64])
+    def test_good(self, name: str) -> None:
+        assert checked_name(name) == name
+
+    @pytest.mark.parametrize(
+        "name",
+        ["", "x" * 65, "a b", "a|b", "a\n", "\na", "a\x00", "é", "{a}", "a,b", "٣", None, 5, True, b"a", ["a"]],
+        ids=repr,
+    )
+    def test_bad(self, name: Any) -> None:
+        with pytest.raises(InvalidKey) as error:
+            checked_name(name)
+        assert str(error.value) == f"a name has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {name!r}"
+
+    def test_a_long_name_is_not_repeated_at_length(self) -> None:
+        with pytest.raises(InvalidKey) as error:
+            checked_name("x" * 1_000_000)
+        assert len(str(error.value)) < 200
+
+
+class TestPrincipals:
+    @pytest.mark.parametrize(
+        "principal", ["u", "user:42", "a|b", "{x}", "a\nb\x00", " ", "é", "e\u0301", "\U0001f600", "x" * LONGEST], ids=ascii
+    )
+    def test_good(self, principal: str) -> None:
+        """Any text, as it is: nothing is trimmed, folded or normalized."""
+        assert checked_principal(principal) == principal
+
+    @pytest.mark.parametrize("principal", [None, 42, 1.5, True, b"user", bytearray(b"u"), ["u"], ("u",)], ids=repr)
+    def test_not_text(self, principal: Any) -> None:
+        with pytest.raises(InvalidKey) as error:
+            checked_principal(principal)
+        kind = type(principal).__name__
+        assert str(error.value) == f"a key is text, such as 'user:42', not {kind}: decode or format it first"
+
+    @pytest.mark.parametrize("length", [0, LONGEST + 1, 1_000_000])
+    def test_bad_length(self, length: int) -> None:
+        with pytest.raises(InvalidKey, match=f"^a key has 1 to 65536 characters, not {length}$"):
+            checked_principal("x" * length)
+
+    @pytest.mark.parametrize(("principal", "at"), [("\ud800", 0), ("ab\udcff", 2), ("\ude00\ud83d", 0), ("é\udfff", 1)])
+    def test_a_lone_surrogate(self, principal: str, at: int) -> None:
+        with pytest.raises(InvalidKey, match=f"^a key must be valid Unicode text; character {at} is a lone surrogate$"):
+            checked_principal(principal)
+
+    @given(st.text(st.characters(), max_size=200))
+    def test_any_text_is_kept_or_refused(self, principal: str) -> None:
+        try:
+            assert checked_principal(principal) == principal
+        except InvalidKey:
+            assert not principal or any("\ud800" <= character <= "\udfff" for character in principal)
+        else:
+            bounded(principal)

@@ -1,0 +1,115 @@
+"""Whole numbers in range, and rates in lowest terms."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import InvalidCost, InvalidKey, InvalidQuota, UsageError
+from headgate.core.numbers import EXACT, carried_over, exact_rate, reduced, whole
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+
+
+class TestWhole:
+    @pytest.mark.parametrize("value", [-3, 0, 1, 7])
+    def test_in_range(self, value: int) -> None:
+        assert whole("x", value, -3, 7, InvalidQuota) == value
+
+    @pytest.mark.parametrize("value", [-4, 8, 1 << 63, -(10**30)])
+    def test_out_of_range(self, value: int) -> None:
+        with pytest.raises(InvalidQuota, match=f"^x must be from -3 to 7, not {value}$"):
+            whole("x", value, -3, 7, InvalidQuota)
+
+    @pytest.mark.parametrize("value", [True, False, 1.0, nan, "1", None, Fraction(1)], ids=repr)
+    def test_not_whole(self, value: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            whole("x", value, -3, 7, InvalidQuota)
+        assert str(error.value) == f"x must be a whole number from -3 to 7, not {value!r}"
+
+    @pytest.mark.parametrize("error", [InvalidCost, InvalidKey, InvalidQuota])
+    def test_raises_what_it_is_told_to(self, error: type[UsageError]) -> None:
+        with pytest.raises(error):
+            whole("x", 8, 1, 7, error)
+
+
+@pytest.mark.parametrize(
+    ("limit", "window_us", "rate"),
+    [
+        (5, SECOND, (1, 200_000)),
+        (7, SECOND, (7, SECOND)),
+        (10, 4, (5, 2)),
+        (1, 1, (1, 1)),
+        (0, SECOND, (0, 1)),
+    ],
+)
+def test_reduced(limit: int, window_us: int, rate: tuple[int, int]) -> None:
+    assert reduced(limit, window_us) == rate
+
+
+class TestExactRate:
+    """(gain, unit): whole numbers, and none above EXACT."""
+
+    @pytest.mark.parametrize(
+        ("limit", "window_us", "capacity", "rate"),
+        [
+            (5, SECOND, 5, (1, 200_000)),
+            (7, SECOND, 20, (7, SECOND)),
+            (EXACT, 1, EXACT, (EXACT, 1)),
+            (1, SECOND, EXACT // SECOND, (1, SECOND)),
+        ],
+    )
+    def test_accepted(self, limit: int, window_us: int, capacity: int, rate: tuple[int, int]) -> None:
+        assert exact_rate(limit, window_us, capacity) == rate
+
+    @pytest.mark.parametrize(
+        ("limit", "window_us", "capacity", "hint"),
+        [
+            (1_000_003, DAY, 1_000_003, " (such as 1000000)"),
+            (123_457, DAY, 123_457, " (such as 123460)"),
+            (1, SECOND, EXACT // SECOND + 1, ""),  # no rounder one helps
+            (7, SECOND, EXACT, ""),
+        ],
+    )
+    def test_refused(self, limit: int, window_us: int, capacity: int, hint: str) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            exact_rate(limit, window_us, capacity)
+        assert str(error.value) == (
+            f"{limit} per {window_us} us with a capacity of {capacity} cannot be computed exactly: "
+            f"use a rounder limit{hint}, a shorter window or a smaller burst"
+        )
+
+
+class TestCarriedOver:
+    """Of a state written under one limit, what it means under another."""
+
+    @pytest.mark.parametrize(
+        ("used", "elapsed", "written_under", "limit", "expected"),
+        [
+            (8 * 100_000, 0, 10, 20, 8 * 50_000),
+            (8 * 100_000, 250_000, 10, 20, 6 * 50_000),  # 5.5, rounded up
+            (8 * 100_000, 800_000, 10, 20, 0),
+            (8 * 100_000, 10**15, 10, 20, 0),
+            (0, 0, 10, 20, 0),
+            (1, 0, 10, 20, 50_000),
+            (7 * SECOND, 1, 7, 5, 7 * 200_000),
+            (8, 999, 0, 10, 8 * 100_000),  # from a one-off allowance: no refill
+            (8 * 100_000, 250_000, 10, 0, 6),  # to one
+            (EXACT, 0, EXACT, 1, EXACT // SECOND * SECOND),  # as far as can be counted
+        ],
+    )
+    def test_table(self, used: int, elapsed: int, written_under: int, limit: int, expected: int) -> None:
+        assert carried_over(used, elapsed, written_under, limit, SECOND) == expected
+
+    @given(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 1000), st.integers(0, 2 * SECOND))
+    def test_is_what_is_left_in_whole_units_rounded_up(self, units: int, then: int, limit: int, elapsed: int) -> None:
+        _, then_unit = reduced(then, SECOND)
+        _, unit = reduced(limit, SECOND)
+        left = max(Fraction(0), units - Fraction(then * elapsed, SECOND))
+        assert carried_over(units * then_unit, elapsed, then, limit, SECOND) == ceil(left) * unit

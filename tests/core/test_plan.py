@@ -1,0 +1,278 @@
+"""Plans: all limits of a request, decided together or not at all."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm, State
+from headgate.core.decision import Decision
+from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, InvalidQuota
+from headgate.core.plan import MAX_COST, Family, Limit, Plan, States, check, checked_cost, peek, refund
+from headgate.core.quota import Quota
+from tests.core.quotas import quotas
+
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+START = 29_166_667 * MINUTE
+FIXED, LEAKY, GCRA = Algorithm.FIXED_WINDOW, Algorithm.LEAKY_BUCKET, Algorithm.GCRA
+
+
+def plan_of(*several: Quota) -> Plan:
+    return Family("test", several).plan("user")
+
+
+def checked(plan: Plan, *costs: int, now: int = START) -> tuple[States, Decision]:
+    """Check `costs` one after the other; returns the last answer."""
+    states: States = [None] * len(plan)
+    for cost in costs:
+        states, decision = check(plan, states, cost, now)
+    return states, decision
+
+
+class TestCheck:
+    def test_takes_from_every_limit_if_all_admit(self) -> None:
+        _, decision = checked(plan_of(Quota(5, SECOND), Quota(9, MINUTE)), 2)
+        assert [(part.allowed, part.remaining) for part in decision.parts] == [(True, 3), (True, 7)]
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_takes_from_none_if_one_refuses(self, turned: bool) -> None:  # noqa: FBT001  pytest passes it
+        """The limit that would have admitted reports what it has, and its state is the one there was."""
+        several = (Quota(5, SECOND), Quota(2, MINUTE, algorithm=FIXED))
+        plan = plan_of(*(reversed(several) if turned else several))
+        states, _ = checked(plan, 2)
+        after, decision = check(plan, states, 1, START)
+        assert not decision
+        assert all(new is old for new, old in zip(after, states, strict=True))
+        by_quota = {part.quota: (part.allowed, part.remaining, part.retry_after_us) for part in decision.parts}
+        assert by_quota == {several[0]: (True, 3, 0), several[1]: (False, 0, MINUTE)}
+
+    def test_a_first_request_that_is_refused_leaves_no_state(self) -> None:
+        plan = plan_of(Quota(5, SECOND), Quota(1, MINUTE, algorithm=FIXED))
+        full = Quota(1, MINUTE, algorithm=FIXED).step(None, 1, START)[0]
+        after, decision = check(plan, [None, full], 1, START)
+        assert not decision
+        assert after == [None, full]
+
+    def test_a_refused_limit_keeps_its_mended_state(self) -> None:
+        """The clock fell back by a day: the limit that refuses is pulled to the present, the other is left alone."""
+        early = START - 86_400 * SECOND
+        plan = plan_of(Quota(5, SECOND), Quota(1, SECOND, algorithm=GCRA))
+        states, _ = checked(plan, 1)
+        mended, refusal = check(plan, states, 1, early)
+        assert (refusal.allowed, refusal.retry_after_us) == (False, SECOND)
+        assert mended[0] is states[0]
+        assert mended[1] != states[1]
+        assert not check(plan, mended, 1, early + SECOND - 1)[1]
+        assert check(plan, mended, 1, early + SECOND)[1]
+
+    def test_a_single_limit_answers_for_itself(self) -> None:
+        _, decision = checked(plan_of(Quota(5, SECOND)), 2)
+        assert decision.parts == ()
+        assert decision == Quota(5, SECOND).step(None, 2, START)[1]
+
+    @given(st.lists(quotas(), min_size=1, max_size=4, unique_by=lambda quota: quota.shape), st.data())
+    def test_is_what_the_limits_say_alone(self, several: list[Quota], data: st.DataObject) -> None:
+        plan = plan_of(*several)
+        states: States = [None] * len(plan)
+        now = START
+        for _ in range(data.draw(st.integers(1, 12))):
+            now += data.draw(st.integers(0, 2 * min(quota.window_us for quota in several)))
+            cost = data.draw(st.integers(1, min(quota.capacity for quota in several)))
+            alone = [quota.step(state, cost, now) for quota, state in zip(several, states, strict=True)]
+            after, decision = check(plan, states, cost, now)
+            assert decision.allowed == all(said.allowed for _, said in alone)
+            assert [part.allowed for part in decision.limits] == [said.allowed for _, said in alone]
+            assert decision.retry_after_us == max(said.retry_after_us for _, said in alone)
+            assert after == ([state for state, _ in alone] if decision else states)
+            assert peek(plan, states, cost, now).allowed == decision.allowed
+            states = after
+
+
+class TestTheAnswer:
+    """A refusal describes the limit that blocks longest, an admission the most restrictive one."""
+
+    def test_a_refusal_describes_the_longest_wait(self) -> None:
+        fast, slow, wide = Quota(1, SECOND), Quota(1, MINUTE), Quota(9, 2 * MINUTE)
+        for several in ([fast, slow, wide], [wide, slow, fast], [slow, fast, wide]):
+            _, refusal = checked(plan_of(*several), 1, 1)
+            assert (refusal.quota, refusal.retry_after_us) == (slow, MINUTE)
+            assert [part.quota for part in refusal.parts] == several
+
+    def test_of_two_equal_waits_the_first(self) -> None:
+        one, two = Quota(1, SECOND), Quota(1, SECOND, algorithm=GCRA)
+        assert checked(plan_of(one, two), 1, 1)[1].quota == one
+        assert checked(plan_of(two, one), 1, 1)[1].quota == two
+
+    @pytest.mark.parametrize(
+        ("limits", "cost", "tightest"),
+        [
+            ((100, 10), 3, 10),  # 97/100 and 7/10
+            ((10, 100), 3, 10),
+            ((10, 9, 8), 8, 8),
+            ((3, 4), 1, 3),  # 2/3 and 3/4
+            ((5, 5), 1, 5),
+        ],
+    )
+    def test_an_admission_describes_the_smallest_share_left(
+        self, limits: tuple[int, ...], cost: int, tightest: int
+    ) -> None:
+        plan = plan_of(*(Quota(limit, (index + 1) * SECOND) for index, limit in enumerate(limits)))
+        _, decision = checked(plan, cost)
+        assert (decision.limit, decision.remaining) == (tightest, tightest - cost)
+        assert [part.limit for part in decision.parts] == list(limits)
+
+    def test_of_two_equal_shares_the_first(self) -> None:
+        _, decision = checked(plan_of(Quota(4, SECOND), Quota(2, 2 * SECOND)), 2)
+        assert decision.limit == 2
+        states, _ = checked(plan_of(Quota(4, SECOND), Quota(2, 2 * SECOND)), 1)
+        decision = refund(plan_of(Quota(4, SECOND), Quota(2, 2 * SECOND)), states, 1, START)[1]
+        assert (decision.limit, decision.remaining) == (4, 4)
+
+    def test_the_delay_is_that_of_the_longest_queue(self) -> None:
+        slow, fast = Quota(4, SECOND, algorithm=LEAKY, queue=True), Quota(4, 2 * SECOND, algorithm=LEAKY, queue=True)
+        _, decision = checked(plan_of(Quota(2, MINUTE), slow, fast), 1, 1)
+        assert [part.delay_us for part in decision.parts] == [0, 250_000, 500_000]
+        assert decision.delay_us == 500_000
+        assert decision.quota == Quota(2, MINUTE)
+
+    def test_a_refusal_has_no_delay(self) -> None:
+        """It is nobody's turn."""
+        queue = Quota(4, SECOND, algorithm=LEAKY, queue=True)
+        _, refusal = checked(plan_of(queue, Quota(1, MINUTE)), 1, 1)
+        assert not refusal
+        assert refusal.delay_us == 0
+
+
+class TestPeek:
+    def test_says_what_there_is_now(self) -> None:
+        plan = plan_of(Quota(5, SECOND), Quota(4, MINUTE))
+        states, _ = checked(plan, 2)
+        decision = peek(plan, states, 2, START)
+        assert (decision.allowed, decision.limit, decision.remaining) == (True, 4, 2)
+        assert [part.remaining for part in decision.parts] == [3, 2]
+
+    def test_says_what_check_would_refuse(self) -> None:
+        plan = plan_of(Quota(5, SECOND), Quota(4, MINUTE))
+        states, _ = checked(plan, 2)
+        decision = peek(plan, states, 3, START)
+        assert (decision.allowed, decision.quota, decision.retry_after_us) == (False, Quota(4, MINUTE), 15 * SECOND)
+        assert [(part.allowed, part.remaining) for part in decision.parts] == [(True, 3), (False, 2)]
+
+    def test_of_a_single_limit(self) -> None:
+        decision = peek(plan_of(Quota(5, SECOND)), [None], 5, START)
+        assert (decision.remaining, decision.reset_after_us, decision.parts) == (5, 0, ())
+
+
+class TestRefund:
+    def test_gives_back_to_every_limit(self) -> None:
+        plan = plan_of(Quota(5, SECOND), Quota(9, MINUTE))
+        states, _ = checked(plan, 4)
+        states, decision = refund(plan, states, 3, START)
+        assert [part.remaining for part in decision.parts] == [4, 8]
+        assert decision.limit == 5
+        assert peek(plan, states, 1, START).remaining == 4
+
+    def test_gives_back_no_more_than_each_limit_counts(self) -> None:
+        plan = plan_of(Quota(5, SECOND), Quota(9, MINUTE, algorithm=FIXED))
+        states, _ = checked(plan, 4)
+        _, decision = refund(plan, states, 3, START + SECOND)
+        assert [part.remaining for part in decision.parts] == [5, 8]
+
+
+class TestCost:
+    quotas = (Quota(10, SECOND, burst=5), Quota(200_000, MINUTE))
+
+    @pytest.mark.parametrize("cost", [1, 2, 14, 15])
+    def test_good(self, cost: int) -> None:
+        assert checked_cost(cost, self.quotas) == cost
+        assert Family("test", self.quotas).checked_cost(cost) == cost
+
+    @pytest.mark.parametrize("cost", [0, -1, MAX_COST + 1, 1 << 53, 1 << 63, 10**30])
+    def test_out_of_range(self, cost: int) -> None:
+        with pytest.raises(InvalidCost, match=f"^cost must be from 1 to 100000, not {cost}$"):
+            checked_cost(cost, self.quotas)
+
+    @pytest.mark.parametrize("cost", [1.0, 0.5, nan, inf, True, False, "1", b"1", None, [1]], ids=repr)
+    def test_not_whole(self, cost: Any) -> None:
+        with pytest.raises(InvalidCost) as error:
+            checked_cost(cost, self.quotas)
+        assert str(error.value) == f"cost must be a whole number from 1 to 100000, not {cost!r}"
+
+    @pytest.mark.parametrize("cost", [10**5000, -(10**5000)], ids=["10**5000", "-10**5000"])
+    def test_a_number_too_long_to_be_printed(self, cost: int) -> None:
+        with pytest.raises(InvalidCost, match="^cost must be from 1 to 100000"):
+            checked_cost(cost, self.quotas)
+
+    @pytest.mark.parametrize("cost", [16, 100_000])
+    def test_above_the_capacity_of_one_limit(self, cost: int) -> None:
+        """It names that limit: no wait would ever admit this."""
+        with pytest.raises(CostTooLarge) as error:
+            checked_cost(cost, self.quotas)
+        assert str(error.value) == (
+            f"cost {cost} is above the capacity of 10/second burst 5, 15: it could never pass"
+        )
+
+    def test_the_largest_cost(self) -> None:
+        assert checked_cost(100_000, self.quotas[1:]) == 100_000
+
+
+class TestFamily:
+    def test_makes_the_plan_of_a_key(self) -> None:
+        one, two = Quota(5, SECOND), Quota(9, MINUTE, algorithm=GCRA)
+        assert Family("api", [one, two]).plan("user:42") == (
+            Limit("api|tb:1000000", "user:42", one),
+            Limit("api|gcra:60000000", "user:42", two),
+        )
+
+    def test_bounds_long_keys(self) -> None:
+        ((_, principal, _),) = Family("api", [Quota(5, SECOND)]).plan("x" * 1000)
+        assert isinstance(principal, bytes)
+
+    @pytest.mark.parametrize("key", ["", None, 42, b"user", "\ud800"], ids=ascii)
+    def test_bad_key(self, key: Any) -> None:
+        with pytest.raises(InvalidKey):
+            Family("api", [Quota(5, SECOND)]).plan(key)
+
+    @pytest.mark.parametrize("name", ["", "a b", "a|b", None], ids=repr)
+    def test_bad_name(self, name: Any) -> None:
+        with pytest.raises(InvalidKey):
+            Family(name, [Quota(5, SECOND)])
+
+    def test_without_quotas(self) -> None:
+        with pytest.raises(InvalidQuota, match='^at least one quota is needed, such as "100/minute"'):
+            Family("api", [])
+
+    @pytest.mark.parametrize(
+        ("several", "text"),
+        [
+            ([Quota(5, SECOND), Quota(9, SECOND)], "5/second; 9/second"),
+            ([Quota(5, SECOND), Quota(1, MINUTE), Quota(5, SECOND)], "5/second; 1/minute; 5/second"),
+            (
+                [Quota(5, SECOND, algorithm=LEAKY), Quota(5, SECOND, algorithm=LEAKY, queue=True)],
+                "5/second leaky_bucket; 5/second leaky_bucket queue",
+            ),
+        ],
+    )
+    def test_two_quotas_that_would_count_in_one_place(self, several: list[Quota], text: str) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Family("api", several)
+        assert str(error.value) == (
+            f"two of the quotas {text!r} have the same algorithm and window: keep the stricter one"
+        )
+
+    def test_the_caller_may_reuse_its_list(self) -> None:
+        several = [Quota(5, SECOND)]
+        family = Family("api", several)
+        several.clear()
+        assert family.quotas == (Quota(5, SECOND),)
+
+
+def test_a_state_is_none_or_a_tuple() -> None:
+    states, _ = checked(plan_of(*(Quota(5, SECOND, algorithm=algorithm) for algorithm in Algorithm)), 1)
+    kept: list[State] = list(states)
+    assert all(isinstance(state, tuple) for state in kept)

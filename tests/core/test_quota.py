@@ -1,0 +1,368 @@
+"""Quotas: what is accepted, what is refused and with which words, and that they are plain values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+from decimal import Decimal
+from fractions import Fraction
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import HeadgateError, InvalidQuota
+from headgate.core.numbers import EXACT
+from headgate.core.quota import MAX_WINDOW_US, ONE_OFF_WINDOW_US, Quota
+from tests.core.quotas import AWKWARD, quotas
+
+SECOND = 1_000_000
+START = 1_750_000_000 * SECOND
+NOT_WHOLE: list[Any] = [1.0, 1e3, 0.5, nan, inf, True, False, "5", "", b"5", None, [5], Fraction(5), Decimal(5), 5j]
+TOO_LARGE = [1 << 53, 1 << 63, 10**30]
+
+SPECIAL = [
+    Quota(5, SECOND, refill_every_us=250_000),
+    Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
+    Quota(5, SECOND, warn_percent=60, calm_percent=10),
+    Quota.one_off(5),
+]
+
+
+def refusal(error: pytest.ExceptionInfo[InvalidQuota]) -> str:
+    """Return the message, which is for users: of the one error tree, a ValueError too, and short."""
+    assert isinstance(error.value, HeadgateError)
+    assert isinstance(error.value, ValueError)
+    message = str(error.value)
+    assert len(message) < 300
+    return message
+
+
+class TestNumbers:
+    """Each number is an int in its range, or the message says which range that is."""
+
+    ranges = (
+        ("limit", 1, EXACT),
+        ("window_us", 1, MAX_WINDOW_US),
+        ("burst", 0, EXACT),
+        ("refill_every_us", 1, MAX_WINDOW_US),
+        ("warn_percent", 1, 100),
+        ("calm_percent", 1, 80),
+    )
+
+    @pytest.mark.parametrize(("name", "low", "high"), ranges)
+    @pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
+    def test_not_whole(self, name: str, low: int, high: int, value: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(**{"limit": 5, "window_us": SECOND, name: value})
+        assert refusal(error) == f"{name} must be a whole number from {low} to {high}, not {value!r}"
+
+    @pytest.mark.parametrize(("name", "low", "high"), ranges)
+    @pytest.mark.parametrize("off", [-1, -SECOND, *TOO_LARGE])
+    def test_out_of_range(self, name: str, low: int, high: int, off: int) -> None:
+        value = off + (low if off < 0 else high)
+        with pytest.raises(InvalidQuota) as error:
+            Quota(**{"limit": 5, "window_us": SECOND, name: value})
+        assert refusal(error) == f"{name} must be from {low} to {high}, not {value}"
+
+    @pytest.mark.parametrize(("name", "low", "high"), ranges)
+    def test_just_above(self, name: str, low: int, high: int) -> None:
+        with pytest.raises(InvalidQuota, match=f"^{name} must be from {low} to {high}, not {high + 1}$"):
+            Quota(**{"limit": 5, "window_us": SECOND, name: high + 1})
+
+    @pytest.mark.parametrize("name", [name for name, _, _ in ranges])
+    @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["10**5000", "-10**5000"])
+    def test_a_number_too_long_to_be_printed(self, name: str, value: int) -> None:
+        """Python refuses to write out more than 4300 digits; that must not be the error that the user sees."""
+        with pytest.raises(InvalidQuota) as error:
+            Quota(**{"limit": 5, "window_us": SECOND, name: value})
+        assert refusal(error).startswith(f"{name} must be")
+
+    def test_a_long_value_is_not_repeated_at_length(self) -> None:
+        bad: Any = "5" * 1_000_000
+        with pytest.raises(InvalidQuota) as error:
+            Quota(bad, SECOND)
+        assert refusal(error).startswith("limit must be a whole number")
+
+    @pytest.mark.parametrize(
+        "quota",
+        [
+            {"limit": EXACT, "window_us": 1},
+            {"limit": 1, "window_us": MAX_WINDOW_US},
+            {"limit": 1, "window_us": 1, "burst": EXACT - 1},
+            {"limit": 1, "window_us": 1, "warn_percent": 100, "calm_percent": 100},
+            {"limit": 1, "window_us": 1, "warn_percent": 1, "calm_percent": 1},
+            {"limit": 1, "window_us": 1, "refill_every_us": MAX_WINDOW_US},
+            {"limit": 0, "window_us": MAX_WINDOW_US, "burst": EXACT},
+            {"limit": EXACT, "window_us": MAX_WINDOW_US, "algorithm": "fixed_window"},
+            {"limit": EXACT, "window_us": MAX_WINDOW_US, "algorithm": "sliding_window_log"},
+        ],
+        ids=str,
+    )
+    def test_the_extremes_are_accepted_and_work(self, quota: dict[str, Any]) -> None:
+        built = Quota(**quota)
+        assert built.step(None, 1, START)[1].remaining == built.capacity - 1
+
+    def test_calm_is_at_most_warn(self) -> None:
+        assert Quota(5, SECOND, warn_percent=50, calm_percent=50).calm_percent == 50
+        with pytest.raises(InvalidQuota, match="^calm_percent must be from 1 to 50, not 51$"):
+            Quota(5, SECOND, warn_percent=50, calm_percent=51)
+
+
+class TestExactness:
+    """What could not be computed exactly is refused when it is built."""
+
+    @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
+    def test_a_rounder_limit_is_proposed(self, algorithm: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(1_000_003, 86_400 * SECOND, algorithm=algorithm)
+        assert refusal(error) == (
+            "1000003 per 86400000000 us with a capacity of 1000003 cannot be computed exactly: "
+            "use a rounder limit (such as 1000000), a shorter window or a smaller burst"
+        )
+
+    @given(
+        st.integers(1, EXACT), st.integers(1, MAX_WINDOW_US), st.one_of(st.just(0), st.integers(0, 10**6), st.just(EXACT))
+    )
+    def test_what_is_proposed_is_accepted(self, limit: int, window_us: int, burst: int) -> None:
+        try:
+            Quota(limit, window_us, burst=burst)
+        except InvalidQuota as error:
+            _, found, rest = str(error).partition("(such as ")
+            if found:
+                Quota(int(rest.partition(")")[0]), window_us, burst=burst)
+
+    def test_steps_too_long_to_count(self) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(10**9, SECOND, refill_every_us=10**9)
+        assert refusal(error).startswith("refill_every_us 1000000000 is too long for 1000000000 per 1000000 us")
+
+
+class TestOptions:
+    """Options that an algorithm does not have are refused, with what to do instead."""
+
+    @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter"])
+    def test_windows_have_no_burst(self, algorithm: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, SECOND, burst=1, algorithm=algorithm)
+        assert refusal(error) == (
+            f"{algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
+        )
+
+    @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "leaky_bucket"])
+    def test_only_a_leaky_bucket_is_a_queue(self, algorithm: Algorithm) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, SECOND, algorithm=algorithm, queue=True)
+        assert refusal(error) == f"only leaky_bucket can be a queue, not {algorithm}"
+
+    @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "token_bucket"])
+    def test_only_a_token_bucket_refills_in_steps(self, algorithm: Algorithm) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, SECOND, algorithm=algorithm, refill_every_us=2)
+        assert refusal(error) == f"only token_bucket has a refill interval, not {algorithm}"
+
+    @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "token_bucket"])
+    def test_only_a_token_bucket_is_a_one_off(self, algorithm: Algorithm) -> None:
+        with pytest.raises(InvalidQuota, match=f"^limit must be from 1 to {EXACT}, not 0$"):
+            Quota(0, SECOND, burst=5 if algorithm.is_bucket else 0, algorithm=algorithm)
+
+    @pytest.mark.parametrize("name", ["", "token-bucket", "TOKEN_BUCKET", "tb", None, 5, []], ids=repr)
+    def test_unknown_algorithm(self, name: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, SECOND, algorithm=name)
+        assert refusal(error) == (
+            f"unknown algorithm {name!r}: use one of token_bucket, leaky_bucket, fixed_window, sliding_window_log, "
+            "sliding_window_counter, gcra"
+        )
+
+    @pytest.mark.parametrize("name", list(Algorithm))
+    def test_an_algorithm_can_be_given_by_name(self, name: Algorithm) -> None:
+        text: Any = str(name)
+        quota = Quota(5, SECOND, algorithm=text)
+        assert quota.algorithm is name
+        assert quota == Quota(5, SECOND, algorithm=name)
+
+
+class TestOneOff:
+    def test_is_a_bucket_without_refill(self) -> None:
+        assert Quota.one_off(5) == Quota(0, ONE_OFF_WINDOW_US, burst=5)
+        assert Quota.one_off(5, keep_us=SECOND) == Quota(0, SECOND, burst=5)
+
+    @pytest.mark.parametrize("capacity", [0, -1, *TOO_LARGE, *NOT_WHOLE], ids=repr)
+    def test_bad_capacity(self, capacity: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.one_off(capacity)
+        assert f"to {EXACT}, not " in refusal(error)
+
+    @pytest.mark.parametrize("keep_us", [0, -1, MAX_WINDOW_US + 1, *NOT_WHOLE], ids=repr)
+    def test_bad_time_to_keep(self, keep_us: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.one_off(5, keep_us=keep_us)
+        assert f"from 1 to {MAX_WINDOW_US}, not " in refusal(error)
+
+
+class TestFromBucket:
+    """The other spelling: a capacity, and a refill rate in tokens per second."""
+
+    @pytest.mark.parametrize(
+        ("capacity", "rate", "limit", "window_us", "burst"),
+        [
+            (20, 10, 10, SECOND, 10),
+            (10, 10, 10, SECOND, 0),
+            (5, 10, 5, SECOND // 2, 0),  # no more than the capacity fits into a window
+            (100, 7, 7, SECOND, 93),
+            (10, 0.5, 1, 2 * SECOND, 9),
+            (10, 0.1, 1, 10 * SECOND, 9),  # as written, not as the nearest binary fraction
+            (10, "0.3", 3, 10 * SECOND, 7),
+            (10, "1/3", 1, 3 * SECOND, 9),
+            (10, Fraction(1, 7), 1, 7 * SECOND, 9),
+            (10, Decimal("0.25"), 1, 4 * SECOND, 9),
+            (1, "1e-6", 1, 1_000_000 * SECOND, 0),
+            (1, 1_000_000, 1, 1, 0),
+            (3_000_000, 2_000_000, 2_000_000, SECOND, 1_000_000),
+        ],
+    )
+    def test_table(self, capacity: int, rate: Any, limit: int, window_us: int, burst: int) -> None:
+        assert Quota.from_bucket(capacity, rate) == Quota(limit, window_us, burst=burst)
+
+    @pytest.mark.parametrize("rate", [0, 0.0, -0.0, "0", "0.000", Fraction(0)], ids=repr)
+    @pytest.mark.parametrize("interval", [0, 500])
+    def test_without_refill_it_is_a_one_off(self, rate: Any, interval: int) -> None:
+        assert Quota.from_bucket(10, rate, min_refill_interval_ms=interval) == Quota.one_off(10)
+
+    @pytest.mark.parametrize(("interval", "every"), [(0, 1), (1, 1000), (250, 250_000), (60_000, 60 * SECOND)])
+    def test_the_refill_interval_is_given_in_milliseconds(self, interval: int, every: int) -> None:
+        quota = Quota.from_bucket(10, 5, min_refill_interval_ms=interval)
+        assert quota == Quota(5, SECOND, burst=5, refill_every_us=every)
+
+    @given(st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 10**4))
+    def test_the_rate_is_exact_or_refused(self, capacity: int, tokens: int, seconds: int) -> None:
+        rate = Fraction(tokens, seconds)
+        try:
+            quota = Quota.from_bucket(capacity, rate)
+        except InvalidQuota:
+            assert (rate / SECOND).numerator > capacity
+        else:
+            assert quota.capacity == capacity
+            assert Fraction(quota.limit * SECOND, quota.window_us) == rate
+
+    @pytest.mark.parametrize(
+        "rate",
+        [-1, -0.5, "-1/3", nan, inf, -inf, "", "fast", "10/s", "1/0", True, None, [1], b"1", 1j, Decimal("NaN")],
+        ids=repr,
+    )
+    def test_bad_rate(self, rate: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, rate)
+        assert refusal(error) == f"refill_rate must be a number of tokens per second, 0 or more, not {rate!r}"
+
+    @pytest.mark.parametrize("rate", [1e308, 10**30, 1 << 63, "1e30"], ids=repr)
+    def test_a_huge_rate_cannot_be_computed(self, rate: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, rate)
+        assert refusal(error) == (
+            f"refill_rate {rate} cannot be computed exactly for a capacity of 10: "
+            "use a rate with fewer digits or a larger capacity"
+        )
+
+    @pytest.mark.parametrize("rate", [10**5000, "9" * 5000, "1/" + "9" * 5000], ids=["int", "text", "fraction"])
+    def test_a_rate_with_too_many_digits(self, rate: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, rate)
+        assert refusal(error).startswith("refill_rate")
+
+    @pytest.mark.parametrize("rate", [1e-9, "1e-9", 5e-324, "1e-4000"], ids=repr)
+    def test_a_tiny_rate_takes_too_long(self, rate: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, rate)
+        refusal(error)
+
+    @pytest.mark.parametrize("capacity", [0, -1, EXACT + 1, *TOO_LARGE, *NOT_WHOLE], ids=repr)
+    def test_bad_capacity(self, capacity: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(capacity, 1)
+        message = refusal(error)
+        assert message.startswith("capacity must be ")
+        assert f"from 1 to {EXACT}, not " in message
+
+    @pytest.mark.parametrize("interval", [-1, *TOO_LARGE, *NOT_WHOLE], ids=repr)
+    def test_bad_interval(self, interval: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, 1, min_refill_interval_ms=interval)
+        message = refusal(error)
+        assert message.startswith("min_refill_interval_ms must be ")
+        assert f"from 0 to {EXACT // 1000}, not " in message
+
+    def test_an_interval_longer_than_any_window(self) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, 1, min_refill_interval_ms=MAX_WINDOW_US // 1000 + 1)
+        refusal(error)
+
+
+class TestValue:
+    """A quota is a frozen value: what was stated is all that matters."""
+
+    def test_is_frozen_and_slotted(self) -> None:
+        quota: Any = Quota(5, SECOND)
+        for name in ("limit", "capacity", "step"):
+            with pytest.raises(FrozenInstanceError):
+                setattr(quota, name, 6)
+        assert not hasattr(quota, "__dict__")
+
+    @pytest.mark.parametrize("quota", AWKWARD + SPECIAL, ids=str)
+    def test_equality_and_hash_ignore_what_is_derived(self, quota: Quota) -> None:
+        twin = replace(quota)
+        assert twin.step is not quota.step
+        assert twin == quota
+        assert hash(twin) == hash(quota)
+        assert len({quota, twin}) == 1
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"limit": 6},
+            {"window_us": 2 * SECOND},
+            {"burst": 1},
+            {"algorithm": Algorithm.GCRA},
+            {"refill_every_us": 2},
+            {"warn_percent": 81},
+            {"calm_percent": 69},
+        ],
+        ids=str,
+    )
+    def test_every_stated_field_makes_a_difference(self, change: dict[str, Any]) -> None:
+        assert Quota(5, SECOND) != replace(Quota(5, SECOND), **change)
+
+    @pytest.mark.parametrize("quota", AWKWARD + SPECIAL, ids=str)
+    def test_copies_are_equal_and_work(self, quota: Quota) -> None:
+        pickled = [pickle.loads(pickle.dumps(quota, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]  # noqa: S301  our own bytes
+        for twin in [*pickled, copy.copy(quota), copy.deepcopy(quota)]:
+            assert twin == quota
+            assert [getattr(twin, field.name) for field in fields(Quota) if field.name != "step"] == [
+                getattr(quota, field.name) for field in fields(Quota) if field.name != "step"
+            ]
+            assert twin.step(None, 1, START) == quota.step(None, 1, START)
+
+    @given(quotas())
+    def test_shape_is_algorithm_and_window(self, quota: Quota) -> None:
+        """And not the limit: changing that keeps the state."""
+        assert quota.shape == f"{quota.algorithm.code}:{quota.window_us}"
+        assert replace(quota, limit=1, burst=0).shape == quota.shape
+        assert quota.capacity == quota.limit + quota.burst
+
+    def test_shapes_of_different_algorithms_differ(self) -> None:
+        shapes = [Quota(5, SECOND, algorithm=algorithm).shape for algorithm in Algorithm]
+        assert shapes == ["tb:1000000", "lb:1000000", "fw:1000000", "swl:1000000", "swc:1000000", "gcra:1000000"]
+
+    def test_repr_shows_what_was_stated(self) -> None:
+        assert repr(Quota(5, SECOND, burst=2)) == (
+            "Quota(limit=5, window_us=1000000, burst=2, algorithm=<Algorithm.TOKEN_BUCKET: 'token_bucket'>, "
+            "queue=False, refill_every_us=1, warn_percent=80, calm_percent=70)"
+        )
+
+    def test_str_is_the_text_form(self) -> None:
+        assert str(Quota(5, SECOND, burst=2, algorithm=Algorithm.GCRA)) == "5/second burst 2 gcra"

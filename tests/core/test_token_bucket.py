@@ -1,0 +1,345 @@
+"""Token bucket, by hand: each row is (time, cost, allowed, remaining, retry_after, reset_after) in microseconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.core.algorithms import State, void_at
+from headgate.core.quota import Quota
+
+SECOND = 1_000_000
+START = 1_750_000_000 * SECOND
+Row = tuple[int, int, bool, int, int, int]
+
+FIVE = Quota(5, SECOND)  # one token in 200 ms
+SEVEN = Quota(7, SECOND)  # one token in 142857 1/7 us
+TEN = Quota(10, SECOND)
+
+
+def play(quota: Quota, rows: list[Row], state: State = None) -> State:
+    """Step through `rows`, with times relative to START, and return the last state."""
+    for row in rows:
+        time, cost, *_ = row
+        state, said = quota.step(state, cost, START + time)
+        assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
+    return state
+
+
+def test_starts_full_and_refills_one_token_at_a_time() -> None:
+    play(
+        FIVE,
+        [
+            (0, 0, True, 5, 0, 0),
+            (0, 1, True, 4, 0, 200_000),
+            (0, 4, True, 0, 0, 1_000_000),
+            (0, 1, False, 0, 200_000, 1_000_000),
+            (199_999, 1, False, 0, 1, 800_001),
+            (200_000, 1, True, 0, 0, 1_000_000),
+            (1_199_999, 0, True, 4, 0, 1),
+            (1_200_000, 0, True, 5, 0, 0),
+            (1_200_000, 5, True, 0, 0, 1_000_000),
+        ],
+    )
+
+
+def test_never_holds_more_than_its_capacity() -> None:
+    play(FIVE, [(0, 5, True, 0, 0, SECOND), (10**15, 0, True, 5, 0, 0), (10**15, 5, True, 0, 0, SECOND)])
+
+
+def test_loses_no_fraction_of_a_token() -> None:
+    """7/s: the k-th token is there at the first microsecond from k/7 s on, and after a second there were exactly 7."""
+    state, _ = SEVEN.step(None, 7, START)
+    for instant in (142_858, 285_715, 428_572, 571_429, 714_286, 857_143, 1_000_000):
+        refused, refusal = SEVEN.step(state, 1, START + instant - 1)
+        assert (refusal.allowed, refusal.retry_after_us) == (False, 1)
+        state, admission = SEVEN.step(refused, 1, START + instant)
+        assert admission.allowed
+
+
+def test_rounds_waiting_times_up_to_whole_microseconds() -> None:
+    play(
+        SEVEN,
+        [
+            (0, 7, True, 0, 0, 1_000_000),
+            (0, 1, False, 0, 142_858, 1_000_000),
+            (142_857, 1, False, 0, 1, 857_143),
+            (142_858, 1, True, 0, 0, 1_000_000),  # 999999 1/7
+            (285_714, 1, False, 0, 1, 857_144),  # 857143 1/7
+            (285_715, 1, True, 0, 0, 1_000_000),  # 999999 2/7
+        ],
+    )
+
+
+def test_several_tokens_a_microsecond() -> None:
+    """5 tokens in 2 us: 3 need 1.2 us, so they are there after 2."""
+    play(
+        Quota(5, 2),
+        [
+            (0, 5, True, 0, 0, 2),
+            (0, 3, False, 0, 2, 2),
+            (1, 3, False, 2, 1, 1),
+            (1, 2, True, 0, 0, 2),  # 4.5 of 5 are used
+            (2, 3, True, 0, 0, 2),  # 2 used, and 3 more
+        ],
+    )
+
+
+def test_burst_adds_to_the_capacity_and_not_to_the_rate() -> None:
+    play(
+        Quota(10, SECOND, burst=20),
+        [
+            (0, 30, True, 0, 0, 3_000_000),
+            (0, 1, False, 0, 100_000, 3_000_000),
+            (1_000_000, 11, False, 10, 100_000, 2_000_000),
+            (1_000_000, 10, True, 0, 0, 3_000_000),
+            (4_000_000, 30, True, 0, 0, 3_000_000),
+        ],
+    )
+
+
+def test_a_cost_waits_for_all_its_tokens() -> None:
+    play(
+        FIVE,
+        [
+            (0, 3, True, 2, 0, 600_000),
+            (0, 4, False, 2, 400_000, 600_000),
+            (399_999, 4, False, 3, 1, 200_001),
+            (400_000, 4, True, 0, 0, 1_000_000),
+        ],
+    )
+
+
+def test_a_refund_gives_back_at_most_what_is_used() -> None:
+    play(
+        FIVE,
+        [
+            (0, 5, True, 0, 0, 1_000_000),
+            (0, -2, True, 2, 0, 600_000),
+            (100_000, -1, True, 3, 0, 300_000),  # 2.5 were used: 1.5 are
+            (100_000, -9, True, 5, 0, 0),
+            (100_000, 5, True, 0, 0, 1_000_000),
+        ],
+    )
+
+
+def test_a_refund_to_an_unused_key_changes_nothing() -> None:
+    play(FIVE, [(0, -3, True, 5, 0, 0), (0, 5, True, 0, 0, SECOND), (0, 1, False, 0, 200_000, SECOND)])
+
+
+def test_a_look_takes_nothing() -> None:
+    play(FIVE, [(0, 2, True, 3, 0, 400_000), *[(0, 0, True, 3, 0, 400_000)] * 3, (0, 3, True, 0, 0, SECOND)])
+
+
+def test_a_denied_request_returns_the_very_state() -> None:
+    state, _ = FIVE.step(None, 5, START)
+    assert FIVE.step(state, 1, START + 10)[0] is state
+
+
+class TestChangedLimit:
+    """The same state under another limit: what was used stays used, in whole tokens."""
+
+    used_8 = TEN.step(None, 8, START)[0]
+
+    def test_raised(self) -> None:
+        play(Quota(20, SECOND), [(0, 0, True, 12, 0, 400_000)], self.used_8)
+
+    def test_until_the_change_the_old_limit_refills(self) -> None:
+        """After 250 ms at 10/s, 5.5 of the 8 are used; that counts as 6."""
+        play(Quota(20, SECOND), [(250_000, 0, True, 14, 0, 300_000)], self.used_8)
+
+    def test_long_after_the_change_nothing_is_used(self) -> None:
+        play(Quota(20, SECOND), [(10**15, 0, True, 20, 0, 0)], self.used_8)
+
+    def test_lowered_below_what_was_used(self) -> None:
+        """A denial mends the state: it is now counted under the new limit, and from now on refilled by it."""
+        mended = play(Quota(4, SECOND), [(0, 1, False, 0, 1_250_000, 2_000_000)], self.used_8)
+        assert mended != self.used_8
+        play(
+            Quota(4, SECOND),
+            [
+                (1_249_999, 1, False, 0, 1, 750_001),
+                (1_250_000, 1, True, 0, 0, 1_000_000),
+            ],
+            mended,
+        )
+
+    def test_a_refund_below_zero_capacity_left_is_still_a_refund(self) -> None:
+        play(Quota(4, SECOND), [(0, -1, True, 0, 0, 1_750_000), (0, -4, True, 1, 0, 750_000)], self.used_8)
+
+    def test_another_burst(self) -> None:
+        play(Quota(10, SECOND, burst=5), [(0, 0, True, 7, 0, 800_000)], self.used_8)
+
+
+class TestClockFallsBack:
+    """Up to a window behind the state, the clock waits for it; further behind, the state is pulled to the present."""
+
+    full = FIVE.step(None, 5, START)[0]
+
+    @pytest.mark.parametrize("behind", [1, 300_000, 999_999, 1_000_000])
+    def test_by_up_to_a_window(self, behind: int) -> None:
+        state = play(FIVE, [(-behind, 1, False, 0, 200_000 + behind, 1_000_000 + behind)], self.full)
+        play(FIVE, [(199_999, 1, False, 0, 1, 800_001), (200_000, 1, True, 0, 0, 1_000_000)], state)
+
+    def test_by_more_than_a_window(self) -> None:
+        state = play(FIVE, [(-1_000_001, 1, False, 0, 200_000, 1_000_000)], self.full)
+        play(FIVE, [(-800_002, 1, False, 0, 1, 800_001), (-800_001, 1, True, 0, 0, 1_000_000)], state)
+
+    def test_what_is_left_can_still_be_taken(self) -> None:
+        state = play(FIVE, [(0, 3, True, 2, 0, 600_000), (-300_000, 1, True, 1, 0, 1_100_000)])
+        play(FIVE, [(0, 0, True, 1, 0, 800_000)], state)
+
+    def test_and_the_limit_changes(self) -> None:
+        play(Quota(10, SECOND), [(-300_000, 6, False, 5, 400_000, 800_000)], self.full)
+
+
+class TestOneOff:
+    """An allowance without refill, remembered until it was not drawn from for a whole window."""
+
+    quota = Quota.one_off(3, keep_us=10 * SECOND)
+
+    def test_is_not_refilled(self) -> None:
+        play(
+            self.quota,
+            [
+                (0, 0, True, 3, 0, 0),
+                (0, 2, True, 1, 0, 10 * SECOND),
+                (SECOND, 0, True, 1, 0, 9 * SECOND),
+                (SECOND, 2, False, 1, 9 * SECOND, 9 * SECOND),
+                (SECOND, 1, True, 0, 0, 10 * SECOND),
+                (10_999_999, 1, False, 0, 1, 1),
+                (11 * SECOND, 1, True, 2, 0, 10 * SECOND),
+            ],
+        )
+
+    def test_refund(self) -> None:
+        """It makes room, and does not keep the state for longer."""
+        play(
+            self.quota,
+            [
+                (0, 3, True, 0, 0, 10 * SECOND),
+                (5 * SECOND, -1, True, 1, 0, 5 * SECOND),
+                (5 * SECOND, -9, True, 3, 0, 0),
+                (5 * SECOND, 3, True, 0, 0, 10 * SECOND),
+            ],
+        )
+
+    def test_the_text_form_is_kept_for_a_year(self) -> None:
+        (quota,) = Quota.parse("100 once")
+        year = 365 * 86_400 * SECOND
+        play(quota, [(0, 100, True, 0, 0, year), (year - 1, 1, False, 0, 1, 1), (year, 100, True, 0, 0, year)])
+
+    def test_lowered_below_what_was_used(self) -> None:
+        state, _ = Quota.one_off(8, keep_us=10 * SECOND).step(None, 5, START)
+        play(self.quota, [(SECOND, 1, False, 0, 9 * SECOND, 9 * SECOND), (SECOND, -1, True, 0, 0, 9 * SECOND)], state)
+
+    @pytest.mark.parametrize("behind", [1, 4 * SECOND, 10 * SECOND])
+    def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:
+        state, _ = self.quota.step(None, 2, START)
+        wait = 10 * SECOND + behind
+        play(self.quota, [(-behind, 2, False, 1, wait, wait), (-behind, 1, True, 0, 0, wait)], state)
+
+    def test_a_clock_that_falls_back_by_more_than_a_window(self) -> None:
+        state, _ = self.quota.step(None, 3, START)
+        mended = play(self.quota, [(-10_000_001, 1, False, 0, 10 * SECOND, 10 * SECOND)], state)
+        play(self.quota, [(-2, 1, False, 0, 1, 1), (-1, 1, True, 2, 0, 10 * SECOND)], mended)
+
+    def test_after_a_refilled_bucket(self) -> None:
+        """At 5 per 10 s, 2.5 of 4 are still used after 3 s. That counts as 3, and no longer falls."""
+        state, _ = Quota(5, 10 * SECOND).step(None, 4, START)
+        now = 3 * SECOND
+        quota = Quota.one_off(6, keep_us=10 * SECOND)
+        play(quota, [(now, 0, True, 3, 0, 10 * SECOND), (now + 9 * SECOND, 0, True, 3, 0, SECOND)], state)
+
+    @pytest.mark.parametrize(("behind", "reset"), [(3 * SECOND, 13 * SECOND), (11 * SECOND, 10 * SECOND)])
+    def test_after_a_refilled_bucket_whose_clock_was_ahead(self, behind: int, reset: int) -> None:
+        state, _ = Quota(5, 10 * SECOND).step(None, 4, START)
+        play(Quota.one_off(6, keep_us=10 * SECOND), [(-behind, 0, True, 2, 0, reset)], state)
+
+    def test_before_a_refilled_bucket(self) -> None:
+        """What was used is refilled from now on."""
+        state, _ = Quota.one_off(5, keep_us=10 * SECOND).step(None, 4, START)
+        play(
+            Quota(5, 10 * SECOND),
+            [(3 * SECOND, 0, True, 1, 0, 8 * SECOND), (5 * SECOND, 2, True, 0, 0, 10 * SECOND)],
+            state,
+        )
+
+    @pytest.mark.parametrize("refill_every_us", [1, SECOND])
+    def test_once_it_is_void_no_refilled_bucket_counts_it_either(self, refill_every_us: int) -> None:
+        """From `void_at` on a store may have forgotten it, and the answer must not depend on that."""
+        state, _ = Quota.one_off(5, keep_us=10 * SECOND).step(None, 5, START)
+        refilled = Quota(5, 10 * SECOND, refill_every_us=refill_every_us)
+        assert void_at(state, refilled) == START + 10 * SECOND
+        play(refilled, [(10 * SECOND, 5, True, 0, 0, 10 * SECOND)], state)
+
+
+class TestRefillInSteps:
+    """`refill_every_us`: nothing comes back between two steps, and nothing is lost by that."""
+
+    quota = Quota(10, SECOND, refill_every_us=250_000)  # 2.5 tokens a step
+
+    def test_refills_at_steps_from_the_first_use_on(self) -> None:
+        play(
+            self.quota,
+            [
+                (0, 0, True, 10, 0, 0),
+                (7, 10, True, 0, 0, 1_000_000),
+                (7, 1, False, 0, 250_000, 1_000_000),
+                (250_006, 1, False, 0, 1, 750_001),
+                (250_007, 1, True, 1, 0, 1_000_000),  # 8.5 are used
+                (300_007, 2, False, 1, 200_000, 950_000),
+                (500_007, 4, True, 0, 0, 1_000_000),  # 6 were used
+                (1_500_006, 0, True, 7, 0, 1),
+                (1_500_007, 0, True, 10, 0, 0),
+            ],
+        )
+
+    def test_steps_begin_anew_once_it_was_full(self) -> None:
+        play(
+            self.quota,
+            [
+                (0, 10, True, 0, 0, 1_000_000),
+                (1_100_000, 10, True, 0, 0, 1_000_000),
+                (1_349_999, 1, False, 0, 1, 750_001),
+                (1_350_000, 2, True, 0, 0, 1_000_000),  # 7.5 were used, 9.5 are
+            ],
+        )
+
+    def test_a_step_longer_than_the_window(self) -> None:
+        quota = Quota(10, SECOND, refill_every_us=2 * SECOND)
+        play(
+            quota,
+            [
+                (0, 10, True, 0, 0, 2_000_000),
+                (1_999_999, 1, False, 0, 1, 1),
+                (2_000_000, 10, True, 0, 0, 2_000_000),
+            ],
+        )
+
+    def test_a_changed_limit_keeps_the_steps(self) -> None:
+        """After 300 ms one step at 10/s: 5.5 of the 8 are used, which counts as 6."""
+        state, _ = self.quota.step(None, 8, START)
+        play(Quota(20, SECOND, refill_every_us=250_000), [(300_000, 0, True, 14, 0, 450_000)], state)
+
+    @pytest.mark.parametrize("behind", [1, 100_000, 999_999, 1_000_000])
+    def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:
+        state, _ = self.quota.step(None, 10, START)
+        play(self.quota, [(-behind, 1, False, 0, 250_000 + behind, 1_000_000 + behind)], state)
+
+    @pytest.mark.parametrize("behind", [1_000_001, 1_100_000, 1_250_000, 10**12 + 1])
+    def test_a_clock_that_falls_back_by_more_than_a_window(self, behind: int) -> None:
+        """Wherever the steps begin then, the answer is honest."""
+        state, _ = self.quota.step(None, 10, START)
+        now = START - behind
+        mended, refusal = self.quota.step(state, 1, now)
+        assert 0 < refusal.retry_after_us <= 250_000
+        assert not self.quota.step(mended, 1, now + refusal.retry_after_us - 1)[1].allowed
+        assert self.quota.step(mended, 1, now + refusal.retry_after_us)[1].allowed
+
+
+def test_state_is_four_integers_for_ever() -> None:
+    state: State = None
+    for number in range(1000):
+        state, _ = SEVEN.step(state, number % 3, START + number * 12_345)
+        assert state is not None
+        assert [type(part) for part in state] == [int] * 4
