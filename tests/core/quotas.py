@@ -43,6 +43,16 @@ def quotas(draw: st.DrawFn, *, algorithms: list[Algorithm] = ALGORITHMS) -> Quot
     return Quota(limit, window, burst=burst, algorithm=algorithm)
 
 
+@st.composite
+def odd_buckets(draw: st.DrawFn) -> Quota:
+    """Token buckets that refill in steps, or not at all: no oracle, but the same laws."""
+    window = draw(st.one_of(st.integers(1, 100), st.integers(1, 10**7), st.just(SECOND)))
+    if draw(st.booleans()):
+        return Quota.one_off(draw(st.integers(1, 12)), keep_us=window)
+    every = draw(st.one_of(st.integers(2, 50), st.integers(2, 2 * window + 2)))
+    return Quota(draw(st.integers(1, 12)), window, burst=draw(st.integers(0, 6)), refill_every_us=every)
+
+
 def acceptable(limit: int, window_us: int, burst: int, algorithm: Algorithm) -> Quota | None:
     """Return the quota, if it is one."""
     try:

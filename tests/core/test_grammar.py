@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota
-from headgate.core.grammar import EXAMPLES, MAX_TEXT, parse_window
+from headgate.core.grammar import EXAMPLES, MAX_TEXT
 from headgate.core.quota import MAX_WINDOW_US, Quota
 from tests.core.quotas import acceptable, quotas
 
@@ -19,7 +19,7 @@ SECOND = 1_000_000
 MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 * SECOND
 
 UNITS = {
-    1: ["us"],
+    1: ["us", "microsecond", "microseconds"],
     1000: ["ms", "millisecond", "milliseconds"],
     SECOND: ["s", "sec", "secs", "second", "seconds"],
     MINUTE: ["m", "min", "mins", "minute", "minutes"],
@@ -66,7 +66,8 @@ class TestForms:
         assert Quota.parse("5/s sliding_window") == Quota.parse("5/s sliding_window_counter")
 
     @pytest.mark.parametrize(
-        "text", ["10/s burst 20", " 10 / s  burst   20 ", "\t10\n/\r\ns burst 20", "10/S BURST 20", "10 Per Second Burst 20"]
+        "text",
+        ["10/s burst 20", " 10 / s  burst   20 ", "\t10\n/\r\ns burst 20", "10/S BURST 20", "10 Per Second Burst 20"],
     )
     def test_space_and_letter_case_do_not_matter(self, text: str) -> None:
         assert Quota.parse(text) == (Quota(10, SECOND, burst=20),)
@@ -87,7 +88,7 @@ class TestRoundTrip:
     @pytest.mark.parametrize(
         ("quota", "text"),
         [
-            (Quota(5, 1), "5/us"),
+            (Quota(5, 1), "5/microsecond"),
             (Quota(5, 7), "5/7us"),
             (Quota(5, 1000), "5/millisecond"),
             (Quota(5, 250_000), "5/250ms"),
@@ -115,7 +116,9 @@ class TestRoundTrip:
 
     @given(
         st.integers(1, 10**12),
-        st.one_of(st.integers(1, MAX_WINDOW_US), *(st.integers(1, MAX_WINDOW_US // unit).map(unit.__mul__) for unit in UNITS)),
+        st.one_of(
+            st.integers(1, MAX_WINDOW_US), *(st.integers(1, MAX_WINDOW_US // unit).map(unit.__mul__) for unit in UNITS)
+        ),
         st.one_of(st.just(0), st.integers(0, 10**6)),
         st.sampled_from(list(Algorithm)),
         st.booleans(),
@@ -162,9 +165,19 @@ class TestErrors:
             ("10/burst 5", f"expected {unit}, found 'burst'"),
             ("10/month", "a month has no fixed length: write 30d"),
             ("10/mo", "a mo has no fixed length: write 30d"),
-            ("10/2 months", "a months has no fixed length: write 30d"),
+            ("10/2 months", "a months has no fixed length: write 60d"),
             ("10/year", "a year has no fixed length: write 365d"),
             ("10/y", "a y has no fixed length: write 365d"),
+            ("10/0s", "a window cannot be empty"),
+            ("0 once", "expected a count of at least 1 before once, found the end"),
+            ("100 once nonsense", "expected nothing after once, found 'nonsense'"),
+            ("100 once burst 5", "expected nothing after once, found 'burst'"),
+            ("100 once gcra", "expected nothing after once, found 'gcra'"),
+            ("100 once once", "expected nothing after once, found 'once'"),
+            ("1__0/s", "cannot read '1__0/s'"),
+            ("1_/s", "cannot read '1_/s'"),
+            ("1_a/s", "cannot read '1_a/s'"),
+            ("10/1_ms", "cannot read '1_ms'"),
             ("10/s 20", f"expected {option}, found '20'"),
             ("10/s / 20", f"expected {option}, found '/'"),
             ("10/s per 20", f"expected {option}, found 'per'"),
@@ -200,43 +213,27 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("0/s", "limit must be from 1 to"),
-            ("10/0s", "window_us must be from 1 to"),
-            ("10/5000d", "window_us must be from 1 to"),
-            ("99999999999999999999/s", "limit must be from 1 to"),
-            ("10/s burst 99999999999999999999", "burst must be from 0 to"),
+            ("0/s", "limit must be a whole number from 1 to"),
+            ("10/5000d", "window_us must be a whole number from 1 to"),
+            ("99999999999999999999/s", "limit must be a whole number from 1 to"),
+            ("10/s burst 99999999999999999999", "burst must be a whole number from 0 to"),
             ("10/s fixed_window burst 5", "fixed_window has no burst"),
             ("10/s queue", "only leaky_bucket can be a queue, not token_bucket"),
             ("1000003/day", "use a rounder limit (such as 1000000)"),
-            ("5/s; 0/m", "limit must be from 1 to"),
+            ("5/s; 0/m", "limit must be a whole number from 1 to"),
         ],
     )
     def test_text_that_reads_well_and_is_no_quota(self, text: str, message: str) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.parse(text)
+        assert str(error.value).startswith(f"bad quota {text!r}: ")
         assert message in str(error.value)
-
-    @pytest.mark.parametrize("text", ["1__0/s", "1_/s", "1_a/s", "1_", "10/1_ms", "10/s burst 1__0", "1_ once"])
-    def test_misplaced_underscores(self, text: str) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota.parse(text)
-        assert EXAMPLES in str(error.value)
-
-    @pytest.mark.parametrize("text", ["100 once nonsense", "100 once 5", "100 once / s", "100 once once", "5 once brust 5"])
-    def test_what_follows_once_is_not_ignored(self, text: str) -> None:
-        with pytest.raises(InvalidQuota):
-            Quota.parse(text)
-
-    @pytest.mark.parametrize("option", ["gcra", "fixed_window", "leaky_bucket queue", "queue"])
-    def test_only_a_token_bucket_is_given_once(self, option: str) -> None:
-        with pytest.raises(InvalidQuota):
-            Quota.parse(f"100 once {option}")
 
     @pytest.mark.parametrize("bad", [None, 100, 1.5, True, b"10/s", ["10/s"], Quota(10, SECOND)], ids=repr)
     def test_not_text(self, bad: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.parse(bad)
-        assert str(error.value) == f"a quota is text such as {EXAMPLES}, not {bad!r}"
+        assert str(error.value).startswith(f"a quota is text such as {EXAMPLES}, not {repr(bad)[:50]}")
 
 
 class TestHostileText:
@@ -244,7 +241,14 @@ class TestHostileText:
 
     @pytest.mark.parametrize(
         "text",
-        ["9" * 5000 + "/s", "10/" + "9" * 5000 + "s", "10/s" + " " * 1000, "10/s;" * 10_000, "\x00" * 100_000, "(" * 2000],
+        [
+            "9" * 5000 + "/s",
+            "10/" + "9" * 5000 + "s",
+            "10/s" + " " * 1000,
+            "10/s;" * 10_000,
+            "\x00" * 100_000,
+            "(" * 2000,
+        ],
         ids=["count", "window", "spaces", "quotas", "NUL", "brackets"],
     )
     def test_very_long(self, text: str) -> None:
@@ -253,15 +257,13 @@ class TestHostileText:
 
     @pytest.mark.parametrize("text", ["{}/s", "10/{}s", "10/s burst {}", "{} once"])
     def test_a_number_as_long_as_the_text_may_be(self, text: str) -> None:
-        with pytest.raises(InvalidQuota, match="must be from [01] to"):
+        with pytest.raises(InvalidQuota, match=r"must be a whole number from [01] to"):
             Quota.parse(text.format("9" * 900))
 
     @pytest.mark.parametrize("digits", ["١٠", "१०", "１０", "𝟙𝟘"])  # noqa: RUF001  that is the point
-    def test_digits_of_other_scripts_are_the_number_they_show_or_an_error(self, digits: str) -> None:
-        try:
-            assert Quota.parse(f"{digits}/s") == (Quota(10, SECOND),)
-        except InvalidQuota as error:
-            assert EXAMPLES in str(error)  # noqa: PT017  either is right
+    def test_digits_of_other_scripts_are_not_read(self, digits: str) -> None:
+        with pytest.raises(InvalidQuota, match=f"cannot read '{digits}/s'"):
+            Quota.parse(f"{digits}/s")
 
     @given(st.text(max_size=50))
     @example("1\u0660/s")
@@ -275,7 +277,18 @@ class TestHostileText:
     @given(
         st.lists(
             st.sampled_from(
-                [*"0123456789_/;. ,-\x00\u0660", "per", "once", "burst", "queue", "s", "day", "month", "gcra", "fixed_window"]
+                [
+                    *"0123456789_/;. ,-\x00\u0660",
+                    "per",
+                    "once",
+                    "burst",
+                    "queue",
+                    "s",
+                    "day",
+                    "month",
+                    "gcra",
+                    "fixed_window",
+                ]
             ),
             max_size=12,
         ).map("".join)
@@ -296,41 +309,3 @@ def _parse(text: str) -> None:
         assert all(isinstance(quota, Quota) for quota in Quota.parse(text))
     except InvalidQuota as error:
         assert str(error)  # noqa: PT017  either is right
-
-
-class TestWindow:
-    """A length of time alone, as in a rule's `window`."""
-
-    @pytest.mark.parametrize(
-        ("text", "us"),
-        [
-            ("1m", MINUTE),
-            ("250ms", 250_000),
-            ("15 minutes", 15 * MINUTE),
-            ("day", DAY),
-            (" 2 W ", 2 * WEEK),
-            ("1_000us", 1000),
-            ("0s", 0),
-        ],
-    )
-    def test_forms(self, text: str, us: int) -> None:
-        assert parse_window(text) == us
-
-    @pytest.mark.parametrize("text", ["", " ", "5", "m1", "1x", "-1s", "1.5s", "1 month", "/s", "1__0s", "1_s", "\x00"])
-    def test_bad(self, text: str) -> None:
-        with pytest.raises(InvalidQuota):
-            parse_window(text)
-
-    @pytest.mark.parametrize("text", ["1m30", "1m 30s", "1m gcra", "1m; 2m", "1m /"])
-    def test_nothing_may_follow(self, text: str) -> None:
-        with pytest.raises(InvalidQuota):
-            parse_window(text)
-
-    def test_very_long(self) -> None:
-        with pytest.raises(InvalidQuota):
-            parse_window("9" * 5000 + "s")
-
-    @pytest.mark.parametrize("bad", [None, 60, 1.5, b"1m"], ids=repr)
-    def test_not_text(self, bad: Any) -> None:
-        with pytest.raises(InvalidQuota):
-            parse_window(bad)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate import Algorithm, Decision, Quota
 from headgate.core.algorithms import State, void_at
 from tests.core.oracle import Oracle
-from tests.core.quotas import ALGORITHMS, quotas, traces
+from tests.core.quotas import ALGORITHMS, odd_buckets, quotas, traces
 
 WINDOWED = [algorithm for algorithm in ALGORITHMS if not algorithm.is_bucket]
 
@@ -60,7 +60,7 @@ def test_no_interval_passes_more_than_the_published_bound(data: st.DataObject) -
 
 @given(st.data())
 def test_a_denied_request_changes_nothing(data: st.DataObject) -> None:
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     state: State = None
     for now, cost in data.draw(traces(quota)):
         before = state
@@ -72,7 +72,7 @@ def test_a_denied_request_changes_nothing(data: st.DataObject) -> None:
 @given(st.data())
 def test_retry_after_is_exact(data: st.DataObject) -> None:
     """Denied until one microsecond before, admitted at that very moment."""
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     trace = data.draw(traces(quota))
     state, (now, _) = play(quota, trace), trace[-1]
     cost = data.draw(st.integers(1, min(quota.capacity, 100_000)))
@@ -87,7 +87,7 @@ def test_retry_after_is_exact(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_remaining_is_what_can_be_taken_now(data: st.DataObject) -> None:
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     trace = data.draw(traces(quota))
     state, (now, _) = play(quota, trace), trace[-1]
     remaining = ask(quota, state, 0, now).remaining
@@ -101,7 +101,7 @@ def test_remaining_is_what_can_be_taken_now(data: st.DataObject) -> None:
 @given(st.data())
 def test_from_reset_after_on_the_state_is_void(data: st.DataObject) -> None:
     """A state can be forgotten from then on, and not a microsecond earlier: this is the time to live in a store."""
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     state: State = None
     for now, cost in data.draw(traces(quota)):
         state, decision = quota.step(state, cost, now)
@@ -114,7 +114,7 @@ def test_from_reset_after_on_the_state_is_void(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_refund_undoes_a_check(data: st.DataObject) -> None:
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     trace = data.draw(traces(quota))
     state, (now, _) = play(quota, trace), trace[-1]
     before = ask(quota, state, 0, now)
@@ -128,7 +128,7 @@ def test_refund_undoes_a_check(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_refund_never_gives_more_than_was_used(data: st.DataObject) -> None:
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     trace = data.draw(traces(quota))
     state, (now, _) = play(quota, trace), trace[-1]
     later = now + data.draw(st.integers(0, 2 * quota.window_us))
@@ -172,7 +172,7 @@ def test_a_lowered_limit_still_answers_honestly(data: st.DataObject) -> None:
 @given(st.data())
 def test_a_clock_that_falls_back_never_gives_budget(data: st.DataObject) -> None:
     """Up to a window back: not more than at the latest time seen. Beyond: all that was used is still used."""
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     trace = data.draw(traces(quota))
     state, (now, _) = play(quota, trace), trace[-1]
     back = data.draw(st.one_of(st.integers(0, quota.window_us), st.integers(0, 10**14)))
@@ -200,7 +200,7 @@ def test_a_clock_that_stands_still_admits_the_capacity_once(data: st.DataObject)
 
 @given(st.data())
 def test_a_clock_that_leaps_forward_gives_one_full_refill_at_most(data: st.DataObject) -> None:
-    quota = data.draw(quotas())
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
     trace = data.draw(traces(quota))
     state, (now, _) = play(quota, trace), trace[-1]
     assert ask(quota, state, 0, now + 10**15).remaining <= quota.capacity

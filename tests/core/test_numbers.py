@@ -24,7 +24,7 @@ class TestWhole:
 
     @pytest.mark.parametrize("value", [-4, 8, 1 << 63, -(10**30)])
     def test_out_of_range(self, value: int) -> None:
-        with pytest.raises(InvalidQuota, match=f"^x must be from -3 to 7, not {value}$"):
+        with pytest.raises(InvalidQuota, match=f"^x must be a whole number from -3 to 7, not {value}$"):
             whole("x", value, -3, 7, InvalidQuota)
 
     @pytest.mark.parametrize("value", [True, False, 1.0, nan, "1", None, Fraction(1)], ids=repr)
@@ -32,6 +32,17 @@ class TestWhole:
         with pytest.raises(InvalidQuota) as error:
             whole("x", value, -3, 7, InvalidQuota)
         assert str(error.value) == f"x must be a whole number from -3 to 7, not {value!r}"
+
+    @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["10**5000", "-10**5000"])
+    def test_a_number_too_long_to_be_printed(self, value: int) -> None:
+        with pytest.raises(InvalidQuota, match=r"^x must be a whole number from -3 to 7, not a number that long$"):
+            whole("x", value, -3, 7, InvalidQuota)
+
+    def test_a_long_value_is_cut_short(self) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            whole("x", "y" * 1000, -3, 7, InvalidQuota)
+        start = "'" + "y" * 49
+        assert str(error.value) == f"x must be a whole number from -3 to 7, not {start}... (1002 characters)"
 
     @pytest.mark.parametrize("error", [InvalidCost, InvalidKey, InvalidQuota])
     def test_raises_what_it_is_told_to(self, error: type[UsageError]) -> None:

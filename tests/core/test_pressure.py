@@ -44,10 +44,9 @@ class Hysteresis:
         return WARNING if self.warned else NORMAL
 
     def _see(self, used: int) -> None:
-        percent_of_capacity = 100 * used / self.quota.capacity
-        if percent_of_capacity > self.quota.warn_percent:
+        if 100 * used > self.quota.warn_percent * self.quota.capacity:
             self.warned = True
-        elif percent_of_capacity < self.quota.calm_percent:
+        elif 100 * used < self.quota.calm_percent * self.quota.capacity:
             self.warned = False
 
 
@@ -130,6 +129,14 @@ def test_thresholds_are_configurable(warn: int, calm: int, expected: str) -> Non
         state, decision = quota.step(state, 1, START)
         letters += decision.state[0]
     assert letters == expected
+
+
+def test_at_a_hundred_percent_there_is_no_warning_on_the_way_down_either() -> None:
+    """No key uses more than all of its capacity."""
+    quota = Quota(10, SECOND, warn_percent=100, calm_percent=70)
+    state, spent = quota.step(None, 10, START)
+    assert spent.state is THROTTLED
+    assert quota.step(state, -1, START)[1].state is NORMAL
 
 
 def test_a_limit_of_one_is_normal_or_throttled() -> None:

@@ -42,6 +42,12 @@ def refusal(error: pytest.ExceptionInfo[InvalidQuota]) -> str:
     return message
 
 
+def five_per_second(name: str, value: Any) -> Quota:
+    """Return 5/s, except that the field `name` is `value`."""
+    numbers: dict[str, Any] = {"limit": 5, "window_us": SECOND, name: value}
+    return Quota(**numbers)
+
+
 class TestNumbers:
     """Each number is an int in its range, or the message says which range that is."""
 
@@ -51,14 +57,14 @@ class TestNumbers:
         ("burst", 0, EXACT),
         ("refill_every_us", 1, MAX_WINDOW_US),
         ("warn_percent", 1, 100),
-        ("calm_percent", 1, 80),
+        ("calm_percent", 1, 100),
     )
 
     @pytest.mark.parametrize(("name", "low", "high"), ranges)
     @pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
     def test_not_whole(self, name: str, low: int, high: int, value: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
-            Quota(**{"limit": 5, "window_us": SECOND, name: value})
+            five_per_second(name, value)
         assert refusal(error) == f"{name} must be a whole number from {low} to {high}, not {value!r}"
 
     @pytest.mark.parametrize(("name", "low", "high"), ranges)
@@ -66,20 +72,20 @@ class TestNumbers:
     def test_out_of_range(self, name: str, low: int, high: int, off: int) -> None:
         value = off + (low if off < 0 else high)
         with pytest.raises(InvalidQuota) as error:
-            Quota(**{"limit": 5, "window_us": SECOND, name: value})
-        assert refusal(error) == f"{name} must be from {low} to {high}, not {value}"
+            five_per_second(name, value)
+        assert refusal(error) == f"{name} must be a whole number from {low} to {high}, not {value}"
 
     @pytest.mark.parametrize(("name", "low", "high"), ranges)
     def test_just_above(self, name: str, low: int, high: int) -> None:
-        with pytest.raises(InvalidQuota, match=f"^{name} must be from {low} to {high}, not {high + 1}$"):
-            Quota(**{"limit": 5, "window_us": SECOND, name: high + 1})
+        with pytest.raises(InvalidQuota, match=f"^{name} must be a whole number from {low} to {high}, not {high + 1}$"):
+            five_per_second(name, high + 1)
 
     @pytest.mark.parametrize("name", [name for name, _, _ in ranges])
     @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["10**5000", "-10**5000"])
     def test_a_number_too_long_to_be_printed(self, name: str, value: int) -> None:
         """Python refuses to write out more than 4300 digits; that must not be the error that the user sees."""
         with pytest.raises(InvalidQuota) as error:
-            Quota(**{"limit": 5, "window_us": SECOND, name: value})
+            five_per_second(name, value)
         assert refusal(error).startswith(f"{name} must be")
 
     def test_a_long_value_is_not_repeated_at_length(self) -> None:
@@ -109,7 +115,7 @@ class TestNumbers:
 
     def test_calm_is_at_most_warn(self) -> None:
         assert Quota(5, SECOND, warn_percent=50, calm_percent=50).calm_percent == 50
-        with pytest.raises(InvalidQuota, match="^calm_percent must be from 1 to 50, not 51$"):
+        with pytest.raises(InvalidQuota, match=r"^calm_percent, 51, must not be above warn_percent, 50: give both$"):
             Quota(5, SECOND, warn_percent=50, calm_percent=51)
 
 
@@ -126,7 +132,9 @@ class TestExactness:
         )
 
     @given(
-        st.integers(1, EXACT), st.integers(1, MAX_WINDOW_US), st.one_of(st.just(0), st.integers(0, 10**6), st.just(EXACT))
+        st.integers(1, EXACT),
+        st.integers(1, MAX_WINDOW_US),
+        st.one_of(st.just(0), st.integers(0, 10**6), st.just(EXACT)),
     )
     def test_what_is_proposed_is_accepted(self, limit: int, window_us: int, burst: int) -> None:
         try:
@@ -139,7 +147,7 @@ class TestExactness:
     def test_steps_too_long_to_count(self) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota(10**9, SECOND, refill_every_us=10**9)
-        assert refusal(error).startswith("refill_every_us 1000000000 is too long for 1000000000 per 1000000 us")
+        assert refusal(error).startswith("refill_every_us of 1000000000/second must be at most 2251799, not 1000000000")
 
 
 class TestOptions:
@@ -167,7 +175,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "token_bucket"])
     def test_only_a_token_bucket_is_a_one_off(self, algorithm: Algorithm) -> None:
-        with pytest.raises(InvalidQuota, match=f"^limit must be from 1 to {EXACT}, not 0$"):
+        with pytest.raises(InvalidQuota, match=f"^limit must be a whole number from 1 to {EXACT}, not 0$"):
             Quota(0, SECOND, burst=5 if algorithm.is_bucket else 0, algorithm=algorithm)
 
     @pytest.mark.parametrize("name", ["", "token-bucket", "TOKEN_BUCKET", "tb", None, 5, []], ids=repr)
@@ -196,13 +204,13 @@ class TestOneOff:
     def test_bad_capacity(self, capacity: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.one_off(capacity)
-        assert f"to {EXACT}, not " in refusal(error)
+        assert refusal(error) == f"capacity must be a whole number from 1 to {EXACT}, not {capacity!r}"
 
     @pytest.mark.parametrize("keep_us", [0, -1, MAX_WINDOW_US + 1, *NOT_WHOLE], ids=repr)
     def test_bad_time_to_keep(self, keep_us: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.one_off(5, keep_us=keep_us)
-        assert f"from 1 to {MAX_WINDOW_US}, not " in refusal(error)
+        assert refusal(error) == f"window_us must be a whole number from 1 to {MAX_WINDOW_US}, not {keep_us!r}"
 
 
 class TestFromBucket:
@@ -245,7 +253,8 @@ class TestFromBucket:
         try:
             quota = Quota.from_bucket(capacity, rate)
         except InvalidQuota:
-            assert (rate / SECOND).numerator > capacity
+            per_us = rate / SECOND
+            assert per_us.numerator > capacity or capacity * per_us.denominator > EXACT
         else:
             assert quota.capacity == capacity
             assert Fraction(quota.limit * SECOND, quota.window_us) == rate
@@ -258,7 +267,9 @@ class TestFromBucket:
     def test_bad_rate(self, rate: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.from_bucket(10, rate)
-        assert refusal(error) == f"refill_rate must be a number of tokens per second, 0 or more, not {rate!r}"
+        assert refusal(error) == (
+            f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {rate!r}"
+        )
 
     @pytest.mark.parametrize("rate", [1e308, 10**30, 1 << 63, "1e30"], ids=repr)
     def test_a_huge_rate_cannot_be_computed(self, rate: Any) -> None:
@@ -285,17 +296,15 @@ class TestFromBucket:
     def test_bad_capacity(self, capacity: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.from_bucket(capacity, 1)
-        message = refusal(error)
-        assert message.startswith("capacity must be ")
-        assert f"from 1 to {EXACT}, not " in message
+        assert refusal(error) == f"capacity must be a whole number from 1 to {EXACT}, not {capacity!r}"
 
     @pytest.mark.parametrize("interval", [-1, *TOO_LARGE, *NOT_WHOLE], ids=repr)
     def test_bad_interval(self, interval: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.from_bucket(10, 1, min_refill_interval_ms=interval)
-        message = refusal(error)
-        assert message.startswith("min_refill_interval_ms must be ")
-        assert f"from 0 to {EXACT // 1000}, not " in message
+        assert refusal(error) == (
+            f"min_refill_interval_ms must be a whole number from 0 to {EXACT // 1000}, not {interval!r}"
+        )
 
     def test_an_interval_longer_than_any_window(self) -> None:
         with pytest.raises(InvalidQuota) as error:

@@ -156,7 +156,7 @@ class TestCoarseGrains:
         ],
     )
     def test_a_limit_that_cannot_be_computed_exactly_is_refused(self, limit: int, window_us: int) -> None:
-        with pytest.raises(InvalidQuota, match="cannot be computed exactly.*use a shorter window, or fixed_window"):
+        with pytest.raises(InvalidQuota, match=r"cannot be computed exactly.*use a shorter window, or fixed_window"):
             counter(limit, window_us)
 
     @pytest.mark.parametrize(("limit", "window_us"), [(22_517_998, 100 * SECOND), (10_000_001, 100 * SECOND + 10)])
@@ -187,7 +187,7 @@ class TestChangedLimit:
 
 
 class TestClockFallsBack:
-    """Up to a window behind the window counted, the clock waits for it; further, the counts are pulled to the present."""
+    """Up to a window behind the window counted, the clock waits for it; further, the counts are pulled to now."""
 
     used_4 = counter().step(None, 4, MIDNIGHT + 15 * SECOND)[0]
     both = play(counter(), [(0, 10, True, 0, 0, 20 * SECOND), (15 * SECOND, 5, True, 0, 0, 15 * SECOND)])

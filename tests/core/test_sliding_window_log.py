@@ -13,6 +13,7 @@ SECOND = 1_000_000
 WINDOW = 10 * SECOND
 START = 1_750_000_000 * SECOND
 Row = tuple[int, int, bool, int, int, int]
+Past = tuple[tuple[int, int], ...]
 
 
 def log(limit: int, window_us: int = WINDOW) -> Quota:
@@ -168,7 +169,9 @@ class TestClockFallsBack:
         play(log(3), [(now + WINDOW - 1, 1, False, 0, 1, 1), (now + WINDOW, 3, True, 0, 0, WINDOW)], mended)
 
     def test_what_is_left_can_still_be_taken(self) -> None:
-        play(log(5), [(SECOND, 1, True, 1, 0, 13 * SECOND), (SECOND, 2, False, 1, 9 * SECOND, 13 * SECOND)], self.used_3)
+        play(
+            log(5), [(SECOND, 1, True, 1, 0, 13 * SECOND), (SECOND, 2, False, 1, 9 * SECOND, 13 * SECOND)], self.used_3
+        )
 
     def test_what_is_left_can_still_be_taken_from_a_log_pulled_to_the_present(self) -> None:
         now = -20 * SECOND
@@ -223,7 +226,6 @@ class TestPurity:
         """Every state ever made answers as a list of its own admissions does."""
         limit = data.draw(st.integers(1, 6))
         quota = log(limit, 10)
-        Past = tuple[tuple[int, int], ...]
         made: list[tuple[State, Past, int]] = [(None, (), 1000)]
         for _ in range(data.draw(st.integers(1, 40))):
             state, past, now = data.draw(st.sampled_from(made[-4:])) if len(made) > 1 else made[0]
@@ -243,7 +245,7 @@ class TestPurity:
             assert (look.remaining, look.reset_after_us) == (limit - used, newest + 10 - now)
 
 
-def _without(past: tuple[tuple[int, int], ...], units: int) -> tuple[tuple[int, int], ...]:
+def _without(past: Past, units: int) -> Past:
     """Return `past` without its newest `units`."""
     kept = list(past)
     while kept and units:

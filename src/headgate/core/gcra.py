@@ -45,7 +45,7 @@ def transition(quota: Quota) -> Transition:
             elif written_under != limit:
                 return step(carried(state, now), cost, now)
             elif gain != 1:
-                debt = debt * gain + fraction if debt < longest else beyond + 1
+                debt = debt * gain + fraction if debt <= longest else beyond + 1
         after = debt + unit if cost == 1 else debt + cost * unit
         room = full - after
         if room >= 0 or cost < 0:

@@ -5,7 +5,7 @@
     quotas    := quota { ";" quota }
     quota     := count ( "/" | "per" ) [ number ] unit { option }  |  count "once"
     option    := "burst" count | algorithm | "queue"
-    unit      := us ms s m h d w, or the words: second(s) sec(s) minute(s) min(s) hour(s) hr(s) day(s) week(s)
+    unit      := us ms s m h d w, or a word: microsecond millisecond second sec minute min hour hr day week, or plural
     algorithm := token_bucket leaky_bucket fixed_window sliding_window_log sliding_window_counter gcra
 
 Examples: ``100/minute``, ``10/s burst 20``, ``5000/day gcra``, ``3 per 250ms``, ``100/15 min; 1000/day fixed_window``,
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota
+from headgate.core.numbers import short
 
 if TYPE_CHECKING:
     from headgate.core.quota import Quota
@@ -51,20 +52,14 @@ def parse(text: str) -> list[dict[str, Any]]:
         InvalidQuota: the text is not of that form; the message shows the place and the accepted forms.
     """
     if not isinstance(text, str):
-        raise InvalidQuota(f"a quota is text such as {EXAMPLES}, not {text!r}")
+        raise InvalidQuota(f"a quota is text such as {EXAMPLES}, not {short(text)}")
     if len(text) > MAX_TEXT:
         raise InvalidQuota(f"a quota text has at most {MAX_TEXT} characters, not {len(text)}")
     return [_quota(part, text) for part in text.split(";")]
 
 
-def parse_window(text: str) -> int:
-    """Read a length of time such as ``1m``, ``250ms`` or ``15 minutes``; returns microseconds."""
-    tokens = _Tokens(text, text)
-    return tokens.window()
-
-
 def render(quota: Quota) -> str:
-    """Write `quota` as text that `parse` reads back."""
+    """Write `quota` as text. `parse` reads it back, but for what has no text form: refill steps and thresholds."""
     if quota.limit == 0:
         return f"{quota.burst} once"
     window = _LONG_NAMES.get(quota.window_us) or next(

@@ -17,10 +17,11 @@ def whole(name: str, value: object, low: int, high: int, error: type[UsageError]
     """
     if type(value) is int and low <= value <= high:
         return value
-    raise error(f"{name} must be a whole number from {low} to {high}, not {_short(value)}")
+    raise error(f"{name} must be a whole number from {low} to {high}, not {short(value)}")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """Return `value` as it is shown in a message: in full if that is not long."""
     try:
         text = repr(value)
     except ValueError:  # an int of thousands of digits
@@ -46,8 +47,6 @@ def exact_rate(limit: int, window_us: int, capacity: int) -> tuple[int, int]:
             f"{limit} per {window_us} us with a capacity of {capacity} cannot be computed exactly: use a rounder "
             f"limit{_rounder(limit, window_us, capacity)}, a shorter window or a smaller burst"
         )
-    if capacity * unit // gain > EXACT:
-        raise InvalidQuota(f"a capacity of {capacity} refilled at {limit} per {window_us} us takes over 70 years")
     return gain, unit
 
 
@@ -69,4 +68,6 @@ def carried_over(used: int, elapsed: int, written_under: int, limit: int, window
     _, unit = reduced(limit, window_us)
     if then_gain:
         used = max(0, used - elapsed * then_gain) if elapsed <= EXACT // then_gain else 0
+    elif elapsed >= window_us:  # a one-off allowance, not used for so long
+        used = 0
     return min(-(-used // then_unit), EXACT // unit) * unit

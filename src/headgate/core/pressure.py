@@ -29,17 +29,23 @@ class Pressure(StrEnum):
     THROTTLED = "throttled"
 
 
+def thresholds(quota: Quota) -> tuple[int, int]:
+    """Return the units that must remain for a key to be calm, and those below which it is warned."""
+    calm = quota.capacity * (100 - quota.calm_percent) // 100 + 1
+    warn = -(-quota.capacity * (100 - quota.warn_percent) // 100)
+    return calm, warn
+
+
 def judge(quota: Quota) -> tuple[int, Judge]:
     """Return the calm threshold of `quota` and the function that judges what lies below it.
 
     The threshold is a number of remaining units. At or above it the mark is 0 and the key is normal, and the
     algorithms need not ask; this keeps the judgement off the hot path.
     """
-    capacity = quota.capacity
-    calm = capacity * (100 - quota.calm_percent) // 100 + 1
-    warn = -(-capacity * (100 - quota.warn_percent) // 100)
+    calm, warn = thresholds(quota)
 
-    normal, warned, spent = (0, Pressure.NORMAL), (1, Pressure.WARNING), (1, Pressure.THROTTLED)
+    normal, warned = (0, Pressure.NORMAL), (1, Pressure.WARNING)
+    spent = (1 if warn else 0), Pressure.THROTTLED
 
     def marked(mark: int, remaining: int, cost: int) -> tuple[int, Pressure]:
         if not remaining:

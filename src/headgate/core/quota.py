@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Self
@@ -9,11 +10,12 @@ from typing import Any, Self
 from headgate.core import algorithms
 from headgate.core.algorithms import Algorithm, Transition
 from headgate.core.errors import InvalidQuota
-from headgate.core.numbers import EXACT, whole
+from headgate.core.numbers import EXACT, short, whole
 
 SECOND = 1_000_000
 MAX_WINDOW_US = 3660 * 24 * 3600 * SECOND
 ONE_OFF_WINDOW_US = 365 * 24 * 3600 * SECOND
+_RATE = re.compile(r"-?[0-9.]{1,40}(e[+-]?[0-9]{1,3}|/[0-9]{1,40})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,7 @@ class Quota:
         """
         whole("capacity", capacity, 1, EXACT, InvalidQuota)
         whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)
-        try:
-            rate = Fraction(str(refill_rate))
-        except (ValueError, ZeroDivisionError):
-            rate = Fraction(-1)
-        if rate < 0:
-            raise InvalidQuota(f"refill_rate must be a number of tokens per second, 0 or more, not {refill_rate!r}")
+        rate = _rate(refill_rate)
         if not rate:
             return cls.one_off(capacity)
         per_us = rate / SECOND
@@ -106,12 +103,15 @@ class Quota:
         # Whole seconds where they fit, so that a changed rate finds the window, and with it the state, unchanged.
         multiple = max(1, min(capacity // per_us.numerator, -(-SECOND // per_us.denominator)))
         limit = per_us.numerator * multiple
-        return cls(
-            limit=limit,
-            window_us=per_us.denominator * multiple,
-            burst=capacity - limit,
-            refill_every_us=max(1, min_refill_interval_ms * 1000),
-        )
+        try:
+            return cls(
+                limit=limit,
+                window_us=per_us.denominator * multiple,
+                burst=capacity - limit,
+                refill_every_us=max(1, min_refill_interval_ms * 1000),
+            )
+        except InvalidQuota as error:
+            raise InvalidQuota(f"a bucket of {capacity} with a refill_rate of {refill_rate}: {error}") from None
 
     def __str__(self) -> str:
         from headgate.core.grammar import render  # noqa: PLC0415  the grammar knows the text form
@@ -129,14 +129,33 @@ class Quota:
         whole("burst", self.burst, 0, EXACT, InvalidQuota)
         whole("refill_every_us", self.refill_every_us, 1, MAX_WINDOW_US, InvalidQuota)
         whole("warn_percent", self.warn_percent, 1, 100, InvalidQuota)
-        whole("calm_percent", self.calm_percent, 1, self.warn_percent, InvalidQuota)
+        whole("calm_percent", self.calm_percent, 1, 100, InvalidQuota)
+        if self.calm_percent > self.warn_percent:
+            raise InvalidQuota(
+                f"calm_percent, {self.calm_percent}, must not be above warn_percent, {self.warn_percent}: give both"
+            )
 
     def _check_options(self) -> None:
         if self.burst and not self.algorithm.is_bucket:
             raise InvalidQuota(
                 f"{self.algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
             )
+        if type(self.queue) is not bool:
+            raise InvalidQuota(f"queue must be True or False, not {short(self.queue)}")
         if self.queue and self.algorithm is not Algorithm.LEAKY_BUCKET:
             raise InvalidQuota(f"only leaky_bucket can be a queue, not {self.algorithm}")
         if self.refill_every_us != 1 and self.algorithm is not Algorithm.TOKEN_BUCKET:
             raise InvalidQuota(f"only token_bucket has a refill interval, not {self.algorithm}")
+
+
+def _rate(value: object) -> Fraction:
+    """Return a number of tokens per second as it is written; its length is bounded before it is computed."""
+    shown = short(value)
+    text = value if isinstance(value, str) else shown if isinstance(value, int | float) else str(value)
+    try:
+        rate = Fraction(text) if _RATE.fullmatch(text) else Fraction(-1)
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(-1)
+    if rate >= 0:
+        return rate
+    raise InvalidQuota(f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {shown}")

@@ -28,7 +28,7 @@ FINEST = 100_000_000
 def transition(quota: Quota) -> Transition:
     """Compile the pure function of a sliding window counter."""
     limit, window = quota.limit, quota.window_us
-    grain, grains = _grains(quota)
+    grain, grains = grains_of(quota)
     round_up = grain - 1
     full = limit * grains
     calm, judged = judge(quota)
@@ -88,7 +88,7 @@ def void_at(state: Kept, quota: Quota) -> int:
     return int(end) if previous else 0
 
 
-def _grains(quota: Quota) -> tuple[int, int]:
+def grains_of(quota: Quota) -> tuple[int, int]:
     """Return the length of a grain in microseconds, and how many make the window."""
     grain = 1
     while quota.window_us // grain > FINEST:

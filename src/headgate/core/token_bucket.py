@@ -87,13 +87,15 @@ def _stepwise(quota: Quota) -> Transition:
     """A bucket that refills in steps: the steady one, seen through a clock that ticks once per step from `at` on."""
     every = quota.refill_every_us
     if quota.limit * every > EXACT:
-        raise InvalidQuota(f"refill_every_us {every} is too long for {quota.limit} per {quota.window_us} us")
+        raise InvalidQuota(f"refill_every_us of {quota} must be at most {EXACT // quota.limit}, not {every}")
     steady = _steady(quota)
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
         seen = at = now
         if state is not None:
-            at = state[1]
+            used, at, written_under, mark = state
+            if at - now > quota.window_us:
+                return step((used, now, written_under, mark), cost, now)
             if void_at(state, quota) <= now:
                 state, at = None, now
             elif at < now:

@@ -21,7 +21,7 @@ class ManualClock:
     """
 
     START = 1_750_000_000_000_000
-    """A moment in June 2025, at the boundary of a second, 20 s into a minute."""
+    """A moment in June 2025, at the boundary of a second, 40 s into a minute."""
 
     def __init__(self, now: int = START) -> None:
         self._now = now
