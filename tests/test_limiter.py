@@ -25,7 +25,9 @@ from headgate import (
     Quota,
     UsageError,
 )
+from headgate.stores.memory import AsyncMemoryStore
 from headgate.testing import ManualClock
+from headgate.testing.reference import ReferenceStore
 
 EVERY_ALGORITHM = [*(f"100/minute {algorithm}" for algorithm in Algorithm), "100/minute leaky_bucket queue", "100 once"]
 
@@ -153,6 +155,7 @@ def test_threads_and_tasks_share_a_store() -> None:
     ("arguments", "error", "shown"),
     [
         (("",), InvalidQuota, '"100/minute"'),
+        ((b"5/s",), InvalidQuota, '"100/minute"'),
         (("many/s",), InvalidQuota, "expected a count"),
         ((None,), InvalidQuota, '"100/minute"'),
         ((5,), InvalidQuota, '"100/minute"'),
@@ -183,6 +186,18 @@ def test_bad_quotas_are_refused_when_the_limiter_is_made(
 def test_bad_stores_are_refused_when_the_limiter_is_made(both: Both, store: Any, shown: str) -> None:
     with pytest.raises(InvalidStore, match=shown):
         both.make("5/s", store=store)
+
+
+def test_a_store_of_the_other_colour_is_refused(manual_clock: ManualClock) -> None:
+    """Or the answer would be a coroutine, which is always true."""
+    store: Any = AsyncMemoryStore(MemoryStore(clock=manual_clock))
+    with pytest.raises(InvalidStore, match="for the other of Limiter and AsyncLimiter"):
+        Limiter("5/s", store=store)
+    assert AsyncLimiter("5/s", store=store)
+    reference: Any = ReferenceStore(manual_clock)
+    assert Limiter("5/s", store=reference).check("user", 0)
+    with pytest.raises(InvalidStore, match="for the other"):
+        AsyncLimiter("5/s", store=reference)
 
 
 def test_a_store_can_be_bounded_by_its_address(both: Both) -> None:

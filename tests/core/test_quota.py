@@ -153,6 +153,11 @@ class TestExactness:
 class TestOptions:
     """Options that an algorithm does not have are refused, with what to do instead."""
 
+    @pytest.mark.parametrize("queue", ["no", 1, None])
+    def test_a_queue_is_one_or_is_not(self, queue: Any) -> None:
+        with pytest.raises(InvalidQuota, match="queue must be True or False"):
+            Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=queue)
+
     @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter"])
     def test_windows_have_no_burst(self, algorithm: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
