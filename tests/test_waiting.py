@@ -113,7 +113,9 @@ def test_first_come_first_served(manual_clock: ManualClock) -> None:
     until_asleep(manual_clock, 1)
     manual_clock.advance(1)
     assert waiters[2].result().allowed
-    assert store.checks == 2 * len(waiters)
+    assert store.checks == 2 * len(waiters) + 1, (
+        "refused, then admitted; the first asked once more when it stood in line"
+    )
 
 
 def test_keys_wait_apart(manual_clock: ManualClock) -> None:
@@ -287,3 +289,66 @@ def test_a_real_clock_wakes_tasks() -> None:
         assert all(decisions)
 
     asyncio.run(main())
+
+
+def test_guards_that_run_together_refuse_nobody_while_there_is_budget() -> None:
+    """Whoever is just being served is no line."""
+    limiter = Limiter("1000000/s")
+    refused = []
+
+    def work() -> None:
+        refused.extend(decision for _ in range(500) if not (decision := limiter.acquire("a", timeout=0)))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == []
+
+    async def main() -> None:
+        limiter = AsyncLimiter("100/hour")
+        decisions = await asyncio.gather(*(limiter.acquire("a", timeout=0) for _ in range(150)))
+        assert sum(map(bool, decisions)) == 100
+
+    asyncio.run(main())
+
+
+def test_who_cannot_be_served_in_time_is_told_at_once_even_in_line(manual_clock: ManualClock) -> None:
+    limiter = Limiter("1/hour", clock=manual_clock)
+    limiter.check("a")
+    head = Waiter(limiter, "a")
+    until_asleep(manual_clock, 1)
+    assert not limiter.acquire("a", timeout=2)
+    manual_clock.advance(3600)
+    assert head.result().allowed
+
+
+def test_a_wall_clock_that_is_set_back_does_not_stretch_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter("1/100ms")
+    limiter.check("a")
+    now = limiter._clock.now()
+    monkeypatch.setattr(limiter._clock, "now", lambda: now - 3_600_000_000)
+    assert not limiter.acquire("a", timeout=0.001)
+
+
+def test_waiters_of_a_closed_event_loop_block_nobody(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("1/s", clock=manual_clock)
+
+    async def abandoned() -> None:
+        await limiter.check("a")
+        task = asyncio.ensure_future(limiter.acquire("a"))
+        await settled()
+        abandoned_tasks.append(task)
+
+    abandoned_tasks: list[asyncio.Future[Decision]] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(abandoned())
+    loop.close()
+
+    async def main() -> None:
+        await limiter.refund("a")
+        assert await limiter.acquire("a", timeout=0)
+
+    asyncio.run(main())
+    abandoned_tasks[0]._log_destroy_pending = False  # type: ignore[attr-defined]  # that is what it is

@@ -72,7 +72,7 @@ class AsyncLimiter:
         """
         plan, cost = self._family.plan(key), self._family.checked_cost(cost)
         ticket = waiting.TaskTicket()
-        until = waiting.deadline(self._clock.now(), timeout)
+        until = waiting.deadline(self._clock.ticks(), timeout)
         return await self._drive(waiting.acquire(self._lines, key, ticket, self._clock, until), plan, cost, ticket)
 
     async def refund(self, key: str, cost: int = 1) -> Decision:

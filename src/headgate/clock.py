@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from time import time_ns
-from typing import Protocol
+from time import monotonic_ns, time_ns
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Clock(Protocol):
-    """A source of time in microseconds since the epoch."""
+    """A source of time in microseconds."""
 
     def now(self) -> int:
-        """Return the time in microseconds. It need not be monotonic."""
+        """Return the time since the epoch, by which limits count. It may be set back."""
+        ...
+
+    def ticks(self) -> int:
+        """Return the time since some moment, by which callers wait. It never goes back."""
         ...
 
     def wait(self, event: threading.Event, until: int | None) -> None:
-        """Block until `event` is set or, if `until` is given, the time is `until`."""
+        """Block until `event` is set or, if `until` is given, `ticks` has reached it."""
         ...
 
     async def wait_async(self, event: asyncio.Event, until: int | None) -> None:
@@ -34,16 +39,19 @@ class SystemClock:
     def now(self) -> int:
         return time_ns() // 1000
 
+    def ticks(self) -> int:
+        return monotonic_ns() // 1000
+
     def wait(self, event: threading.Event, until: int | None) -> None:
         if until is None:
             event.wait()
             return
-        while (left := until - self.now()) > 0:
+        while (left := until - self.ticks()) > 0:
             if event.wait(min(left / 1_000_000, threading.TIMEOUT_MAX)):
                 return
 
     async def wait_async(self, event: asyncio.Event, until: int | None) -> None:
-        while until is None or (left := until - self.now()) > 0:
+        while until is None or (left := until - self.ticks()) > 0:
             try:
                 async with asyncio.timeout(None if until is None else left / 1_000_000):
                     await event.wait()

@@ -74,7 +74,7 @@ class Limiter:
         """
         plan, cost = self._family.plan(key), self._family.checked_cost(cost)
         ticket = waiting.ThreadTicket()
-        until = waiting.deadline(self._clock.now(), timeout)
+        until = waiting.deadline(self._clock.ticks(), timeout)
         return self._drive(waiting.acquire(self._lines, key, ticket, self._clock, until), plan, cost, ticket)
 
     def refund(self, key: str, cost: int = 1) -> Decision:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Generator
 from enum import Enum
 from typing import Protocol
@@ -21,6 +20,7 @@ import msgspec
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
+from headgate.core.numbers import short
 from headgate.core.pressure import Pressure
 
 LONGEST_TIMEOUT = 1_000_000_000
@@ -37,6 +37,10 @@ class Ticket(Protocol):
         """Forget past calls; done by the holder, awake."""
         ...
 
+    def is_lost(self) -> bool:
+        """Is the holder gone without having left the line?"""
+        ...
+
 
 class ThreadTicket:
     """A place in a line for a thread."""
@@ -46,6 +50,9 @@ class ThreadTicket:
         self.call = self.event.set
         self.settle = self.event.clear
 
+    def is_lost(self) -> bool:
+        return False
+
 
 class TaskTicket:
     """A place in a line for a task of the running event loop."""
@@ -54,6 +61,7 @@ class TaskTicket:
         self.event = asyncio.Event()
         self.settle = self.event.clear
         self._loop = asyncio.get_running_loop()
+        self.is_lost = self._loop.is_closed
 
     def call(self) -> None:
         self._loop.call_soon_threadsafe(self.event.set)
@@ -63,33 +71,45 @@ class Lines:
     """The lines of all keys of one limiter."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lines: dict[str, deque[Ticket]] = {}
+        self._lock = threading.RLock()  # an abandoned flow leaves its line when it is collected, wherever that happens
+        self._lines: dict[str, dict[Ticket, None]] = {}  # a dict keeps its order, and any place in it is found at once
+
+    def is_empty(self, key: str) -> bool:
+        with self._lock:
+            return self._head(key) is None
 
     def join(self, key: str, ticket: Ticket) -> None:
         with self._lock:
-            self._lines.setdefault(key, deque()).append(ticket)
+            self._lines.setdefault(key, {})[ticket] = None
 
     def is_head(self, key: str, ticket: Ticket) -> bool:
         with self._lock:
-            return self._lines[key][0] is ticket
+            return self._head(key) is ticket
 
     def leave(self, key: str, ticket: Ticket) -> None:
         with self._lock:
-            line = self._lines[key]
-            was_head = line[0] is ticket
-            line.remove(ticket)
-            if not line:
-                del self._lines[key]
-            elif was_head:
-                line[0].call()
+            was_head = self._head(key) is ticket
+            self._lines.get(key, {}).pop(ticket, None)
+            head = self._head(key)
+            if was_head and head:
+                head.call()
 
     def wake(self, key: str) -> None:
         """Have the head of the line ask again: something was given back."""
         with self._lock:
-            line = self._lines.get(key)
-            if line:
-                line[0].call()
+            head = self._head(key)
+            if head:
+                head.call()
+
+    def _head(self, key: str) -> Ticket | None:
+        line = self._lines.get(key, {})
+        while line:
+            ticket = next(iter(line))
+            if not ticket.is_lost():
+                return ticket
+            del line[ticket]
+        self._lines.pop(key, None)
+        return None
 
 
 class Step(Enum):
@@ -103,49 +123,63 @@ class Step(Enum):
 
 
 Flow = Generator[tuple[Step, int | None], Decision | None, Decision]
-"""Yields steps, each with the time in microseconds until which to wait, if any; returns the final decision."""
+"""Yields steps, each with the tick of the clock until which to wait, if any; returns the final decision."""
 
 
 def deadline(now: int, timeout: float | None) -> int | None:
-    """Return the time in microseconds at which a wait of `timeout` seconds from `now` ends; None is without end."""
+    """Return the tick at which a wait of `timeout` seconds from the tick `now` ends; None is without end."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= LONGEST_TIMEOUT:
-        raise UsageError(f"timeout must be None or a number of seconds from 0 to {LONGEST_TIMEOUT}, not {timeout!r}")
+        raise UsageError(
+            f"timeout must be None or a number of seconds from 0 to {LONGEST_TIMEOUT}, not {short(timeout)}"
+        )
     return now + round(timeout * 1_000_000)
 
 
 def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, until: int | None) -> Flow:
-    """Wait in line for `key` until admitted, or until it is known that this cannot be before `until`.
+    """Take what `key` asks for, in line behind those who wait already, or learn that it cannot be before `until`.
 
-    Returns the admission, after any delay that comes with it, or a refusal.
+    Returns the admission, after any delay that comes with it, or a refusal. `until` is in ticks of the clock.
     """
+    if lines.is_empty(key):
+        decision = yield from _answer(Step.CHECK)
+        if decision or _too_late(clock, decision, until):
+            return (yield from _taken(clock, decision, until)) if decision else decision
     lines.join(key, ticket)
     try:
         while True:
             ticket.settle()  # a call from here on is noticed by the next LISTEN
-            if lines.is_head(key, ticket):
-                decision = yield from _answer(Step.CHECK)
-                if decision:
-                    turn = clock.now() + decision.delay_us
-                    if decision.delay_us and until is not None and turn > until:
-                        yield from _answer(Step.REFUND)
-                        return _refused(decision, turn - until)
-                    break
-                wake = clock.now() + decision.retry_after_us
-                if until is not None and wake > until:
-                    return decision
-                yield Step.LISTEN, wake
-            elif until is None or clock.now() < until:
+            head = lines.is_head(key, ticket)
+            decision = yield from _answer(Step.CHECK if head else Step.PEEK)
+            if head and decision:
+                break
+            if _too_late(clock, decision, until):
+                return decision
+            if head:
+                yield Step.LISTEN, clock.ticks() + decision.retry_after_us
+            elif until is None or clock.ticks() < until:
                 yield Step.LISTEN, until
-            else:
-                decision = yield from _answer(Step.PEEK)
-                # It might pass now, but not before those ahead; they may need all there is.
+            else:  # it might pass now, but not before those ahead, who may need all there is
                 return _refused(decision, decision.retry_after_us or decision.reset_after_us or 1)
     finally:
         lines.leave(key, ticket)
-    if decision.delay_us:
-        yield Step.SLEEP, turn
+    return (yield from _taken(clock, decision, until))
+
+
+def _too_late(clock: Clock, decision: Decision, until: int | None) -> bool:
+    return not decision and until is not None and clock.ticks() + decision.retry_after_us > until
+
+
+def _taken(clock: Clock, decision: Decision, until: int | None) -> Flow:
+    """Wait until it is the turn of an admission, or give it back if that is too late."""
+    if not decision.delay_us:
+        return decision
+    turn = clock.ticks() + decision.delay_us
+    if until is not None and turn > until:
+        yield from _answer(Step.REFUND)
+        return _refused(decision, turn - until)
+    yield Step.SLEEP, turn
     return decision
 
 

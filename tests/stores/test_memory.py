@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from itertools import count
+from typing import Any
 
 import pytest
 
-from headgate import InvalidStore, Limiter, MemoryStore
+from headgate import InvalidKey, InvalidStore, Limiter, MemoryStore
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 from headgate.testing import ManualClock
@@ -97,12 +102,13 @@ def test_reset_of_a_key_that_shares_its_state_gives_nobody_fresh_budget(manual_c
 
 def test_long_keys_take_little_room(manual_clock: ManualClock) -> None:
     store = MemoryStore(clock=manual_clock)
-    family = Family("long", [Quota(1, HOUR)])
-    check = store.bind(family)
+    check = store.bind(Family("long", [Quota(1, HOUR)]))
     assert check("x" * 60_000)
     assert not check("x" * 60_000)
     assert check("x" * 59_999)
-    assert all(len(principal) <= 128 for principal in store._tables[family.spaces[0]].own)  # type: ignore[arg-type]
+    kept = [principal for table in store._tables.values() for principal in table.states]
+    assert len(kept) == 2
+    assert all(len(principal) <= 128 for principal in kept if not isinstance(principal, int))
 
 
 def test_limits_of_different_families_count_apart_in_one_store(manual_clock: ManualClock) -> None:
@@ -110,6 +116,99 @@ def test_limits_of_different_families_count_apart_in_one_store(manual_clock: Man
     limiters = [Limiter("1/hour", store=store, name=name) for name in ("a", "b", "c", "d")]
     assert all(limiter.check("user") for limiter in limiters)
     assert not any(limiter.check("user") for limiter in limiters)
+
+
+def test_a_digest_is_no_key(manual_clock: ManualClock) -> None:
+    """What the store keeps for a long key cannot be asked for."""
+    limiter = Limiter("1/hour", clock=manual_clock)
+    assert limiter.check("x" * 200)
+    digest: Any = blake2b(b"x" * 200, digest_size=16).digest()
+    with pytest.raises(InvalidKey):
+        limiter.check(digest)
+
+
+def colliding(limiter: Limiter) -> tuple[str, str]:
+    """Return two keys that share an overflow state."""
+    slots: dict[int, str] = {}
+    for number in count():
+        key, space = f"user:{number}", limiter._family.spaces[0]
+        other = slots.setdefault(hash((space, key)) % 1024, key)
+        if other != key:
+            return key, other
+    raise AssertionError
+
+
+def test_a_refund_to_a_key_that_shares_its_state_gives_nobody_budget(manual_clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=1, clock=manual_clock)
+    limiter = Limiter("5/hour", store=store)
+    limiter.check("first")
+    busy, idle = colliding(limiter)
+    assert limiter.check(busy, 5)
+    assert limiter.refund(idle, 5).remaining == 0
+    assert not limiter.check(busy)
+
+
+def test_a_reset_stays_in_force_as_long_as_the_shared_state_does(manual_clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=2, clock=manual_clock)
+    filling, slow = Limiter("2/s", store=store, name="filling"), Limiter("1/hour", store=store, name="slow")
+    filling.check("one")
+    filling.check("two")
+    assert slow.check("victim")
+    manual_clock.advance(5)
+    for _ in range(20):
+        filling.check("one")
+    assert not slow.check("victim")
+    slow.reset("victim")
+    manual_clock.advance(60)
+    for _ in range(20):
+        filling.check("one")
+    assert slow.check("victim")
+
+
+def test_names_that_come_and_go_leave_nothing_behind(manual_clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=10, clock=manual_clock)
+    limiter = Limiter("1/s", store=store)
+    for number in range(300):
+        limiter.is_passed("user", f"rule-{number}")
+        limiter.peek(f"user:{number}")
+    assert len(store) <= 10 + 1024
+    manual_clock.advance(5)
+    for _ in range(2000):
+        limiter.check("user")
+    assert len(store) == 1
+    assert len(store._tables) == 1
+
+
+def test_a_signal_handler_that_raises_leaves_the_lock_free() -> None:
+    """Ctrl-C, or a task's time limit, at any instant of a check."""
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    store = MemoryStore()
+    limiters = [Limiter("1000000/s", store=store), Limiter("1000000/s; 1000000/minute", store=store, name="several")]
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(400):
+            limiter = limiters[number % 2]
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + number * 1e-7)
+            try:
+                while True:
+                    limiter.check("user")
+            except Interrupted:
+                assert not store._lock.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("clock", [5, time.time, object()])
+def test_a_clock_must_be_one(clock: Any) -> None:
+    with pytest.raises(InvalidStore, match="a clock has now"):
+        MemoryStore(clock=clock)
 
 
 @pytest.mark.parametrize("max_keys", [0, -1, 1.5, True, "many"])

@@ -31,14 +31,20 @@ class ManualClock:
     def now(self) -> int:
         return self._now
 
+    def ticks(self) -> int:
+        return self._now
+
     def advance(self, seconds: float = 0, *, us: int = 0) -> None:
         """Let time pass: `seconds`, rounded to microseconds, plus `us` microseconds. Negative steps back."""
-        self.set(self._now + round(seconds * 1_000_000) + us)
+        self._move(lambda now: now + round(seconds * 1_000_000) + us)
 
     def set(self, now: int) -> None:
         """Make it `now`, in microseconds since the epoch."""
+        self._move(lambda _: now)
+
+    def _move(self, change: Callable[[int], int]) -> None:
         with self._lock:
-            self._now = now
+            now = self._now = change(self._now)
             due = [wake for until, wake in self._sleepers.values() if until <= now]
         for wake in due:
             wake()
