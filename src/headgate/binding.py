@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidQuota, UsageError
 from headgate.core.grammar import EXAMPLES
+from headgate.core.numbers import short
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 
@@ -31,7 +32,7 @@ def family_of(quotas: Quotas, name: str) -> Family:
     """Return the limits that `quotas` describe."""
     parts = [quotas] if isinstance(quotas, str | Quota) else quotas
     if not isinstance(parts, Iterable) or isinstance(parts, bytes):
-        raise InvalidQuota(f"quotas are text such as {EXAMPLES}, or Quota objects, not {quotas!r}")
+        raise InvalidQuota(f"quotas are text such as {EXAMPLES}, or Quota objects, not {short(quotas)}")
     found: list[Quota] = []
     for part in parts:
         found.extend([part] if isinstance(part, Quota) else Quota.parse(part))

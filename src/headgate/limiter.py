@@ -162,7 +162,7 @@ class Guard:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.iscoroutinefunction(function):
-            raise UsageError(f"{function.__qualname__} is a coroutine function: guard it with an AsyncLimiter")
+            raise UsageError(f"{function!r} is a coroutine function: guard it with an AsyncLimiter")
         key = self._key
 
         @wraps(function)

@@ -36,8 +36,10 @@ class Oracle:
                 return floor(quota.capacity + rate * interval)
             case Algorithm.SLIDING_WINDOW_LOG:
                 return quota.limit * -(-interval // quota.window_us)
-            case Algorithm.FIXED_WINDOW | Algorithm.SLIDING_WINDOW_COUNTER:
+            case Algorithm.FIXED_WINDOW:
                 return quota.limit * (-(-interval // quota.window_us) + 1)
+            case Algorithm.SLIDING_WINDOW_COUNTER:  # less than one more limit
+                return max(quota.limit, quota.limit * (-(-interval // quota.window_us) + 1) - 1)
 
     def worst(self) -> tuple[int, int, int] | None:
         """Return an interval (length, passed, bound) in which more passed than the bound, if there is one."""

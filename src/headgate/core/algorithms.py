@@ -15,6 +15,7 @@ from headgate.core import (
     token_bucket,
 )
 from headgate.core.errors import InvalidQuota
+from headgate.core.numbers import short
 
 if TYPE_CHECKING:
     from headgate.core.decision import Decision
@@ -45,7 +46,7 @@ class Algorithm(StrEnum):
             return cls("sliding_window_counter" if name == "sliding_window" else name)
         except ValueError:
             known = ", ".join(cls)
-            raise InvalidQuota(f"unknown algorithm {name!r}: use one of {known}") from None
+            raise InvalidQuota(f"unknown algorithm {short(name)}: use one of {known}") from None
 
     @property
     def code(self) -> str:

@@ -8,7 +8,7 @@ demand never pauses.
 
 State: (tat, fraction, limit, mark). The interval is rarely a whole number of microseconds, so the TAT carries its
 fraction, in units of 1/gain. The state names the limit it was written under: after a change what was used is carried
-over in whole units, except that debt beyond the capacity by more than a window is forgotten.
+over, rounded up, except that debt beyond the capacity by more than a window is forgotten.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@
 
     quotas    := quota { ";" quota }
     quota     := count ( "/" | "per" ) [ number ] unit { option }  |  count "once"
-    option    := "burst" count | algorithm | "queue"
+    option    := "burst" count | "capacity" count | algorithm | "queue"
     unit      := us ms s m h d w, or a word: microsecond millisecond second sec minute min hour hr day week, or plural
     algorithm := token_bucket leaky_bucket fixed_window sliding_window_log sliding_window_counter gcra
 
 Examples: ``100/minute``, ``10/s burst 20``, ``5000/day gcra``, ``3 per 250ms``, ``100/15 min; 1000/day fixed_window``,
-``500 once``. Counts are whole numbers and may carry underscores: ``1_000_000/day``. Letter case does not matter.
+``10/s capacity 5``, ``500 once``. The capacity is limit + burst unless it is given. Counts are whole numbers and may
+carry underscores: ``1_000_000/day``. Letter case does not matter.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def render(quota: Quota) -> str:
     )
     text = f"{quota.limit}/{window}"
     if quota.burst:
-        text += f" burst {quota.burst}"
+        text += f" burst {quota.burst}" if quota.burst > 0 else f" capacity {quota.capacity}"
     if quota.algorithm is not Algorithm.TOKEN_BUCKET:
         text += f" {quota.algorithm}"
     return text + " queue" if quota.queue else text
@@ -91,12 +92,16 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
         option: dict[str, Any]
         if tokens.take("burst"):
             option = {"burst": tokens.count("a count after burst")}
+        elif tokens.take("capacity"):
+            option = {"burst": tokens.count("a count after capacity") - count}
         elif tokens.take("queue"):
             option = {"queue": True}
         else:
             option = {"algorithm": tokens.algorithm()}
         if option.keys() & found.keys():
-            raise tokens.error(f"{min(option)} is given twice")
+            raise tokens.error(
+                f"{min(option)} is given twice" + " (capacity is another way to say it)" * ("burst" in option)
+            )
         found |= option
     return found
 
@@ -148,9 +153,9 @@ class _Tokens:
     def algorithm(self) -> str:
         word = self._words[0]
         if word not in _ALGORITHMS:
-            near = get_close_matches(word, [*_ALGORITHMS, "burst", "queue"], 1)
+            near = get_close_matches(word, [*_ALGORITHMS, "burst", "capacity", "queue"], 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            self.fail(f'"burst", "queue" or an algorithm{hint}')
+            self.fail(f'"burst", "capacity", "queue" or an algorithm{hint}')
         return self._words.pop(0)
 
     def fail(self, wanted: str) -> None:

@@ -61,8 +61,8 @@ def _rounder(limit: int, window_us: int, capacity: int) -> str:
 def carried_over(used: int, elapsed: int, written_under: int, limit: int, window_us: int) -> int:
     """Convert `used`, as of `elapsed` microseconds ago, into the fractions of `limit`, as of now.
 
-    It fell by the old limit until now. From there it is carried over in whole units of cost, rounded up: what was used
-    stays used (as far as the new fractions can count, which is further than any capacity goes).
+    It fell by the old limit until now. From there it is carried over, rounded up: what was used stays used, as far as
+    the new fractions can count, which is further than any capacity goes.
     """
     then_gain, then_unit = reduced(written_under, window_us)
     _, unit = reduced(limit, window_us)
@@ -70,4 +70,9 @@ def carried_over(used: int, elapsed: int, written_under: int, limit: int, window
         used = max(0, used - elapsed * then_gain) if elapsed <= EXACT // then_gain else 0
     elif elapsed >= window_us:  # a one-off allowance, not used for so long
         used = 0
-    return min(-(-used // then_unit), EXACT // unit) * unit
+    entire, rest = divmod(used, then_unit)
+    entire = min(entire, EXACT // unit - 1)
+    # rest / then_unit of a unit, as parts / of_parts: rounded up, and coarse enough for the product to stay exact
+    coarse = -(-then_unit // min(then_unit, EXACT // unit))
+    parts, of_parts = -(-rest // coarse), then_unit // coarse
+    return entire * unit + min(unit, -(-parts * unit // of_parts))

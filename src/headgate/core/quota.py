@@ -34,7 +34,8 @@ class Quota:
     window_us: int
     """Length of the window in microseconds."""
     burst: int = 0
-    """Units beyond `limit` that may pass at once; bucket algorithms only. The capacity is limit + burst."""
+    """Units beyond `limit` that may pass at once; bucket algorithms only. The capacity is limit + burst; a negative burst
+    makes it smaller than the limit, down to 1."""
     algorithm: Algorithm = Algorithm.TOKEN_BUCKET
     queue: bool = False
     """Leaky bucket only: admit with a `delay` (constant outflow) rather than as a meter."""
@@ -94,20 +95,11 @@ class Quota:
         rate = _rate(refill_rate)
         if not rate:
             return cls.one_off(capacity)
-        per_us = rate / SECOND
-        if per_us.numerator > capacity:
-            raise InvalidQuota(
-                f"refill_rate {refill_rate} cannot be computed exactly for a capacity of {capacity}: "
-                "use a rate with fewer digits or a larger capacity"
-            )
-        # Whole seconds where they fit, so that a changed rate finds the window, and with it the state, unchanged.
-        multiple = max(1, min(capacity // per_us.numerator, -(-SECOND // per_us.denominator)))
-        limit = per_us.numerator * multiple
         try:
             return cls(
-                limit=limit,
-                window_us=per_us.denominator * multiple,
-                burst=capacity - limit,
+                limit=rate.numerator,
+                window_us=rate.denominator * SECOND,
+                burst=capacity - rate.numerator,
                 refill_every_us=max(1, min_refill_interval_ms * 1000),
             )
         except InvalidQuota as error:
@@ -126,7 +118,9 @@ class Quota:
         one_off = self.limit == 0 and self.burst and self.algorithm is Algorithm.TOKEN_BUCKET
         whole("limit", self.limit, 0 if one_off else 1, EXACT, InvalidQuota)
         whole("window_us", self.window_us, 1, MAX_WINDOW_US, InvalidQuota)
-        whole("burst", self.burst, 0, EXACT, InvalidQuota)
+        whole(
+            "burst", self.burst, 1 - self.limit if self.algorithm.is_bucket and self.limit else 0, EXACT, InvalidQuota
+        )
         whole("refill_every_us", self.refill_every_us, 1, MAX_WINDOW_US, InvalidQuota)
         whole("warn_percent", self.warn_percent, 1, 100, InvalidQuota)
         whole("calm_percent", self.calm_percent, 1, 100, InvalidQuota)

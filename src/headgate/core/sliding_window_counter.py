@@ -49,7 +49,8 @@ def transition(quota: Quota) -> Transition:
                 end = now + left
             elif left > window:
                 if left > 2 * window:
-                    return step((now + window - now % window, current + previous, 0, mark), cost, now)
+                    current = min(current + previous, EXACT // grains)
+                    return step((now + window - now % window, current, 0, mark), cost, now)
                 return held(step(state, cost, end - window), left - window)
         room = spare = full - (current + cost) * grains
         overlap = 0

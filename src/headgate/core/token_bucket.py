@@ -5,7 +5,7 @@ when demand never pauses: no fraction of a token is lost.
 
 State: (used, at, limit, mark). `used` is what is missing from a full bucket as of `at`, in fractions of a token (one
 token is `unit` of them) that make the refill a whole number, `gain`, per microsecond. These fractions depend on the
-limit, so the state names the limit it was written under; after a change `used` is carried over in whole tokens.
+limit, so the state names the limit it was written under; after a change `used` is carried over, rounded up.
 
 The leaky bucket is the same function, with the delay of a queue if asked for.
 """

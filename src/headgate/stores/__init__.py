@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from typing import TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from headgate.clock import Clock
 from headgate.core.errors import InvalidStore
+from headgate.core.numbers import short
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 
@@ -34,8 +35,8 @@ def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | No
 
 
 def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
-    if not hasattr(store, "bind"):
-        raise InvalidStore(f"a store is an address or a store object, not {store!r}: use {ACCEPTED}")
+    if isinstance(store, type) or not (hasattr(store, "bind") and hasattr(store, "check") and hasattr(store, "clock")):
+        raise InvalidStore(f"a store is an address or a store object, not {short(store)}: use {ACCEPTED}")
     if inspect.iscoroutinefunction(store.check) != asynchronous:
         raise InvalidStore(f"{type(store).__name__} is for the other of Limiter and AsyncLimiter")
     if clock is not None:
@@ -44,15 +45,14 @@ def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnySt
 
 
 def _opened(address: str, clock: Clock | None) -> MemoryStore:
-    parts = urlsplit("memory:" if address == "memory" else address)
-    if parts.scheme != "memory" or parts.netloc or parts.path:
-        raise InvalidStore(f"unknown store {address!r}: use {ACCEPTED}")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    max_keys = options.pop("max_keys", None)
-    if options:
-        raise InvalidStore(f"unknown option {min(options)!r} in store {address!r}: use {ACCEPTED}")
-    if max_keys is None:
-        return MemoryStore(clock=clock)
-    if not max_keys.isdecimal():
-        raise InvalidStore(f"max_keys must be a whole number in store {address!r}: use {ACCEPTED}")
-    return MemoryStore(max_keys=int(max_keys), clock=clock)
+    scheme, _, query = address.partition(":?") if address != "memory:" else ("memory", "", "")
+    if scheme != "memory":
+        raise InvalidStore(f"unknown store {short(address)}: use {ACCEPTED}")
+    options = parse_qsl(query, keep_blank_values=True)
+    for name, value in options:
+        if name != "max_keys" or len(options) > 1:
+            raise InvalidStore(f"unknown or repeated option {name!r} in store {short(address)}: use {ACCEPTED}")
+        if not (value.isascii() and value.isdecimal() and len(value) < 20):
+            raise InvalidStore(f"max_keys must be a whole number in store {short(address)}: use {ACCEPTED}")
+        return MemoryStore(max_keys=int(value), clock=clock)
+    return MemoryStore(clock=clock)
