@@ -28,6 +28,19 @@ class TestGenerous(StoreConformance):
     def make_store(self, clock):
         return Generous(clock=clock)
 
+class Unlocked:
+    def locked(self): return False
+    def acquire(self): return True
+    def release(self): pass
+    def __enter__(self): pass
+    def __exit__(self, *_): pass
+
+class TestUnlocked(StoreConformance):
+    def make_store(self, clock):
+        store = MemoryStore(clock=clock)
+        store._lock = Unlocked()
+        return store
+
 class TestGenerousTraces(StoreTraces):
     def make_store(self, clock):
         return Generous(clock=clock)
@@ -58,3 +71,6 @@ def test_the_suite_finds_a_store_that_breaks_the_contract(tmp_path: Path) -> Non
     assert any("TestNothing" in line for line in failed)
     assert "TestNothing must define make_store(clock)" in result.stdout
     assert not any("test_retry_after_is_exact" in line for line in failed)
+    unlocked = [line for line in failed if "TestUnlocked" in line]
+    assert len(unlocked) > 5
+    assert all("16_threads" in line for line in unlocked)

@@ -34,8 +34,8 @@ class Quota:
     window_us: int
     """Length of the window in microseconds."""
     burst: int = 0
-    """Units beyond `limit` that may pass at once; bucket algorithms only. The capacity is limit + burst; a negative burst
-    makes it smaller than the limit, down to 1."""
+    """Units beyond `limit` that may pass at once; bucket algorithms only. The capacity is limit + burst: a negative
+    burst makes it smaller than the limit, down to 1."""
     algorithm: Algorithm = Algorithm.TOKEN_BUCKET
     queue: bool = False
     """Leaky bucket only: admit with a `delay` (constant outflow) rather than as a meter."""
