@@ -9,6 +9,9 @@
     │   ├── InvalidCost         cost is not a whole number in range
     │   │   └── CostTooLarge    cost is above the capacity: no wait would ever admit it
     │   └── InvalidStore        a store address that names no known store
+    ├── StoreError              the store did not answer; an operator acts
+    │   ├── StoreUnavailable    surely nothing was done: asking again is safe
+    │   └── OutcomeUnknown      the question was sent, and perhaps acted on: it is never sent again by itself
     └── LimitExceeded           raised only on request, by ``guard``; carries the decision
 
 A refusal is not an error: ``check`` returns it as a `Decision`.
@@ -48,6 +51,18 @@ class CostTooLarge(InvalidCost):
 
 class InvalidStore(UsageError):
     """The store address is not acceptable."""
+
+
+class StoreError(HeadgateError):
+    """The store did not answer."""
+
+
+class StoreUnavailable(StoreError):
+    """The store could not be asked, or refused to act; surely nothing was done."""
+
+
+class OutcomeUnknown(StoreError):
+    """The store was asked and did not answer; the cost may have been taken, or not."""
 
 
 class LimitExceeded(HeadgateError):

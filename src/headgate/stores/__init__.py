@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from headgate.clock import Clock
@@ -12,7 +13,7 @@ from headgate.core.numbers import short
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 
-ACCEPTED = '"memory", or "memory:?max_keys=100000" for another bound on its size'
+ACCEPTED = '"memory", "memory:?max_keys=100000" or "redis://[user:password@]host:6379/0"'
 AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 
 
@@ -22,16 +23,30 @@ def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
     Raises:
         InvalidStore: the address names no known store, or has an unknown or wrong option.
     """
-    return _opened(store, clock) if isinstance(store, str) else _given(store, clock, asynchronous=False)
+    if not isinstance(store, str):
+        return _given(store, clock, asynchronous=False)
+    if store.startswith("redis"):
+        return _redis("sync").RedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
+    return _memory(store, clock)
 
 
 def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | None = None) -> AsyncStore:
     """Do the same for callers in an event loop."""
     if isinstance(store, str):
-        return AsyncMemoryStore(_opened(store, clock))
+        if store.startswith("redis"):
+            return _redis("aio").AsyncRedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
+        return AsyncMemoryStore(_memory(store, clock))
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(_given(store, clock, asynchronous=False))
     return _given(store, clock, asynchronous=True)
+
+
+def _redis(module: str) -> Any:
+    """Import a part of the Redis store; its dependencies are an extra."""
+    try:
+        return import_module(f"headgate.stores.redis.{module}")
+    except ModuleNotFoundError as error:
+        raise InvalidStore(f"{error.name} is not installed: install headgate[redis]") from None
 
 
 def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
@@ -44,7 +59,7 @@ def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnySt
     return store
 
 
-def _opened(address: str, clock: Clock | None) -> MemoryStore:
+def _memory(address: str, clock: Clock | None) -> MemoryStore:
     scheme, _, query = address.partition(":?") if address != "memory:" else ("memory", "", "")
     if scheme != "memory":
         raise InvalidStore(f"unknown store {short(address)}: use {ACCEPTED}")

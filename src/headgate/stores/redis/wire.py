@@ -1,0 +1,114 @@
+"""What goes over the wire: commands encoded, greetings, and what an error reply means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from headgate.stores.redis import scripts
+from headgate.stores.redis.address import Address
+
+OLDEST = 7
+"""The first major version whose scripts refuse up front what they cannot do."""
+_EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n" + scripts.SHA + b"\r\n"
+_REFUSALS = {
+    b"NOAUTH": "authentication is required: give user and password in the address",
+    b"WRONGPASS": "the user name or the password is wrong",
+    b"NOPERM": "the user lacks a permission: it needs +evalsha +script|load +time and keys hg1:*",
+    b"READONLY": "the server is a read-only replica",
+    b"LOADING": "the server is loading its data",
+    b"MASTERDOWN": "the server has lost its primary",
+    b"NOREPLICAS": "the server has too few replicas to write",
+    b"MISCONF": "the server cannot write to its disk",
+    b"OOM": "the server is out of memory",
+    b"BUSY": "the server is busy with another script",
+    b"CLUSTERDOWN": "the cluster is down",
+    b"MOVED": "the server is a part of a cluster",
+    b"NOSCRIPT": "the server forgot the script",
+}
+"""Errors that come before the script has done anything, by their first word."""
+
+
+def bulk(text: bytes) -> bytes:
+    """Encode one argument."""
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def command(*words: bytes) -> bytes:
+    """Encode one command."""
+    return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
+
+
+LOAD = command(b"SCRIPT", b"LOAD", scripts.SCRIPT)
+INFO = command(b"INFO")
+
+
+def evaluation(asked: Iterable[scripts.Question], now: int | None) -> bytes:
+    """Encode one call of the script that answers all that is `asked`, at the time `now` if that is not the server's."""
+    keys: list[bytes] = []
+    arguments: list[bytes] = [b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)]
+    count = 1
+    for question in asked:
+        keys += question.keys
+        arguments += question.arguments
+        count += question.size
+    head = b"*%d\r\n" % (3 + len(keys) + count)
+    return b"".join([head, _EVALSHA, bulk(b"%d" % len(keys)), *map(bulk, keys), *arguments])
+
+
+def greeting(address: Address) -> list[bytes]:
+    """Return the commands that open a conversation; `objection` says what to think of their answers."""
+    commands = []
+    if address.password or address.user:
+        user = [address.user.encode()] if address.user else []
+        commands.append(command(b"AUTH", *user, address.password.encode()))
+    if address.database:
+        commands.append(command(b"SELECT", b"%d" % address.database))
+    return [*commands, INFO, LOAD]
+
+
+def objection(address: Address, asked: bytes, reply: object) -> StoreError | None:
+    """Return why the server cannot be used, going by its `reply` to a command of the greeting."""
+    if asked is INFO:
+        # A user who may not ask for INFO has made up their mind about the server.
+        reason = None if isinstance(reply, Exception) else _unfitness(address, reply)
+        return StoreUnavailable(reason) if reason else None
+    return refusal(address, reply) if isinstance(reply, Exception) else None
+
+
+def refusal(address: Address, reply: Exception) -> StoreError:
+    """Return the error that an error reply means to the caller. Never shows what the server said about our data."""
+    word = str(reply).split(" ", 1)[0].encode()
+    if word in _REFUSALS:
+        return StoreUnavailable(f"{address}: {_REFUSALS[word]} ({word.decode()})")
+    return OutcomeUnknown(f"{address}: {str(reply)[:200]}")
+
+
+def is_forgotten(reply: object) -> bool:
+    """Does `reply` say that the server does not have the script?"""
+    return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
+
+
+def _unfitness(address: Address, info: object) -> str | None:
+    """Return why a server with this INFO cannot keep limits, if it cannot."""
+    text = info.decode(errors="replace") if isinstance(info, bytes) else ""
+    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    version = facts.get("valkey_version") or facts.get("redis_version", "unknown")
+    major, _, _ = version.partition(".")
+    if not major.isdecimal() or int(major) < OLDEST:
+        return f"{address}: version {version} is not supported: {OLDEST}.0 or later is needed"
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and not address.may_evict:
+        return (
+            f"{address}: its maxmemory-policy, {policy}, may evict state and so hand out fresh budget: "
+            "set noeviction, or accept it with ?evicting=allow"
+        )
+    return None
+
+
+def numbers_of(reply: object, asked: Sequence[scripts.Question]) -> list[int]:
+    """Return a reply of the script if it is one."""
+    expected = sum(len(question.plan) for question in asked) * scripts.ANSWER
+    if not isinstance(reply, list) or len(reply) != expected:
+        raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
+    return reply
