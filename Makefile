@@ -4,17 +4,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint format bench plots clean
+.PHONY: run test servers lint format bench plots clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.run
 	@$(BIN)/python docs/examples/demo.py
 
-test: lint
+test: lint servers
 	@$(BIN)/coverage erase
 	@$(BIN)/coverage run -m pytest
 	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100
+
+# Tests run real servers; a missing one comes from Debian's packages, and its service is not started.
+servers:
+	@command -v redis-server >/dev/null || { echo "installing redis-server ..."; \
+	  { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends redis-server redis-tools; } >/dev/null; }
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet .
@@ -48,5 +54,5 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing headgate and what its tests need ..."
-	@$(BIN)/pip install --quiet --editable . --group test --group bench --group docs
+	@$(BIN)/pip install --quiet --editable '.[redis]' --group test --group bench --group docs
 	@touch $@ $(VENV)/.run

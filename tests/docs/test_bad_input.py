@@ -81,7 +81,7 @@ ERRORS: dict[str, tuple[type[HeadgateError], list[Callable[[], object]]]] = {
     "a cost that is not a whole number": (InvalidCost, costs(1.5, 1.0, "1", True, None, math.nan)),
     "a cost below 1": (InvalidCost, [*costs(-1, 100_001), lambda: LIMITER.peek("ada", 0)]),
     "a cost above the capacity": (CostTooLarge, costs(11)),
-    "a store that does not exist": (InvalidStore, stores("redis://localhost", "", "disk", None)),
+    "a store that does not exist": (InvalidStore, stores("postgres://localhost", "", "disk", None)),
     "an unknown or wrong option": (InvalidStore, stores("memory:?size=1", "memory:?max_keys=0", "memory:?max_keys=x")),
     "a clock besides a store": (
         InvalidStore,
