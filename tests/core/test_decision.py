@@ -21,6 +21,7 @@ ADMISSION = Decision(True, 5, 3, 0, 400_000, Pressure.NORMAL, QUOTA)
 REFUSAL = Decision(False, 5, 0, 200_000, 1_500_000, Pressure.THROTTLED, QUOTA)
 QUEUED = Decision(True, 5, 3, 0, 400_000, Pressure.WARNING, QUOTA, 250_000)
 SEVERAL = msgspec.structs.replace(REFUSAL, parts=(ADMISSION, REFUSAL))
+DEGRADED = msgspec.structs.replace(ADMISSION, degraded="circuit_open")
 
 
 def test_is_true_when_the_request_may_pass() -> None:
@@ -52,10 +53,19 @@ def test_limits_are_its_parts_or_itself() -> None:
             SEVERAL,
             "<Decision '5/second': denied, retry_after=0.2, remaining=0 of 5, reset_after=1.5, throttled, 2 limits>",
         ),
+        (
+            DEGRADED,
+            "<Decision '5/second': allowed, remaining=3 of 5, reset_after=0.4, normal, degraded=circuit_open>",
+        ),
     ],
 )
 def test_repr_tells_the_story(decision: Decision, text: str) -> None:
     assert repr(decision) == text
+
+
+def test_is_not_degraded_unless_told() -> None:
+    assert (ADMISSION.degraded, DEGRADED.degraded) == ("", "circuit_open")
+    assert ADMISSION != DEGRADED
 
 
 def test_is_a_frozen_value() -> None:
@@ -66,7 +76,7 @@ def test_is_a_frozen_value() -> None:
     assert len({ADMISSION, changed, REFUSAL}) == 2
 
 
-@pytest.mark.parametrize("decision", [ADMISSION, REFUSAL, QUEUED, SEVERAL], ids=repr)
+@pytest.mark.parametrize("decision", [ADMISSION, REFUSAL, QUEUED, SEVERAL, DEGRADED], ids=repr)
 def test_copies_are_equal(decision: Decision) -> None:
     assert pickle.loads(pickle.dumps(decision)) == decision  # noqa: S301  our own bytes
     assert copy.deepcopy(decision) == decision

@@ -6,8 +6,11 @@ import pytest
 
 from headgate.core.algorithms import Algorithm, State
 from headgate.core.quota import Quota
+from tests.core.quotas import acceptable
+from tests.core.test_laws import Int53
 
 SECOND = 1_000_000
+DAY = 86_400 * SECOND
 START = 1_750_000_000 * SECOND
 Row = tuple[int, int, bool, int, int, int]
 
@@ -93,6 +96,29 @@ def test_burst_is_tolerated_beyond_the_limit() -> None:
     )
 
 
+def test_a_capacity_below_the_limit() -> None:
+    play(
+        gcra(10, burst=-7),
+        [
+            (0, 0, True, 3, 0, 0),
+            (0, 3, True, 0, 0, 300_000),
+            (0, 1, False, 0, 100_000, 300_000),
+            (99_999, 1, False, 0, 1, 200_001),
+            (100_000, 1, True, 0, 0, 300_000),
+            (400_000, 3, True, 0, 0, 300_000),
+        ],
+    )
+
+
+@pytest.mark.parametrize("behind", [0, 1, 1000 * SECOND, DAY - 1, DAY, DAY + 1, 10 * DAY])
+def test_a_capacity_far_below_the_limit_stays_exact_when_the_clock_falls_back(behind: int) -> None:
+    """A window is worth 1000003 * 86400000000 fractions here, which is more than 53 bits hold."""
+    quota = acceptable(1_000_003, DAY, 5 - 1_000_003, Algorithm.GCRA)
+    if quota:
+        state, _ = quota.step(None, 5, Int53(START))
+        quota.step(state, 1, Int53(START - behind))
+
+
 def test_a_refund_gives_back_at_most_what_is_used() -> None:
     play(
         FIVE,
@@ -112,7 +138,7 @@ def test_a_look_takes_nothing() -> None:
 
 
 class TestChangedLimit:
-    """The same state under another limit: what was used stays used, in whole units."""
+    """The same state under another limit: what was used stays used, to the fraction."""
 
     used_8 = TEN.step(None, 8, START)[0]
 
@@ -120,8 +146,11 @@ class TestChangedLimit:
         ("limit", "row"),
         [
             (20, (0, 0, True, 12, 0, 400_000)),
-            (20, (250_000, 0, True, 14, 0, 300_000)),  # 5.5 were used
-            (20, (250_000, 14, True, 0, 0, 1_000_000)),
+            (20, (250_000, 0, True, 14, 0, 275_000)),  # 5.5 were used
+            (20, (250_000, 14, True, 0, 0, 975_000)),
+            (20, (250_000, 15, False, 14, 25_000, 275_000)),
+            (9, (250_000, 4, False, 3, 55_556, 611_112)),  # 55555.6 and 611111.1
+            (7, (1, 1, False, 0, 285_713, 1_142_856)),  # 7.99999 were used: 1.99999 and 7.99999 sevenths of a second
             (20, (10**15, 0, True, 20, 0, 0)),
             (9, (0, 0, True, 1, 0, 888_889)),  # no whole interval
         ],

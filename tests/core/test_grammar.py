@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota
 from headgate.core.grammar import EXAMPLES, MAX_TEXT
+from headgate.core.numbers import EXACT
 from headgate.core.quota import MAX_WINDOW_US, Quota
 from tests.core.quotas import acceptable, quotas
 
@@ -47,6 +48,13 @@ class TestForms:
             ("4/s queue burst 2 leaky_bucket", Quota(4, SECOND, 2, Algorithm.LEAKY_BUCKET, queue=True)),
             ("4/s gcra burst 2", Quota(4, SECOND, 2, Algorithm.GCRA)),
             ("10/s burst 0", Quota(10, SECOND)),
+            ("10/s capacity 5", Quota(10, SECOND, burst=-5)),
+            ("10/s capacity 1", Quota(10, SECOND, burst=-9)),
+            ("10/s capacity 10", Quota(10, SECOND)),
+            ("10/s capacity 2_5", Quota(10, SECOND, burst=15)),
+            ("10/s GCRA Capacity 5", Quota(10, SECOND, -5, Algorithm.GCRA)),
+            ("4/s queue capacity 2 leaky_bucket", Quota(4, SECOND, -2, Algorithm.LEAKY_BUCKET, queue=True)),
+            ("4/s fixed_window capacity 4", Quota(4, SECOND, algorithm=Algorithm.FIXED_WINDOW)),
             ("007/s", Quota(7, SECOND)),
         ],
     )
@@ -106,6 +114,13 @@ class TestRoundTrip:
                 Quota(5, SECOND, burst=2, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
                 "5/second burst 2 leaky_bucket queue",
             ),
+            (Quota(5, SECOND, burst=-2), "5/second capacity 3"),
+            (Quota(5, SECOND, burst=-4, algorithm=Algorithm.GCRA), "5/second capacity 1 gcra"),
+            (
+                Quota(5, SECOND, burst=-2, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
+                "5/second capacity 3 leaky_bucket queue",
+            ),
+            (Quota.from_bucket(10, 33.3), "333/10s capacity 10"),
             (Quota.one_off(5), "5 once"),
         ],
         ids=str,
@@ -119,12 +134,12 @@ class TestRoundTrip:
         st.one_of(
             st.integers(1, MAX_WINDOW_US), *(st.integers(1, MAX_WINDOW_US // unit).map(unit.__mul__) for unit in UNITS)
         ),
-        st.one_of(st.just(0), st.integers(0, 10**6)),
+        st.one_of(st.just(0), st.integers(-(10**12), 10**6)),
         st.sampled_from(list(Algorithm)),
         st.booleans(),
     )
     def test_any_quota(self, limit: int, window_us: int, burst: int, algorithm: Algorithm, queue: bool) -> None:  # noqa: FBT001  hypothesis passes it
-        quota = acceptable(limit, window_us, burst if algorithm.is_bucket else 0, algorithm)
+        quota = acceptable(limit, window_us, max(burst, 1 - limit) if algorithm.is_bucket else 0, algorithm)
         assume(quota)
         assert quota
         quota = replace(quota, queue=queue and algorithm is Algorithm.LEAKY_BUCKET)
@@ -139,7 +154,8 @@ class TestErrors:
     """The message repeats the text, says what was expected and what was found, and shows what is right."""
 
     unit = "a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)"
-    option = '"burst", "queue" or an algorithm'
+    option = '"burst", "capacity", "queue" or an algorithm'
+    twice = "burst is given twice (capacity is another way to say it)"
 
     @pytest.mark.parametrize(
         ("text", "what"),
@@ -183,12 +199,20 @@ class TestErrors:
             ("10/s per 20", f"expected {option}, found 'per'"),
             ("10/s xyzzy", f"expected {option}, found 'xyzzy'"),
             ("10/s brust 20", f"expected {option} (did you mean burst?), found 'brust'"),
+            ("10/s capcity 20", f"expected {option} (did you mean capacity?), found 'capcity'"),
             ("10/s que leaky_bucket", f"expected {option} (did you mean queue?), found 'que'"),
             ("10/s tokenbucket", f"expected {option} (did you mean token_bucket?), found 'tokenbucket'"),
             ("10/s fixed_windows", f"expected {option} (did you mean fixed_window?), found 'fixed_windows'"),
             ("10/s burst", "expected a count after burst, found the end"),
             ("10/s burst gcra", "expected a count after burst, found 'gcra'"),
-            ("10/s burst 5 burst 5", "burst is given twice"),
+            ("10/s capacity", "expected a count after capacity of at least 1, found the end"),
+            ("10/s capacity gcra", "expected a count after capacity of at least 1, found 'gcra'"),
+            ("10/s capacity -5", "cannot read '-5'"),
+            ("100 once capacity 5", "expected nothing after once, found 'capacity'"),
+            ("10/s burst 5 burst 5", twice),
+            ("10/s burst 5 capacity 15", twice),
+            ("10/s capacity 5 gcra burst 5", twice),
+            ("10/s capacity 5 capacity 5", twice),
             ("10/s gcra gcra", "algorithm is given twice"),
             ("10/s gcra token_bucket", "algorithm is given twice"),
             ("10/s leaky_bucket queue queue", "queue is given twice"),
@@ -216,8 +240,13 @@ class TestErrors:
             ("0/s", "limit must be a whole number from 1 to"),
             ("10/5000d", "window_us must be a whole number from 1 to"),
             ("99999999999999999999/s", "limit must be a whole number from 1 to"),
-            ("10/s burst 99999999999999999999", "burst must be a whole number from 0 to"),
+            ("10/s burst 99999999999999999999", f"burst must be a whole number from -9 to {EXACT}, not"),
+            ("10/s capacity 0", "expected a count after capacity of at least 1, found '0'"),
+            ("10/s gcra capacity 0", "expected a count after capacity of at least 1, found '0'"),
+            ("10/s capacity 99999999999999999999", f"burst must be a whole number from -9 to {EXACT}, not"),
             ("10/s fixed_window burst 5", "fixed_window has no burst"),
+            ("10/s fixed_window capacity 15", "fixed_window has no burst"),
+            ("10/s fixed_window capacity 5", "fixed_window has no burst"),
             ("10/s queue", "only leaky_bucket can be a queue, not token_bucket"),
             ("1000003/day", "use a rounder limit (such as 1000000)"),
             ("5/s; 0/m", "limit must be a whole number from 1 to"),
@@ -255,9 +284,12 @@ class TestHostileText:
         with pytest.raises(InvalidQuota, match=f"^a quota text has at most {MAX_TEXT} characters, not {len(text)}$"):
             Quota.parse(text)
 
-    @pytest.mark.parametrize("text", ["{}/s", "10/{}s", "10/s burst {}", "{} once"])
-    def test_a_number_as_long_as_the_text_may_be(self, text: str) -> None:
-        with pytest.raises(InvalidQuota, match=r"must be a whole number from [01] to"):
+    @pytest.mark.parametrize(
+        ("text", "low"),
+        [("{}/s", 1), ("10/{}s", 1), ("10/s burst {}", -9), ("10/s capacity {}", -9), ("{} once", 0)],
+    )
+    def test_a_number_as_long_as_the_text_may_be(self, text: str, low: int) -> None:
+        with pytest.raises(InvalidQuota, match=f"must be a whole number from {low} to"):
             Quota.parse(text.format("9" * 900))
 
     @pytest.mark.parametrize("digits", ["١٠", "१०", "１０", "𝟙𝟘"])  # noqa: RUF001  that is the point
@@ -282,6 +314,7 @@ class TestHostileText:
                     "per",
                     "once",
                     "burst",
+                    "capacity",
                     "queue",
                     "s",
                     "day",

@@ -77,6 +77,18 @@ def test_burst_makes_the_queue_longer_and_not_faster() -> None:
     play(quota, [(0, 1, False, 0, 250_000, 1_500_000, 0)], state)
 
 
+def test_a_capacity_below_the_limit_makes_the_queue_shorter_and_not_slower() -> None:
+    play(
+        leaky(4, burst=-2),
+        [
+            (0, 1, True, 1, 0, 250_000, 0),
+            (0, 1, True, 0, 0, 500_000, 250_000),
+            (0, 1, False, 0, 250_000, 500_000, 0),
+            (250_000, 1, True, 0, 0, 500_000, 250_000),
+        ],
+    )
+
+
 def test_a_look_tells_the_turn_of_a_request_that_came_now() -> None:
     play(leaky(4), [(0, 3, True, 1, 0, 750_000, 0), (100_000, 0, True, 1, 0, 650_000, 650_000)])
 
@@ -114,6 +126,7 @@ def test_a_changed_limit_lets_the_same_queue_out_faster_or_slower() -> None:
     play(leaky(8), [(0, 1, True, 5, 0, 375_000, 250_000)], state)
     play(leaky(3), [(0, 1, True, 0, 0, 1_000_000, 666_667)], state)
     play(leaky(2), [(0, 1, False, 0, 500_000, 1_000_000, 0)], state)
+    play(leaky(8), [(100_000, 1, True, 5, 0, 325_000, 200_000)], state)  # 1.6 are still in it
 
 
 def test_a_meter_and_a_queue_share_their_state() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidCost, InvalidKey, InvalidQuota, UsageError
 from headgate.core.numbers import EXACT, carried_over, exact_rate, reduced, whole
+from headgate.core.quota import MAX_WINDOW_US
+from tests.core.test_laws import Int53
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -104,23 +106,55 @@ class TestCarriedOver:
         ("used", "elapsed", "written_under", "limit", "expected"),
         [
             (8 * 100_000, 0, 10, 20, 8 * 50_000),
-            (8 * 100_000, 250_000, 10, 20, 6 * 50_000),  # 5.5, rounded up
+            (8 * 100_000, 250_000, 10, 20, 275_000),  # 5.5 units
             (8 * 100_000, 800_000, 10, 20, 0),
             (8 * 100_000, 10**15, 10, 20, 0),
             (0, 0, 10, 20, 0),
-            (1, 0, 10, 20, 50_000),
-            (7 * SECOND, 1, 7, 5, 7 * 200_000),
+            (1, 0, 10, 20, 1),  # half a fraction, rounded up
+            (2, 0, 10, 20, 1),
+            (99_999, 0, 10, 20, 50_000),  # 49999.5
+            (7 * SECOND, 1, 7, 5, 1_399_999),  # 6.999993 units are 1399998.6
             (8, 999, 0, 10, 8 * 100_000),  # from a one-off allowance: no refill
-            (8 * 100_000, 250_000, 10, 0, 6),  # to one
-            (EXACT, 0, EXACT, 1, EXACT // SECOND * SECOND),  # as far as can be counted
+            (8, SECOND - 1, 0, 10, 8 * 100_000),
+            (8, SECOND, 0, 10, 0),  # which was not used for so long
+            (8 * 100_000, 250_000, 10, 0, 6),  # to one: 5.5, rounded up
         ],
     )
     def test_table(self, used: int, elapsed: int, written_under: int, limit: int, expected: int) -> None:
         assert carried_over(used, elapsed, written_under, limit, SECOND) == expected
 
     @given(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 1000), st.integers(0, 2 * SECOND))
-    def test_is_what_is_left_in_whole_units_rounded_up(self, units: int, then: int, limit: int, elapsed: int) -> None:
+    def test_is_what_is_left_rounded_up(self, units: int, then: int, limit: int, elapsed: int) -> None:
         _, then_unit = reduced(then, SECOND)
         _, unit = reduced(limit, SECOND)
         left = max(Fraction(0), units - Fraction(then * elapsed, SECOND))
-        assert carried_over(units * then_unit, elapsed, then, limit, SECOND) == ceil(left) * unit
+        assert carried_over(units * then_unit, elapsed, then, limit, SECOND) == ceil(left * unit)
+
+    @given(
+        st.data(),
+        st.one_of(st.integers(1, MAX_WINDOW_US), st.sampled_from([1, 999_983, SECOND, DAY, 365 * DAY, MAX_WINDOW_US])),
+        st.one_of(st.integers(1, 1000), st.integers(1, EXACT)),
+        st.one_of(st.integers(1, 1000), st.integers(1, EXACT)),
+    )
+    def test_never_loses_anything_and_adds_little(
+        self, data: st.DataObject, window_us: int, then: int, limit: int
+    ) -> None:
+        """Less than one fraction is added; if the units of both do not multiply within EXACT, two coarse parts more."""
+        _, then_unit = reduced(then, window_us)
+        _, unit = reduced(limit, window_us)
+        countable = EXACT // unit  # units, the capacity is at most this many
+        used = data.draw(st.integers(0, min(EXACT, countable * then_unit - 1)))
+        exact = Fraction(used, then_unit) * unit
+        result = carried_over(Int53(used), Int53(0), then, limit, window_us)
+        if then_unit * unit <= EXACT:
+            assert result == ceil(exact)
+        else:
+            coarse = ceil(Fraction(then_unit, countable))
+            assert exact <= result < exact + Fraction(coarse - 1 + then_unit % coarse, then_unit) * unit + 1
+        assert result <= -(-used // then_unit) * unit <= EXACT
+
+    @pytest.mark.parametrize("used", [EXACT, EXACT // 15_625 * 15_625, 15_625 * (EXACT // SECOND)])
+    def test_beyond_what_can_be_counted_it_is_no_less_than_any_capacity(self, used: int) -> None:
+        """2**51 per second count in fractions of 1/15625, of which 2**51 are more units than 1 per second can count."""
+        assert reduced(EXACT, SECOND)[1] == 15_625
+        assert EXACT // SECOND * SECOND <= carried_over(used, 0, EXACT, 1, SECOND) <= EXACT

@@ -21,6 +21,7 @@ NORMAL, WARNING, THROTTLED = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTL
 KINDS = [
     *(Quota(10, SECOND, algorithm=algorithm) for algorithm in Algorithm),
     Quota(4, SECOND, burst=6),
+    Quota(40, SECOND, burst=-30),
     Quota(10, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
     Quota(10, SECOND, refill_every_us=250_000),
     Quota.one_off(10, keep_us=SECOND),

@@ -7,7 +7,7 @@ import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from decimal import Decimal
 from fractions import Fraction
-from math import inf, nan
+from math import ceil, floor, inf, nan
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import HeadgateError, InvalidQuota
 from headgate.core.numbers import EXACT
 from headgate.core.quota import MAX_WINDOW_US, ONE_OFF_WINDOW_US, Quota
-from tests.core.quotas import AWKWARD, quotas
+from tests.core.quotas import AWKWARD, acceptable, quotas
 
 SECOND = 1_000_000
 START = 1_750_000_000 * SECOND
@@ -54,7 +54,7 @@ class TestNumbers:
     ranges = (
         ("limit", 1, EXACT),
         ("window_us", 1, MAX_WINDOW_US),
-        ("burst", 0, EXACT),
+        ("burst", -4, EXACT),  # a capacity of at least 1
         ("refill_every_us", 1, MAX_WINDOW_US),
         ("warn_percent", 1, 100),
         ("calm_percent", 1, 100),
@@ -100,6 +100,9 @@ class TestNumbers:
             {"limit": EXACT, "window_us": 1},
             {"limit": 1, "window_us": MAX_WINDOW_US},
             {"limit": 1, "window_us": 1, "burst": EXACT - 1},
+            {"limit": EXACT, "window_us": 1, "burst": 1 - EXACT},
+            {"limit": EXACT, "window_us": 1, "burst": 1 - EXACT, "algorithm": "gcra"},
+            {"limit": 5, "window_us": SECOND, "burst": -4, "algorithm": "leaky_bucket", "queue": True},
             {"limit": 1, "window_us": 1, "warn_percent": 100, "calm_percent": 100},
             {"limit": 1, "window_us": 1, "warn_percent": 1, "calm_percent": 1},
             {"limit": 1, "window_us": 1, "refill_every_us": MAX_WINDOW_US},
@@ -144,6 +147,21 @@ class TestExactness:
             if found:
                 Quota(int(rest.partition(")")[0]), window_us, burst=burst)
 
+    @pytest.mark.parametrize(("limit", "capacity"), [(109, 9), (115, 15)])
+    def test_what_is_proposed_for_a_capacity_below_the_limit_is_accepted(self, limit: int, capacity: int) -> None:
+        """Whether the burst stays as it is, or the capacity."""
+        window_us = MAX_WINDOW_US - 1
+        with pytest.raises(InvalidQuota) as error:
+            Quota(limit, window_us, burst=capacity - limit)
+        _, found, rest = refusal(error).partition("(such as ")
+        if found:
+            near = int(rest.partition(")")[0])
+            accepted = [
+                acceptable(near, window_us, room - near, Algorithm.TOKEN_BUCKET)
+                for room in (capacity, capacity - limit + near)
+            ]
+            assert any(accepted)
+
     def test_steps_too_long_to_count(self) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota(10**9, SECOND, refill_every_us=10**9)
@@ -165,6 +183,22 @@ class TestOptions:
         assert refusal(error) == (
             f"{algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
         )
+
+    @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter"])
+    def test_nor_one_below_zero(self, algorithm: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, SECOND, burst=-1, algorithm=algorithm)
+        assert refusal(error).startswith(f"{algorithm} has no burst")
+
+    @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
+    def test_buckets_may_hold_less_than_the_limit(self, algorithm: Any) -> None:
+        assert Quota(5, SECOND, burst=-4, algorithm=algorithm).capacity == 1
+        with pytest.raises(InvalidQuota, match=f"^burst must be a whole number from -4 to {EXACT}, not -5$"):
+            Quota(5, SECOND, burst=-5, algorithm=algorithm)
+
+    def test_a_one_off_is_not_below_zero(self) -> None:
+        with pytest.raises(InvalidQuota, match=f"^burst must be a whole number from 0 to {EXACT}, not -1$"):
+            Quota(0, SECOND, burst=-1)
 
     @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "leaky_bucket"])
     def test_only_a_leaky_bucket_is_a_queue(self, algorithm: Algorithm) -> None:
@@ -226,7 +260,12 @@ class TestFromBucket:
         [
             (20, 10, 10, SECOND, 10),
             (10, 10, 10, SECOND, 0),
-            (5, 10, 5, SECOND // 2, 0),  # no more than the capacity fits into a window
+            (5, 10, 10, SECOND, -5),
+            (1, 3, 3, SECOND, -2),
+            (5, 7, 7, SECOND, -2),
+            (1, 1.5, 3, 2 * SECOND, -2),
+            (10, 33.3, 333, 10 * SECOND, -323),
+            (10, "4/6", 2, 3 * SECOND, 8),  # in lowest terms
             (100, 7, 7, SECOND, 93),
             (10, 0.5, 1, 2 * SECOND, 9),
             (10, 0.1, 1, 10 * SECOND, 9),  # as written, not as the nearest binary fraction
@@ -235,7 +274,7 @@ class TestFromBucket:
             (10, Fraction(1, 7), 1, 7 * SECOND, 9),
             (10, Decimal("0.25"), 1, 4 * SECOND, 9),
             (1, "1e-6", 1, 1_000_000 * SECOND, 0),
-            (1, 1_000_000, 1, 1, 0),
+            (1, 1_000_000, 1_000_000, SECOND, -999_999),
             (3_000_000, 2_000_000, 2_000_000, SECOND, 1_000_000),
         ],
     )
@@ -258,11 +297,38 @@ class TestFromBucket:
         try:
             quota = Quota.from_bucket(capacity, rate)
         except InvalidQuota:
-            per_us = rate / SECOND
-            assert per_us.numerator > capacity or capacity * per_us.denominator > EXACT
+            assert capacity * (rate / SECOND).denominator > EXACT
         else:
             assert quota.capacity == capacity
-            assert Fraction(quota.limit * SECOND, quota.window_us) == rate
+            assert (quota.limit, quota.window_us) == (rate.numerator, rate.denominator * SECOND)
+
+    @pytest.mark.parametrize(("capacity", "rate"), [(1, "3"), (5, "7"), (1, "1.5"), (10, "33.3"), (3, "1/3")])
+    @given(gaps=st.lists(st.one_of(st.integers(0, SECOND), st.sampled_from([0, 1, 333_333, 333_334])), max_size=30))
+    def test_is_that_bucket_exactly(self, capacity: int, rate: str, gaps: list[int]) -> None:
+        """Against a level kept as a fraction: tokens come back continuously, and one is taken per request."""
+        quota = Quota.from_bucket(capacity, rate)
+        state, _ = quota.step(None, capacity, START)
+        level, now, per_us = Fraction(0), START, Fraction(rate) / SECOND
+        for gap in gaps:
+            now += gap
+            level = min(Fraction(capacity), level + gap * per_us)
+            if level < 1:
+                wait = ceil((1 - level) / per_us)
+                assert not quota.step(state, 1, now + wait - 1)[1].allowed
+                assert quota.step(state, 1, now + wait)[1].allowed
+                expected = (False, 0, wait, ceil((capacity - level) / per_us))
+            else:
+                level -= 1
+                expected = (True, floor(level), 0, ceil((capacity - level) / per_us))
+            state, said = quota.step(state, 1, now)
+            assert expected == (said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
+
+    @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
+    def test_a_changed_whole_rate_or_capacity_keeps_the_state(self, capacity: int, rate: int, other: int) -> None:
+        quota, changed = Quota.from_bucket(capacity, rate), Quota.from_bucket(capacity + 1, other)
+        assert quota.shape == changed.shape
+        state, _ = quota.step(None, capacity, START)
+        assert changed.step(state, 0, START)[1].remaining == 1
 
     @pytest.mark.parametrize(
         "rate",
@@ -276,13 +342,29 @@ class TestFromBucket:
             f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {rate!r}"
         )
 
-    @pytest.mark.parametrize("rate", [1e308, 10**30, 1 << 63, "1e30"], ids=repr)
-    def test_a_huge_rate_cannot_be_computed(self, rate: Any) -> None:
+    @pytest.mark.parametrize(
+        ("rate", "limit"),
+        [
+            (1e308, "1" + "0" * 49 + "... (309 characters)"),
+            (10**30, "1" + "0" * 30),
+            (1 << 63, "9223372036854775808"),
+            ("1e30", "1" + "0" * 30),
+            (EXACT + 1, "2251799813685249"),
+        ],
+    )
+    def test_a_huge_rate_cannot_be_computed(self, rate: Any, limit: str) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.from_bucket(10, rate)
         assert refusal(error) == (
-            f"refill_rate {rate} cannot be computed exactly for a capacity of 10: "
-            "use a rate with fewer digits or a larger capacity"
+            f"a bucket of 10 with a refill_rate of {rate}: limit must be a whole number from 1 to {EXACT}, not {limit}"
+        )
+
+    def test_what_cannot_be_computed_exactly(self) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(1_000_000, "1/7919")
+        assert refusal(error) == (
+            "a bucket of 1000000 with a refill_rate of 1/7919: 1 per 7919000000 us with a capacity of 1000000 cannot "
+            "be computed exactly: use a rounder limit, a shorter window or a smaller burst"
         )
 
     @pytest.mark.parametrize("rate", [10**5000, "9" * 5000, "1/" + "9" * 5000], ids=["int", "text", "fraction"])
@@ -341,6 +423,7 @@ class TestValue:
             {"limit": 6},
             {"window_us": 2 * SECOND},
             {"burst": 1},
+            {"burst": -1},
             {"algorithm": Algorithm.GCRA},
             {"refill_every_us": 2},
             {"warn_percent": 81},

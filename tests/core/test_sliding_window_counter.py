@@ -6,6 +6,7 @@ import pytest
 
 from headgate.core.algorithms import Algorithm, State, void_at
 from headgate.core.errors import InvalidQuota
+from headgate.core.numbers import EXACT
 from headgate.core.quota import Quota
 
 SECOND = 1_000_000
@@ -216,6 +217,19 @@ class TestClockFallsBack:
         """Those 15 leave room for 1 when 9/15 of them count: 4 s into the next window."""
         mended = play(counter(), [(-1, 1, False, 0, 4_000_001, 10_000_001)], self.both)
         play(counter(), [(3_999_999, 1, False, 0, 1, 6_000_001), (4 * SECOND, 1, True, 0, 0, 16 * SECOND)], mended)
+
+    def test_by_more_than_a_window_no_more_is_counted_than_can_be(self) -> None:
+        """Half as much again as the largest limit was used: as much as that limit is what is pulled to now."""
+        most = EXACT // WINDOW
+        state = play(
+            counter(most),
+            [(0, most, True, 0, 0, 20 * SECOND), (15 * SECOND, most // 2, True, 0, 0, 15 * SECOND)],
+        )
+        mended, _ = counter(most).step(state, 0, MIDNIGHT - 1)
+        assert mended is not None
+        assert mended[:3] == (MIDNIGHT, most, 0)
+        # In 2 us they are the previous window's, and 1 us of 10 s of them is past: more than one unit.
+        play(counter(most), [(-1, 1, False, 0, 2, 10_000_001), (1, 1, True, most // WINDOW - 1, 0, 19_999_999)], state)
 
 
 def test_sliding_window_is_another_name() -> None:

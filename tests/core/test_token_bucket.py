@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.core.algorithms import State, void_at
+from headgate.core.numbers import EXACT
 from headgate.core.quota import Quota
 
 SECOND = 1_000_000
@@ -97,6 +98,20 @@ def test_burst_adds_to_the_capacity_and_not_to_the_rate() -> None:
     )
 
 
+def test_a_capacity_below_the_limit() -> None:
+    play(
+        Quota(10, SECOND, burst=-7),
+        [
+            (0, 0, True, 3, 0, 0),
+            (0, 3, True, 0, 0, 300_000),
+            (0, 1, False, 0, 100_000, 300_000),
+            (99_999, 1, False, 0, 1, 200_001),
+            (100_000, 1, True, 0, 0, 300_000),
+            (400_000, 3, True, 0, 0, 300_000),
+        ],
+    )
+
+
 def test_a_cost_waits_for_all_its_tokens() -> None:
     play(
         FIVE,
@@ -136,16 +151,37 @@ def test_a_denied_request_returns_the_very_state() -> None:
 
 
 class TestChangedLimit:
-    """The same state under another limit: what was used stays used, in whole tokens."""
+    """The same state under another limit: what was used stays used, to the fraction."""
 
     used_8 = TEN.step(None, 8, START)[0]
 
     def test_raised(self) -> None:
         play(Quota(20, SECOND), [(0, 0, True, 12, 0, 400_000)], self.used_8)
 
-    def test_until_the_change_the_old_limit_refills(self) -> None:
-        """After 250 ms at 10/s, 5.5 of the 8 are used; that counts as 6."""
-        play(Quota(20, SECOND), [(250_000, 0, True, 14, 0, 300_000)], self.used_8)
+    @pytest.mark.parametrize(
+        ("limit", "row"),
+        [
+            (20, (250_000, 0, True, 14, 0, 275_000)),
+            (20, (250_000, 14, True, 0, 0, 975_000)),
+            (20, (250_000, 15, False, 14, 25_000, 275_000)),
+            (9, (250_000, 4, False, 3, 55_556, 611_112)),  # 55555.6 and 611111.1
+        ],
+    )
+    def test_until_the_change_the_old_limit_refills(self, limit: int, row: Row) -> None:
+        """After 250 ms at 10/s, 5.5 of the 8 are used."""
+        play(Quota(limit, SECOND), [row], self.used_8)
+
+    def test_a_fraction_of_a_token_less_than_the_new_limit_can_count_is_rounded_up(self) -> None:
+        """7.99999 of the 8 are used after 1 us: at 7/s, 1.99999 and 7.99999 sevenths of a second."""
+        play(Quota(7, SECOND), [(1, 1, False, 0, 285_713, 1_142_856)], self.used_8)
+
+    @pytest.mark.parametrize(("then", "limit"), [(10, 1), (1, 10)])
+    def test_of_the_largest_capacity_nothing_is_given_back(self, then: int, limit: int) -> None:
+        """1/s is counted in fractions of a microsecond, so it can have a capacity of 2**51 // 1000000."""
+        largest = EXACT // SECOND
+        state, _ = Quota(then, SECOND, burst=largest - then).step(None, largest, START)
+        _, said = Quota(limit, SECOND, burst=largest - limit).step(state, 1, START)
+        assert (said.allowed, said.remaining) == (False, 0)
 
     def test_long_after_the_change_nothing_is_used(self) -> None:
         play(Quota(20, SECOND), [(10**15, 0, True, 20, 0, 0)], self.used_8)
@@ -317,9 +353,10 @@ class TestRefillInSteps:
         )
 
     def test_a_changed_limit_keeps_the_steps(self) -> None:
-        """After 300 ms one step at 10/s: 5.5 of the 8 are used, which counts as 6."""
+        """After 300 ms one step at 10/s: 5.5 of the 8 are used. At 22/s, they are back in 250 ms: one more step."""
         state, _ = self.quota.step(None, 8, START)
         play(Quota(20, SECOND, refill_every_us=250_000), [(300_000, 0, True, 14, 0, 450_000)], state)
+        play(Quota(22, SECOND, refill_every_us=250_000), [(300_000, 0, True, 16, 0, 200_000)], state)
 
     @pytest.mark.parametrize("behind", [1, 100_000, 999_999, 1_000_000])
     def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:

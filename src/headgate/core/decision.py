@@ -42,6 +42,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """Leaky bucket as a queue: microseconds until it is this request's turn."""
     parts: tuple[Decision, ...] = ()
     """The decision of each limit, in the order of the plan; empty when there is only one."""
+    degraded: str = ""
+    """Why the store did not decide this, such as "store_unavailable"; empty when it did. See `stores.failover`."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -50,6 +52,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         facts = ["allowed" if self.allowed else f"denied, retry_after={self.retry_after:g}"]
         facts += [f"remaining={self.remaining} of {self.limit}", f"reset_after={self.reset_after:g}", self.state]
         facts += [f"delay={self.delay:g}"] * bool(self.delay_us) + [f"{len(self.parts)} limits"] * bool(self.parts)
+        facts += [f"degraded={self.degraded}"] * bool(self.degraded)
         return f"<Decision {str(self.quota)!r}: {', '.join(facts)}>"
 
     @property

@@ -29,7 +29,7 @@ def transition(quota: Quota) -> Transition:
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     gain, unit = exact_rate(limit, window, capacity)
     full, round_up = capacity * unit, gain - 1
-    beyond = full + window * gain  # more debt than this is a mistake of the clock
+    beyond = full + min(window * gain, EXACT)  # more debt than this is a mistake of the clock
     longest = beyond // gain
     calm, judged = judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED

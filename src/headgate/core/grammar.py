@@ -93,7 +93,7 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
         if tokens.take("burst"):
             option = {"burst": tokens.count("a count after burst")}
         elif tokens.take("capacity"):
-            option = {"burst": tokens.count("a count after capacity") - count}
+            option = {"burst": tokens.count("a count after capacity", least=1) - count}
         elif tokens.take("queue"):
             option = {"queue": True}
         else:
@@ -133,9 +133,9 @@ class _Tokens:
             return True
         return False
 
-    def count(self, wanted: str) -> int:
-        if not self._words or not self._words[0][0].isdecimal():
-            self.fail(wanted)
+    def count(self, wanted: str, *, least: int = 0) -> int:
+        if not self._words or not self._words[0][0].isdecimal() or int(self._words[0]) < least:
+            self.fail(f"{wanted} of at least {least}" if least else wanted)
         return int(self._words.pop(0))
 
     def window(self) -> int:

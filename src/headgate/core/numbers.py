@@ -53,7 +53,7 @@ def exact_rate(limit: int, window_us: int, capacity: int) -> tuple[int, int]:
 def _rounder(limit: int, window_us: int, capacity: int) -> str:
     for digits in range(1, len(str(limit))):
         near = round(limit, -digits)
-        if near and (capacity - limit + near) * reduced(near, window_us)[1] <= EXACT:
+        if near and 0 < (capacity - limit + near) * reduced(near, window_us)[1] <= EXACT:
             return f" (such as {near})"
     return ""
 
@@ -71,7 +71,8 @@ def carried_over(used: int, elapsed: int, written_under: int, limit: int, window
     elif elapsed >= window_us:  # a one-off allowance, not used for so long
         used = 0
     entire, rest = divmod(used, then_unit)
-    entire = min(entire, EXACT // unit - 1)
+    if entire >= EXACT // unit:
+        return EXACT // unit * unit
     # rest / then_unit of a unit, as parts / of_parts: rounded up, and coarse enough for the product to stay exact
     coarse = -(-then_unit // min(then_unit, EXACT // unit))
     parts, of_parts = -(-rest // coarse), then_unit // coarse

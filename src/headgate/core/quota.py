@@ -56,8 +56,8 @@ class Quota:
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the instance is frozen; these are parts of its construction
         derive(self, "algorithm", Algorithm.named(self.algorithm))
-        self._check_numbers()
         self._check_options()
+        self._check_numbers()
         derive(self, "capacity", self.limit + self.burst)
         derive(self, "shape", f"{self.algorithm.code}:{self.window_us}")
         derive(self, "step", algorithms.transition(self))
@@ -118,9 +118,8 @@ class Quota:
         one_off = self.limit == 0 and self.burst and self.algorithm is Algorithm.TOKEN_BUCKET
         whole("limit", self.limit, 0 if one_off else 1, EXACT, InvalidQuota)
         whole("window_us", self.window_us, 1, MAX_WINDOW_US, InvalidQuota)
-        whole(
-            "burst", self.burst, 1 - self.limit if self.algorithm.is_bucket and self.limit else 0, EXACT, InvalidQuota
-        )
+        least = 1 - self.limit if self.algorithm.is_bucket and self.limit else 0
+        whole("burst", self.burst, least, EXACT, InvalidQuota)
         whole("refill_every_us", self.refill_every_us, 1, MAX_WINDOW_US, InvalidQuota)
         whole("warn_percent", self.warn_percent, 1, 100, InvalidQuota)
         whole("calm_percent", self.calm_percent, 1, 100, InvalidQuota)
@@ -130,7 +129,7 @@ class Quota:
             )
 
     def _check_options(self) -> None:
-        if self.burst and not self.algorithm.is_bucket:
+        if type(self.burst) is int and self.burst and not self.algorithm.is_bucket:
             raise InvalidQuota(
                 f"{self.algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
             )

@@ -31,9 +31,10 @@ local function carried_over(used, elapsed, written_under, quota)
     used = 0
   end
   local unit = quota.unit
-  local entire = min(floor(used / then_unit), floor(EXACT / unit) - 1)
+  local entire, most = floor(used / then_unit), floor(EXACT / unit)
+  if entire >= most then return most * unit end
   -- used % then_unit, as parts / of_parts of a unit: rounded up, and coarse enough for the product to stay exact
-  local coarse = ceil(then_unit / min(then_unit, floor(EXACT / unit)))
+  local coarse = ceil(then_unit / min(then_unit, most))
   local parts, of_parts = ceil(used % then_unit / coarse), floor(then_unit / coarse)
   return entire * unit + min(unit, ceil(parts * unit / of_parts))
 end

@@ -3,7 +3,7 @@ local gcra
 gcra = function(state, quota, cost, now)
   local gain, unit, limit = quota.gain, quota.unit, quota.limit
   local full = quota.capacity * unit
-  local beyond = full + quota.window * gain
+  local beyond = full + min(quota.window * gain, EXACT)
   local debt, mark = 0, 0
   if state then
     mark = state[4]
