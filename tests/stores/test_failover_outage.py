@@ -1,0 +1,135 @@
+"""Failover with a real Redis server that is killed and restarted, or frozen for a while, under load.
+
+Two nodes share a limit that does not refill while the test runs, so that all admissions can be counted: what the server
+admits before, what the nodes admit by themselves, and what the server admits after. A killed one forgot everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headgate import Algorithm, AsyncLimiter, Decision, Limiter, Quota
+from headgate.stores import open_async_store, open_store
+from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Statistics
+from tests.servers import RedisServer, redis_server
+
+LIMIT, NODES, CALLERS = 75, 2, 4
+SHARES = NODES * 38
+"""N * ceil(L / N), the published bound of the mode local."""
+QUOTA = Quota(LIMIT, 24 * 3600 * 1_000_000, algorithm=Algorithm.SLIDING_WINDOW_LOG)
+GIVE_UP = 60
+PAUSE, LONGEST_PAUSE = 0.05, 0.2
+
+either_fault = pytest.mark.parametrize("killed", [True, False], ids=["killed", "frozen"])
+
+
+def address_of(server: RedisServer) -> str:
+    return f"redis://127.0.0.1:{server.port}/0?timeout=0.5&connect_timeout=0.5"
+
+
+def outage(server: RedisServer, nodes: Sequence[Callable[[], Statistics]], *, killed: bool) -> None:
+    """Take the server away under load, and bring it back."""
+
+    def until(seen: Callable[[Statistics], bool]) -> None:
+        end = time.monotonic() + GIVE_UP
+        while not all(seen(statistics()) for statistics in nodes):
+            assert time.monotonic() < end, [statistics() for statistics in nodes]
+            time.sleep(0.01)
+
+    def more_calls(count: int = 200) -> None:
+        """Wait until every node has had so many calls more."""
+        before = [statistics().calls for statistics in nodes]
+        for statistics, calls in zip(nodes, before, strict=True):
+            end = time.monotonic() + GIVE_UP
+            while statistics().calls < calls + count:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+    more_calls()
+    server.stop() if killed else server.send(signal.SIGSTOP)
+    until(lambda seen: seen.openings > 0)
+    more_calls()
+    server.start() if killed else server.send(signal.SIGCONT)
+    until(lambda seen: seen.recoveries > 0)
+    more_calls()
+
+
+def check_the_promises(answers: Sequence[Decision], nodes: Sequence[Statistics], *, killed: bool) -> None:
+    assert len(answers) == sum(node.calls for node in nodes), "every call was answered"
+    degraded = [answer for answer in answers if answer.degraded]
+    assert len(degraded) == sum(sum(node.degraded.values()) for node in nodes), "every degraded answer says so"
+    assert {answer.degraded for answer in degraded} <= {"store_unavailable", "outcome_unknown", "circuit_open"}
+    assert sum(answer.allowed for answer in degraded) == SHARES
+    by_the_server = sum(answer.allowed and not answer.degraded for answer in answers)
+    assert LIMIT <= by_the_server <= (2 * LIMIT if killed else LIMIT)
+    for node in nodes:
+        assert node.openings == node.recoveries > 0
+        assert node.breakers[""].state == "closed"
+        assert sum(node.failures.values()) >= 5
+
+
+@either_fault
+def test_threads_are_answered_within_the_bound(*, killed: bool) -> None:
+    with redis_server() as server:
+        stores = [
+            FailoverStore(open_store(address_of(server)), nodes=NODES, pause=PAUSE, longest_pause=LONGEST_PAUSE)
+            for _ in range(NODES)
+        ]
+        stop = threading.Event()
+
+        def load(store: FailoverStore) -> list[Decision]:
+            limiter, answers = Limiter([QUOTA], store=store), list[Decision]()
+            while not stop.is_set():
+                answers.append(limiter.check("user"))
+            return answers
+
+        with ThreadPoolExecutor(NODES * CALLERS) as pool:
+            loads = [pool.submit(load, store) for store in stores for _ in range(CALLERS)]
+            try:
+                outage(server, [store.statistics for store in stores], killed=killed)
+            finally:
+                stop.set()
+            answers = [answer for each in loads for answer in each.result()]
+        check_the_promises(answers, [store.statistics() for store in stores], killed=killed)
+        for store in stores:
+            store.close()
+
+
+@either_fault
+def test_tasks_are_answered_within_the_bound(*, killed: bool) -> None:
+    async def story(server: RedisServer) -> None:
+        stores = [
+            AsyncFailoverStore(
+                open_async_store(address_of(server)), nodes=NODES, pause=PAUSE, longest_pause=LONGEST_PAUSE
+            )
+            for _ in range(NODES)
+        ]
+        stop = threading.Event()
+
+        async def load(store: AsyncFailoverStore) -> list[Decision]:
+            limiter, answers = AsyncLimiter([QUOTA], store=store), list[Decision]()
+            while not stop.is_set():
+                answers.append(await limiter.check("user"))
+                await asyncio.sleep(0)
+            return answers
+
+        loads = [asyncio.create_task(load(store)) for store in stores for _ in range(CALLERS)]
+        try:
+            statistics = [store.statistics for store in stores]
+            await asyncio.to_thread(outage, server, statistics, killed=killed)
+        finally:
+            stop.set()
+        answers = [answer for each in await asyncio.gather(*loads) for answer in each]
+        check_the_promises(answers, [store.statistics() for store in stores], killed=killed)
+        for store in stores:
+            await store.close()
+
+    with redis_server() as server:
+        asyncio.run(story(server))
