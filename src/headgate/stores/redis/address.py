@@ -6,9 +6,11 @@
     rediss://...                 the same, with TLS
     redis+unix:///path/to/socket[?database=1&...]
 
-Options: `timeout` (seconds for a whole call, 0.25 unless told), `connect_timeout` (seconds, 1), `connections` (2 for an
-event loop, 16 for threads), `ca`, `cert`, `key` (PEM files, for TLS), `evicting` (``allow`` to accept a server that may
-evict state).
+Characters of a password that have a meaning in an address (``@ : / ? # %``) are written as ``%40`` and so on.
+
+Options: `timeout` (seconds for a whole call, 0.25 unless told), `connect_timeout` (seconds, 1; a blocking call that has
+to connect first may take this much longer), `connections` (2 for an event loop, 16 for threads), `ca`, `cert`, `key`
+(PEM files, for TLS), `evicting` (``allow`` to accept a server that may evict state).
 """
 
 from __future__ import annotations
@@ -44,21 +46,27 @@ class Address:
 
     def __str__(self) -> str:
         """Return the address without its secrets."""
-        return (
-            f"redis+unix://{self.path}"
-            if self.path
-            else f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}"
-        )
+        if self.path:
+            return f"redis+unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}"
 
 
 def parse(text: str) -> Address:
     """Read an address. Raises InvalidStore, without showing a password."""
     try:
         parts = urlsplit(text)
-        port = parts.port or 6379
-    except ValueError as error:
-        raise InvalidStore(f"bad store address: {error}. Use {ACCEPTED}") from None
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        port = 6379 if parts.port is None else parts.port
+    except ValueError:  # it would show a piece of a password that is not escaped
+        raise InvalidStore(
+            f"bad host or port in a store address: use {ACCEPTED}, with / ? # in a password escaped"
+        ) from None
+    if "@" in parts.path + parts.query + parts.fragment or not port:
+        raise InvalidStore(f"bad store address: use {ACCEPTED}, with @ / ? # escaped where they are not delimiters")
+    named = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(named)
+    if len(options) < len(named):
+        raise InvalidStore("an option is repeated in a store address")
     unix = parts.scheme == "redis+unix"
     if parts.scheme not in SCHEMES or (unix and (parts.netloc or not parts.path)) or parts.fragment:
         raise InvalidStore(f"bad store address {_without_secret(text)!r}: use {ACCEPTED}")
@@ -66,7 +74,7 @@ def parse(text: str) -> Address:
     address = Address(
         host=parts.hostname or "localhost",
         port=port,
-        path=parts.path if unix else "",
+        path=unquote(parts.path) if unix else "",
         database=_number("database", database or "0", 0, 1_000_000),
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
@@ -82,7 +90,7 @@ def parse(text: str) -> Address:
 
 
 def _number(name: str, text: str, low: int, high: int) -> int:
-    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
         raise InvalidStore(f"{name} in a store address must be a whole number from {low} to {high}, not {text!r}")
     return int(text)
 
@@ -108,8 +116,10 @@ def _context(options: dict[str, str]) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca)
         if cert:
-            context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
+            context.load_cert_chain(
+                cert, key, password=""
+            )  # or it would ask on the terminal for that of an encrypted key
+    except (OSError, ValueError) as error:
         raise InvalidStore(f"the certificates of a store address cannot be read: {error}") from None
     return context
 

@@ -10,15 +10,16 @@ Callers never touch a connection. A caller that is cancelled leaves its answer u
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from random import uniform
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import hiredis
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
-from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable, UsageError
 from headgate.core.plan import Family, Plan
 from headgate.stores.base import AsyncCheck
 from headgate.stores.redis import scripts, wire
@@ -54,6 +55,7 @@ class AsyncRedisStore:
         self._queue: deque[_Asked] = deque()
         self._lanes: list[_Lane] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
         self._dispatching = self._watching = False
 
     def manual_now(self) -> int | None:
@@ -82,13 +84,12 @@ class AsyncRedisStore:
         return check
 
     async def close(self) -> None:
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.close()
-        waiting = list(self._queue)
-        self._queue.clear()
-        fail(waiting, StoreUnavailable(f"{self._address}: the store was closed"))
-        self._loop = None
+        here = self._loop is asyncio.get_running_loop()
+        connecting = [lane.connecting for lane in self._lanes if lane.connecting and here]
+        self._leave()
+        if connecting:
+            await asyncio.wait(connecting)
+        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
     def _ask(self, question: scripts.Question) -> asyncio.Future[list[int]]:
         loop = asyncio.get_running_loop()
@@ -106,24 +107,48 @@ class AsyncRedisStore:
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin anew in `loop`; connections belong to the loop that made them."""
-        for lane in self._lanes:
-            lane.abandon()
-        self._loop, self._dispatching, self._watching = loop, False, False
-        self._queue.clear()
+        self._leave()
+        self._loop, self._process, self._dispatching, self._watching = loop, os.getpid(), False, False
         self._lanes = [_Lane(self, self._address, loop) for _ in range(self._address.connections or CONNECTIONS)]
+
+    def _leave(self) -> None:
+        """Give up the event loop that the store was used in. Whoever still waits there is told."""
+        loop, lanes, waiting = self._loop, self._lanes, list(self._queue)
+        # In a loop that is closed nobody waits; and a forked child must not disturb its parent's.
+        reachable = loop is not None and not loop.is_closed() and self._process == os.getpid()
+        if reachable and loop and loop.is_running() and loop is not asyncio.get_running_loop():
+            raise UsageError("a store serves one event loop at a time, and this one is in use: make another")
+        self._loop, self._lanes = None, []
+        self._queue.clear()
+        if reachable:
+            for lane in lanes:
+                lane.close()
+            fail(waiting, StoreUnavailable(f"{self._address}: the store was closed"))
 
     def _dispatch(self) -> None:
         """Send what waits, as far as connections are free; where none is, open one."""
         self._dispatching = False
+        self._give_up_late()
         for lane in self._lanes:
-            if not self._queue:
-                return
-            if lane.is_free:
-                lane.fly([self._queue.popleft() for _ in range(min(len(self._queue), LARGEST_FLIGHT))])
+            if lane.is_free and (asked := self._boarding()):
+                lane.fly(asked)
         if self._queue:
             for lane in self._lanes:
                 lane.connect()
+            if not any(lane.is_open or lane.is_connecting for lane in self._lanes):
+                waiting = list(self._queue)
+                self._queue.clear()
+                fail(waiting, StoreUnavailable(str(self._lanes[0].last_error)))
             self._watch()
+
+    def _boarding(self) -> list[_Asked]:
+        """Take the questions of the next flight from the queue, but not those whose callers are gone."""
+        asked: list[_Asked] = []
+        while self._queue and len(asked) < LARGEST_FLIGHT:
+            first = self._queue.popleft()
+            if not first.answer.done():
+                asked.append(first)
+        return asked
 
     def _watch(self) -> None:
         """See to it that nobody waits in the queue beyond the deadline."""
@@ -133,32 +158,28 @@ class AsyncRedisStore:
 
     def _expire(self) -> None:
         self._watching = False
-        if not self._loop:
+        self._give_up_late()
+        self._watch()
+
+    def _give_up_late(self) -> None:
+        if not (self._loop and self._queue):
             return
         now, late = self._loop.time(), []
         while self._queue and self._queue[0].deadline <= now:
             late.append(self._queue.popleft())
         fail(late, StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s"))
-        self._watch()
 
     def free(self) -> None:
-        """A lane is free: send what waits."""
+        """A lane is free, or cannot be opened: see to those who wait."""
         if self._queue and not self._dispatching:
             self._dispatch()
 
-    def unreachable(self, error: StoreError) -> None:
-        """The server cannot be reached: tell all who wait, unless another lane is up."""
-        if not any(lane.is_open for lane in self._lanes):
-            waiting = list(self._queue)
-            self._queue.clear()
-            fail(waiting, error)
-
 
 def fail(asked: list[_Asked], error: StoreError) -> None:
-    """Tell all who asked that there is no answer."""
+    """Tell all who asked that there is no answer; each with an exception of their own, since raising one changes it."""
     for _, answer, _ in asked:
         if not answer.done():
-            answer.set_exception(error)
+            answer.set_exception(type(error)(str(error)))
 
 
 class _Lane(asyncio.Protocol):
@@ -167,38 +188,42 @@ class _Lane(asyncio.Protocol):
     def __init__(self, store: AsyncRedisStore, address: Address, loop: asyncio.AbstractEventLoop) -> None:
         self._store, self._address, self._loop = store, address, loop
         self._transport: asyncio.Transport | None = None
-        self._connecting: asyncio.Task[None] | None = None
         self._reader = hiredis.Reader()
         self._expected: deque[asyncio.Future[object] | None] = deque()  # None: the flight's answer
         self._flight: list[_Asked] = []
         self._deadline: asyncio.TimerHandle | None = None
-        self._reloaded = False
-        self.is_open = False
+        self._reloads = 0
         self._failures, self._retry_at = 0, 0.0
-        self._last_error: StoreError = StoreUnavailable(f"{address}: not connected")
+        self.is_open = False
+        self.connecting: asyncio.Task[None] | None = None
+        self.last_error: StoreError = StoreUnavailable(f"{address}: not connected")
 
     @property
     def is_free(self) -> bool:
         """Could a flight leave now?"""
         return self.is_open and not self._flight
 
+    @property
+    def is_connecting(self) -> bool:
+        return self.connecting is not None and not self.connecting.done()
+
     def fly(self, asked: list[_Asked]) -> None:
         """Send questions, all in one call of the script."""
-        self._flight, self._reloaded = asked, False
+        self._flight, self._reloads = asked, 0
         self._deadline = self._loop.call_at(asked[0].deadline, self._late)
         self._send()
 
-    def _send(self) -> None:
+    def _send(self, before: bytes = b"") -> None:
         assert self._transport is not None  # noqa: S101  only an open lane flies
         self._expected.append(None)
-        self._transport.write(wire.evaluation([asked.question for asked in self._flight], self._store.manual_now()))
+        questions = [asked.question for asked in self._flight]
+        self._transport.write(before + wire.evaluation(questions, self._store.manual_now()))
 
     def _landed(self, reply: object) -> None:
-        if wire.is_forgotten(reply) and not self._reloaded and self._transport:  # nothing was done: load it, ask again
-            self._reloaded = True
+        if wire.is_forgotten(reply) and self._reloads < wire.RELOADS:  # nothing was done: load it, ask again
+            self._reloads += 1
             self._expected.append(self._loop.create_future())
-            self._transport.write(wire.LOAD)
-            self._send()
+            self._send(wire.LOAD)
             return
         flight, self._flight = self._flight, []
         if self._deadline:
@@ -207,7 +232,6 @@ class _Lane(asyncio.Protocol):
             fail(flight, wire.refusal(self._address, reply))
         else:
             self._answer(flight, reply)
-        self._store.free()
 
     def _answer(self, flight: list[_Asked], reply: object) -> None:
         try:
@@ -223,8 +247,14 @@ class _Lane(asyncio.Protocol):
             at += size
 
     def _late(self) -> None:
-        """Give up on a flight. Its answer may still come, so the connection cannot be used any more."""
-        self._drop(OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s"))
+        """Tell those whose time is up. The last of them takes the connection along, as its answer may still come."""
+        now, error = self._loop.time(), OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s")
+        waiting = [asked for asked in self._flight if asked.deadline > now]
+        if waiting:
+            fail([asked for asked in self._flight if asked.deadline <= now], error)
+            self._deadline = self._loop.call_at(waiting[0].deadline, self._late)
+        else:
+            self._drop(error)
 
     def _drop(self, error: StoreError) -> None:
         flight, self._flight = self._flight, []
@@ -239,18 +269,14 @@ class _Lane(asyncio.Protocol):
                 waiting.exception()  # seen: a reload has no other reader
         self._expected.clear()
         self._reader = hiredis.Reader()
-        self._last_error = error
+        self.last_error = error
         fail(flight, error)
         self._store.free()
 
     def connect(self) -> None:
         """Begin to connect, unless that is under way or has just failed."""
-        if self.is_open or (self._connecting and not self._connecting.done()):
-            return
-        if self._loop.time() < self._retry_at:
-            self._store.unreachable(self._last_error)
-            return
-        self._connecting = self._loop.create_task(self._open())
+        if not self.is_open and not self.is_connecting and self._loop.time() >= self._retry_at:
+            self.connecting = self._loop.create_task(self._open())
 
     async def _open(self) -> None:
         address = self._address
@@ -261,53 +287,65 @@ class _Lane(asyncio.Protocol):
                 else:
                     await self._loop.create_connection(lambda: self, address.host, address.port, ssl=address.tls)
                 await self._greet()
-        except (OSError, StoreError) as error:
-            self._failures += 1
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
-            self._retry_at = self._loop.time() + uniform(pause / 2, pause)
-            refused = error if isinstance(error, StoreError) else None
-            self._drop(refused or StoreUnavailable(f"{address}: cannot connect: {error or 'no answer'}"))
-            self._store.unreachable(self._last_error)
-            return
-        self.is_open, self._failures = True, 0
-        self._store.free()
+        except (OSError, ValueError, StoreError) as error:  # ValueError: a host that cannot be a name
+            self._failed(error if isinstance(error, StoreError) else wire.unconnected(address, error))
+        except asyncio.CancelledError:
+            self._failed(StoreUnavailable(f"{address}: not connected"))
+            raise
+        else:
+            self.connecting, self.is_open, self._failures = None, True, 0
+            self._store.free()
+
+    def _failed(self, error: StoreError) -> None:
+        """Rest before the next attempt, longer each time and not in step with other processes."""
+        self._failures = min(self._failures + 1, 10)
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
+        self._retry_at = self._loop.time() + uniform(pause / 2, pause)
+        self.connecting = None
+        self._drop(error)
 
     async def _greet(self) -> None:
         for command in wire.greeting(self._address):
             waiting: asyncio.Future[object] = self._loop.create_future()
+            self._connected().write(command)
             self._expected.append(waiting)
-            if self._transport:
-                self._transport.write(command)
             if error := wire.objection(self._address, command, await waiting):
                 raise error
+        self._connected()
+
+    def _connected(self) -> asyncio.Transport:
+        if self._transport is None:
+            raise StoreUnavailable(str(self.last_error))
+        return self._transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  what create_connection makes
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         try:
-            while self._expected and (reply := self._reader.gets()) is not False:
+            for _ in range(len(self._expected)):  # only what was asked before this came can be answered by it
+                if (reply := self._reader.gets()) is False:
+                    break
                 waiting = self._expected.popleft()
                 if waiting is None:
                     self._landed(reply)
                 elif not waiting.done():
                     waiting.set_result(reply)
+            else:
+                if self._reader.has_data():
+                    self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: it answers what nobody asked"))
         except hiredis.ProtocolError as error:
-            self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: {error}"))
+            self._drop(wire.lost(self._address, error))
+        if self.is_free:
+            self._store.free()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self._drop(OutcomeUnknown(f"{self._address}: connection lost: {exc or 'closed by the server'}"))
+            self._drop(wire.lost(self._address, exc))
 
     def close(self) -> None:
         """Hang up; whoever waits for an answer is told."""
-        if self._connecting:
-            self._connecting.cancel()
+        if self.connecting:
+            self.connecting.cancel()
         self._drop(OutcomeUnknown(f"{self._address}: the store was closed"))
-
-    def abandon(self) -> None:
-        """Forget the connection of an event loop that is gone."""
-        if self._transport and not self._loop.is_closed():
-            self._transport.abort()

@@ -6,12 +6,13 @@ import os
 import select
 import socket
 import threading
+from time import monotonic
 
 import hiredis
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
-from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from headgate.core.errors import OutcomeUnknown, StoreUnavailable
 from headgate.core.plan import Family, Plan
 from headgate.stores.base import Check
 from headgate.stores.redis import scripts, wire
@@ -32,9 +33,16 @@ class RedisStore:
         self._address = address
         self._manual = clock
         self.clock: Clock = clock or SystemClock()
-        self._free = threading.BoundedSemaphore(address.connections or CONNECTIONS)
         self._idle: list[_Connection] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start without connections; again in a forked child, which must not share its parent's sockets and locks."""
+        inherited, self._idle = self._idle, []
+        self._free = threading.BoundedSemaphore(self._address.connections or CONNECTIONS)
         self._process = os.getpid()
+        for connection in inherited:
+            connection.close()
 
     def check(self, plan: Plan, cost: int) -> Decision:
         return scripts.decision_of(plan, self._ask(scripts.question(scripts.CHECK, plan, cost)))
@@ -63,27 +71,33 @@ class RedisStore:
             connection.close()
 
     def _ask(self, question: scripts.Question) -> list[int]:
-        if not self._free.acquire(timeout=self._address.timeout):
+        if self._process != os.getpid():
+            self._begin()
+        free, idle, asked_at = self._free, self._idle, monotonic()
+        if not free.acquire(timeout=self._address.timeout):
             raise StoreUnavailable(f"{self._address}: all connections are in use")
         try:
+            waited = monotonic() - asked_at
             connection = self._connection()
-            reply = connection.converse(self._encoded(question))
-            if wire.is_forgotten(reply):  # nothing was done; load it and ask once more
-                connection.converse(wire.LOAD)
-                reply = connection.converse(self._encoded(question))
-            self._idle.append(connection)
-            if isinstance(reply, Exception):
-                raise wire.refusal(self._address, reply)
-            return wire.numbers_of(reply, [question])
+            give_up = monotonic() + self._address.timeout - waited
+            reply = connection.converse([self._encoded(question)], give_up)
+            for _ in range(wire.RELOADS):  # a script that is forgotten has done nothing: load it, ask again
+                if not wire.is_forgotten(reply):
+                    break
+                reply = connection.converse([wire.LOAD, self._encoded(question)], give_up)
+            idle.append(connection)
+            if idle is not self._idle:  # the store was closed meanwhile
+                connection.close()
         finally:
-            self._free.release()
+            free.release()
+        if isinstance(reply, Exception):
+            raise wire.refusal(self._address, reply)
+        return wire.numbers_of(reply, [question])
 
     def _encoded(self, question: scripts.Question) -> bytes:
         return wire.evaluation([question], self._manual.now() if self._manual else None)
 
     def _connection(self) -> _Connection:
-        if self._process != os.getpid():  # a forked child must not share its parent's sockets
-            self._idle, self._process = [], os.getpid()
         while True:
             try:
                 connection = self._idle.pop()
@@ -100,52 +114,75 @@ class _Connection:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._reader = hiredis.Reader()
+        give_up = monotonic() + address.connect_timeout
         self._socket = self._connected()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         try:
-            self._greet()
+            self._greet(give_up)
         except BaseException:
             self.close()
             raise
-        self._socket.settimeout(address.timeout)
 
     def _connected(self) -> socket.socket:
         address = self._address
         try:
             if address.path:
                 connected = socket.socket(socket.AF_UNIX)
-                connected.settimeout(address.connect_timeout)
-                connected.connect(address.path)
-                return connected
-            connected = socket.create_connection((address.host, address.port), address.connect_timeout)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if address.tls:
-                return address.tls.wrap_socket(connected, server_hostname=address.host)
-        except OSError as error:
-            raise StoreUnavailable(f"{address}: cannot connect: {error}") from None
-        return connected
+            else:
+                connected = socket.create_connection((address.host, address.port), address.connect_timeout)
+            try:
+                return self._prepared(connected)
+            except BaseException:
+                connected.close()
+                raise
+        except (OSError, ValueError) as error:  # ValueError: a host that cannot be a name
+            raise wire.unconnected(address, error) from None
 
-    def _greet(self) -> None:
+    def _prepared(self, connected: socket.socket) -> socket.socket:
+        address = self._address
+        if address.path:
+            connected.settimeout(address.connect_timeout)
+            connected.connect(address.path)
+            return connected
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return address.tls.wrap_socket(connected, server_hostname=address.host) if address.tls else connected
+
+    def _greet(self, give_up: float) -> None:
         for command in wire.greeting(self._address):
             try:
-                reply = self.converse(command)
+                reply = self.converse([command], give_up)
             except OutcomeUnknown as lost:
                 raise StoreUnavailable(str(lost)) from None
             if error := wire.objection(self._address, command, reply):
                 raise error
 
-    def converse(self, command: bytes) -> object:
-        """Send `command` and return its reply; an error reply is returned, not raised."""
+    def converse(self, commands: list[bytes], give_up: float) -> object:
+        """Send `commands`, and return the reply to the last of them; an error reply is returned, not raised."""
         try:
-            self._socket.sendall(command)
-            while (reply := self._reader.gets()) is False:
-                self._reader.feed(self._received())
+            self._await(give_up)
+            self._socket.sendall(b"".join(commands))
+            for _ in commands:
+                while (reply := self._reader.gets()) is False:
+                    self._await(give_up)
+                    self._reader.feed(self._received())
+        except TimeoutError:
+            self.close()
+            raise OutcomeUnknown(f"{self._address}: no answer in time") from None
         except (OSError, hiredis.ProtocolError) as error:
             self.close()
-            raise self._lost(error) from None
+            raise wire.lost(self._address, error) from None
         except BaseException:  # interrupted in the middle: the reply would be taken for the next one's
             self.close()
             raise
         return reply
+
+    def _await(self, give_up: float) -> None:
+        """Let what comes next on the socket take until `give_up`, however many pieces came before."""
+        left = give_up - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
 
     def _received(self) -> bytes:
         data = self._socket.recv(65_536)
@@ -155,13 +192,7 @@ class _Connection:
 
     def is_quiet(self) -> bool:
         """Is the connection as it was left? The server may have closed it meanwhile, and then it is readable."""
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable
-
-    def _lost(self, error: Exception) -> StoreError:
-        if isinstance(error, TimeoutError):
-            return OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s")
-        return OutcomeUnknown(f"{self._address}: connection lost: {error}")
+        return not self._reader.has_data() and not self._poll.poll(0)
 
     def close(self) -> None:
         self._socket.close()

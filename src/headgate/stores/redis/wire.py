@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import hiredis
+
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.stores.redis import scripts
 from headgate.stores.redis.address import Address
@@ -11,10 +13,14 @@ from headgate.stores.redis.address import Address
 OLDEST = 7
 """The first major version whose scripts refuse up front what they cannot do."""
 _EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n" + scripts.SHA + b"\r\n"
+RELOADS = 5
+"""How often a question may find the script forgotten: somebody may flush the scripts all the time."""
+PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +pttl +pexpire ~hg1:*"
+"""What a user on the server needs; also +select for a database number, and +info to have the server vetted."""
 _REFUSALS = {
     b"NOAUTH": "authentication is required: give user and password in the address",
     b"WRONGPASS": "the user name or the password is wrong",
-    b"NOPERM": "the user lacks a permission: it needs +evalsha +script|load +time and keys hg1:*",
+    b"NOPERM": f"the user lacks a permission: it needs {PERMISSIONS}",
     b"READONLY": "the server is a read-only replica",
     b"LOADING": "the server is loading its data",
     b"MASTERDOWN": "the server has lost its primary",
@@ -25,8 +31,11 @@ _REFUSALS = {
     b"CLUSTERDOWN": "the cluster is down",
     b"MOVED": "the server is a part of a cluster",
     b"NOSCRIPT": "the server forgot the script",
+    b"DENIED": "the server is in protected mode",
 }
 """Errors that come before the script has done anything, by their first word."""
+_UNDONE = ("ERR unknown command", "ERR max number of clients")
+"""The same, where the first word does not tell."""
 
 
 def bulk(text: bytes) -> bytes:
@@ -69,19 +78,38 @@ def greeting(address: Address) -> list[bytes]:
 
 def objection(address: Address, asked: bytes, reply: object) -> StoreError | None:
     """Return why the server cannot be used, going by its `reply` to a command of the greeting."""
-    if asked is INFO:
-        # A user who may not ask for INFO has made up their mind about the server.
-        reason = None if isinstance(reply, Exception) else _unfitness(address, reply)
-        return StoreUnavailable(reason) if reason else None
-    return refusal(address, reply) if isinstance(reply, Exception) else None
+    if isinstance(reply, Exception):
+        if asked is INFO and str(reply).startswith("NOPERM"):
+            return None  # whoever made this user has made up their mind about the server
+        return StoreUnavailable(str(refusal(address, reply)))
+    reason = _unfitness(address, reply) if asked is INFO else None
+    return StoreUnavailable(reason) if reason else None
 
 
 def refusal(address: Address, reply: Exception) -> StoreError:
     """Return the error that an error reply means to the caller. Never shows what the server said about our data."""
-    word = str(reply).split(" ", 1)[0].encode()
+    text = str(reply)
+    word = text.split(" ", 1)[0].encode()
     if word in _REFUSALS:
         return StoreUnavailable(f"{address}: {_REFUSALS[word]} ({word.decode()})")
-    return OutcomeUnknown(f"{address}: {str(reply)[:200]}")
+    if "ACL failure in script" in text or "The user executing the script" in text:  # in the middle of it, perhaps
+        return OutcomeUnknown(f"{address}: {_REFUSALS[b'NOPERM']} (NOPERM)")
+    said = text.partition(",")[0].partition("'")[0].partition("`")[0][:200].strip()  # arguments come after these
+    if text.startswith(_UNDONE):
+        return StoreUnavailable(f"{address}: {said}")
+    return OutcomeUnknown(f"{address}: {said}")
+
+
+def unconnected(address: Address, error: Exception) -> StoreUnavailable:
+    """Return the error of a connection that could not be made."""
+    return StoreUnavailable(f"{address}: cannot connect: {str(error) or 'no answer'}")
+
+
+def lost(address: Address, error: Exception | None) -> OutcomeUnknown:
+    """Return the error of a connection that ended with a question in the air."""
+    if isinstance(error, hiredis.ProtocolError):
+        return OutcomeUnknown(f"{address}: not a Redis server: it does not speak the protocol")
+    return OutcomeUnknown(f"{address}: connection lost: {error or 'closed by the server'}")
 
 
 def is_forgotten(reply: object) -> bool:

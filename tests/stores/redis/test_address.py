@@ -1,0 +1,98 @@
+"""Addresses of Redis servers are read strictly, and never show a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import InvalidStore
+from headgate.stores.redis.address import Address, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("redis://", Address()),
+        ("redis://cache", Address("cache")),
+        ("redis://cache:1234/5", Address("cache", 1234, database=5)),
+        ("redis://[::1]:1234", Address("::1", 1234)),
+        ("redis://:secret@cache", Address("cache", password="secret")),  # noqa: S106
+        ("redis://me:s%40%2F%25@cache", Address("cache", user="me", password="s@/%")),  # noqa: S106
+        ("redis+unix:///run/a%20b.sock?database=3", Address(path="/run/a b.sock", database=3)),
+        (
+            "redis://h?timeout=0.5&connect_timeout=2&connections=4",
+            Address("h", timeout=0.5, connect_timeout=2, connections=4),
+        ),
+        ("redis://h?evicting=allow", Address("h", may_evict=True)),
+    ],
+)
+def test_addresses(text: str, expected: Address) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis",
+        "http://cache",
+        "redis://cache:port",
+        "redis://cache:0",
+        "redis://cache:65536",
+        "redis://[::1",
+        "redis://cache/one",
+        "redis://cache/-1",
+        "redis://cache/" + "9" * 5000,
+        "redis://cache#1",
+        "redis://cache?timeout=0",
+        "redis://cache?timeout=nan",
+        "redis://cache?timeout=soon",
+        "redis://cache?timeout=1&timeout=2",
+        "redis://cache?connections=0",
+        "redis://cache?evicting=perhaps",
+        "redis://cache?colour=red",
+        "redis://cache?ca=/etc/ssl/ca.pem",
+        "rediss://cache?ca=/no/such/file",
+        "redis+unix://host/path",
+        "redis+unix://",
+    ],
+)
+def test_bad_addresses_are_refused(text: str) -> None:
+    with pytest.raises(InvalidStore):
+        parse(text)
+
+
+@pytest.mark.parametrize("trap", ["/", "?", "#", "@", ":", "%", "[", "]", "?x=", "/0?timeout=", "@host/", "\\"])
+def test_no_error_shows_a_piece_of_a_password_that_is_not_escaped(trap: str) -> None:
+    with pytest.raises(InvalidStore) as caught:
+        parse(f"redis://user:qqq{trap}zzz@cache:bad/one?colour=red")
+    assert "qqq" not in str(caught.value)
+    assert "zzz" not in str(caught.value)
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(_TEXT, _TEXT)
+def test_any_user_and_password_can_be_escaped(user: str, password: str) -> None:
+    address = parse(f"redis://{quote(user, safe='')}:{quote(password, safe='')}@cache")
+    assert (address.user, address.password) == (user, password)
+
+
+def test_an_address_is_shown_without_its_secret() -> None:
+    address = parse("redis://user:hunter2@[::1]:7000/3")
+    assert str(address) == "redis://[::1]:7000"
+    assert "hunter2" not in repr(address)
+    assert str(parse("redis+unix:///run/redis.sock")) == "redis+unix:///run/redis.sock"
+
+
+def test_an_encrypted_key_is_refused_without_asking_on_the_terminal(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text(
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMII=\n-----END ENCRYPTED PRIVATE KEY-----\n"
+        )
+    with pytest.raises(InvalidStore, match="certificates"):
+        parse(f"rediss://cache?cert={tmp_path}/cert&key={tmp_path}/key")

@@ -1,0 +1,127 @@
+"""Many processes and tasks on one key: never one too many, and no refusal without a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
+from headgate.stores.redis.address import parse
+from headgate.stores.redis.aio import AsyncRedisStore
+from headgate.stores.redis.sync import RedisStore
+from tests.servers import RedisServer
+
+WINDOW_US = 3650 * 24 * 3600 * 1_000_000  # nothing comes back while a test runs
+GIVE_UP = 60
+
+
+class Asked(NamedTuple):
+    """One check: when it began and ended, by a clock that all processes share, and what came of it."""
+
+    began: int
+    ended: int
+    cost: int
+    allowed: bool
+    remaining: int
+    client: int
+
+
+def costs(client: int, count: int) -> list[int]:
+    return [1 + (client * 7 + turn * 3) % 3 for turn in range(count)]
+
+
+def ask_from_tasks(address: str, family: Family, tasks: int, count: int, process: int) -> list[Asked]:
+    async def client(store: AsyncRedisStore, number: int) -> list[Asked]:
+        plan, asked = family.plan("shared"), []
+        for cost in costs(number, count):
+            began = time.monotonic_ns()
+            decision = await store.check(plan, cost)
+            asked.append(Asked(began, time.monotonic_ns(), cost, decision.allowed, decision.remaining, number))
+        return asked
+
+    async def run() -> list[Asked]:
+        store = AsyncRedisStore(parse(address))
+        try:
+            answers = await asyncio.gather(*(client(store, process * tasks + task) for task in range(tasks)))
+        finally:
+            await store.close()
+        return [each for answer in answers for each in answer]
+
+    return asyncio.run(run())
+
+
+def ask_from_threads(address: str, family: Family, threads: int, count: int, process: int) -> list[Asked]:
+    store, plan = RedisStore(parse(address)), family.plan("shared")
+
+    def client(number: int) -> list[Asked]:
+        asked = []
+        for cost in costs(number, count):
+            began = time.monotonic_ns()
+            decision = store.check(plan, cost)
+            asked.append(Asked(began, time.monotonic_ns(), cost, decision.allowed, decision.remaining, number))
+        return asked
+
+    with ThreadPoolExecutor(threads) as pool:
+        answers = list(pool.map(client, [process * threads + thread for thread in range(threads)]))
+    store.close()
+    return [each for answer in answers for each in answer]
+
+
+def in_processes(work: Callable[[int], list[Asked]], processes: int) -> list[Asked]:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        answers = pool.map_async(work, range(processes), chunksize=1).get(GIVE_UP)
+        pool.close()
+        pool.join()
+    return [each for answer in answers for each in answer]
+
+
+def verify(asked: list[Asked], limit: int, stored: int) -> None:
+    """Check a history of one key in a window that cannot roll."""
+    admitted = sum(each.cost for each in asked if each.allowed)
+    assert sum(each.cost for each in asked) > limit, "the demand exceeds the limit"
+    assert admitted == limit == stored, "exactly the limit was admitted, and is stored"
+    begun = sorted((each.began, each.cost) for each in asked if each.allowed)
+    at = taken = 0
+    for refused in sorted((each for each in asked if not each.allowed), key=lambda each: each.ended):
+        while at < len(begun) and begun[at][0] < refused.ended:
+            taken += begun[at][1]
+            at += 1
+        assert taken > limit - refused.cost, "a refusal is justified by what others may have taken before it came"
+        assert refused.remaining < refused.cost
+    for client in {each.client for each in asked}:
+        seen = [each.remaining for each in asked if each.client == client]
+        assert seen == sorted(seen, reverse=True), "what is left never grows in the eyes of one client"
+
+
+def used(address: str, family: Family, limit: int) -> int:
+    store = RedisStore(parse(address))
+    try:
+        return limit - store.peek(family.plan("shared"), 1).remaining
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.GCRA, Algorithm.SLIDING_WINDOW_LOG], ids=str)
+def test_8_processes_of_64_tasks_admit_exactly_the_limit(server: RedisServer, algorithm: Algorithm) -> None:
+    limit, address = 2000, server.address.replace("timeout=5", "timeout=30&connect_timeout=30")
+    family = Family(f"tasks-{time.monotonic_ns()}", [Quota(limit, WINDOW_US, algorithm=algorithm)])
+    asked = in_processes(partial(ask_from_tasks, address, family, 64, 6), 8)
+    assert len(asked) == 8 * 64 * 6
+    verify(asked, limit, used(address, family, limit))
+
+
+def test_2_processes_of_16_threads_admit_exactly_the_limit(server: RedisServer) -> None:
+    limit, address = 1000, server.address.replace("timeout=5", "timeout=30&connect_timeout=30")
+    family = Family(f"threads-{time.monotonic_ns()}", [Quota(limit, WINDOW_US, algorithm=Algorithm.FIXED_WINDOW)])
+    asked = in_processes(partial(ask_from_threads, address, family, 16, 40), 2)
+    assert len(asked) == 2 * 16 * 40
+    verify(asked, limit, used(address, family, limit))

@@ -1,0 +1,723 @@
+"""What the Redis stores promise when the server, the network or the callers misbehave.
+
+Nobody hangs; an error says whether something may have been done; no answer is ever taken for another's; and the store
+works again by itself. Keys are told apart by what is left of them, so that a swapped answer is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable, UsageError
+from headgate.core.plan import Plan
+from headgate.core.quota import Quota
+from headgate.stores import open_async_store, open_store
+from headgate.stores.base import Store
+from headgate.stores.redis import aio, scripts, wire
+from headgate.stores.redis.address import Address, parse
+from headgate.stores.redis.aio import AsyncRedisStore
+from headgate.stores.redis.sync import RedisStore
+from headgate.testing.blocking import Blocking
+from headgate.testing.conformance import QUOTAS, family
+from tests.proxy import Proxy, proxy
+from tests.servers import RedisServer, free_port, redis_server
+
+GIVE_UP = 20
+"""Seconds after which a test fails rather than hangs; never what a test is about."""
+HOUR = 3600 * 1_000_000
+PERSON = "user:ada@example.org"
+"""A key that must not show in an error message."""
+FILES = [("cert", "cert"), ("key", "key"), ("ca-cert", "cert")]
+Open = Callable[[str], Store]
+
+
+@pytest.fixture(params=["sync", "async"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Opens stores of either kind, and closes them after the test."""
+    stores: list[Store] = []
+
+    def open_one(address: str) -> Store:
+        asynchronous = request.param == "async"
+        stores.append(Blocking(open_async_store(address)) if asynchronous else open_store(address))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def own() -> Iterator[RedisServer]:
+    """A server that a test may disturb."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def between(server: RedisServer) -> Iterator[Proxy]:
+    with proxy(server.port) as between:
+        yield between
+
+
+def at(server: RedisServer, options: str) -> str:
+    return f"redis://127.0.0.1:{server.port}/0?{options}"
+
+
+def a_plan(limit: int = 100, key: str = PERSON) -> Plan:
+    return family(Quota(limit, 10_000 * HOUR, algorithm=Algorithm.FIXED_WINDOW)).plan(key)
+
+
+def eventually(call: Callable[[], Any]) -> Any:
+    """Return what `call` returns once it raises no StoreError any more."""
+    give_up = time.monotonic() + GIVE_UP
+    while True:
+        try:
+            return call()
+        except StoreError:
+            assert time.monotonic() < give_up, "the store does not recover"
+            time.sleep(0.01)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what `call` returns, or the error of the store; nothing else may be raised."""
+    answer: Any
+    try:
+        answer = call()
+    except StoreError as error:
+        answer = error
+    assert "ada" not in str(answer)
+    return answer
+
+
+class Told:
+    """Keys with an answer of their own each."""
+
+    def __init__(self, count: int = 16) -> None:
+        self.plans = [a_plan(1000 + number, f"key-{number}") for number in range(count)]
+
+    def right(self, store: Store, number: int) -> bool:
+        return store.peek(self.plans[number], 1).remaining == 1000 + number
+
+    def all_right(self, store: Store) -> bool:
+        with ThreadPoolExecutor(8) as pool:
+            return all(pool.map(lambda number: self.right(store, number), list(range(len(self.plans))) * 4))
+
+
+@contextlib.contextmanager
+def repeating(server: RedisServer, command: bytes, pause: float) -> Iterator[None]:
+    """Sends `command` to the server again and again during a with block."""
+    over = threading.Event()
+    connection = socket.create_connection(("127.0.0.1", server.port), GIVE_UP)
+
+    def run() -> None:
+        while not over.wait(pause):
+            connection.sendall(command + b"\r\n")
+            assert connection.recv(1000)[:1] in b"+:"
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        connection.close()
+
+
+class TestTheServer:
+    def test_killed_and_started_again(self, own: RedisServer, opened: Open) -> None:
+        store, plan = opened(at(own, "timeout=5")), a_plan()
+        assert store.check(plan, 1)
+        own.stop()
+        for _ in range(5):
+            with pytest.raises(StoreError):
+                store.check(plan, 1)
+        with pytest.raises(StoreUnavailable, match="cannot connect"):
+            store.check(plan, 1)
+        own.start()
+        decision = eventually(lambda: store.check(plan, 1))
+        assert decision.remaining == 99, "the server has lost its state and the script, and decides anew"
+        assert Told().all_right(store)
+
+    def test_killed_under_load(self, own: RedisServer, opened: Open) -> None:
+        store, plan, over = opened(at(own, "timeout=2")), a_plan(50), threading.Event()
+
+        def ask() -> list[Any]:
+            answers = []
+            while not over.is_set():
+                answers.append(outcome(lambda: store.check(plan, 1)))
+                if isinstance(answers[-1], StoreError):
+                    time.sleep(0.001)
+            return answers
+
+        with ThreadPoolExecutor(8) as pool:
+            asking = [pool.submit(ask) for _ in range(8)]
+            try:
+                eventually(lambda: store.peek(plan, 1))
+                own.stop()
+                own.start()
+                eventually(lambda: store.peek(plan, 1))
+            finally:
+                over.set()
+            answers = [answer for each in asking for answer in each.result(GIVE_UP)]
+        admitted = sum(answer.allowed for answer in answers if not isinstance(answer, StoreError))
+        assert 0 < admitted <= 100, "at most the limit, and once more after the state was lost"
+
+    def test_stopped_and_continued(self, own: RedisServer, opened: Open) -> None:
+        store, plan, told = opened(at(own, "timeout=0.3&connect_timeout=0.3&connections=1")), a_plan(), Told()
+        assert eventually(lambda: store.check(plan, 1)).remaining == 99
+        own.send(signal.SIGSTOP)
+        with pytest.raises(OutcomeUnknown, match="no answer"):
+            store.check(plan, 1)
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda number: outcome(lambda: told.right(store, number)), range(16)))
+        assert all(isinstance(answer, StoreError) for answer in answers)
+        own.send(signal.SIGCONT)
+        assert eventually(lambda: store.peek(plan, 1)).remaining in {98, 99}
+        assert eventually(lambda: told.all_right(store)), "no answer to an old question is taken for a new one"
+
+    def test_forgets_the_script_all_the_time(self, own: RedisServer, opened: Open) -> None:
+        store, plan = opened(at(own, "timeout=10")), a_plan(150)
+        with repeating(own, b"SCRIPT FLUSH", 0.002), ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: store.check(plan, 1).allowed, range(600)))
+        assert sum(answers) == 150
+
+    def test_hangs_up_all_the_time(self, own: RedisServer, opened: Open) -> None:
+        store, plan, limit = opened(at(own, "timeout=5&connect_timeout=5")), a_plan(300), 300
+
+        def ask() -> tuple[int, int]:
+            admitted = unknown = refused = 0
+            give_up = time.monotonic() + GIVE_UP
+            while refused < 20 and time.monotonic() < give_up:
+                answer = outcome(lambda: store.check(plan, 1))
+                if isinstance(answer, StoreUnavailable):  # surely nothing was done
+                    time.sleep(0.002)
+                elif isinstance(answer, OutcomeUnknown):
+                    unknown += 1
+                else:
+                    admitted += answer.allowed
+                    refused += not answer.allowed
+            return admitted, unknown
+
+        with repeating(own, b"CLIENT KILL TYPE normal SKIPME yes", 0.01), ThreadPoolExecutor(8) as pool:
+            answers = [each.result(2 * GIVE_UP) for each in [pool.submit(ask) for _ in range(8)]]
+        admitted, unknown = sum(pair[0] for pair in answers), sum(pair[1] for pair in answers)
+        assert admitted <= limit <= admitted + unknown
+        assert eventually(lambda: store.peek(plan, 1)).remaining == 0
+
+    def test_out_of_memory(self, own: RedisServer, opened: Open) -> None:
+        store = opened(at(own, "timeout=5"))
+        plan = family(Quota(10, HOUR * 10_000), Quota(20, HOUR * 20_000)).plan(PERSON)
+        assert store.check(plan, 2)
+        own.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreUnavailable, match="out of memory") as caught:
+            store.check(plan, 1)
+        assert PERSON not in str(caught.value)
+        own.command("CONFIG", "SET", "maxmemory", "0")
+        assert [part.remaining for part in store.peek(plan, 1).limits] == [8, 18], "nothing was charged"
+
+    def test_a_server_that_may_evict_is_refused_unless_accepted(self, opened: Open) -> None:
+        with redis_server("maxmemory 100mb", "maxmemory-policy allkeys-lru") as server:
+            with pytest.raises(StoreUnavailable, match=r"allkeys-lru.*evict.*evicting=allow"):
+                opened(at(server, "timeout=5")).check(a_plan(), 1)
+            assert opened(at(server, "timeout=5&evicting=allow")).check(a_plan(), 1)
+
+    def test_too_many_clients(self, own: RedisServer, opened: Open) -> None:
+        own.command("CONFIG", "SET", "maxclients", "1")
+        with socket.create_connection(("127.0.0.1", own.port)) as only:
+            only.sendall(b"PING\r\n")
+            assert only.recv(100) == b"+PONG\r\n"
+            store = opened(at(own, "timeout=5"))
+            with pytest.raises(StoreUnavailable):
+                store.check(a_plan(), 1)
+        assert eventually(lambda: store.check(a_plan(), 1))
+
+    def test_no_error_shows_the_key(self, opened: Open) -> None:
+        plan = a_plan()
+        with redis_server('rename-command EVALSHA ""') as server:
+            answer = outcome(lambda: opened(at(server, "timeout=5")).check(plan, 1))
+            assert isinstance(answer, StoreUnavailable)
+            assert "unknown command" in str(answer)
+        with redis_server() as server:
+            server.command("LPUSH", scripts.key_of(plan[0].space, plan[0].principal).decode(), "alien")
+            answer = outcome(lambda: opened(at(server, "timeout=5")).check(plan, 1))
+            assert isinstance(answer, OutcomeUnknown)
+
+
+class TestAccess:
+    def test_passwords(self, opened: Open) -> None:
+        with redis_server("requirepass hunter2") as server:
+            address = f"127.0.0.1:{server.port}?timeout=5"
+            assert opened(f"redis://:hunter2@{address}").check(a_plan(), 1)
+            assert opened(f"redis://default:hunter2@{address}").check(a_plan(), 1)
+            with pytest.raises(StoreUnavailable, match="authentication is required"):
+                opened(f"redis://{address}").check(a_plan(), 1)
+            with pytest.raises(StoreUnavailable, match="password is wrong") as caught:
+                opened(f"redis://:hunter3@{address}").check(a_plan(), 1)
+            assert "hunter" not in str(caught.value)
+
+    def test_a_password_that_the_server_does_not_want(self, server: RedisServer, opened: Open) -> None:
+        with pytest.raises(StoreUnavailable, match="without any password configured"):
+            opened(f"redis://:hunter2@127.0.0.1:{server.port}?timeout=5").check(a_plan(), 1)
+
+    def test_a_user_with_only_the_needed_permissions(self, own: RedisServer, opened: Open) -> None:
+        own.command("ACL", "SETUSER", "headgate", "on", ">pw", *wire.PERMISSIONS.split())
+        store = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?timeout=5")
+        for quota in QUOTAS:
+            plan = family(quota).plan("user")
+            for _ in range(6):
+                store.check(plan, 1)
+            own.command("PERSIST", scripts.key_of(plan[0].space, plan[0].principal).decode())
+            store.peek(plan, 1)
+            store.refund(plan, 2)
+            store.reset(plan)
+        own.command("SCRIPT", "FLUSH")
+        assert store.check(a_plan(), 1)
+
+    @pytest.mark.parametrize("missing", wire.PERMISSIONS.split())
+    def test_a_user_without_one_of_them(self, own: RedisServer, opened: Open, missing: str) -> None:
+        """Each is needed; what is missing at the door is told at the door, and the message says what would be right."""
+        granted = [each for each in wire.PERMISSIONS.split() if each != missing]
+        own.command("ACL", "SETUSER", "headgate", "on", ">pw", *granted)
+        store, errors = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?timeout=5"), []
+        log, bucket = (family(quota).plan(PERSON) for quota in (QUOTAS[3], QUOTAS[0]))
+        assert log[0].quota.algorithm == "sliding_window_log"
+        for plan in (bucket, log):
+            steps = [lambda: store.check(plan, 1), lambda: store.check(plan, 5), lambda: store.reset(plan)]  # noqa: B023
+            errors += [answer for answer in map(outcome, steps) if isinstance(answer, StoreError)]
+        assert errors
+        assert all("lacks a permission" in str(error) and wire.PERMISSIONS in str(error) for error in errors)
+        if missing in {"+evalsha", "+script|load", "~hg1:*"}:
+            assert all(isinstance(error, StoreUnavailable) for error in errors)
+
+    def test_a_database_number(self, own: RedisServer, opened: Open) -> None:
+        plan = a_plan()
+        assert opened(f"redis://127.0.0.1:{own.port}/3?timeout=5").check(plan, 1).remaining == 99
+        assert opened(f"redis://127.0.0.1:{own.port}/4?timeout=5").check(plan, 1).remaining == 99
+        assert (own.command("-n", "3", "DBSIZE"), own.command("DBSIZE")) == ("1", "0")
+        with pytest.raises(StoreUnavailable, match="DB index"):
+            opened(f"redis://127.0.0.1:{own.port}/99?timeout=5").check(plan, 1)
+
+    def test_a_unix_socket(self, server: RedisServer, opened: Open) -> None:
+        assert opened(f"redis+unix://{server.socket}?timeout=5&database=1").check(a_plan(), 1).remaining == 99
+        with pytest.raises(StoreUnavailable, match="cannot connect"):
+            opened(f"redis+unix://{server.socket}.gone?timeout=5").check(a_plan(), 1)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for 127.0.0.1, signed by itself, and its key."""
+    folder, program = tmp_path_factory.mktemp("tls"), shutil.which("openssl")
+    assert program, "openssl is needed: apt-get install openssl"
+    subject = ["-subj", "/CN=headgate test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", "key.pem", "-out", "cert.pem"]
+    request = [program, "req", "-x509", "-nodes", "-days", "2", *made, *subject]
+    subprocess.run(request, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(certificate: Path) -> Iterator[int]:
+    """The port of a server with that certificate."""
+    port = free_port()
+    files = [f"tls-{use}-file {certificate}/{name}.pem" for use, name in FILES]
+    with redis_server(f"tls-port {port}", *files, "tls-auth-clients no"):
+        yield port
+
+
+class TestTls:
+    def test_works_with_the_certificate(self, port: int, certificate: Path, opened: Open) -> None:
+        store = opened(f"rediss://127.0.0.1:{port}?timeout=5&ca={certificate}/cert.pem")
+        assert store.check(a_plan(), 1)
+        assert Told().all_right(store)
+
+    def test_refuses_a_certificate_that_it_does_not_trust(self, port: int, opened: Open) -> None:
+        with pytest.raises(StoreUnavailable, match=r"(?i)certificate verify failed"):
+            opened(f"rediss://127.0.0.1:{port}?timeout=5").check(a_plan(), 1)
+
+    def test_refuses_a_certificate_for_another_host(self, port: int, certificate: Path, opened: Open) -> None:
+        with pytest.raises(StoreUnavailable, match=r"(?i)hostname|host name|not valid for"):
+            opened(f"rediss://localhost:{port}?timeout=5&ca={certificate}/cert.pem").check(a_plan(), 1)
+
+    def test_refuses_a_server_without_tls(self, server: RedisServer, certificate: Path, opened: Open) -> None:
+        address = f"rediss://127.0.0.1:{server.port}?timeout=5&ca={certificate}/cert.pem"
+        with pytest.raises(StoreUnavailable):
+            opened(address).check(a_plan(), 1)
+
+
+class TestTheNetwork:
+    def test_late_answers_are_nobodys(self, between: Proxy, opened: Open) -> None:
+        store, told = opened(between.address("timeout=0.3&connect_timeout=5")), Told()
+        assert eventually(lambda: told.all_right(store))
+        for _ in range(3):
+            between.open.clear()
+            with ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(lambda number: outcome(lambda: told.right(store, number)), range(8)))
+            assert all(isinstance(answer, StoreError) for answer in answers)
+            assert any(isinstance(answer, OutcomeUnknown) for answer in answers)
+            between.open.set()  # and here they come
+            assert eventually(lambda: told.all_right(store))
+
+    def test_answers_in_pieces_of_one_byte(self, between: Proxy, opened: Open) -> None:
+        between.segment = 1
+        store = opened(between.address("timeout=10&connect_timeout=10"))
+        assert Told().all_right(store)
+
+    def test_a_connection_closed_in_the_middle_of_an_answer(self, between: Proxy, opened: Open) -> None:
+        store, told = opened(between.address("timeout=5&connect_timeout=5&connections=1")), Told()
+        for length in (0, 1, 3, 4, 10, 20):
+            assert eventually(lambda: told.right(store, 1))
+            between.cut_after = length
+            with pytest.raises(OutcomeUnknown, match="connection lost"):
+                told.right(store, 0)
+        assert eventually(lambda: told.all_right(store))
+
+    @pytest.mark.parametrize("extra", [b":1\r\n", b"*1\r\n", b"*6\r\n:1\r\n:7\r\n:0\r\n:0\r\n:0\r\n:0\r\n", b"junk"])
+    def test_what_nobody_asked_for_is_no_answer(self, between: Proxy, opened: Open, extra: bytes) -> None:
+        store, told = opened(between.address("timeout=5&connect_timeout=5&connections=1")), Told()
+        assert eventually(lambda: told.right(store, 1))
+        between.extra = extra
+        assert outcome(lambda: told.right(store, 0)) is not False
+        assert eventually(lambda: told.all_right(store))
+
+    def test_a_slow_drip_does_not_stretch_the_deadline(self, opened: Open) -> None:
+        """A server that sends a byte now and then, for ever, is given up like one that is silent."""
+
+        def drip(connection: socket.socket) -> None:
+            connection.sendall(b"$1000000\r\n")
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.01)
+
+        with impostor(drip) as port, pytest.raises(StoreUnavailable):
+            opened(f"redis://127.0.0.1:{port}?timeout=0.2&connect_timeout=0.2").check(a_plan(), 1)
+
+    @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "x" * 70, "127.0.0.1:1"])
+    def test_nothing_there(self, opened: Open, host: str) -> None:
+        store = opened(f"redis://{host}?timeout=10&connect_timeout=5")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="cannot connect"):
+                store.check(a_plan(), 1)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\xff" * 100, b"+OK\r\n" * 9, b"$-1\r\n", b"*0\r\n", b""],
+        ids=["http", "noise", "always ok", "nil", "empty", "hangs up"],
+    )
+    def test_not_a_redis(self, opened: Open, answer: bytes) -> None:
+        with impostor(lambda connection: connection.sendall(answer)) as port:
+            store = opened(f"redis://127.0.0.1:{port}?timeout=10&connect_timeout=2")
+            with pytest.raises(StoreUnavailable, match=f"redis://127.0.0.1:{port}: .*(Redis|lost|not supported)"):
+                store.check(a_plan(), 1)
+
+    def test_a_server_that_says_nothing(self, opened: Open) -> None:
+        with impostor(lambda connection: connection.recv(1)) as port:
+            store = opened(f"redis://127.0.0.1:{port}?timeout=0.2&connect_timeout=0.2")
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable):
+                    store.check(a_plan(), 1)
+
+
+@contextlib.contextmanager
+def impostor(reply: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that reads once, replies, and hangs up; gives its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.05)
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(1)
+                    connection.recv(65_536)
+                    reply(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        over.set()
+        thread.join(GIVE_UP)
+        listener.close()
+
+
+class TestTheCallers:
+    """What callers do to the store of an event loop."""
+
+    def test_cancelled_at_random_they_disturb_nobody(self, server: RedisServer) -> None:
+        told, chance = Told(64), random.Random(7)
+
+        async def ask(store: AsyncRedisStore, number: int) -> int:
+            right = 0
+            for _ in range(60):
+                decision = await store.peek(told.plans[number], 1)
+                assert decision.remaining == 1000 + number
+                right += 1
+            return right
+
+        async def run() -> None:
+            store = AsyncRedisStore(parse(server.address))
+            victims = [asyncio.create_task(ask(store, number)) for number in range(32)]
+            others = [asyncio.create_task(ask(store, number)) for number in range(32, 64)]
+            for victim in chance.sample(victims, len(victims)):
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+                victim.cancel()
+            assert await asyncio.gather(*others) == [60] * 32
+            ended = await asyncio.gather(*victims, return_exceptions=True)
+            assert any(isinstance(each, asyncio.CancelledError) for each in ended)
+            assert all(each == 60 or isinstance(each, asyncio.CancelledError) for each in ended)
+            assert (await store.peek(told.plans[5], 1)).remaining == 1005
+            assert_clean(store)
+            await store.close()
+
+        asyncio.run(run())
+
+    def test_a_failing_task_group_disturbs_nobody(self, server: RedisServer) -> None:
+        told = Told()
+
+        async def fail(store: AsyncRedisStore) -> None:
+            await store.peek(told.plans[0], 1)
+            raise LookupError
+
+        async def ask_together(store: AsyncRedisStore) -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail(store))
+                for plan in told.plans * 4:
+                    group.create_task(store.peek(plan, 1))
+
+        async def run() -> None:
+            store = AsyncRedisStore(parse(server.address))
+            for _ in range(20):
+                with pytest.raises(ExceptionGroup):
+                    await ask_together(store)
+                answers = await asyncio.gather(*(store.peek(plan, 1) for plan in told.plans))
+                assert [answer.remaining for answer in answers] == [1000 + number for number in range(16)]
+            assert_clean(store)
+            await store.close()
+
+        asyncio.run(run())
+
+    def test_cancelled_before_it_was_sent_a_question_takes_nothing(self, server: RedisServer) -> None:
+        plan = a_plan()
+
+        async def run() -> None:
+            store = AsyncRedisStore(parse(server.address))
+            asking = asyncio.create_task(store.check(plan, 1))
+            await asyncio.sleep(0)
+            asking.cancel()
+            assert (await store.peek(plan, 1)).remaining == 100
+            await store.close()
+
+        asyncio.run(run())
+
+    def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(aio, "LONGEST_QUEUE", 10)
+        plan = a_plan()
+
+        async def run() -> list[Any]:
+            store = AsyncRedisStore(parse(server.address))
+            answers = await asyncio.gather(*(store.check(plan, 1) for _ in range(30)), return_exceptions=True)
+            assert await store.check(plan, 1)
+            await store.close()
+            return answers
+
+        answers = asyncio.run(run())
+        shed = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
+        assert len(shed) == 20
+        assert len({id(error) for error in shed}) == 20
+        assert sum(not isinstance(answer, StoreError) for answer in answers) == 10
+
+    def test_more_threads_than_connections_wait_their_turn_or_are_told(self, own: RedisServer) -> None:
+        store, plan = RedisStore(parse(at(own, "timeout=0.3&connections=1"))), a_plan()
+        eventually(lambda: store.check(plan, 1))
+        own.send(signal.SIGSTOP)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: outcome(lambda: store.check(plan, 1)), range(4)))
+        assert all(isinstance(answer, StoreError) for answer in answers)
+        own.send(signal.SIGCONT)
+        assert eventually(lambda: store.check(plan, 1))
+        store.close()
+
+    def test_a_fresh_question_is_not_given_up_with_a_late_one(self, between: Proxy) -> None:
+        """A flight has questions of different ages: each has its own deadline."""
+        told = Told()
+
+        async def run() -> None:
+            store = AsyncRedisStore(parse(between.address("timeout=1&connect_timeout=5&connections=1")))
+            await store.peek(told.plans[0], 1)
+            between.open.clear()
+            first = asyncio.ensure_future(store.peek(told.plans[1], 1))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            lane = store._lanes[0]
+            question, answer, deadline = lane._flight[0]
+            second: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+            # The same flight as if it had a second caller, who came much later.
+            lane._flight.append(aio._Asked(question, second, deadline + GIVE_UP))
+            with pytest.raises(OutcomeUnknown):
+                await first
+            assert lane.is_open
+            assert not second.done()
+            lane._flight.pop()
+            lane._late()
+            assert answer.done()
+            assert not lane.is_open
+            between.open.set()
+            assert (await store.peek(told.plans[2], 1)).remaining == 1002
+            await store.close()
+
+        asyncio.run(run())
+
+    def test_a_store_serves_one_event_loop_after_another(self, server: RedisServer) -> None:
+        store, plan = AsyncRedisStore(parse(server.address)), a_plan()
+        with warnings.catch_warnings():
+            # asyncio's: a loop was closed, and not the store before it
+            warnings.simplefilter("ignore", ResourceWarning)
+            assert [asyncio.run(store.check(plan, 1)).remaining for _ in range(3)] == [99, 98, 97]
+            asyncio.run(store.close())
+            gc.collect()
+        assert asyncio.run(closing(store, plan)).remaining == 96
+
+    def test_a_store_does_not_serve_two_event_loops_at_once(self, server: RedisServer) -> None:
+        store, plan = AsyncRedisStore(parse(server.address)), a_plan()
+        first = Blocking(store)
+        first.check(plan, 1)
+        with pytest.raises(UsageError, match="one event loop at a time"):
+            asyncio.run(store.check(plan, 1))
+        assert first.check(plan, 1).remaining == 98
+        first.close()
+
+    def test_closed_while_connecting(self, own: RedisServer) -> None:
+        own.send(signal.SIGSTOP)
+
+        async def run(turns: int) -> None:
+            store = AsyncRedisStore(parse(at(own, "timeout=10&connect_timeout=10")))
+            asking = asyncio.ensure_future(store.check(a_plan(), 1))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await store.close()
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await asking
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        for turns in range(1, 8):
+            asyncio.run(run(turns))
+
+    def test_closed_with_a_question_in_the_air(self, between: Proxy, opened: Open) -> None:
+        store, plan = opened(between.address("timeout=5&connect_timeout=5")), a_plan()
+        store.check(plan, 1)
+        between.open.clear()
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(outcome, lambda: store.check(plan, 1))
+            time.sleep(0.05)
+            if isinstance(store, RedisStore):
+                store.close()
+            else:
+                assert isinstance(store, Blocking)
+                store._wait(store._store.close())
+            between.open.set()
+            answer = asking.result(GIVE_UP)
+        assert isinstance(answer, OutcomeUnknown) or answer.remaining == 98
+        assert store.check(plan, 1), "a store that is used again opens again"
+
+    def test_an_attempt_to_connect_that_was_cancelled_is_not_the_last(self, server: RedisServer) -> None:
+        """As when a server that shuts down cancels all tasks, and then still asks."""
+
+        async def run() -> None:
+            store = AsyncRedisStore(parse(server.address))
+            for turns in range(2, 8):
+                asking = asyncio.ensure_future(store.check(a_plan(), 1))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await asyncio.wait([asking])
+                async with asyncio.timeout(GIVE_UP):
+                    while not await asked(store):
+                        pass
+                await store.close()
+
+        async def asked(store: AsyncRedisStore) -> bool:
+            await asyncio.sleep(0.01)
+            with contextlib.suppress(StoreUnavailable):
+                return (await store.check(a_plan(), 1)).allowed
+            return False
+
+        asyncio.run(run())
+
+    def test_a_thousand_failures_later_it_still_tries(self, own: RedisServer) -> None:
+        async def run() -> None:
+            store = AsyncRedisStore(parse(own.address))
+            assert await store.check(a_plan(), 1)
+            for lane in store._lanes:
+                for _ in range(2000):
+                    lane._failed(StoreUnavailable("again"))
+                assert lane._retry_at - asyncio.get_running_loop().time() <= aio._LONGEST_PAUSE
+                lane._retry_at = 0
+            assert await store.check(a_plan(), 1)
+            await store.close()
+
+        asyncio.run(run())
+
+    def test_a_forked_child_has_connections_and_locks_of_its_own(self, server: RedisServer) -> None:
+        store, told = RedisStore(parse(f"{server.address}&connections=1")), Told()
+        assert told.right(store, 0)
+        store._free.acquire()  # as if another thread of the parent were asking
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
+            child = os.fork()
+        if child == 0:  # the child: nothing of pytest may run
+            os._exit(0 if outcome(lambda: all(told.right(store, number) for number in range(16))) is True else 1)
+        store._free.release()
+        assert all(told.right(store, number) for number in range(16))
+        assert os.waitpid(child, 0)[1] == 0
+        store.close()
+
+    def test_sockets_with_high_numbers(self, server: RedisServer) -> None:
+        """A busy process has more than 1024 files open."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < 1200:
+            pytest.skip("too few files may be open here")
+        with contextlib.ExitStack() as stack:
+            for _ in range(1050):
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            store, plan = RedisStore(Address("127.0.0.1", server.port, timeout=5)), a_plan()
+            assert [store.check(plan, 1).remaining for _ in range(3)] == [99, 98, 97]
+            store.close()
+
+
+async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
+    decision = await store.check(plan, 1)
+    await store.close()
+    return decision
+
+
+def assert_clean(store: AsyncRedisStore) -> None:
+    assert not store._queue
+    for lane in store._lanes:
+        assert not lane._flight
+        assert not lane._expected
+        assert not lane._reader.has_data()

@@ -1,0 +1,157 @@
+"""The script and its encoding: keys, many plans in one call, the server's time and the time to live of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import monotonic
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.core.key import Principal, bounded
+from headgate.core.plan import Family, Plan
+from headgate.core.quota import Quota
+from headgate.stores.redis import scripts, wire
+from headgate.stores.redis.address import parse
+from headgate.stores.redis.sync import RedisStore, _Connection
+from headgate.testing import ManualClock
+from headgate.testing.conformance import QUOTAS, family
+from tests.servers import RedisServer
+
+MARGIN_MS = 1000
+LONG = [replace(quota, window_us=quota.window_us * 600) for quota in QUOTAS]
+"""One of each kind, whose window does not end during a test."""
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140)
+_PRINCIPALS = _TEXT | st.text("{}%=#7BD", min_size=1)
+_SPACES = st.sampled_from(["a|tb:1", "a|tb:11", "b|tb:1", "a|gcra:1", "a:b|fw:1"])
+
+
+def hash_tag(key: bytes) -> bytes:
+    """Return what a cluster hashes: what is between the first { and the next }, if that is something."""
+    _, opened, rest = key.partition(b"{")
+    tag, closed, _ = rest.partition(b"}")
+    return tag if opened and closed and tag else key
+
+
+@given(_PRINCIPALS, _PRINCIPALS, _SPACES, _SPACES)
+def test_keys_are_equal_only_where_limit_and_principal_are(one: str, other: str, here: str, there: str) -> None:
+    first: tuple[str, Principal] = (here, bounded(one))
+    second: tuple[str, Principal] = (there, bounded(other))
+    assert (scripts.key_of(*first) == scripts.key_of(*second)) == (first == second)
+
+
+@given(_PRINCIPALS, _PRINCIPALS, _SPACES, _SPACES)
+def test_the_hash_tag_is_the_principal_whatever_it_is(one: str, other: str, here: str, there: str) -> None:
+    tags = {hash_tag(scripts.key_of(space, bounded(one))) for space in (here, there)}
+    assert len(tags) == 1
+    assert (hash_tag(scripts.key_of(here, bounded(other))) in tags) == (bounded(one) == bounded(other))
+    assert scripts.key_of(here, bounded(one)).startswith(b"hg1:{" + tags.pop() + b"}")
+
+
+def test_a_principal_cannot_imitate_a_digest() -> None:
+    digest = bounded("x" * 200)
+    assert isinstance(digest, bytes)
+    principals: list[Principal] = [digest, digest.hex(), f"#{digest.hex()}", f"={digest.hex()}"]
+    assert len({scripts.key_of("a|tb:1", each) for each in principals}) == 4
+
+
+_VERBS = st.sampled_from([scripts.CHECK, scripts.CHECK, scripts.PEEK, scripts.REFUND, scripts.RESET])
+_ASKED = st.tuples(_VERBS, st.sampled_from("abc"), st.integers(1, 5), st.sampled_from([0, 1, 2]))
+
+
+@settings(max_examples=50)
+@given(picks=st.lists(st.sampled_from(QUOTAS), min_size=3, max_size=3), asked=st.lists(_ASKED, min_size=1, max_size=40))
+def test_one_call_for_many_plans_answers_as_one_call_each(
+    server: RedisServer, picks: list[Quota], asked: list[tuple[bytes, str, int, int]]
+) -> None:
+    def questions() -> list[scripts.Question]:
+        families = [family(pick) for pick in picks]
+        return [scripts.question(verb, families[which].plan(key), cost) for verb, key, cost, which in asked]
+
+    connection, now, give_up = _Connection(parse(server.address)), ManualClock.START, monotonic() + 20
+    try:
+        together = connection.converse([wire.evaluation(questions(), now)], give_up)
+        apart = [connection.converse([wire.evaluation([question], now)], give_up) for question in questions()]
+    finally:
+        connection.close()
+    assert together == [number for answer in apart if isinstance(answer, list) for number in answer]
+    assert len(apart) == len(asked)
+
+
+@pytest.fixture
+def store(server: RedisServer) -> Iterator[RedisStore]:
+    store = RedisStore(parse(server.address))
+    yield store
+    store.close()
+
+
+def key(plan: Plan) -> str:
+    (limit,) = plan
+    return scripts.key_of(limit.space, limit.principal).decode()
+
+
+@pytest.mark.parametrize("quota", LONG, ids=str)
+def test_time_is_the_servers_unless_told(server: RedisServer, store: RedisStore, quota: Quota) -> None:
+    """An answer at the server's time is, up to the time that passed, that of a call told the server's time."""
+    before = server_time(server)
+    real = store.check(family(quota).plan("user"), 3)
+    after = server_time(server)
+    clock = ManualClock(before)
+    told = RedisStore(parse(server.address), clock=clock)
+    early = told.check(family(quota).plan("user"), 3)
+    clock.set(after)
+    late = told.check(family(quota).plan("user"), 3)
+    told.close()
+    assert real.remaining == early.remaining == late.remaining == 2
+    passed = after - before
+    assert min(early.reset_after_us, late.reset_after_us) - passed <= real.reset_after_us
+    assert real.reset_after_us <= max(early.reset_after_us, late.reset_after_us) + passed
+
+
+@pytest.mark.parametrize("quota", LONG, ids=str)
+def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, store: RedisStore, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    for cost in (1, 3, 1, 1):
+        decision = store.check(plan, cost)
+        ttl = int(server.command("PTTL", key(plan)))
+        assert 0 < ttl <= -(-decision.reset_after_us // 1000) + MARGIN_MS
+    assert not decision
+    store.refund(plan, 2)
+    assert 0 < int(server.command("PTTL", key(plan))) <= ttl
+    store.refund(plan, 5)
+    assert int(server.command("PTTL", key(plan))) <= MARGIN_MS, "nothing is used any more"
+
+
+@pytest.mark.parametrize("verb", ["check", "denied check", "peek"])
+@pytest.mark.parametrize("quota", LONG, ids=str)
+def test_a_key_found_without_time_to_live_gets_one(
+    server: RedisServer, store: RedisStore, quota: Quota, verb: str
+) -> None:
+    plan = family(quota).plan("user")
+    store.check(plan, 4)
+    assert server.command("PERSIST", key(plan)) == "1"
+    decision = store.peek(plan, 1) if verb == "peek" else store.check(plan, 1 if verb == "check" else 3)
+    assert decision.allowed == (verb != "denied check")
+    assert 0 < int(server.command("PTTL", key(plan))) <= -(-decision.reset_after_us // 1000) + MARGIN_MS
+
+
+@pytest.mark.parametrize("quota", LONG, ids=str)
+def test_a_refused_check_and_a_peek_of_the_unknown_store_nothing(
+    server: RedisServer, store: RedisStore, quota: Quota
+) -> None:
+    strict, wide = Family("none", [quota]), Quota(1, quota.window_us * 7)
+    plan = Family(f"fresh-{quota.shape}", [wide, quota]).plan("user")
+    store.peek(plan, 1)
+    store.refund(strict.plan("nobody"), 1)
+    keys = [scripts.key_of(space, principal).decode() for space, principal, _ in plan]
+    assert server.command("EXISTS", *keys, key(strict.plan("nobody"))) == "0"
+    assert not store.check(plan, 2), "above what the wide limit has"
+    assert server.command("EXISTS", *keys) == "0"
+
+
+def server_time(server: RedisServer) -> int:
+    seconds, us = server.command("TIME").split()
+    return int(seconds) * 1_000_000 + int(us)
