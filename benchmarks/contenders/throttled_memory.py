@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from throttled import MemoryStore, RateLimiterType, RateLimitResult, Throttled, per_duration
@@ -23,7 +24,7 @@ _TYPES = {
 
 
 class ThrottledMemory:
-    """`Throttled.limit`, whose answer carries limit, remaining, reset and retry.
+    """`Throttled.limit`; for equal work also the answer's `state`: limit, remaining, reset and retry, made on demand.
 
     Several limits are asked in turn until one refuses; for equal work the rest are then looked at with `peek`.
     """
@@ -32,10 +33,10 @@ class ThrottledMemory:
 
     def __init__(self, *, equal: bool) -> None:
         self.equal = equal
-        self.work = "limit" if equal else "limit, stop at the first refusal"
+        self.work = "limit + state" if equal else "limit, stop at the first refusal"
 
-    def takes_part(self, kind: Kind, limits: int) -> bool:
-        return kind in _TYPES and (self.equal or limits > 1)  # a single limit has one way to ask
+    def takes_part(self, kind: Kind, _: int) -> bool:
+        return kind in _TYPES
 
     def open(self, kind: Kind, limits: tuple[Limit, ...]) -> Subject:
         store = MemoryStore(options={"MAX_SIZE": ROOM})
@@ -49,7 +50,8 @@ class ThrottledMemory:
             for limit in limits
         ]
         if len(throttles) == 1:
-            return Subject(throttles[0].limit, allowed=_passed, take=throttles[0].limit)
+            limit = throttles[0].limit
+            return Subject(_with_state(limit) if self.equal else limit, allowed=_passed, take=limit)
         bare = _until_refused(throttles)
         if self.equal:
             return Subject(_each(throttles), allowed=_first, take=bare)
@@ -62,6 +64,15 @@ def _passed(result: RateLimitResult) -> bool:
 
 def _first(answer: tuple[bool, object]) -> bool:
     return answer[0]
+
+
+def _with_state(limit: Callable[[str], RateLimitResult]) -> Call:
+    def call(key: str) -> RateLimitResult:
+        result = limit(key)
+        _ = result.state
+        return result
+
+    return call
 
 
 def _until_refused(throttles: list[Throttled]) -> Call:
@@ -86,7 +97,7 @@ def _each(throttles: list[Throttled]) -> Call:
             if allowed:
                 result = limit(key)
                 allowed = not result.limited
-                answers.append(result)
+                answers.append(result.state)
             else:
                 answers.append(peek(key))
         return allowed, answers

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headgate.core.decision import Decision, held
-from headgate.core.pressure import Pressure, judge
+from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
     from headgate.core.algorithms import Kept, State, Transition
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def transition(quota: Quota) -> Transition:
     """Compile the pure function of a fixed window."""
     limit, window = quota.limit, quota.window_us
-    calm, judged = judge(quota)
+    (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headgate.core.decision import Decision
 from headgate.core.numbers import EXACT, carried_over, exact_rate, reduced
-from headgate.core.pressure import Pressure, judge
+from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
     from headgate.core.algorithms import Kept, State, Transition
@@ -31,8 +31,8 @@ def transition(quota: Quota) -> Transition:
     full, round_up = capacity * unit, gain - 1
     beyond = full + min(window * gain, EXACT)  # more debt than this is a mistake of the clock
     longest = beyond // gain
-    calm, judged = judge(quota)
-    normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
+    (calm, warn), judged = thresholds(quota), judge(quota)
+    normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
         if state is None:
@@ -59,6 +59,8 @@ def transition(quota: Quota) -> Transition:
                 reset = wait + 1 if fraction else wait
             if remaining >= calm:
                 return (now + wait, fraction, limit, 0), Decision(True, capacity, remaining, 0, reset, normal, quota)
+            if 0 < remaining < warn:
+                return (now + wait, fraction, limit, 1), Decision(True, capacity, remaining, 0, reset, warning, quota)
             if remaining < 0:
                 remaining = 0
             mark, pressure = judged(mark, remaining, cost)

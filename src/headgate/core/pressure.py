@@ -36,11 +36,11 @@ def thresholds(quota: Quota) -> tuple[int, int]:
     return calm, warn
 
 
-def judge(quota: Quota) -> tuple[int, Judge]:
-    """Return the calm threshold of `quota` and the function that judges what lies below it.
+def judge(quota: Quota) -> Judge:
+    """Return the function (mark, remaining, cost) -> (mark, pressure).
 
-    The threshold is a number of remaining units. At or above it the mark is 0 and the key is normal, and the
-    algorithms need not ask; this keeps the judgement off the hot path.
+    Above the calm threshold the mark is 0 and the key is normal, and the algorithms need not ask; the quickest of them
+    know as much of what is below the warning threshold.
     """
     calm, warn = thresholds(quota)
 
@@ -54,4 +54,4 @@ def judge(quota: Quota) -> tuple[int, Judge]:
             return warned
         return normal
 
-    return calm, marked
+    return marked

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headgate.core.decision import Decision, held
 from headgate.core.errors import InvalidQuota
 from headgate.core.numbers import EXACT
-from headgate.core.pressure import Pressure, judge
+from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
     from headgate.core.algorithms import Kept, State, Transition
@@ -31,7 +31,7 @@ def transition(quota: Quota) -> Transition:
     grain, grains = grains_of(quota)
     round_up = grain - 1
     full = limit * grains
-    calm, judged = judge(quota)
+    (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:

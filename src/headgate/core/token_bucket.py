@@ -19,7 +19,7 @@ import msgspec
 from headgate.core.decision import Decision, held
 from headgate.core.errors import InvalidQuota
 from headgate.core.numbers import EXACT, carried_over, exact_rate, reduced
-from headgate.core.pressure import Pressure, judge
+from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
     from headgate.core.algorithms import Kept, State, Transition
@@ -41,8 +41,8 @@ def _steady(quota: Quota) -> Transition:
     gain, unit = exact_rate(limit, window, capacity)
     full, round_up = capacity * unit, gain - 1
     longest, queue = EXACT // gain, quota.queue  # no state takes longer to refill
-    calm, judged = judge(quota)
-    normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
+    (calm, warn), judged = thresholds(quota), judge(quota)
+    normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
         if state is None:
@@ -70,6 +70,8 @@ def _steady(quota: Quota) -> Transition:
             delay = (used + round_up) // gain if queue and cost >= 0 else 0
             if remaining >= calm:
                 return (after, now, limit, 0), Decision(True, capacity, remaining, 0, reset, normal, quota, delay)
+            if 0 < remaining < warn:
+                return (after, now, limit, 1), Decision(True, capacity, remaining, 0, reset, warning, quota, delay)
             if remaining < 0:
                 remaining = 0
             mark, pressure = judged(mark, remaining, cost)
@@ -126,7 +128,7 @@ def void_at(state: Kept, quota: Quota) -> int:
 def _one_off(quota: Quota) -> Transition:
     """A bucket without refill: full again only when it was not drawn from for a whole window, and so forgotten."""
     window, capacity = quota.window_us, quota.capacity
-    _, judged = judge(quota)
+    judged = judge(quota)
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
         used, at, mark = 0, now, 0

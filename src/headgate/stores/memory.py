@@ -133,7 +133,7 @@ class MemoryStore:
             return self._bind_several(family)
         clock = None if type(self.clock) is SystemClock else self.clock.now  # None: read it without another call
         states, step = self._bound(family.spaces[0]), family.quotas[0].step
-        find, release, locked = states.get, self._lock.release, self._locked()
+        release, locked = self._lock.release, self._locked()
         one = 1  # compared by identity: True and 1.0 equal it, but are no costs
 
         def check(key: str, cost: int = 1) -> Decision:
@@ -146,13 +146,13 @@ class MemoryStore:
                     now = time_ns() // 1000 if clock is None else clock()
                     if now >= self._next_due:
                         self._sweep(now)
-                    state = find(key)
-                    if state is None:
-                        return self._first(family.plan(key)[0], cost, now)
+                    state = states[key]
                     after, decision = step(state, cost, now)
                     if after is not state:
                         states[key] = after
                     return decision
+                except KeyError:  # a new key, or one that must be looked for elsewhere
+                    return self._first(family.plan(key)[0], cost, now)
                 except TypeError:
                     checked_principal(key)  # an unhashable key
                     raise
@@ -165,14 +165,12 @@ class MemoryStore:
     def _bind_several(self, family: Family) -> Check:
         clock = None if type(self.clock) is SystemClock else self.clock.now
         quotas, tables = family.quotas, [self._bound(space) for space in family.spaces]
-        lanes = [(states.get, quota.step) for states, quota in zip(tables, quotas, strict=True)]
+        lanes = [(states, quota.step) for states, quota in zip(tables, quotas, strict=True)]
         release, locked = self._lock.release, self._locked()
         one = 1
 
         def refuse(key: str, cost: int, now: int, refusal: tuple[int, State, Decision]) -> Decision:
-            before = [states.get(key) for states in tables]
-            if None in before:
-                return self._run(plans.check, family.plan(key), cost, now)
+            before = [states[key] for states in tables]
             after, decision = plans.look(quotas, before, cost, now, refusal)
             for index, states in enumerate(tables):
                 if after[index] is not before[index]:
@@ -191,11 +189,8 @@ class MemoryStore:
                     now = time_ns() // 1000 if clock is None else clock()
                     if now >= self._next_due:
                         self._sweep(now)
-                    for find, step in lanes:
-                        state = find(key)
-                        if state is None:
-                            return self._run(plans.check, family.plan(key), cost, now)
-                        new, decision = step(state, cost, now)
+                    for states, step in lanes:
+                        new, decision = step(states[key], cost, now)
                         if not decision.allowed:
                             return refuse(key, cost, now, (len(after), new, decision))
                         after.append(new)
@@ -205,6 +200,8 @@ class MemoryStore:
                         states[key] = after[index]
                         index += 1  # noqa: SIM113  enumerate() costs more than it saves
                     return plans.most_restrictive(decisions)
+                except KeyError:  # a new key, or one that must be looked for elsewhere
+                    return self._run(plans.check, family.plan(key), cost, now)
                 except TypeError:
                     checked_principal(key)  # an unhashable key
                     raise
@@ -221,7 +218,7 @@ class MemoryStore:
         raises (Ctrl-C) may run right after the call, before the try block, and leave the lock held for ever; no handler
         runs between a step of an iterator in C and the body of its loop.
         """
-        return iter(self._lock.acquire, None)
+        return iter(self._lock.acquire, False)
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
         with self._lock:
