@@ -53,6 +53,8 @@ def transition(quota: Quota) -> Transition:
                 after, room = 0, full
             remaining = room // unit
             if gain == 1:
+                if remaining >= calm:
+                    return (now + after, 0, limit, 0), Decision(True, capacity, remaining, 0, after, normal, quota)
                 wait, fraction, reset = after, 0, after
             else:
                 wait, fraction = divmod(after, gain)

@@ -57,7 +57,10 @@ def _steady(quota: Quota) -> Transition:
             if written_under != limit:
                 used = carried_over(used, elapsed, written_under, limit, window)
                 return step((used, now, limit, mark), cost, now)
-            used = used - elapsed * gain if elapsed < longest else 0
+            if gain == 1:
+                used -= elapsed
+            else:
+                used = used - elapsed * gain if elapsed < longest else 0
             if used < 0:
                 used = 0
         after = used + unit if cost == 1 else used + cost * unit
