@@ -24,11 +24,12 @@ Rendered by `python -m benchmarks`; every row is shown, whether it passes or not
 METHOD = f"""\
 - **Floor**: a Python function that reads the clock (`time.time_ns()`) and does one dictionary read-modify-write per
   limit. It decides nothing, takes no lock and makes no answer.
-- **Same work means the same answer**: allowed, remaining, and when to come back. Headgate's `check` returns all of it
-  as a `Decision`. `limits.hit()` returns a bool, so equal work is `hit()` + `get_window_stats()`. `throttled-py`
-  makes the numbers of `limit()` into an answer only when its `.state` is read, so equal work is both. `pyrate-limiter`'s `try_acquire()` returns a bool; the closest to equal is `try_acquire()` + the bucket's `count()` +
-  `waiting()`, which still lacks the reset time. "x faster" compares with equal work; "x faster than bare" compares
-  Headgate's full decision with the cheapest call of any peer, however little it answers.
+- **Same work means the same answer**: allowed, remaining, and when to come back. Headgate's `check` returns all of
+  it as a `Decision`. `limits.hit()` returns a bool, so equal work is `hit()` + `get_window_stats()`. `throttled-py`
+  makes the numbers of `limit()` into an answer only when its `.state` is read, so equal work is both.
+  `pyrate-limiter`'s `try_acquire()` returns a bool; the closest to equal is `try_acquire()` + the bucket's
+  `count()` + `waiting()`, which still lacks the reset time. "x faster" compares with equal work; "x faster than
+  bare" compares Headgate's full decision with the cheapest call of any peer, however little it answers.
 - **Same algorithm**: `limits` has fixed window, moving window (the log) and sliding window counter; `throttled-py`
   has token bucket, leaking bucket, fixed window, sliding window (the counter) and GCRA; `pyrate-limiter` has the log,
   a fixed window (counted by a log), GCRA and a token bucket (the same code). No peer has a leaky bucket as a queue;
