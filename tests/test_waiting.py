@@ -294,7 +294,7 @@ def test_a_real_clock_wakes_tasks() -> None:
 def test_guards_that_run_together_refuse_nobody_while_there_is_budget() -> None:
     """Whoever is just being served is no line."""
     limiter = Limiter("1000000/s")
-    refused = []
+    refused: list[Decision] = []
 
     def work() -> None:
         refused.extend(decision for _ in range(500) if not (decision := limiter.acquire("a", timeout=0)))
