@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -177,32 +176,6 @@ def test_names_that_come_and_go_leave_nothing_behind(manual_clock: ManualClock) 
         limiter.check("user")
     assert len(store) == 1
     assert len(store._tables) == 1
-
-
-def test_a_signal_handler_that_raises_leaves_the_lock_free() -> None:
-    """Ctrl-C, or a task's time limit, at any instant of a check."""
-
-    class Interrupted(Exception):
-        pass
-
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    store = MemoryStore()
-    limiters = [Limiter("1000000/s", store=store), Limiter("1000000/s; 1000000/minute", store=store, name="several")]
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for number in range(400):
-            limiter = limiters[number % 2]
-            signal.setitimer(signal.ITIMER_REAL, 0.0002 + number * 1e-7)
-            try:
-                while True:
-                    limiter.check("user")
-            except Interrupted:
-                assert not store._lock.locked()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("clock", [5, time.time, object()])
