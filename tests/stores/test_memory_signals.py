@@ -1,4 +1,4 @@
-"""Signal handlers that raise, at any instant of a check: in a process of its own, for nothing else there is so hardened.
+"""Signal handlers that raise, at any instant of a check; in a process of its own, for no other code is ready for it.
 
 (A tool that traces the tests, such as coverage, would itself be left with its lock held.)
 """
