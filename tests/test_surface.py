@@ -61,9 +61,12 @@ def test_the_public_surface_is_this_list() -> None:
         "LimitExceeded",
         "Limiter",
         "MemoryStore",
+        "OutcomeUnknown",
         "Passed",
         "Pressure",
         "Quota",
+        "StoreError",
+        "StoreUnavailable",
         "SystemClock",
         "UsageError",
     }

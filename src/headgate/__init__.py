@@ -16,6 +16,9 @@ from headgate.core.errors import (
     InvalidQuota,
     InvalidStore,
     LimitExceeded,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
     UsageError,
 )
 from headgate.core.pressure import Pressure
@@ -39,9 +42,12 @@ __all__ = [
     "LimitExceeded",
     "Limiter",
     "MemoryStore",
+    "OutcomeUnknown",
     "Passed",
     "Pressure",
     "Quota",
+    "StoreError",
+    "StoreUnavailable",
     "SystemClock",
     "UsageError",
 ]
