@@ -19,7 +19,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -574,7 +574,7 @@ class TestTheCallers:
                 await asyncio.sleep(0)
             lane = store._lanes[0]
             question, answer, deadline = lane._flight[0]
-            second: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+            second: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
             # The same flight as if it had a second caller, who came much later.
             lane._flight.append(aio._Asked(question, second, deadline + GIVE_UP))
             with pytest.raises(OutcomeUnknown):

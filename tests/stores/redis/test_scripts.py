@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.core.key import Principal, bounded
 from headgate.core.plan import Family, Plan
 from headgate.core.quota import Quota
-from headgate.stores.redis import scripts, wire
+from headgate.stores.redis import scripts
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.sync import RedisStore, _Connection
 from headgate.testing import ManualClock
@@ -73,8 +73,8 @@ def test_one_call_for_many_plans_answers_as_one_call_each(
 
     connection, now, give_up = _Connection(parse(server.address)), ManualClock.START, monotonic() + 20
     try:
-        together = connection.converse([wire.evaluation(questions(), now)], give_up)
-        apart = [connection.converse([wire.evaluation([question], now)], give_up) for question in questions()]
+        together = connection.converse([scripts.evaluation(questions(), now)], give_up)
+        apart = [connection.converse([scripts.evaluation([question], now)], give_up) for question in questions()]
     finally:
         connection.close()
     assert together == [number for answer in apart if isinstance(answer, list) for number in answer]

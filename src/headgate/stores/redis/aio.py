@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Sequence
 from random import uniform
 from typing import NamedTuple, cast
 
@@ -35,7 +36,7 @@ class _Asked(NamedTuple):
     """A question and who waits for its answer."""
 
     question: scripts.Question
-    answer: asyncio.Future[list[int]]
+    answer: asyncio.Future[Sequence[int]]
     deadline: float
     """By the loop's clock."""
 
@@ -91,11 +92,11 @@ class AsyncRedisStore:
             await asyncio.wait(connecting)
         await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
-    def _ask(self, question: scripts.Question) -> asyncio.Future[list[int]]:
+    def _ask(self, question: scripts.Question) -> asyncio.Future[Sequence[int]]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._settle_in(loop)
-        answer: asyncio.Future[list[int]] = loop.create_future()
+        answer: asyncio.Future[Sequence[int]] = loop.create_future()
         if len(self._queue) >= LONGEST_QUEUE:
             answer.set_exception(StoreUnavailable(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
             return answer
@@ -217,7 +218,7 @@ class _Lane(asyncio.Protocol):
         assert self._transport is not None  # noqa: S101  only an open lane flies
         self._expected.append(None)
         questions = [asked.question for asked in self._flight]
-        self._transport.write(before + wire.evaluation(questions, self._store.manual_now()))
+        self._transport.write(before + scripts.evaluation(questions, self._store.manual_now()))
 
     def _landed(self, reply: object) -> None:
         if wire.is_forgotten(reply) and self._reloads < wire.RELOADS:  # nothing was done: load it, ask again
@@ -235,16 +236,13 @@ class _Lane(asyncio.Protocol):
 
     def _answer(self, flight: list[_Asked], reply: object) -> None:
         try:
-            numbers = wire.numbers_of(reply, [asked.question for asked in flight])
+            answers = scripts.answers(reply, [asked.question for asked in flight])
         except OutcomeUnknown as error:
             fail(flight, error)
             return
-        at = 0
-        for question, answer, _ in flight:
-            size = len(question.plan) * scripts.ANSWER
-            if not answer.done():
-                answer.set_result(numbers[at : at + size])
-            at += size
+        for (_, waiting, _), answer in zip(flight, answers, strict=True):
+            if not waiting.done():
+                waiting.set_result(answer)
 
     def _late(self) -> None:
         """Tell those whose time is up. The last of them takes the connection along, as its answer may still come."""

@@ -6,7 +6,7 @@ together here. It decides any number of plans in one call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision
+from headgate.core.errors import OutcomeUnknown
 from headgate.core.key import Principal
 from headgate.core.numbers import reduced
 from headgate.core.plan import Plan, blocking, most_restrictive
 from headgate.core.pressure import Pressure, thresholds
 from headgate.core.quota import Quota
 from headgate.core.sliding_window_counter import grains_of
+from headgate.stores.redis.resp import bulk
 
 _PARTS = (
     "common",
@@ -33,10 +35,12 @@ _PARTS = (
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
 _LIMIT_ARGUMENTS = 10
 ANSWER = 6
-"""Integers per limit in a reply."""
+"""Numbers per limit in an answer."""
 
 SCRIPT = b"#!lua\n" + b"\n".join(files(__package__).joinpath("lua", f"{part}.lua").read_bytes() for part in _PARTS)
 SHA = sha1(SCRIPT, usedforsecurity=False).hexdigest().encode()
+
+_EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n"
 
 CHECK, PEEK, REFUND, RESET = b"c", b"p", b"r", b"x"
 
@@ -93,11 +97,38 @@ def _encoded(*words: str | int) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in texts])
 
 
-def decision_of(plan: Plan, numbers: Sequence[int], at: int = 0) -> Decision:
-    """Return the decision of `plan` that the script answered: `ANSWER` numbers for each of its limits, from `at` on."""
-    decisions, admitted = [], True
+def evaluation(asked: Iterable[Question], now: int | None) -> bytes:
+    """Encode one call of the script that answers all that is `asked`, at the time `now` if that is not the server's."""
+    keys: list[bytes] = []
+    arguments: list[bytes] = [b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)]
+    count = 1
+    for question in asked:
+        keys += question.keys
+        arguments += question.arguments
+        count += question.size
+    head = b"*%d\r\n" % (3 + len(keys) + count)
+    return b"".join([head, _EVALSHA, bulk(b"%d" % len(keys)), *map(bulk, keys), *arguments])
+
+
+def answers(reply: object, asked: Sequence[Question]) -> list[Sequence[int]]:
+    """Return the answer to each of the questions that one call of the script was `asked`, from its reply."""
+    expected = sum(len(question.plan) for question in asked) * ANSWER
+    if not isinstance(reply, list) or len(reply) != expected:
+        raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
+    found: list[Sequence[int]] = []
+    at = 0
+    for question in asked:
+        size = len(question.plan) * ANSWER
+        found.append(reply[at : at + size])
+        at += size
+    return found
+
+
+def decision_of(plan: Plan, answer: Sequence[int]) -> Decision:
+    """Return the decision of `plan` that the script answered."""
+    decisions, admitted, at = [], True, 0
     for _, _, quota in plan:
-        allowed, remaining, retry, reset, pressure, delay = numbers[at : at + ANSWER]
+        allowed, remaining, retry, reset, pressure, delay = answer[at : at + ANSWER]
         at += ANSWER
         if not allowed:
             admitted = False

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Sequence
 from time import monotonic
 
 import hiredis
@@ -70,7 +71,7 @@ class RedisStore:
         for connection in idle:
             connection.close()
 
-    def _ask(self, question: scripts.Question) -> list[int]:
+    def _ask(self, question: scripts.Question) -> Sequence[int]:
         if self._process != os.getpid():
             self._begin()
         free, idle, asked_at = self._free, self._idle, monotonic()
@@ -92,10 +93,10 @@ class RedisStore:
             free.release()
         if isinstance(reply, Exception):
             raise wire.refusal(self._address, reply)
-        return wire.numbers_of(reply, [question])
+        return scripts.answers(reply, [question])[0]
 
     def _encoded(self, question: scripts.Question) -> bytes:
-        return wire.evaluation([question], self._manual.now() if self._manual else None)
+        return scripts.evaluation([question], self._manual.now() if self._manual else None)
 
     def _connection(self) -> _Connection:
         while True:

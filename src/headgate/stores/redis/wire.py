@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import hiredis
 
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.stores.redis import scripts
 from headgate.stores.redis.address import Address
+from headgate.stores.redis.resp import command
 
 OLDEST = 7
 """The first major version whose scripts refuse up front what they cannot do."""
-_EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n" + scripts.SHA + b"\r\n"
 RELOADS = 5
 """How often a question may find the script forgotten: somebody may flush the scripts all the time."""
 PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +pttl +pexpire ~hg1:*"
@@ -38,31 +36,8 @@ _UNDONE = ("ERR unknown command", "ERR max number of clients")
 """The same, where the first word does not tell."""
 
 
-def bulk(text: bytes) -> bytes:
-    """Encode one argument."""
-    return b"$%d\r\n%b\r\n" % (len(text), text)
-
-
-def command(*words: bytes) -> bytes:
-    """Encode one command."""
-    return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
-
-
 LOAD = command(b"SCRIPT", b"LOAD", scripts.SCRIPT)
 INFO = command(b"INFO")
-
-
-def evaluation(asked: Iterable[scripts.Question], now: int | None) -> bytes:
-    """Encode one call of the script that answers all that is `asked`, at the time `now` if that is not the server's."""
-    keys: list[bytes] = []
-    arguments: list[bytes] = [b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)]
-    count = 1
-    for question in asked:
-        keys += question.keys
-        arguments += question.arguments
-        count += question.size
-    head = b"*%d\r\n" % (3 + len(keys) + count)
-    return b"".join([head, _EVALSHA, bulk(b"%d" % len(keys)), *map(bulk, keys), *arguments])
 
 
 def greeting(address: Address) -> list[bytes]:
@@ -132,11 +107,3 @@ def _unfitness(address: Address, info: object) -> str | None:
             "set noeviction, or accept it with ?evicting=allow"
         )
     return None
-
-
-def numbers_of(reply: object, asked: Sequence[scripts.Question]) -> list[int]:
-    """Return a reply of the script if it is one."""
-    expected = sum(len(question.plan) for question in asked) * scripts.ANSWER
-    if not isinstance(reply, list) or len(reply) != expected:
-        raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
-    return reply
