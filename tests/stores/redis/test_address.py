@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidStore
-from headgate.stores.redis.address import Address, parse
+from headgate.stores.redis.address import Address, Cluster, Place, Role, Service, parse
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,30 @@ from headgate.stores.redis.address import Address, parse
             Address("h", timeout=0.5, connect_timeout=2, connections=4),
         ),
         ("redis://h?evicting=allow", Address("h", may_evict=True)),
+        ("redis://h?replicas=2", Address("h", replicas=2)),
+        (
+            "redis+cluster://me:pw@a:1,b,[::1]:3?timeout=1",
+            Cluster(
+                tuple(
+                    Address(host, port, user="me", password="pw", timeout=1, role=Role.NODE)  # noqa: S106
+                    for host, port in (("a", 1), ("b", 6379), ("::1", 3))
+                )
+            ),
+        ),
+        (
+            "redis+sentinel://:pw@a,b:1/main/3?sentinel_user=s&sentinel_password=p%40",
+            Service(
+                "main",
+                tuple(
+                    Address(host, port, user="s", password="p@", role=Role.SENTINEL)  # noqa: S106
+                    for host, port in (("a", 26379), ("b", 1))
+                ),
+                Address("a", 26379, database=3, password="pw", role=Role.PRIMARY),  # noqa: S106
+            ),
+        ),
     ],
 )
-def test_addresses(text: str, expected: Address) -> None:
+def test_addresses(text: str, expected: Place) -> None:
     assert parse(text) == expected
 
 
@@ -58,11 +79,31 @@ def test_addresses(text: str, expected: Address) -> None:
         "rediss://cache?ca=/no/such/file",
         "redis+unix://host/path",
         "redis+unix://",
+        "redis://a,b",
+        "redis+cluster://a:0",
+        "redis+cluster://a,b/1",
+        "redis+cluster://a:1,b:port",
+        "redis+sentinel://a",
+        "redis+sentinel://a//0",
+        "redis+sentinel://a/main/one",
+        "redis+teleport://a",
+        "rediss+unix:///path",
+        "redis://a?sentinel_password=x",
+        "redis://a?replicas=-1",
+        "redis://a?replicas=many",
     ],
 )
 def test_bad_addresses_are_refused(text: str) -> None:
     with pytest.raises(InvalidStore):
         parse(text)
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+sentinel", "rediss+cluster"])
+def test_every_topology_has_tls(scheme: str) -> None:
+    place = parse(f"{scheme}://cache/{'main' if 'sentinel' in scheme else ''}")
+    servers = {Address: [place], Cluster: getattr(place, "seeds", ()), Service: getattr(place, "sentinels", ())}
+    assert all(server.tls for server in servers[type(place)])
+    assert str(servers[type(place)][0]).startswith("rediss://cache")
 
 
 @pytest.mark.parametrize("trap", ["/", "?", "#", "@", ":", "%", "[", "]", "?x=", "/0?timeout=", "@host/", "\\"])
@@ -79,6 +120,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 @given(_TEXT, _TEXT)
 def test_any_user_and_password_can_be_escaped(user: str, password: str) -> None:
     address = parse(f"redis://{quote(user, safe='')}:{quote(password, safe='')}@cache")
+    assert isinstance(address, Address)
     assert (address.user, address.password) == (user, password)
 
 

@@ -32,9 +32,12 @@ from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Store
-from headgate.stores.redis import aio, scripts, wire
+from headgate.stores.redis import flights, scripts, wire
 from headgate.stores.redis.address import Address, parse
 from headgate.stores.redis.aio import AsyncRedisStore
+from headgate.stores.redis.flights import Flights
+from headgate.stores.redis.lane import LONGEST_PAUSE, Asked
+from headgate.stores.redis.pool import Pool
 from headgate.stores.redis.sync import RedisStore
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS, family
@@ -534,7 +537,7 @@ class TestTheCallers:
         asyncio.run(run())
 
     def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(aio, "LONGEST_QUEUE", 10)
+        monkeypatch.setattr(flights, "LONGEST_QUEUE", 10)
         plan = a_plan()
 
         async def run() -> list[Any]:
@@ -572,11 +575,11 @@ class TestTheCallers:
             first = asyncio.ensure_future(store.peek(told.plans[1], 1))
             for _ in range(3):
                 await asyncio.sleep(0)
-            lane = store._lanes[0]
-            question, answer, deadline = lane._flight[0]
+            lane = flights_of(store).lanes[0]
+            question, answer, deadline, *_ = lane._flight[0]
             second: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
             # The same flight as if it had a second caller, who came much later.
-            lane._flight.append(aio._Asked(question, second, deadline + GIVE_UP))
+            lane._flight.append(Asked(question, second, deadline + GIVE_UP))
             with pytest.raises(OutcomeUnknown):
                 await first
             assert lane.is_open
@@ -672,10 +675,10 @@ class TestTheCallers:
         async def run() -> None:
             store = AsyncRedisStore(parse(own.address))
             assert await store.check(a_plan(), 1)
-            for lane in store._lanes:
+            for lane in flights_of(store).lanes:
                 for _ in range(2000):
                     lane._failed(StoreUnavailable("again"))
-                assert lane._retry_at - asyncio.get_running_loop().time() <= aio._LONGEST_PAUSE
+                assert lane._retry_at - asyncio.get_running_loop().time() <= LONGEST_PAUSE
                 lane._retry_at = 0
             assert await store.check(a_plan(), 1)
             await store.close()
@@ -685,13 +688,15 @@ class TestTheCallers:
     def test_a_forked_child_has_connections_and_locks_of_its_own(self, server: RedisServer) -> None:
         store, told = RedisStore(parse(f"{server.address}&connections=1")), Told()
         assert told.right(store, 0)
-        store._free.acquire()  # as if another thread of the parent were asking
+        pool = store._servers
+        assert isinstance(pool, Pool)
+        pool._free.acquire()  # as if another thread of the parent were asking
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
             child = os.fork()
         if child == 0:  # the child: nothing of pytest may run
             os._exit(0 if outcome(lambda: all(told.right(store, number) for number in range(16))) is True else 1)
-        store._free.release()
+        pool._free.release()
         assert all(told.right(store, number) for number in range(16))
         assert os.waitpid(child, 0)[1] == 0
         store.close()
@@ -715,9 +720,16 @@ async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
     return decision
 
 
+def flights_of(store: AsyncRedisStore) -> Flights:
+    """The connections of a store to its only server."""
+    found = store._here()
+    assert isinstance(found, Flights)
+    return found
+
+
 def assert_clean(store: AsyncRedisStore) -> None:
-    assert not store._queue
-    for lane in store._lanes:
+    assert not flights_of(store)._queue
+    for lane in flights_of(store).lanes:
         assert not lane._flight
         assert not lane._expected
         assert not lane._reader.has_data()

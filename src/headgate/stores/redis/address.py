@@ -3,28 +3,47 @@
 ::
 
     redis://[[user]:password@]host[:port][/database][?option=value&...]
-    rediss://...                 the same, with TLS
     redis+unix:///path/to/socket[?database=1&...]
+    redis+sentinel://[[user]:password@]host[:port],host[:port],.../service[/database][?...]
+    redis+cluster://[[user]:password@]host[:port],host[:port],...[?...]
+    rediss://... rediss+sentinel://... rediss+cluster://...     the same, with TLS
 
-Characters of a password that have a meaning in an address (``@ : / ? # %``) are written as ``%40`` and so on.
+Behind ``redis+sentinel`` come Sentinels (port 26379 unless told), which know the primary of the service; behind
+``redis+cluster`` some nodes of the cluster, which know the others. Characters of a password that have a meaning in an
+address (``@ : / ? # % ,``) are written as ``%40`` and so on.
 
 Options: `timeout` (seconds for a whole call, 0.25 unless told), `connect_timeout` (seconds, 1; a blocking call that has
-to connect first may take this much longer), `connections` (2 for an event loop, 16 for threads), `ca`, `cert`, `key`
-(PEM files, for TLS), `evicting` (``allow`` to accept a server that may evict state).
+to connect first may take this much longer), `connections` (to each server: 2 for an event loop, 16 for threads),
+`replicas` (an answer waits until so many replicas have what it wrote, or says that they have not), `ca`, `cert`, `key`
+(PEM files, for TLS), `evicting` (``allow`` to accept a server that may evict state), `sentinel_user` and
+`sentinel_password` (for the Sentinels themselves).
 """
 
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, unquote, urlsplit
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from headgate.core.errors import InvalidStore
 
-ACCEPTED = '"redis://[user:password@]host:6379/0", "rediss://..." with TLS or "redis+unix:///path/to/socket"'
-SCHEMES = ("redis", "rediss", "redis+unix")
-_SECONDS = {"timeout": "timeout", "connect_timeout": "connect_timeout"}
+ACCEPTED = (
+    '"redis://[user:password@]host:6379/0", "redis+unix:///path/to/socket", '
+    '"redis+sentinel://host:26379,host:26379/service/0", "redis+cluster://host:6379,host:6379"; rediss for TLS'
+)
+_PORTS = {"redis": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
 _FILES = ("ca", "cert", "key")
+
+
+class Role(Enum):
+    """What a server is expected to be."""
+
+    ALONE = "a server by itself"
+    SENTINEL = "one that knows the primary of a service"
+    PRIMARY = "the primary that a Sentinel named"
+    NODE = "a part of a cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +62,13 @@ class Address:
     connect_timeout: float = 1.0
     connections: int | None = None
     may_evict: bool = False
+    replicas: int = 0
+    """How many replicas must have what an answer wrote."""
+    role: Role = Role.ALONE
+
+    def at(self, host: str, port: int) -> Address:
+        """Return the address of another server that is talked to in the same way."""
+        return replace(self, host=host, port=port)
 
     def __str__(self) -> str:
         """Return the address without its secrets."""
@@ -52,40 +78,107 @@ class Address:
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}"
 
 
-def parse(text: str) -> Address:
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A primary whose place only Sentinels know."""
+
+    name: str
+    sentinels: tuple[Address, ...]
+    primary: Address
+    """How to talk to the primary, wherever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A Redis Cluster, known by some of its nodes."""
+
+    seeds: tuple[Address, ...]
+
+
+Place: TypeAlias = Address | Service | Cluster
+
+
+def parse(text: str) -> Place:
     """Read an address. Raises InvalidStore, without showing a password."""
     try:
         parts = urlsplit(text)
-        port = 6379 if parts.port is None else parts.port
+        scheme, tls = _scheme(parts)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        places = [_place(host, _PORTS.get(scheme, 0)) for host in hosts.split(",")]
     except ValueError:  # it would show a piece of a password that is not escaped
         raise InvalidStore(
-            f"bad host or port in a store address: use {ACCEPTED}, with / ? # in a password escaped"
+            f"bad host or port in a store address: use {ACCEPTED}, with / ? # , in a password escaped"
         ) from None
-    if "@" in parts.path + parts.query + parts.fragment or not port:
+    if "@" in parts.path + parts.query + parts.fragment:
         raise InvalidStore(f"bad store address: use {ACCEPTED}, with @ / ? # escaped where they are not delimiters")
-    named = parse_qsl(parts.query, keep_blank_values=True)
-    options = dict(named)
-    if len(options) < len(named):
-        raise InvalidStore("an option is repeated in a store address")
-    unix = parts.scheme == "redis+unix"
-    if parts.scheme not in SCHEMES or (unix and (parts.netloc or not parts.path)) or parts.fragment:
+    options = _options(parts.query)
+    path = parts.path.strip("/")
+    wanted = {"redis": len(places) == 1, "redis+unix": not parts.netloc and bool(path)}
+    if scheme not in {*_PORTS, "redis+unix"} or not wanted.get(scheme, True) or parts.fragment:
         raise InvalidStore(f"bad store address {_without_secret(text)!r}: use {ACCEPTED}")
-    database = options.pop("database", "") if unix else parts.path.strip("/")
+    service, database = "", path
+    if scheme == "redis+sentinel":
+        service, _, database = path.partition("/")
+        if not service:
+            raise InvalidStore(f"an address with Sentinels ends with the name of the service, as in {ACCEPTED}")
+    elif scheme == "redis+unix":
+        database = options.pop("database", "")
+    elif scheme == "redis+cluster" and path not in {"", "0"}:
+        raise InvalidStore("a cluster has no database but 0: leave it out of the store address")
+    user, _, password = credentials.partition(":")
+    sentinel_login = options.pop("sentinel_user", ""), options.pop("sentinel_password", "")
     address = Address(
-        host=parts.hostname or "localhost",
-        port=port,
-        path=unquote(parts.path) if unix else "",
+        host=places[0][0],
+        port=places[0][1],
+        path=unquote(parts.path) if scheme == "redis+unix" else "",
         database=_number("database", database or "0", 0, 1_000_000),
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        tls=_context(options) if parts.scheme == "rediss" else None,
+        user=unquote(user),
+        password=unquote(password),
+        tls=_context(options) if tls else None,
         timeout=_seconds("timeout", options.pop("timeout", "0.25")),
         connect_timeout=_seconds("connect_timeout", options.pop("connect_timeout", "1")),
         connections=_number("connections", options.pop("connections"), 1, 1000) if "connections" in options else None,
         may_evict=_flag("evicting", options.pop("evicting", "refuse")),
+        replicas=_number("replicas", options.pop("replicas", "0"), 0, 100),
     )
-    if options:
-        raise InvalidStore(f"unknown option {min(options)!r} in a store address: use {ACCEPTED}")
+    if options or (any(sentinel_login) and not service):
+        name = min(options, default="sentinel_password")
+        raise InvalidStore(f"unknown option {name!r} in a store address: use {ACCEPTED}")
+    return _whole(scheme, address, places, unquote(service), sentinel_login)
+
+
+def _scheme(parts: SplitResult) -> tuple[str, bool]:
+    """Return the scheme as it is without TLS, and whether it is with TLS."""
+    first, plus, rest = parts.scheme.partition("+")
+    return ("redis" + plus + rest, True) if first == "rediss" and rest != "unix" else (parts.scheme, False)
+
+
+def _place(text: str, default: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    port = default if parts.port is None else parts.port
+    if (not port and default) or parts.path or parts.query or parts.fragment:
+        raise ValueError(text)
+    return parts.hostname or "localhost", port
+
+
+def _options(query: str) -> dict[str, str]:
+    named = parse_qsl(query, keep_blank_values=True)
+    options = dict(named)
+    if len(options) < len(named):
+        raise InvalidStore("an option is repeated in a store address")
+    return options
+
+
+def _whole(
+    scheme: str, address: Address, places: list[tuple[str, int]], service: str, sentinel_login: tuple[str, str]
+) -> Place:
+    if scheme == "redis+cluster":
+        return Cluster(tuple([replace(address, role=Role.NODE, host=host, port=port) for host, port in places]))
+    if scheme == "redis+sentinel":
+        user, password = sentinel_login
+        sentinel = replace(address, role=Role.SENTINEL, user=user, password=password, database=0)
+        sentinels = tuple([sentinel.at(host, port) for host, port in places])
+        return Service(service, sentinels, replace(address, role=Role.PRIMARY))
     return address
 
 

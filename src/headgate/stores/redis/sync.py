@@ -1,61 +1,54 @@
-"""The Redis store for callers that may block: one blocking connection per call in progress, kept for the next."""
+"""The Redis store for callers that may block."""
 
 from __future__ import annotations
 
-import os
-import select
-import socket
-import threading
-from collections.abc import Sequence
-from time import monotonic
-
-import hiredis
-
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
-from headgate.core.errors import OutcomeUnknown, StoreUnavailable
+from headgate.core.errors import StoreError
 from headgate.core.plan import Family, Plan
 from headgate.stores.base import Check
-from headgate.stores.redis import scripts, wire
-from headgate.stores.redis.address import Address
-
-CONNECTIONS = 16
+from headgate.stores.redis import scripts, spread
+from headgate.stores.redis.address import Address, Cluster, Place, Service
+from headgate.stores.redis.answers import decided
+from headgate.stores.redis.cluster_sync import BlockingCluster
+from headgate.stores.redis.discovery import Sentinels
+from headgate.stores.redis.pool import Connection as _Connection  # noqa: F401
+from headgate.stores.redis.pool import Pool, inquire
+from headgate.stores.redis.scripts import question
 
 
 class RedisStore:
-    """Keeps the state of limits in one Redis or Valkey server.
+    """Keeps the state of limits in Redis or Valkey.
 
     Args:
-        address: the server, and how to talk to it.
+        place: the servers, and how to talk to them.
         clock: only for tests: makes the script decide at this clock's time rather than at the server's.
     """
 
-    def __init__(self, address: Address, *, clock: Clock | None = None) -> None:
-        self._address = address
-        self._manual = clock
+    def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
-        self._idle: list[_Connection] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        """Start without connections; again in a forked child, which must not share its parent's sockets and locks."""
-        inherited, self._idle = self._idle, []
-        self._free = threading.BoundedSemaphore(self._address.connections or CONNECTIONS)
-        self._process = os.getpid()
-        for connection in inherited:
-            connection.close()
+        self._servers: BlockingCluster | Pool
+        self._servers = BlockingCluster(place, clock) if isinstance(place, Cluster) else _pool(place, clock)
+        self._slots = self._servers.slots if isinstance(self._servers, BlockingCluster) else None
 
     def check(self, plan: Plan, cost: int) -> Decision:
-        return scripts.decision_of(plan, self._ask(scripts.question(scripts.CHECK, plan, cost)))
+        if self._is_spread(plan):
+            return self._play(spread.check(plan, cost))
+        return decided(plan, self._servers.ask(question(scripts.CHECK, plan, cost)))
+
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        if self._is_spread(plan):
+            return self._play(spread.check(plan, cost, token))
+        return decided(plan, self._servers.ask(question(scripts.ONCE, plan, cost, token=token)))
 
     def peek(self, plan: Plan, cost: int) -> Decision:
-        return scripts.decision_of(plan, self._ask(scripts.question(scripts.PEEK, plan, cost)))
+        return self._each(scripts.PEEK, plan, cost)
 
     def refund(self, plan: Plan, cost: int) -> Decision:
-        return scripts.decision_of(plan, self._ask(scripts.question(scripts.REFUND, plan, cost)))
+        return self._each(scripts.REFUND, plan, cost)
 
     def reset(self, plan: Plan) -> None:
-        self._ask(scripts.question(scripts.RESET, plan, 0))
+        self._each(scripts.RESET, plan, 0)
 
     def bind(self, family: Family) -> Check:
         def check(key: str, cost: int = 1) -> Decision:
@@ -66,134 +59,42 @@ class RedisStore:
 
         return check
 
-    def close(self) -> None:
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+    def ready(self) -> None:
+        """Run the script on every server that decides. Raises StoreError."""
+        self._servers.ready()
 
-    def _ask(self, question: scripts.Question) -> Sequence[int]:
-        if self._process != os.getpid():
-            self._begin()
-        free, idle, asked_at = self._free, self._idle, monotonic()
-        if not free.acquire(timeout=self._address.timeout):
-            raise StoreUnavailable(f"{self._address}: all connections are in use")
-        try:
-            waited = monotonic() - asked_at
-            connection = self._connection()
-            give_up = monotonic() + self._address.timeout - waited
-            reply = connection.converse([self._encoded(question)], give_up)
-            for _ in range(wire.RELOADS):  # a script that is forgotten has done nothing: load it, ask again
-                if not wire.is_forgotten(reply):
-                    break
-                reply = connection.converse([wire.LOAD, self._encoded(question)], give_up)
-            idle.append(connection)
-            if idle is not self._idle:  # the store was closed meanwhile
-                connection.close()
-        finally:
-            free.release()
-        if isinstance(reply, Exception):
-            raise wire.refusal(self._address, reply)
-        return scripts.answers(reply, [question])[0]
-
-    def _encoded(self, question: scripts.Question) -> bytes:
-        return scripts.evaluation([question], self._manual.now() if self._manual else None)
-
-    def _connection(self) -> _Connection:
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return _Connection(self._address)
-            if connection.is_quiet():
-                return connection
-            connection.close()
-
-
-class _Connection:
-    """One conversation at a time; broken for good by its first failure."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._reader = hiredis.Reader()
-        give_up = monotonic() + address.connect_timeout
-        self._socket = self._connected()
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        try:
-            self._greet(give_up)
-        except BaseException:
-            self.close()
-            raise
-
-    def _connected(self) -> socket.socket:
-        address = self._address
-        try:
-            if address.path:
-                connected = socket.socket(socket.AF_UNIX)
-            else:
-                connected = socket.create_connection((address.host, address.port), address.connect_timeout)
-            try:
-                return self._prepared(connected)
-            except BaseException:
-                connected.close()
-                raise
-        except (OSError, ValueError) as error:  # ValueError: a host that cannot be a name
-            raise wire.unconnected(address, error) from None
-
-    def _prepared(self, connected: socket.socket) -> socket.socket:
-        address = self._address
-        if address.path:
-            connected.settimeout(address.connect_timeout)
-            connected.connect(address.path)
-            return connected
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return address.tls.wrap_socket(connected, server_hostname=address.host) if address.tls else connected
-
-    def _greet(self, give_up: float) -> None:
-        for command in wire.greeting(self._address):
-            try:
-                reply = self.converse([command], give_up)
-            except OutcomeUnknown as lost:
-                raise StoreUnavailable(str(lost)) from None
-            if error := wire.objection(self._address, command, reply):
-                raise error
-
-    def converse(self, commands: list[bytes], give_up: float) -> object:
-        """Send `commands`, and return the reply to the last of them; an error reply is returned, not raised."""
-        try:
-            self._await(give_up)
-            self._socket.sendall(b"".join(commands))
-            for _ in commands:
-                while (reply := self._reader.gets()) is False:
-                    self._await(give_up)
-                    self._reader.feed(self._received())
-        except TimeoutError:
-            self.close()
-            raise OutcomeUnknown(f"{self._address}: no answer in time") from None
-        except (OSError, hiredis.ProtocolError) as error:
-            self.close()
-            raise wire.lost(self._address, error) from None
-        except BaseException:  # interrupted in the middle: the reply would be taken for the next one's
-            self.close()
-            raise
-        return reply
-
-    def _await(self, give_up: float) -> None:
-        """Let what comes next on the socket take until `give_up`, however many pieces came before."""
-        left = give_up - monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left)
-
-    def _received(self) -> bytes:
-        data = self._socket.recv(65_536)
-        if not data:
-            raise ConnectionResetError("closed by the server")
-        return data
-
-    def is_quiet(self) -> bool:
-        """Is the connection as it was left? The server may have closed it meanwhile, and then it is readable."""
-        return not self._reader.has_data() and not self._poll.poll(0)
+    def shard_of(self, plan: Plan) -> str:
+        """Return the servers that `plan` lives on."""
+        return spread.shard_of(plan, self._slots) if self._slots else ""
 
     def close(self) -> None:
-        self._socket.close()
+        self._servers.close()
+
+    def _is_spread(self, plan: Plan) -> bool:
+        return self._slots is not None and spread.is_spread(plan)
+
+    def _each(self, verb: bytes, plan: Plan, cost: int) -> Decision:
+        if self._is_spread(plan):
+            return self._play(spread.all_of(verb, plan, cost))
+        return decided(plan, self._servers.ask(question(verb, plan, cost)))
+
+    def _play(self, flow: spread.Flow) -> Decision:
+        try:
+            asked = next(flow)
+            while True:
+                try:
+                    answer = self._servers.ask(asked)
+                except StoreError as error:
+                    asked = flow.throw(error)
+                else:
+                    asked = flow.send(answer)
+        except StopIteration as stop:
+            decision: Decision = stop.value
+            return decision
+
+
+def _pool(place: Address | Service, clock: Clock | None) -> Pool:
+    if isinstance(place, Address):
+        return Pool(place, clock)
+    sentinels = Sentinels(place)
+    return Pool(place.primary, clock, lambda: inquire(sentinels.primary(), lambda: sentinels.patience))

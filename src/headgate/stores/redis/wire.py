@@ -1,4 +1,4 @@
-"""What goes over the wire: commands encoded, greetings, and what an error reply means."""
+"""What goes over the wire besides questions: how a conversation begins, and what an error reply means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hiredis
 
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.stores.redis import scripts
-from headgate.stores.redis.address import Address
+from headgate.stores.redis.address import Address, Role
 from headgate.stores.redis.resp import command
 
 OLDEST = 7
@@ -14,41 +14,68 @@ OLDEST = 7
 RELOADS = 5
 """How often a question may find the script forgotten: somebody may flush the scripts all the time."""
 PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +pttl +pexpire ~hg1:*"
-"""What a user on the server needs; also +select for a database number, and +info to have the server vetted."""
+"""What a user on the server needs. Also: +select for a database number, +info to have the server vetted, +wait for
+`replicas`, +cluster|slots and +asking in a cluster."""
 _REFUSALS = {
-    b"NOAUTH": "authentication is required: give user and password in the address",
-    b"WRONGPASS": "the user name or the password is wrong",
-    b"NOPERM": f"the user lacks a permission: it needs {PERMISSIONS}",
-    b"READONLY": "the server is a read-only replica",
-    b"LOADING": "the server is loading its data",
-    b"MASTERDOWN": "the server has lost its primary",
-    b"NOREPLICAS": "the server has too few replicas to write",
-    b"MISCONF": "the server cannot write to its disk",
-    b"OOM": "the server is out of memory",
-    b"BUSY": "the server is busy with another script",
-    b"CLUSTERDOWN": "the cluster is down",
-    b"MOVED": "the server is a part of a cluster",
-    b"NOSCRIPT": "the server forgot the script",
-    b"DENIED": "the server is in protected mode",
+    "NOAUTH": "authentication is required: give user and password in the address",
+    "WRONGPASS": "the user name or the password is wrong",
+    "NOPERM": f"the user lacks a permission: it needs {PERMISSIONS}",
+    "READONLY": "the server is a read-only replica",
+    "LOADING": "the server is loading its data",
+    "MASTERDOWN": "the server has lost its primary",
+    "NOREPLICAS": "the server has too few replicas to write",
+    "MISCONF": "the server cannot write to its disk",
+    "OOM": "the server is out of memory",
+    "BUSY": "the server is busy with another script",
+    "CLUSTERDOWN": "the cluster is down",
+    "MOVED": "another server of the cluster has this key",
+    "ASK": "the key is moving to another server of the cluster",
+    "TRYAGAIN": "the keys are moving to another server of the cluster",
+    "NOSCRIPT": "the server forgot the script",
+    "DENIED": "the server is in protected mode",
 }
 """Errors that come before the script has done anything, by their first word."""
+MISLED = frozenset({"READONLY", "MASTERDOWN"})
+"""Those after which the address may lead to another server: then a connection leads to the wrong one."""
 _UNDONE = ("ERR unknown command", "ERR max number of clients")
 """The same, where the first word does not tell."""
 
-
 LOAD = command(b"SCRIPT", b"LOAD", scripts.SCRIPT)
 INFO = command(b"INFO")
+ASKING = command(b"ASKING")
+
+
+class Refused(StoreUnavailable):
+    """The server said why it does not answer, and surely has done nothing.
+
+    Args:
+        text: what the caller is told.
+        word: the first word of what the server said, such as ``"MOVED"``.
+        place: the host and port that it points to, if it does; an empty host is the one that said so.
+    """
+
+    def __init__(self, text: str, word: str = "", place: tuple[str, int] = ("", 0)) -> None:
+        super().__init__(text)
+        self.word, self.place = word, place
+
+
+def introduction(address: Address) -> list[bytes]:
+    """Return the commands that any conversation begins with; `objection` says what to think of their answers."""
+    if not (address.password or address.user):
+        return []
+    user = [address.user.encode()] if address.user else []
+    return [command(b"AUTH", *user, address.password.encode())]
 
 
 def greeting(address: Address) -> list[bytes]:
-    """Return the commands that open a conversation; `objection` says what to think of their answers."""
-    commands = []
-    if address.password or address.user:
-        user = [address.user.encode()] if address.user else []
-        commands.append(command(b"AUTH", *user, address.password.encode()))
-    if address.database:
-        commands.append(command(b"SELECT", b"%d" % address.database))
-    return [*commands, INFO, LOAD]
+    """Return the commands that a conversation about limits begins with."""
+    selection = [command(b"SELECT", b"%d" % address.database)] if address.database else []
+    return [*introduction(address), *selection, INFO, LOAD]
+
+
+def replication(address: Address, seconds: float) -> bytes:
+    """Encode the wait for the replicas that must have what was written on this connection."""
+    return command(b"WAIT", b"%d" % address.replicas, b"%d" % max(1, int(seconds * 1000)))
 
 
 def objection(address: Address, asked: bytes, reply: object) -> StoreError | None:
@@ -58,17 +85,18 @@ def objection(address: Address, asked: bytes, reply: object) -> StoreError | Non
             return None  # whoever made this user has made up their mind about the server
         return StoreUnavailable(str(refusal(address, reply)))
     reason = _unfitness(address, reply) if asked is INFO else None
-    return StoreUnavailable(reason) if reason else None
+    return StoreUnavailable(f"{address}: {reason}") if reason else None
 
 
 def refusal(address: Address, reply: Exception) -> StoreError:
     """Return the error that an error reply means to the caller. Never shows what the server said about our data."""
     text = str(reply)
-    word = text.split(" ", 1)[0].encode()
+    word, _, rest = text.partition(" ")
     if word in _REFUSALS:
-        return StoreUnavailable(f"{address}: {_REFUSALS[word]} ({word.decode()})")
+        place = _place(rest) if word in {"MOVED", "ASK"} else ("", 0)
+        return Refused(f"{address}: {_REFUSALS[word]} ({word})", word, place)
     if "ACL failure in script" in text or "The user executing the script" in text:  # in the middle of it, perhaps
-        return OutcomeUnknown(f"{address}: {_REFUSALS[b'NOPERM']} (NOPERM)")
+        return OutcomeUnknown(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)")
     said = text.partition(",")[0].partition("'")[0].partition("`")[0][:200].strip()  # arguments come after these
     if text.startswith(_UNDONE):
         return StoreUnavailable(f"{address}: {said}")
@@ -92,6 +120,17 @@ def is_forgotten(reply: object) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
 
 
+def is_replicated(address: Address, reply: object) -> bool:
+    """Does `reply`, to `replication`, say that enough replicas have what was written?"""
+    return isinstance(reply, int) and reply >= address.replicas
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Read what a redirection points to: ``slot host:port``."""
+    host, _, port = text.partition(" ")[2].rpartition(":")
+    return (host, int(port)) if port.isdecimal() and len(port) < 6 else ("", 0)
+
+
 def _unfitness(address: Address, info: object) -> str | None:
     """Return why a server with this INFO cannot keep limits, if it cannot."""
     text = info.decode(errors="replace") if isinstance(info, bytes) else ""
@@ -99,11 +138,26 @@ def _unfitness(address: Address, info: object) -> str | None:
     version = facts.get("valkey_version") or facts.get("redis_version", "unknown")
     major, _, _ = version.partition(".")
     if not major.isdecimal() or int(major) < OLDEST:
-        return f"{address}: version {version} is not supported: {OLDEST}.0 or later is needed"
+        return f"version {version} is not supported: {OLDEST}.0 or later is needed"
+    if mismatch := _mismatch(address.role, facts):
+        return mismatch
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and not address.may_evict:
         return (
-            f"{address}: its maxmemory-policy, {policy}, may evict state and so hand out fresh budget: "
+            f"its maxmemory-policy, {policy}, may evict state and so hand out fresh budget: "
             "set noeviction, or accept it with ?evicting=allow"
         )
+    return None
+
+
+def _mismatch(role: Role, facts: dict[str, str]) -> str | None:
+    clustered = facts.get("cluster_enabled") == "1"
+    if facts.get("redis_mode") == "sentinel":
+        return "this is a Sentinel: use redis+sentinel://host:port/service"
+    if clustered and role is not Role.NODE:
+        return "this is a part of a cluster: use redis+cluster://"
+    if role is Role.NODE and not clustered:
+        return "this is no part of a cluster: use redis://"
+    if role is Role.PRIMARY and facts.get("role", "master") != "master":
+        return "the Sentinels named this server, but it is not the primary (yet, or any more)"
     return None

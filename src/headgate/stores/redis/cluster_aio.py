@@ -1,0 +1,99 @@
+"""A cluster for callers in an event loop: flights to each of its servers, and the way between them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate.clock import Clock
+from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.stores.redis import readiness
+from headgate.stores.redis.address import Address, Cluster
+from headgate.stores.redis.answers import Answer
+from headgate.stores.redis.discovery import SlotMap, slot_of
+from headgate.stores.redis.flights import Flights
+from headgate.stores.redis.inquiry import inquire
+from headgate.stores.redis.routing import HINT_EVERY, PAUSE, REFRESH_EVERY, Ask, Pass, Route, route
+from headgate.stores.redis.scripts import Question
+
+
+class AsyncCluster:
+    """Asks the servers of a cluster."""
+
+    def __init__(self, cluster: Cluster, clock: Clock | None, loop: asyncio.AbstractEventLoop, slots: SlotMap) -> None:
+        self._slots, self._clock, self._loop = slots, clock, loop
+        self._timeout = cluster.seeds[0].timeout
+        self._flights: dict[Address, Flights] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at = -REFRESH_EVERY
+        self._unknown = ""  # why there is no slot map
+
+    async def ask(self, question: Question) -> Answer:
+        slot = slot_of(question.keys[0])
+        return await self._follow(route(self._slots, slot), question, slot, self._loop.time() + self._timeout)
+
+    async def ready(self) -> None:
+        await self._refresh(self._loop.time() + self._timeout, 0)
+        await asyncio.gather(*[self.ask(probe) for probe in readiness.probes(self._slots)])
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Hang up; whoever waits is told. Returns what is still to end."""
+        ending = [task for flights in self._flights.values() for task in flights.close()]
+        if self._refreshing:
+            self._refreshing.cancel()
+            ending.append(self._refreshing)
+        self._flights.clear()
+        return ending
+
+    async def _follow(self, way: Route, question: Question, slot: int, deadline: float) -> Answer:
+        try:
+            step = next(way)
+            while True:
+                if isinstance(step, Ask):
+                    try:
+                        answer = await self._to(step.server).ask(question, deadline, slot, asking=step.asking)
+                    except StoreError as error:
+                        step = way.throw(error)
+                    else:
+                        step = way.send(answer)
+                    continue
+                if step is Pass.PAUSE:
+                    await asyncio.sleep(max(0, min(PAUSE, deadline - self._loop.time())))
+                elif step is Pass.REFRESH:
+                    await self._refresh(deadline, REFRESH_EVERY)
+                else:
+                    self._refresh_later(HINT_EVERY)
+                step = next(way)
+        except StopIteration as stop:
+            found: Answer = stop.value
+            return found
+
+    async def _refresh(self, deadline: float, every: float) -> None:
+        """Wait for a slot map that is at most `every` seconds old; one inquiry for all who wait."""
+        self._refresh_later(every)
+        if self._refreshing:
+            await asyncio.wait([self._refreshing], timeout=max(0, deadline - self._loop.time()))
+            if self._unknown and not self._slots.nodes:  # there is no older map to go by
+                raise StoreUnavailable(self._unknown)
+
+    def _refresh_later(self, every: float) -> None:
+        under_way = self._refreshing and not self._refreshing.done()
+        if not under_way and self._loop.time() >= self._refreshed_at + every:
+            self._refreshing = self._loop.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        try:
+            await inquire(self._slots.refresh(), self._slots.patience)
+        except StoreUnavailable as error:
+            self._unknown = str(error)
+        else:
+            self._unknown = ""
+        self._refreshed_at = self._loop.time()
+        for server in tuple(self._flights):
+            if server not in self._slots.nodes and self._flights[server].is_idle:
+                self._flights.pop(server).close()
+
+    def _to(self, server: Address) -> Flights:
+        flights = self._flights.get(server)
+        if flights is None:
+            flights = self._flights[server] = Flights(server, self._clock, self._loop)
+        return flights

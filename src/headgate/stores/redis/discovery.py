@@ -1,0 +1,106 @@
+"""Finding servers: the primary of a service by its Sentinels, the nodes of a cluster by each other.
+
+Nothing here waits. An *inquiry* is a generator that yields whom to ask what, and is sent the reply, or the exception
+that came instead of one; sync and async drive it in their own way.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Generator
+from random import sample
+from typing import TypeAlias, TypeVar
+
+from headgate.core.errors import StoreUnavailable
+from headgate.stores.redis.address import Address, Cluster, Service
+from headgate.stores.redis.resp import command
+
+SLOTS = 16384
+_MAP = command(b"CLUSTER", b"SLOTS")
+
+T = TypeVar("T")
+Inquiry: TypeAlias = Generator[tuple[Address, bytes], object, T]
+
+
+def slot_of(key: bytes) -> int:
+    """Return the slot of one of our keys, all of which have a hash tag."""
+    start = key.index(b"{") + 1
+    return crc_hqx(key[start : key.index(b"}", start)], 0) % SLOTS
+
+
+class Sentinels:
+    """Knows whom to ask for the primary of a service, the one that answered last first."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._order = list(service.sentinels)
+        self.patience = service.primary.connect_timeout / len(self._order)
+        """Seconds for each of them."""
+
+    def primary(self) -> Inquiry[Address]:
+        """Find out where the primary is."""
+        service = self._service
+        question = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.name.encode())
+        reasons = []
+        for sentinel in tuple(self._order):
+            reply = yield sentinel, question
+            if isinstance(reply, list) and len(reply) == 2:
+                self._order.remove(sentinel)
+                self._order.insert(0, sentinel)
+                return service.primary.at(reply[0].decode(), int(reply[1]))
+            unknown = f"{sentinel}: it does not know the service {service.name!r}"
+            reasons.append(unknown if reply is None else f"{reply}")
+        raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
+
+
+class SlotMap:
+    """Which server of a cluster has which slot, as far as known."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._seeds = cluster.seeds
+        self._owners: list[Address | None] = [None] * SLOTS
+        self.nodes: frozenset[Address] = frozenset()
+        """The servers that have slots."""
+        self.patience = min(cluster.seeds[0].connect_timeout, 0.5)
+        """Seconds for each server that is asked."""
+
+    def owner(self, slot: int) -> Address | None:
+        return self._owners[slot]
+
+    def learn(self, slot: int, said_by: Address, place: tuple[str, int]) -> Address:
+        """Note where a server says that `slot` is, and return that."""
+        owner = self._owners[slot] = self.named(said_by, place)
+        self.nodes |= {owner}
+        return owner
+
+    def named(self, said_by: Address, place: tuple[str, int]) -> Address:
+        """Return the server that another one points to; without a host it means its own."""
+        host, port = place
+        return said_by.at(host or said_by.host, port or said_by.port)
+
+    def refresh(self) -> Inquiry[None]:
+        """Ask one server after the other, in any order, for the map, until one has it."""
+        others = [node for node in self.nodes if node not in self._seeds]
+        reasons = []
+        for server in (*sample(others, len(others)), *sample(self._seeds, len(self._seeds))):
+            reply = yield server, _MAP
+            if owners := _owners(server, reply):
+                self._owners = [owners.get(slot) for slot in range(SLOTS)]
+                self.nodes = frozenset(owners.values())
+                return
+            reasons.append(f"{reply}" if isinstance(reply, Exception) else f"{server}: it knows no slots")
+        raise StoreUnavailable(f"no server of the cluster tells where its slots are: {'; '.join(reasons)}")
+
+
+def _owners(server: Address, reply: object) -> dict[int, Address]:
+    """Read a slot map: ranges of slots, each with its servers, the primary first. Wrong entries are left out."""
+    owners: dict[int, Address] = {}
+    for entry in reply if isinstance(reply, list) else []:
+        match entry:
+            case [int(first), int(last), [host, int(port), *_], *_] if 0 <= first <= last < SLOTS and 0 < port < 65536:
+                name = host.decode() if isinstance(host, bytes) and host not in {b"", b"?"} else server.host
+                node = server.at(name, port)
+                owners.update(dict.fromkeys(range(first, last + 1), node))
+            case _:
+                continue
+    return owners

@@ -1,0 +1,138 @@
+"""Connections of an event loop to one server, on which concurrent questions travel together.
+
+A question is sent at once when a connection is idle, and otherwise with the next *flight*: all questions that came
+meanwhile, in one call of the script. No timer decides; a flight leaves when a connection has its answer. One script
+call that decides a hundred plans costs the server, and this process, a fraction of a hundred calls. (In a cluster a
+call reaches one slot only, so there a flight has several *legs*, one for each slot, that leave together.)
+
+Callers never touch a connection. A caller that is cancelled leaves its answer unread by anybody; the stream goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from headgate.clock import Clock
+from headgate.core.errors import StoreUnavailable
+from headgate.stores.redis import readiness
+from headgate.stores.redis.address import Address
+from headgate.stores.redis.answers import Answer
+from headgate.stores.redis.lane import Asked, Lane, Locate, fail
+from headgate.stores.redis.scripts import Question
+
+CONNECTIONS = 2
+LARGEST_FLIGHT = 128
+LONGEST_QUEUE = 10_000
+
+
+class Flights:
+    """The questions to one server.
+
+    Args:
+        address: how to talk to it.
+        clock: makes the script decide at this clock's time rather than at the server's, if given.
+        loop: the event loop that all this happens in.
+        locate: finds out where the server is, for each new connection; unless it is at `address`.
+    """
+
+    def __init__(
+        self, address: Address, clock: Clock | None, loop: asyncio.AbstractEventLoop, locate: Locate | None = None
+    ) -> None:
+        self._address, self._loop = address, loop
+        self._queue: deque[Asked] = deque()
+        self._dispatching = self._watching = False
+        self.lanes = [Lane(address, clock, loop, self._free, locate) for _ in range(address.connections or CONNECTIONS)]
+
+    def ask(
+        self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False
+    ) -> asyncio.Future[Answer]:
+        """Return the answer to come.
+
+        Args:
+            question: what to ask.
+            deadline: when to stop waiting for it, by the loop's clock; the address tells, unless given.
+            slot: that of the keys, in a cluster.
+            asking: whether the server is asked for what it does not own yet.
+        """
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        queue = self._queue
+        if len(queue) >= LONGEST_QUEUE:
+            answer.set_exception(StoreUnavailable(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
+            return answer
+        asked = Asked(question, answer, deadline or self._loop.time() + self._address.timeout, slot, asking)
+        if queue and asked.deadline < queue[0].deadline:
+            queue.appendleft(asked)
+        else:
+            queue.append(asked)
+        if not self._dispatching:
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+        return answer
+
+    async def ready(self) -> None:
+        """Raise StoreError unless the server answers."""
+        await self.ask(readiness.probe())
+
+    @property
+    def is_idle(self) -> bool:
+        """Does nobody wait for an answer?"""
+        return not self._queue and all(lane.is_empty for lane in self.lanes)
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Hang up; whoever waits is told. Returns what is still to end."""
+        waiting, connecting = list(self._queue), [lane.connecting for lane in self.lanes if lane.connecting]
+        self._queue.clear()
+        for lane in self.lanes:
+            lane.close()
+        fail(waiting, StoreUnavailable(f"{self._address}: the store was closed"))
+        return connecting
+
+    def _dispatch(self) -> None:
+        """Send what waits, as far as connections are free; where none is, open one."""
+        self._dispatching = False
+        self._give_up_late()
+        for lane in self.lanes:
+            if lane.is_free and (asked := self._boarding()):
+                lane.fly(asked)
+        if self._queue:
+            for lane in self.lanes:
+                lane.connect()
+            if not any(lane.is_open or lane.is_connecting for lane in self.lanes):
+                waiting = list(self._queue)
+                self._queue.clear()
+                fail(waiting, StoreUnavailable(str(self.lanes[0].last_error)))
+            self._watch()
+
+    def _boarding(self) -> list[Asked]:
+        """Take the questions of the next flight from the queue, but not those whose callers are gone."""
+        asked: list[Asked] = []
+        while self._queue and len(asked) < LARGEST_FLIGHT:
+            first = self._queue.popleft()
+            if not first.answer.done():
+                asked.append(first)
+        return asked
+
+    def _watch(self) -> None:
+        """See to it that nobody waits in the queue beyond the deadline."""
+        if self._queue and not self._watching:
+            self._watching = True
+            self._loop.call_at(self._queue[0].deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._watching = False
+        self._give_up_late()
+        self._watch()
+
+    def _give_up_late(self) -> None:
+        if not self._queue:
+            return
+        now, late = self._loop.time(), []
+        while self._queue and self._queue[0].deadline <= now:
+            late.append(self._queue.popleft())
+        fail(late, StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s"))
+
+    def _free(self) -> None:
+        """A lane is free, or cannot be opened: see to those who wait."""
+        if self._queue and not self._dispatching:
+            self._dispatch()

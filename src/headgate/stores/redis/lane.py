@@ -1,0 +1,286 @@
+"""One connection of an event loop to a server: sends flights, reads their answers, and connects again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from copy import copy
+from functools import partial
+from random import uniform
+from typing import NamedTuple, TypeAlias, cast
+
+import hiredis
+
+from headgate.clock import Clock
+from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from headgate.stores.redis import scripts, wire
+from headgate.stores.redis.address import Address, Role
+from headgate.stores.redis.answers import Answer, Unconfirmed
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between attempts to connect."""
+Locate: TypeAlias = Callable[[], Awaitable[Address]]
+
+
+class Asked(NamedTuple):
+    """A question and who waits for its answer."""
+
+    question: scripts.Question
+    answer: asyncio.Future[Answer]
+    deadline: float
+    """By the loop's clock."""
+    slot: int = 0
+    asking: bool = False
+
+
+def fail(asked: Iterable[Asked], error: StoreError) -> None:
+    """Tell all who asked that there is no answer; each with an exception of their own, since raising one changes it."""
+    for _, answer, *_ in asked:
+        if not answer.done():
+            answer.set_exception(copy(error))
+
+
+class _Leg(NamedTuple):
+    """Questions that one call of the script answers."""
+
+    asked: list[Asked]
+    asking: bool
+
+
+class Lane(asyncio.Protocol):
+    """One connection, with at most one flight in the air.
+
+    Args:
+        address: whom to connect to.
+        clock: makes the script decide at this clock's time rather than at the server's, if given.
+        loop: the event loop that all this happens in.
+        free: called when the lane is free, and when it cannot be opened.
+        locate: finds out where the server is, for each new connection; unless it is at `address`.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        clock: Clock | None,
+        loop: asyncio.AbstractEventLoop,
+        free: Callable[[], None],
+        locate: Locate | None = None,
+    ) -> None:
+        self._address, self._clock, self._loop, self._free, self._locate = address, clock, loop, free, locate
+        self._transport: asyncio.Transport | None = None
+        self._reader = hiredis.Reader()
+        self._expected: deque[Callable[[object], None]] = deque()  # who gets the next reply
+        self._greeted: asyncio.Future[object] | None = None  # waits for the reply to a greeting
+        self._flight: list[Asked] = []
+        self._in_the_air = 0  # legs of the flight that have not landed
+        self._forgotten: list[_Leg] = []  # those that found no script
+        self._unconfirmed: list[tuple[Asked, Answer]] = []  # answers that wait for replicas
+        self._deadline: asyncio.TimerHandle | None = None
+        self._reloads = 0
+        self._misled: StoreError | None = None  # says why this is not the right server any more
+        self._failures, self._retry_at = 0, 0.0
+        self.is_open = False
+        self.connecting: asyncio.Task[None] | None = None
+        self.last_error: StoreError = StoreUnavailable(f"{address}: not connected")
+
+    @property
+    def is_free(self) -> bool:
+        """Could a flight leave now?"""
+        return self.is_open and not self._flight
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._flight
+
+    @property
+    def is_connecting(self) -> bool:
+        return self.connecting is not None and not self.connecting.done()
+
+    def fly(self, asked: list[Asked]) -> None:
+        """Send questions, in as few calls of the script as can be."""
+        self._flight, self._reloads = asked, 0
+        self._deadline = self._loop.call_at(min([each.deadline for each in asked]), self._late)
+        self._send([_Leg(asked, asking=False)] if self._address.role is not Role.NODE else _legs(asked))
+
+    def _send(self, legs: list[_Leg], before: bytes = b"") -> None:
+        commands, now = [before], self._clock.now() if self._clock else None
+        for leg in legs:
+            if leg.asking:
+                commands.append(wire.ASKING)
+                self._expected.append(_ignored)
+            commands.append(scripts.evaluation([asked.question for asked in leg.asked], now))
+            self._expected.append(partial(self._landed, leg))
+        self._in_the_air = len(legs)
+        if self._address.replicas:
+            left = min([asked.deadline for asked in self._flight]) - self._loop.time()
+            commands.append(wire.replication(self._address, left / 2))
+            self._expected.append(self._replicated)
+        self._connected().write(b"".join(commands))
+
+    def _landed(self, leg: _Leg, reply: object) -> None:
+        self._in_the_air -= 1
+        if wire.is_forgotten(reply) and self._reloads < wire.RELOADS:  # nothing was done
+            self._forgotten.append(leg)
+        elif isinstance(reply, Exception):
+            error = wire.refusal(self._address, reply)
+            if isinstance(error, wire.Refused) and error.word in wire.MISLED:
+                self._misled = error
+            fail(leg.asked, error)
+        else:
+            self._answer(leg.asked, reply)
+        if not (self._in_the_air or self._address.replicas):
+            self._ended()
+
+    def _answer(self, asked: list[Asked], reply: object) -> None:
+        try:
+            answers = scripts.answers(reply, [each.question for each in asked])
+        except OutcomeUnknown as error:
+            fail(asked, error)
+            return
+        if self._address.replicas:
+            self._unconfirmed.extend(zip(asked, answers, strict=True))
+            return
+        for each, answer in zip(asked, answers, strict=True):
+            if not each.answer.done():
+                each.answer.set_result(answer)
+
+    def _replicated(self, reply: object) -> None:
+        enough = wire.is_replicated(self._address, reply)
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for asked, answer in unconfirmed:
+            if not asked.answer.done():
+                asked.answer.set_result(answer if enough else Unconfirmed(answer))
+        self._ended()
+
+    def _ended(self) -> None:
+        """All legs have landed: send those again that found no script, or be free."""
+        if self._forgotten:
+            legs, self._forgotten = self._forgotten, []
+            self._reloads += 1
+            self._expected.append(_ignored)
+            self._send(legs, wire.LOAD)
+            return
+        self._flight = []
+        if self._deadline:
+            self._deadline.cancel()
+        if self._misled:
+            self._drop(self._misled)
+
+    def _late(self) -> None:
+        """Tell those whose time is up. The last of them takes the connection along, as its answer may still come."""
+        now, error = self._loop.time(), OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s")
+        waiting = [asked.deadline for asked in self._flight if asked.deadline > now and not asked.answer.done()]
+        if waiting:
+            fail([asked for asked in self._flight if asked.deadline <= now], error)
+            self._deadline = self._loop.call_at(min(waiting), self._late)
+        else:
+            self._drop(error)
+
+    def _drop(self, error: StoreError) -> None:
+        flight, self._flight = self._flight, []
+        transport, self._transport, self.is_open, self._misled = self._transport, None, False, None
+        if self._deadline:
+            self._deadline.cancel()
+        if transport:
+            transport.abort()
+        self._expected.clear()
+        self._forgotten, self._unconfirmed = [], []
+        self._reader = hiredis.Reader()
+        self.last_error = error
+        if self._greeted and not self._greeted.done():
+            self._greeted.set_exception(StoreUnavailable(str(error)))
+        fail(flight, error)
+        self._free()
+
+    def connect(self) -> None:
+        """Begin to connect, unless that is under way or has just failed."""
+        if not self.is_open and not self.is_connecting and self._loop.time() >= self._retry_at:
+            self.connecting = self._loop.create_task(self._open())
+
+    async def _open(self) -> None:
+        try:
+            if self._locate:
+                self._address = await self._locate()
+            address = self._address
+            async with asyncio.timeout(address.connect_timeout):
+                if address.path:
+                    await self._loop.create_unix_connection(lambda: self, address.path)
+                else:
+                    await self._loop.create_connection(lambda: self, address.host, address.port, ssl=address.tls)
+                await self._greet()
+        except (OSError, ValueError, StoreError) as error:  # ValueError: a host that cannot be a name
+            self._failed(error if isinstance(error, StoreError) else wire.unconnected(self._address, error))
+        except asyncio.CancelledError:
+            self._failed(StoreUnavailable(f"{self._address}: not connected"))
+            raise
+        else:
+            self.connecting, self.is_open, self._failures = None, True, 0
+            self._free()
+
+    def _failed(self, error: StoreError) -> None:
+        """Rest before the next attempt, longer each time and not in step with other processes."""
+        self._failures = min(self._failures + 1, 10)
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self._failures)
+        self._retry_at = self._loop.time() + uniform(pause / 2, pause)
+        self.connecting = None
+        self._drop(error)
+
+    async def _greet(self) -> None:
+        for command in wire.greeting(self._address):
+            self._greeted = self._loop.create_future()
+            self._connected().write(command)
+            self._expected.append(self._replied)
+            reply = await self._greeted
+            if error := wire.objection(self._address, command, reply):
+                raise error
+        self._connected()
+
+    def _replied(self, reply: object) -> None:
+        if self._greeted and not self._greeted.done():
+            self._greeted.set_result(reply)
+
+    def _connected(self) -> asyncio.Transport:
+        if self._transport is None:
+            raise StoreUnavailable(str(self.last_error))
+        return self._transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            for _ in range(len(self._expected)):  # only what was asked before this came can be answered by it
+                if (reply := self._reader.gets()) is False:
+                    break
+                self._expected.popleft()(reply)
+            else:
+                if self._reader.has_data():
+                    self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: it answers what nobody asked"))
+        except hiredis.ProtocolError as error:
+            self._drop(wire.lost(self._address, error))
+        if self.is_free:
+            self._free()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._drop(wire.lost(self._address, exc))
+
+    def close(self) -> None:
+        """Hang up; whoever waits for an answer is told."""
+        if self.connecting:
+            self.connecting.cancel()
+        self._drop(OutcomeUnknown(f"{self._address}: the store was closed"))
+
+
+def _legs(asked: list[Asked]) -> list[_Leg]:
+    """Return the questions by slot, since a call of the script reaches no more than one."""
+    legs: dict[tuple[int, bool], list[Asked]] = {}
+    for each in asked:
+        legs.setdefault((each.slot, each.asking), []).append(each)
+    return [_Leg(together, asking) for (_, asking), together in legs.items()]
+
+
+def _ignored(reply: object) -> None:
+    """Take a reply that the next one makes up for: if the script was not loaded, the next says so too."""

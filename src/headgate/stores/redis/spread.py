@@ -1,0 +1,111 @@
+"""Plans whose limits live on several shards of a cluster: tried in order, and taken back when a later one refuses.
+
+No script reaches more than one slot, so such a plan is not atomic, but what it promises is nearly as good:
+
+* It never admits too much. Each limit takes the cost atomically; what a refusal takes back from the limits before it is
+  never more than what the try took and what is still counted of it (see the `UNDO` verb of the script).
+* It may refuse too much for a moment: while the cost of a request that is refused later stays taken, others find that
+  much less. Where it cannot be taken back exactly (another use of a sliding log came in between, a window ended, the
+  server is gone), it stays until it expires.
+* If a shard does not answer, nothing is admitted and the error says so; what was taken before is taken back.
+
+Put the limit that refuses most often first, and the one that everybody shares last.
+
+Nothing here waits: a *flow* is a generator that yields questions, and is sent their answers, or thrown a StoreError.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from headgate.core.decision import Decision
+from headgate.core.errors import StoreError
+from headgate.core.plan import Plan, blocking, most_restrictive
+from headgate.stores.redis import scripts
+from headgate.stores.redis.answers import decided
+from headgate.stores.redis.discovery import SlotMap, slot_of
+from headgate.stores.redis.scripts import Question, key_of, question
+
+_LOG = logging.getLogger("headgate.stores")
+Flow: TypeAlias = Generator[Question, Sequence[int], Decision]
+
+
+class Piece(NamedTuple):
+    """The limits of a plan that are in one slot."""
+
+    places: tuple[int, ...]
+    """Where in the plan they are."""
+    plan: Plan
+
+
+def is_spread(plan: Plan) -> bool:
+    """May the limits of `plan` be in several slots?"""
+    first = plan[0].principal
+    return any(limit.principal != first for limit in plan)
+
+
+def pieces_of(plan: Plan) -> list[Piece]:
+    """Return the limits of `plan` by slot, in the order of their first ones."""
+    places: dict[int, list[int]] = {}
+    for place, (space, principal, _) in enumerate(plan):
+        places.setdefault(slot_of(key_of(space, principal)), []).append(place)
+    return [Piece(tuple(group), tuple([plan[place] for place in group])) for group in places.values()]
+
+
+def shard_of(plan: Plan, slots: SlotMap) -> str:
+    """Return the names of the servers that `plan` lives on, as far as known."""
+    found = {slot_of(key_of(space, principal)) for space, principal, _ in plan}
+    return "+".join(sorted({str(slots.owner(slot) or "") for slot in found}))
+
+
+def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
+    """Take `cost` from all limits if all admit it."""
+    pieces = pieces_of(plan)
+    verb = scripts.CHECK if token is None else scripts.ONCE
+    taken: list[tuple[Piece, int]] = []
+    found: dict[int, Decision] = {}
+    for piece in pieces:
+        try:
+            answer = yield question(verb, piece.plan, cost, token=token)
+        except StoreError:
+            yield from _taken_back(taken, cost, token)
+            raise
+        decision = decided(piece.plan, answer)
+        found.update(zip(piece.places, decision.limits, strict=True))
+        if not decision:
+            yield from _taken_back(taken, cost, token)
+            for other in pieces:
+                if other is not piece:
+                    answer = yield question(scripts.PEEK, other.plan, cost)
+                    found.update(zip(other.places, decided(other.plan, answer).limits, strict=True))
+            break
+        taken.append((piece, answer[0]))
+    return _combined(found)
+
+
+def all_of(verb: bytes, plan: Plan, cost: int) -> Flow:
+    """Do what needs no all-or-nothing, in each slot: peek, refund, reset."""
+    found: dict[int, Decision] = {}
+    for piece in pieces_of(plan):
+        answer = yield question(verb, piece.plan, cost)
+        found.update(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
+    return _combined(found)
+
+
+def _taken_back(
+    taken: list[tuple[Piece, int]], cost: int, token: bytes | None
+) -> Generator[Question, Sequence[int], None]:
+    """Undo what was taken, the last first. What cannot be undone stays taken: too little is admitted, not too much."""
+    for piece, since in reversed(taken):
+        try:
+            yield question(scripts.UNDO, piece.plan, cost, token=token, since=since)
+        except StoreError as error:
+            _LOG.warning("a request that was not admitted stays counted: %s", error)
+
+
+def _combined(found: dict[int, Decision]) -> Decision:
+    decisions = [found[place] for place in sorted(found)]
+    admitted = all(decision.allowed for decision in decisions)
+    return most_restrictive(decisions) if admitted else blocking(decisions)
