@@ -100,10 +100,15 @@ def test_bad_addresses_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+sentinel", "rediss+cluster"])
 def test_every_topology_has_tls(scheme: str) -> None:
-    place = parse(f"{scheme}://cache/{'main' if 'sentinel' in scheme else ''}")
-    servers = {Address: [place], Cluster: getattr(place, "seeds", ()), Service: getattr(place, "sentinels", ())}
-    assert all(server.tls for server in servers[type(place)])
-    assert str(servers[type(place)][0]).startswith("rediss://cache")
+    match parse(f"{scheme}://cache/{'main' if 'sentinel' in scheme else ''}"):
+        case Service(_, (sentinel,), primary):
+            servers = [sentinel, primary]
+        case Cluster(seeds):
+            servers = [*seeds]
+        case Address() as address:
+            servers = [address]
+    assert all(server.tls for server in servers)
+    assert str(servers[0]).startswith("rediss://cache")
 
 
 @pytest.mark.parametrize("trap", ["/", "?", "#", "@", ":", "%", "[", "]", "?x=", "/0?timeout=", "@host/", "\\"])

@@ -33,7 +33,7 @@ ACCEPTED = (
     '"redis://[user:password@]host:6379/0", "redis+unix:///path/to/socket", '
     '"redis+sentinel://host:26379,host:26379/service/0", "redis+cluster://host:6379,host:6379"; rediss for TLS'
 )
-_PORTS = {"redis": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
+_PORTS = {"redis": 6379, "redis+unix": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
 _FILES = ("ca", "cert", "key")
 
 
@@ -112,9 +112,9 @@ def parse(text: str) -> Place:
     if "@" in parts.path + parts.query + parts.fragment:
         raise InvalidStore(f"bad store address: use {ACCEPTED}, with @ / ? # escaped where they are not delimiters")
     options = _options(parts.query)
-    path = parts.path.strip("/")
+    path = parts.path.removeprefix("/").rstrip("/")
     wanted = {"redis": len(places) == 1, "redis+unix": not parts.netloc and bool(path)}
-    if scheme not in {*_PORTS, "redis+unix"} or not wanted.get(scheme, True) or parts.fragment:
+    if scheme not in _PORTS or not wanted.get(scheme, True) or parts.fragment:
         raise InvalidStore(f"bad store address {_without_secret(text)!r}: use {ACCEPTED}")
     service, database = "", path
     if scheme == "redis+sentinel":

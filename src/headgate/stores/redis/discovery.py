@@ -44,12 +44,15 @@ class Sentinels:
         reasons = []
         for sentinel in tuple(self._order):
             reply = yield sentinel, question
-            if isinstance(reply, list) and len(reply) == 2:
-                self._order.remove(sentinel)
-                self._order.insert(0, sentinel)
-                return service.primary.at(reply[0].decode(), int(reply[1]))
-            unknown = f"{sentinel}: it does not know the service {service.name!r}"
-            reasons.append(unknown if reply is None else f"{reply}")
+            match reply:
+                case [bytes(host), bytes(port)] if port.isdigit() and len(port) < 6:
+                    self._order.remove(sentinel)
+                    self._order.insert(0, sentinel)
+                    return service.primary.at(host.decode(errors="replace"), int(port))
+                case None:
+                    reasons.append(f"{sentinel}: it does not know the service {service.name!r}")
+                case _:
+                    reasons.append(f"{reply}")
         raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
 
 
@@ -98,7 +101,7 @@ def _owners(server: Address, reply: object) -> dict[int, Address]:
     for entry in reply if isinstance(reply, list) else []:
         match entry:
             case [int(first), int(last), [host, int(port), *_], *_] if 0 <= first <= last < SLOTS and 0 < port < 65536:
-                name = host.decode() if isinstance(host, bytes) and host not in {b"", b"?"} else server.host
+                name = host.decode(errors="replace") if isinstance(host, bytes) and host not in {b"", b"?"} else server.host
                 node = server.at(name, port)
                 owners.update(dict.fromkeys(range(first, last + 1), node))
             case _:
