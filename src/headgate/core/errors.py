@@ -8,7 +8,8 @@
     │   ├── InvalidKey          key or name
     │   ├── InvalidCost         cost is not a whole number in range
     │   │   └── CostTooLarge    cost is above the capacity: no wait would ever admit it
-    │   └── InvalidStore        a store address that names no known store
+    │   ├── InvalidStore        a store address that names no known store
+    │   └── InvalidRule         a rule, or a file of rules; says where
     ├── StoreError              the store did not answer; an operator acts
     │   ├── StoreUnavailable    surely nothing was done: asking again is safe
     │   └── OutcomeUnknown      the question was sent, and perhaps acted on: it is never sent again by itself
@@ -51,6 +52,10 @@ class CostTooLarge(InvalidCost):
 
 class InvalidStore(UsageError):
     """The store address is not acceptable."""
+
+
+class InvalidRule(UsageError):
+    """A rule, tier, user or list is not acceptable, or the file that has them."""
 
 
 class StoreError(HeadgateError):

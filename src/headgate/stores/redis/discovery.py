@@ -101,8 +101,8 @@ def _owners(server: Address, reply: object) -> dict[int, Address]:
     for entry in reply if isinstance(reply, list) else []:
         match entry:
             case [int(first), int(last), [host, int(port), *_], *_] if 0 <= first <= last < SLOTS and 0 < port < 65536:
-                name = host.decode(errors="replace") if isinstance(host, bytes) and host not in {b"", b"?"} else server.host
-                node = server.at(name, port)
+                known = isinstance(host, bytes) and host not in {b"", b"?"}
+                node = server.at(host.decode(errors="replace") if known else server.host, port)
                 owners.update(dict.fromkeys(range(first, last + 1), node))
             case _:
                 continue

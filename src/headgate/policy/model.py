@@ -1,0 +1,193 @@
+"""What an operator writes, as values: rules, tiers, users, lists, and what happens when nothing matches.
+
+A value that exists is acceptable: everything is checked when it is made (raises InvalidRule). How these values look in
+YAML or JSON is the business of `headgate.policy.loading`; what they mean for a request, of `headgate.policy.compiled`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
+from headgate.core.key import checked_name
+from headgate.core.mode import Mode
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
+
+GLOBAL, ENDPOINT = "global", "endpoint"
+"""Dimensions that every request has: one counter for all callers, one for each endpoint."""
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+Network: TypeAlias = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a tier, or the override of a user, changes of a rule's quota. What is None stays as it is."""
+
+    limit: int | None = None
+    burst: int | None = None
+    window_us: int | None = None
+    algorithm: Algorithm | None = None
+    quotas: tuple[Quota, ...] | None = None
+    """All limits anew, instead of changes to the only one."""
+    until: int | None = None
+    """When this ends by itself, in microseconds since the epoch; None: not at all."""
+
+    def apply(self, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
+        """Return `quotas` as changed. Raises InvalidQuota if that makes no quota."""
+        if self.quotas is not None:
+            return self.quotas
+        given = {
+            "limit": self.limit,
+            "burst": self.burst,
+            "window_us": self.window_us,
+            "algorithm": self.algorithm,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if not changes:
+            return quotas
+        if len(quotas) != 1:
+            raise InvalidQuota("the rule has several limits: give all of them anew, as `limits`")
+        return (replace(quotas[0], **changes),)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Whom and what a limit is for, and its quota (or several, on the same key)."""
+
+    id: str
+    quotas: tuple[Quota, ...]
+    name: str = ""
+    dimension: str = "user"
+    """What is counted apart: a principal ("user", "ip", "apikey"), "endpoint", "global", or an attribute, by its name."""
+    endpoint: str = "**"
+    """A path pattern: literal segments, ``*`` or ``{name}`` for one segment, ``**`` for the rest."""
+    methods: frozenset[str] = frozenset()
+    """HTTP methods, in capitals; none: all."""
+    tier: str = ""
+    """Only for principals of this tier; empty: for all."""
+    when: Mapping[str, str] = field(default_factory=dict)
+    """Attributes that must be equal."""
+    shadow: bool = False
+    """Counts and is reported, but never refuses."""
+    enabled: bool = True
+    enforce_percent: int = 100
+    """For so many percent of its principals, always the same ones, the rule refuses; for the others it is a shadow."""
+    replaces: frozenset[str] = frozenset()
+    """Ids of rules that do not apply when this one does."""
+    on_store_failure: Mode | None = None
+    """What to answer when the store does not; None: what the store does unless told."""
+    reset_on_change: bool = False
+    """Whether a changed limit or burst starts afresh too."""
+    created_at: str = ""
+    updated_at: str = ""
+
+    def __post_init__(self) -> None:
+        _named("rule id", self.id)
+        _named("dimension", self.dimension)
+        if not self.quotas:
+            raise InvalidRule(f"rule {self.id!r} has no limit")
+        try:
+            Family(self.id, self.quotas)  # no two limits may count in one place
+        except InvalidQuota as error:
+            raise InvalidRule(f"rule {self.id!r}: {error}") from None
+        for method in self.methods:
+            if not _METHOD.fullmatch(method):
+                raise InvalidRule(f"rule {self.id!r}: {method!r} is no HTTP method: write it as POST")
+        if type(self.enforce_percent) is not int or not 0 <= self.enforce_percent <= 100:
+            raise InvalidRule(f"rule {self.id!r}: enforce_percent is a whole number from 0 to 100")
+        if self.id in self.replaces:
+            raise InvalidRule(f"rule {self.id!r} cannot replace itself")
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """What is special about one user."""
+
+    tier: str = ""
+    overrides: Mapping[str, Change] = field(default_factory=dict)
+    """By rule id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of an allow list or a deny list: principals of a dimension that are let through, or refused, unasked."""
+
+    dimension: str
+    value: str
+    """Exact text, or with ``*`` for any characters; for the dimension "ip" also a network such as 10.0.0.0/8."""
+    network: Network | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _named("dimension", self.dimension)
+        if not self.value or len(self.value) > 512:
+            raise InvalidRule("an entry of a list has 1 to 512 characters")
+        object.__setattr__(self, "network", self._network())
+
+    def _network(self) -> Network | None:
+        if self.dimension != "ip" or "*" in self.value:
+            return None
+        try:
+            return ip_network(self.value, strict=True)
+        except ValueError as error:
+            raise InvalidRule(f"{self.value!r} is no address or network: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Ruleset:
+    """All that decides, as written; `headgate.policy.compiled.Policy` is made of it."""
+
+    rules: tuple[Rule, ...] = ()
+    tiers: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
+    """By tier, then by rule id."""
+    users: Mapping[str, User] = field(default_factory=dict)
+    """By the value of the principal "user"."""
+    default_tier: str = ""
+    """The tier of users who have none."""
+    allow: tuple[Entry, ...] = ()
+    deny: tuple[Entry, ...] = ()
+    default: Rule | None = None
+    """Applies when no other rule does; None: then everything passes."""
+    unknown_rule: str = "allow"
+    """What a check of a single rule answers when there is no such rule, or it is disabled: "allow" or "error"."""
+
+    def __post_init__(self) -> None:
+        known: dict[str, Rule] = {}
+        for rule in (*self.rules, *([self.default] if self.default else [])):
+            if rule.id in known:
+                raise InvalidRule(f"two rules have the id {rule.id!r}")
+            known[rule.id] = rule
+        for rule in self.rules:
+            for other in sorted(rule.replaces - known.keys()):
+                raise InvalidRule(f"rule {rule.id!r} replaces {other!r}, which does not exist")
+        changes = [(f"tier {tier!r}", changed) for tier, changed in self.tiers.items()]
+        changes += [(f"user {user!r}", special.overrides) for user, special in self.users.items()]
+        for where, changed in changes:
+            for rule_id, change in changed.items():
+                _check_change(where, rule_id, change, known)
+        if self.unknown_rule not in {"allow", "error"}:
+            raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
+
+
+def _check_change(where: str, rule_id: str, change: Change, known: Mapping[str, Rule]) -> None:
+    rule = known.get(rule_id)
+    if rule is None:
+        raise InvalidRule(f"{where} changes rule {rule_id!r}, which does not exist")
+    try:
+        Family(rule_id, change.apply(rule.quotas))
+    except InvalidQuota as error:
+        raise InvalidRule(f"{where}, rule {rule_id!r}: {error}") from None
+
+
+def _named(what: str, name: str) -> None:
+    try:
+        checked_name(name)
+    except InvalidKey as error:
+        raise InvalidRule(f"bad {what}: {error}") from None
