@@ -23,6 +23,7 @@ from headgate import (
     LimitExceeded,
     MemoryStore,
     Quota,
+    StoreUnavailable,
     UsageError,
 )
 from headgate.stores.memory import AsyncMemoryStore
@@ -74,7 +75,8 @@ def test_the_two_limiters_have_the_same_verbs_and_arguments() -> None:
         return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
 
     assert surface(Limiter) == surface(AsyncLimiter)
-    assert set(surface(Limiter)) == {"acquire", "close", "guard", "is_passed", "peek", "refund", "reset"}
+    verbs = {"acquire", "check_once", "close", "guard", "is_passed", "peek", "ready", "refund", "reset"}
+    assert set(surface(Limiter)) == verbs
 
 
 def test_check_peek_refund_reset(both: Both, manual_clock: ManualClock) -> None:
@@ -100,6 +102,42 @@ def test_several_quotas_are_one_decision(both: Both, manual_clock: ManualClock) 
     assert str(refusal.quota) == "3/day fixed_window"
     assert [part.remaining for part in refusal.limits] == [2, 1]
     assert limiter.check("a")
+
+
+def test_check_once_counts_a_retried_request_once(both: Both, manual_clock: ManualClock) -> None:
+    limiter = both.make("3/hour; 5/day", clock=manual_clock)
+    first = limiter.check_once("user:42", "order-1042", 2)
+    assert (first.allowed, first.remaining) == (True, 1)
+    manual_clock.advance(299)
+    assert limiter.check_once("user:42", "order-1042", cost=2) == first
+    assert not limiter.check_once("user:42", "order-1043", 2)
+    assert limiter.check_once("user:42", "order-1043").remaining == 0
+    manual_clock.advance(1)
+    assert not limiter.check_once("user:42", "order-1042", 2)
+
+
+def test_check_once_refuses_bad_idempotency_keys(both: Both) -> None:
+    limiter = both.make("5/s")
+    for key in ("", None, 5, b"key", "x" * 513, "\udcff"):
+        with pytest.raises(InvalidKey, match="an idempotency key"):
+            limiter.check_once("user", key)
+    assert limiter.check("user").remaining == 4
+
+
+def test_a_limiter_is_ready_when_its_store_is(both: Both) -> None:
+    limiter = both.make("5/s")
+    assert limiter.ready() is None
+
+    async def away() -> None:
+        raise StoreUnavailable("away")
+
+    def gone() -> None:
+        raise StoreUnavailable("away")
+
+    store: Any = AsyncMemoryStore(MemoryStore()) if both.kind is AsyncLimiter else MemoryStore()
+    store.ready = away if both.kind is AsyncLimiter else gone
+    with pytest.raises(StoreUnavailable, match="away"):
+        both.make("5/s", store=store).ready()
 
 
 def test_is_passed_answers_in_one_call(both: Both, manual_clock: ManualClock) -> None:
@@ -216,10 +254,16 @@ def test_bad_names_are_refused(both: Both, name: Any) -> None:
         both.make("5/s", name=name)
 
 
-@pytest.mark.parametrize("verb", ["check", "peek", "acquire", "refund"])
+@pytest.mark.parametrize("verb", ["check", "check_once", "peek", "acquire", "refund"])
 def test_every_verb_refuses_bad_costs_and_keys(both: Both, verb: str) -> None:
     limiter = both.make("5/s; 10/minute")
     ask: Callable[..., Any] = getattr(limiter, verb)
+    if verb == "check_once":
+        check_once = ask
+
+        def ask(key: Any, cost: Any = 1) -> Any:
+            return check_once(key, "retry", cost)
+
     for cost in (-1, 1.0, True, None, "1", math.nan, 100_001):
         with pytest.raises(InvalidCost):
             ask("user", cost)

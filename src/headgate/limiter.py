@@ -13,9 +13,10 @@ from headgate.binding import Key, Passed, Quotas, family_of, key_for_block, pass
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
+from headgate.core.key import once_token
 from headgate.core.plan import Family, Plan
 from headgate.core.quota import Quota
-from headgate.stores import open_store
+from headgate.stores import open_resilient_store
 from headgate.stores.base import Check, Store
 from headgate.waiting import Step
 
@@ -37,6 +38,9 @@ class Limiter:
         store: where the state lives: an address such as ``"memory"``, or a store that several limiters share.
         name: separates this limiter from others in the same store; same name, same quotas' shape: same state.
         clock: where time comes from, for tests; only with a store given by address.
+        on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
+            ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Unless told, ``"local"`` for an address of Redis.
+        nodes: how many processes share the limits, this one included, for ``"local"``.
 
     Safe for use from any number of threads.
     """
@@ -49,10 +53,17 @@ class Limiter:
     """
 
     def __init__(
-        self, quotas: Quotas, *, store: str | Store = "memory", name: str = "default", clock: Clock | None = None
+        self,
+        quotas: Quotas,
+        *,
+        store: str | Store = "memory",
+        name: str = "default",
+        clock: Clock | None = None,
+        on_store_failure: str | None = None,
+        nodes: int = 1,
     ) -> None:
         self._family = family_of(quotas, name)
-        self._store = open_store(store, clock=clock)
+        self._store = open_resilient_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
         self._clock = self._store.clock
         self._lines = waiting.Lines()
         self.check = self._store.bind(self._family)
@@ -65,6 +76,16 @@ class Limiter:
     def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
         return self._store.peek(self._family.plan(key), self._family.checked_cost(cost))
+
+    def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
+        """Check, but count a request that is sent again only once.
+
+        Asked again within 5 minutes with the same `idempotency_key` (text of 1 to 512 characters), for the same `key`
+        and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
+        not remembered.
+        """
+        plan, cost = self._family.plan(key), self._family.checked_cost(cost)
+        return self._store.check_once(plan, cost, once_token(plan, cost, idempotency_key))
 
     def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
         """Wait until `cost` is taken, in line behind all who wait for `key` already.
@@ -109,6 +130,10 @@ class Limiter:
         key may be a function, which gets the arguments of the call.
         """
         return Guard(self, key, cost, timeout)
+
+    def ready(self) -> None:
+        """Return when the store can decide now, else raise StoreError, which says why not. For health checks."""
+        self._store.ready()
 
     def close(self) -> None:
         """Release what the store holds."""

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidKey
-from headgate.core.key import LITERAL, LONGEST, Principal, bounded, checked_name, checked_principal, space
+from headgate.core.key import (
+    LITERAL,
+    LONGEST,
+    LONGEST_ONCE,
+    ONCE_US,
+    Principal,
+    bounded,
+    checked_name,
+    checked_principal,
+    once_token,
+    space,
+)
+from headgate.core.plan import Family
 from headgate.core.quota import Quota
 
 SECOND = 1_000_000
@@ -123,3 +135,67 @@ class TestPrincipals:
             assert not principal or any("\ud800" <= character <= "\udfff" for character in principal)
         else:
             bounded(principal)
+
+
+class TestOnceTokens:
+    questions = st.tuples(
+        names,
+        st.lists(st.sampled_from(QUOTAS), min_size=1, max_size=3, unique_by=lambda quota: quota.shape).map(tuple),
+        principals,
+        st.integers(1, 12),
+        st.text("ab1:|=#,", min_size=1, max_size=4),
+    )
+
+    @staticmethod
+    def token(name: str, quotas: tuple[Quota, ...], principal: str, cost: int, key: str) -> bytes:
+        return once_token(Family(name, quotas).plan(principal), cost, key)
+
+    @given(questions, questions)
+    def test_different_questions_have_different_tokens(self, one: Any, other: Any) -> None:
+        assert (self.token(*one) == self.token(*other)) == (one == other)
+        assert len(self.token(*one)) == 16
+
+    def test_a_part_cannot_imitate_another(self) -> None:
+        """Nor can text be chosen so that it looks like a digest, or like two parts."""
+        limits = Family("api", [Quota(5, SECOND)])
+        digest = bounded("x" * 200)
+        assert isinstance(digest, bytes)
+        asked = [
+            ("x" * 200, 1, "k"),
+            (digest.hex(), 1, "k"),
+            (f"#{digest.hex()}", 1, "k"),
+            ("a", 1, "k1"),
+            ("a", 11, "k"),
+        ]
+        asked += [("a", 1, "1:k"), ("a", 1, "k1:1"), ("a1:k", 1, "k")]
+        assert len({once_token(limits.plan(who), cost, key) for who, cost, key in asked}) == len(asked)
+
+    def test_a_changed_limit_is_the_same_question(self) -> None:
+        plans = [Family("api", [Quota(limit, SECOND)]).plan("user") for limit in (5, 50)]
+        assert once_token(plans[0], 1, "key") == once_token(plans[1], 1, "key")
+
+    def test_a_token_is_the_same_in_every_process(self) -> None:
+        """It is BLAKE2b of the parts, each with its length before it, in 128 bits."""
+        plan = Family("api", [Quota(5, SECOND)]).plan("user")
+        assert once_token(plan, 1, "order-1042") == bytes.fromhex("bdf0cdc4603f0eca571e4d4cb82ee367")
+        assert ONCE_US == 300 * SECOND
+
+    @pytest.mark.parametrize("key", ["k", "é" * 512, " ", "a\x00b", "x" * LONGEST_ONCE], ids=ascii)
+    def test_good_keys(self, key: str) -> None:
+        assert once_token((), 1, key)
+
+    @pytest.mark.parametrize(
+        ("key", "message"),
+        [
+            ("", "an idempotency key has 1 to 512 characters, not 0"),
+            ("x" * 513, "an idempotency key has 1 to 512 characters, not 513"),
+            (b"key", "an idempotency key is text, such as 'order-1042', not bytes: decode or format it first"),
+            (None, "an idempotency key is text, such as 'order-1042', not NoneType: decode or format it first"),
+            (1042, "an idempotency key is text, such as 'order-1042', not int: decode or format it first"),
+            ("ab\ud800", "an idempotency key must be valid Unicode text; character 2 is a lone surrogate"),
+        ],
+    )
+    def test_bad_keys(self, key: Any, message: str) -> None:
+        with pytest.raises(InvalidKey) as error:
+            once_token((), 1, key)
+        assert str(error.value) == message

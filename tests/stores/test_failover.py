@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from headgate import Algorithm, AsyncLimiter, InvalidCost, InvalidKey, InvalidStore, Limiter, Quota
+from headgate import Algorithm, AsyncLimiter, Clock, InvalidCost, InvalidKey, InvalidStore, Limiter, Quota
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from headgate.core.key import once_token
+from headgate.core.mode import Mode
 from headgate.core.plan import Family, Plan
 from headgate.stores import open_store
+from headgate.stores.attempt import MAX_SHARDS
 from headgate.stores.base import Check, Store
 from headgate.stores.breaker import Circuit
 from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Reason
-from headgate.stores.fallback import Mode
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
@@ -52,6 +54,13 @@ class Faulty(MemoryStore):
     def check(self, plan: Plan, cost: int) -> Decision:
         done: Decision = self._asked(lambda: super(Faulty, self).check(plan, cost))
         return done
+
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        done: Decision = self._asked(lambda: super(Faulty, self).check_once(plan, cost, token))
+        return done
+
+    def ready(self) -> None:
+        self._asked(lambda: super(Faulty, self).ready())
 
     def peek(self, plan: Plan, cost: int) -> Decision:
         done: Decision = self._asked(lambda: super(Faulty, self).peek(plan, cost))
@@ -166,9 +175,16 @@ class _Undegraded:
 
         return plain
 
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        return unmarked(self._store.check_once(plan, cost, token))
+
     def reset(self, plan: Plan) -> None:
         with pytest.raises(StoreError):
             self._store.reset(plan)
+
+    def ready(self) -> None:
+        with pytest.raises(StoreUnavailable, match="told to"):
+            self._store.ready()
 
     def bind(self, family: Family) -> Check:
         bound = self._store.bind(family)
@@ -339,6 +355,75 @@ def test_each_shard_has_a_circuit_of_its_own(make: Callable[..., Subject]) -> No
     }
 
 
+class Sharded(Faulty):
+    """A store whose parts are named by the first letter of the principal."""
+
+    def shard_of(self, plan: Plan) -> str:
+        return str(plan[0].principal)[0]
+
+
+class AsyncSharded(AsyncMemoryStore):
+    def shard_of(self, plan: Plan) -> str:
+        return str(plan[0].principal)[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_shards_are_the_store_s_own_unless_told(*, asynchronous: bool) -> None:
+    clock = ManualClock()
+    inner = Sharded(clock)
+    for options, shards in [({}, {"a", "b"}), ({"shard_of": None}, {"a", "b"}), ({"shard_of": lambda _: "x"}, {"x"})]:
+        known: Any = options
+        failover: Any = (
+            AsyncFailoverStore(AsyncSharded(inner), **known) if asynchronous else FailoverStore(inner, **known)
+        )
+        store: Store = Blocking(failover) if asynchronous else failover
+        check = store.bind(Family("test", [TEN]))
+        assert check("a1", 0).degraded == check("b1").degraded == ""
+        assert set(failover.statistics().breakers) == shards
+        with pytest.raises(InvalidCost):
+            check("a1", 11)
+        with pytest.raises(InvalidKey):
+            check("")
+        store.close()
+
+
+def test_shards_that_come_and_go_leave_no_circuits_behind(make: Callable[..., Subject]) -> None:
+    """Untroubled ones are forgotten; the outages that they had are still counted."""
+    subject = make(shard_of=lambda plan: str(plan[0].principal), failures=1, mode="allow")
+    check = subject.store.bind(Family("test", [TEN]))
+    subject.inner.fault = StoreUnavailable
+    assert check("was away").degraded
+    subject.heal()
+    assert not check("was away").degraded
+    subject.inner.fault = StoreUnavailable
+    assert check("is away").degraded
+    subject.inner.fault = None
+    for number in range(2500):
+        check(f"node {number}")
+        assert len(subject.failover._failover._breakers) <= MAX_SHARDS
+    seen = subject.statistics()
+    assert (seen.openings, seen.recoveries) == (2, 1)
+    assert seen.breakers["is away"].state is Circuit.OPEN
+    assert "was away" not in seen.breakers
+    assert check("is away").degraded == UNASKED
+
+
+def test_even_troubled_circuits_are_bounded(make: Callable[..., Subject]) -> None:
+    subject = make(shard_of=lambda plan: str(plan[0].principal), failures=1, mode="allow")
+    check = subject.store.bind(Family("test", [TEN]))
+    subject.inner.fault = StoreUnavailable
+    for number in range(2500):
+        check(f"node {number}")
+        assert len(subject.failover._failover._breakers) <= MAX_SHARDS
+        if number == 1200:  # those that are well go before those in trouble
+            subject.inner.fault = None
+            assert not any(check(f"healthy {each}").degraded for each in range(100))
+            subject.inner.fault = StoreUnavailable
+    assert subject.statistics().openings == 2500
+    assert not [shard for shard in subject.statistics().breakers if shard.startswith("healthy")]
+    assert subject.statistics().breakers["node 2499"].state is Circuit.OPEN
+
+
 def test_a_cancelled_probe_leaves_the_way_to_another() -> None:
     """While it was under way others were answered at once; it says nothing about the store."""
     clock = ManualClock()
@@ -499,6 +584,120 @@ def test_reset_says_when_the_store_was_not_reset(
     with pytest.raises(fault, match="told to"):
         subject.store.reset(subject.plan)
     assert bool(subject.check(10)) == (mode != Mode.DENY)
+
+
+# Once
+
+
+def test_check_once_goes_to_the_store_and_in_an_outage_to_this_node(make: Callable[..., Subject]) -> None:
+    subject = make(nodes=2)
+    token = once_token(subject.plan, 2, "retry")
+    first = subject.store.check_once(subject.plan, 2, token)
+    assert (first.remaining, first.degraded) == (8, "")
+    assert subject.store.check_once(subject.plan, 2, token) == first
+    subject.fail()
+    here = [subject.store.check_once(subject.plan, 2, token) for _ in range(3)]
+    assert here == [here[0]] * 3
+    assert (here[0].allowed, here[0].remaining, here[0].degraded) == (True, 3, UNASKED)
+    beyond = subject.store.check_once(subject.plan, 6, once_token(subject.plan, 6, "retry"))
+    assert (beyond.allowed, beyond.remaining) == (False, 3)
+    subject.heal()
+    assert subject.store.check_once(subject.plan, 2, token) == first
+    assert subject.check().remaining == 7
+
+
+@pytest.mark.parametrize("mode", ["allow", "deny"])
+def test_check_once_in_the_other_modes(make: Callable[..., Subject], mode: str) -> None:
+    subject = make(mode=mode)
+    subject.inner.fault = OutcomeUnknown
+    answer = subject.store.check_once(subject.plan, 2, once_token(subject.plan, 2, "retry"))
+    assert (answer.allowed, answer.degraded) == (mode == "allow", UNKNOWN)
+    subject.inner.fault = None
+    answer = subject.store.check_once(subject.plan, 2, once_token(subject.plan, 2, "retry"))
+    assert (answer.allowed, answer.remaining, answer.degraded) == (True, 8, "")
+
+
+# Health, and deadlines
+
+
+def test_is_as_ready_as_its_store(make: Callable[..., Subject]) -> None:
+    subject = make()
+    subject.store.ready()
+    subject.inner.fault = StoreUnavailable
+    with pytest.raises(StoreUnavailable, match="told to"):
+        subject.store.ready()
+    subject.fail()
+    subject.inner.fault = None
+    subject.store.ready()
+    assert subject.check().degraded == UNASKED
+
+
+class Hung:
+    """A store of which no call returns."""
+
+    clock: Clock = ManualClock()
+
+    async def _hang(self, *_: object) -> Any:
+        await asyncio.Event().wait()
+
+    check = check_once = peek = refund = reset = ready = _hang
+
+    def bind(self, family: Family) -> Any:  # noqa: ARG002  the contract has it
+        return self._hang
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def test_a_store_that_hangs_has_failed_after_the_deadline() -> None:
+    async def story() -> None:
+        store = AsyncFailoverStore(Hung(), deadline=0.001, failures=8)
+        family = Family("test", [TEN])
+        plan, bound = family.plan("user"), store.bind(family)
+        answers = [
+            await store.check(plan, 1),
+            await store.check_once(plan, 1, once_token(plan, 1, "once")),
+            await store.peek(plan, 1),
+            await store.refund(plan, 1),
+            await bound("user"),
+        ]
+        assert {answer.degraded for answer in answers} == {UNKNOWN}
+        with pytest.raises(OutcomeUnknown, match=r"no answer in 0\.001 s"):
+            await store.reset(plan)
+        with pytest.raises(OutcomeUnknown, match="no answer"):
+            await store.ready()
+        assert [(await bound("user")).degraded for _ in range(3)] == [UNKNOWN, UNKNOWN, UNASKED]
+        assert store.statistics().failures == {UNKNOWN: 8}
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_store_within_its_deadline_is_as_without() -> None:
+    class Late(AsyncMemoryStore):
+        async def peek(self, plan: Plan, cost: int) -> Decision:  # noqa: ARG002  the contract has them
+            raise TimeoutError("its own")
+
+    async def story() -> None:
+        store = AsyncFailoverStore(Late(MemoryStore()), deadline=60)
+        family = Family("test", [TEN])
+        assert (await store.check(family.plan("user"), 1)).remaining == 9
+        assert (await store.bind(family)("user")).remaining == 8
+        with pytest.raises(TimeoutError, match="its own"):
+            await store.peek(family.plan("user"), 1)
+        await store.ready()
+
+    asyncio.run(story())
+
+
+def test_a_blocking_call_has_no_deadline() -> None:
+    none: Any = 0.5
+    with pytest.raises(InvalidStore, match="a blocking call cannot be given up: deadline is for AsyncFailoverStore"):
+        FailoverStore(MemoryStore(), deadline=none)
+    wrong: Any
+    for wrong in (0, -1, "1", True, 3601, float("nan")):
+        with pytest.raises(InvalidStore, match="deadline must be a number of seconds above 0 and up to 3600"):
+            AsyncFailoverStore(AsyncMemoryStore(MemoryStore()), deadline=wrong)
 
 
 # Numbers, and mistakes

@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 from headgate.core.errors import InvalidKey
 
 if TYPE_CHECKING:
+    from headgate.core.plan import Plan
     from headgate.core.quota import Quota
 
 LITERAL = 128
 """A principal of up to this many characters is kept as it is, a longer one as its 128-bit BLAKE2b digest."""
 LONGEST = 65_536
+LONGEST_ONCE = 512
+"""The most characters of an idempotency key."""
+ONCE_US = 300_000_000
+"""How long a store remembers the answer that goes with a token of `once_token`: 5 minutes, in microseconds."""
 Principal = str | bytes
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 
@@ -37,16 +42,7 @@ def checked_principal(principal: object) -> str:
     Any text is accepted, delimiters and control characters included; it must not be empty, not longer than `LONGEST`,
     and must be valid Unicode (no lone surrogates, as left behind by a lenient decoder).
     """
-    if not isinstance(principal, str):
-        raise InvalidKey(f"a key is text, such as 'user:42', not {type(principal).__name__}: decode or format it first")
-    if not 0 < len(principal) <= LONGEST:
-        raise InvalidKey(f"a key has 1 to {LONGEST} characters, not {len(principal)}")
-    if not principal.isascii():
-        try:
-            principal.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidKey(f"a key must be valid Unicode text; character {error.start} is a lone surrogate") from None
-    return principal
+    return _checked_text("a key", "user:42", principal, LONGEST)
 
 
 def space(name: str, quota: Quota) -> str:
@@ -59,3 +55,31 @@ def bounded(principal: str) -> Principal:
     if len(principal) <= LITERAL:
         return principal
     return blake2b(principal.encode(), digest_size=16).digest()
+
+
+def once_token(plan: Plan, cost: int, idempotency_key: object) -> bytes:
+    """Return the 16 bytes under which a store remembers its answer to this question, asked with this idempotency key.
+
+    They tell apart the limits of the plan (not how high they are), who asks, the cost and the key: the parts are
+    hashed each with its length before it. Raises InvalidKey unless the key is text of 1 to `LONGEST_ONCE` characters.
+    """
+    key = _checked_text("an idempotency key", "order-1042", idempotency_key, LONGEST_ONCE)
+    parts = [b"%d" % cost, key.encode()]
+    for place, principal, _ in plan:
+        parts += [place.encode(), b"#" + principal if isinstance(principal, bytes) else b"=" + principal.encode()]
+    return blake2b(b"".join([b"%d:%b" % (len(part), part) for part in parts]), digest_size=16).digest()
+
+
+def _checked_text(what: str, example: str, text: object, longest: int) -> str:
+    if not isinstance(text, str):
+        raise InvalidKey(f"{what} is text, such as {example!r}, not {type(text).__name__}: decode or format it first")
+    if not 0 < len(text) <= longest:
+        raise InvalidKey(f"{what} has 1 to {longest} characters, not {len(text)}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKey(
+                f"{what} must be valid Unicode text; character {error.start} is a lone surrogate"
+            ) from None
+    return text

@@ -66,7 +66,7 @@ class Rule:
     quotas: tuple[Quota, ...]
     name: str = ""
     dimension: str = "user"
-    """What is counted apart: a principal ("user", "ip", "apikey"), "endpoint", "global", or an attribute, by its name."""
+    """What is counted apart: a principal (user, ip, apikey), "endpoint", "global", or the name of an attribute."""
     endpoint: str = "**"
     """A path pattern: literal segments, ``*`` or ``{name}`` for one segment, ``**`` for the rest."""
     methods: frozenset[str] = frozenset()

@@ -9,11 +9,15 @@ from urllib.parse import parse_qsl
 
 from headgate.clock import Clock
 from headgate.core.errors import InvalidStore
+from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.stores.base import AsyncStore, Store
+from headgate.stores.failover import AsyncFailoverStore, FailoverStore
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 
 ACCEPTED = '"memory", "memory:?max_keys=100000" or "redis://[user:password@]host:6379/0"'
+RAISE = "raise"
+"""Not a mode: what a store does that nothing is put around."""
 AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 
 
@@ -39,6 +43,51 @@ def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | No
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(_given(store, clock, asynchronous=False))
     return _given(store, clock, asynchronous=True)
+
+
+def open_resilient_store(
+    store: str | Store, *, clock: Clock | None = None, on_store_failure: str | None = None, nodes: int = 1
+) -> Store:
+    """Return a store as a limiter wants it: one on the network answers also while it is away.
+
+    Args:
+        store: an address, or a store object.
+        clock: for tests; only with an address.
+        on_store_failure: what to answer then: "local", "allow", "deny", or "raise" for a StoreError. Unless told,
+            "local" for the address of a store on the network, and "raise" for any other.
+        nodes: how many processes share the limits, this one included, for "local".
+    """
+    opened = open_store(store, clock=clock)
+    mode = _mode(store, on_store_failure, nodes)
+    return FailoverStore(opened, mode=mode, nodes=nodes) if mode else opened
+
+
+def open_resilient_async_store(
+    store: str | AsyncStore | MemoryStore,
+    *,
+    clock: Clock | None = None,
+    on_store_failure: str | None = None,
+    nodes: int = 1,
+) -> AsyncStore:
+    """Do the same for callers in an event loop."""
+    opened = open_async_store(store, clock=clock)
+    mode = _mode(store, on_store_failure, nodes)
+    return AsyncFailoverStore(opened, mode=mode, nodes=nodes) if mode else opened
+
+
+def _mode(store: object, on_store_failure: str | None, nodes: int) -> str | None:
+    """Return the mode of the failover store to put around `store`, if any."""
+    far = isinstance(store, str) and store.startswith("redis")
+    if on_store_failure is None and far:
+        return Mode.LOCAL
+    if on_store_failure is None or on_store_failure == RAISE:
+        if nodes != 1:
+            raise InvalidStore('nodes is for on_store_failure="local" only: the share of each in the limits')
+        return None
+    if on_store_failure not in set(Mode):
+        accepted = ", ".join([*Mode, RAISE])
+        raise InvalidStore(f"on_store_failure must be one of {accepted}, not {short(on_store_failure)}")
+    return on_store_failure
 
 
 def _redis(module: str) -> Any:

@@ -7,7 +7,7 @@ it runs their twin where the state lives. `headgate.testing.conformance` is the 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
@@ -43,6 +43,16 @@ class Store(Protocol):
         """Take `cost` from all limits of the plan if all admit it, else from none."""
         ...
 
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        """Do as `check`, but only once: give the first answer again, and take nothing, when asked with its token again.
+
+        An admission is remembered for 5 minutes (`headgate.core.key.ONCE_US`), exactly as it was, whatever happens to
+        the limits meanwhile; it is remembered by the same atomic step that takes the cost. A refusal took nothing and
+        is not remembered: who waited as long as it says is admitted. `token` is that of `once_token` for this plan and
+        cost. (Where a limit was changed in between, the answer may name the new limit.)
+        """
+        ...
+
     def peek(self, plan: Plan, cost: int) -> Decision:
         """Say what `check` would answer; take nothing."""
         ...
@@ -59,6 +69,10 @@ class Store(Protocol):
         """Return the function that checks keys of `family`, prepared for many calls."""
         ...
 
+    def ready(self) -> None:
+        """Return when the store can decide now, else raise a StoreError that says why not."""
+        ...
+
     def close(self) -> None:
         """Release what the store holds; what it kept in this process is forgotten."""
         ...
@@ -71,6 +85,8 @@ class AsyncStore(Protocol):
 
     async def check(self, plan: Plan, cost: int) -> Decision: ...
 
+    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision: ...
+
     async def peek(self, plan: Plan, cost: int) -> Decision: ...
 
     async def refund(self, plan: Plan, cost: int) -> Decision: ...
@@ -79,4 +95,15 @@ class AsyncStore(Protocol):
 
     def bind(self, family: Family) -> AsyncCheck: ...
 
+    async def ready(self) -> None: ...
+
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """What a store of either kind may offer besides, if it has parts that fail one by one."""
+
+    def shard_of(self, plan: Plan) -> str:
+        """Return the name of the part that the plan lives on, as far as is known now: this never waits nor fails."""
+        ...

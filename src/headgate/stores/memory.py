@@ -3,7 +3,7 @@
 Atomic under threads and under asyncio. One lock, not several: choosing among shards costs every decision about 10 %,
 and gains only where many threads do hardly anything but check (16 such threads: 1.6 to 5.5 us rather than 1.1).
 
-Memory is bounded twice:
+Memory is bounded:
 
 * A state disappears once nothing counts as used any more. Each key is noted once in a list for the second in which
   its state will be void; later operations clear due lists a few keys at a time. A key used meanwhile is noted again for
@@ -13,6 +13,8 @@ Memory is bounded twice:
   states of its algorithm and window. Keys in one overflow state draw on one budget, so they may be refused early but
   never pass more together than one key could; therefore nothing in it can be given back for one of them. When there
   is room again, a key gets a state of its own, which begins as a copy.
+* Answers of `check_once` are cleared in the same way, and at most `max_keys` of them are kept (see
+  `headgate.stores.once`).
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ from headgate.core import plan as plans
 from headgate.core.algorithms import State, void_at
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
-from headgate.core.key import Principal, checked_principal
+from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Family, Limit, Plan
 from headgate.core.quota import Quota
 from headgate.stores.base import AsyncCheck, Check
+from headgate.stores.once import Answers
 
 MAX_KEYS = 1_000_000
 _OVERFLOW_STATES = 1024
@@ -69,7 +72,8 @@ class MemoryStore:
     Args:
         max_keys: the most states of single keys; each takes about 300 bytes (the sliding log more, 48 bytes per
             admission). Beyond them there are up to 1024 overflow states for each algorithm and window in use. A key
-            that shares one cannot be reset, and gets no refund.
+            that shares one cannot be reset, and gets no refund. It is also the most answers of `check_once` that are
+            remembered, each in about 420 bytes.
         clock: where time comes from; the system's clock unless given.
     """
 
@@ -85,6 +89,7 @@ class MemoryStore:
         self._due: dict[int, list[_Note]] = {}  # second -> states that may be void when it begins
         self._seconds: list[int] = []  # the same seconds, as a heap
         self._next_due = _NEVER  # the first of them, in microseconds
+        self._answers = Answers(max_keys)
 
     def __len__(self) -> int:
         """Return the number of states kept, void ones that are not cleared yet included."""
@@ -93,6 +98,17 @@ class MemoryStore:
     def check(self, plan: Plan, cost: int) -> Decision:
         with self._lock:
             return self._run(plans.check, plan, cost, self.clock.now())
+
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        with self._lock:
+            now = self.clock.now()
+            decision = self._answers.find(token, now)
+            if decision is None:
+                decision = self._run(plans.check, plan, cost, now)
+                if decision.allowed:
+                    self._answers.keep(token, decision, now)
+                    self._due_after(now + ONCE_US)
+            return decision
 
     def refund(self, plan: Plan, cost: int) -> Decision:
         with self._lock:
@@ -114,8 +130,12 @@ class MemoryStore:
                     # None is kept, not just dropped: it says that no overflow state counts for this key.
                     self._keep(table, at, limit.quota, None, self.clock.now())
 
+    def ready(self) -> None:
+        """Nothing to wait for."""
+
     def close(self) -> None:
         with self._lock:
+            self._answers.clear()
             for table in (*self._tables.values(), *self._overflow.values()):
                 table.states.clear()
             self._due.clear()
@@ -279,21 +299,21 @@ class MemoryStore:
             else:
                 self._own += 1
                 self._tables.setdefault(table.space, table)
-            self._note(_Note(table, at, quota), max(now, void_at(state, quota)))
+            self._due_after(max(now, void_at(state, quota))).append(_Note(table, at, quota))
         table.states[at] = state
 
-    def _note(self, note: _Note, when: int) -> None:
-        """Have the sweep look at a state when the second after `when` begins."""
+    def _due_after(self, when: int) -> list[_Note]:
+        """Return the list of what the sweep looks at when the second after `when` begins."""
         second = when // _SECOND + 1
         due = self._due.get(second)
         if due is None:
             due = self._due[second] = []
             heappush(self._seconds, second)
             self._next_due = self._seconds[0] * _SECOND
-        due.append(note)
+        return due
 
     def _sweep(self, now: int) -> None:
-        """Look at a few due states: drop those that are void, note the others for later."""
+        """Look at a few due states, drop those that are void and note the others for later; forget ended answers."""
         for _ in range(_SWEPT_PER_CALL):
             second = self._seconds[0]
             due = self._due[second]
@@ -303,8 +323,8 @@ class MemoryStore:
                 if void <= now:
                     self._drop(note)
                 else:
-                    self._note(note, void)
-            else:
+                    self._due_after(void).append(note)
+            elif not self._answers.drop_ended(now):
                 del self._due[second]
                 heappop(self._seconds)
                 self._next_due = self._seconds[0] * _SECOND if self._seconds else _NEVER
@@ -340,6 +360,9 @@ class AsyncMemoryStore:
     async def check(self, plan: Plan, cost: int) -> Decision:
         return self._store.check(plan, cost)
 
+    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        return self._store.check_once(plan, cost, token)
+
     async def peek(self, plan: Plan, cost: int) -> Decision:
         return self._store.peek(plan, cost)
 
@@ -356,6 +379,9 @@ class AsyncMemoryStore:
             return bound(key, cost)
 
         return check
+
+    async def ready(self) -> None:
+        self._store.ready()
 
     async def close(self) -> None:
         self._store.close()

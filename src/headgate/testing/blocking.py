@@ -27,6 +27,9 @@ class Blocking:
     def check(self, plan: Plan, cost: int) -> Decision:
         return self._wait(self._store.check(plan, cost))
 
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        return self._wait(self._store.check_once(plan, cost, token))
+
     def peek(self, plan: Plan, cost: int) -> Decision:
         return self._wait(self._store.peek(plan, cost))
 
@@ -46,6 +49,9 @@ class Blocking:
             return self._wait(checked(key, cost))
 
         return check
+
+    def ready(self) -> None:
+        self._wait(self._store.ready())
 
     def close(self) -> None:
         self._wait(self._store.close())

@@ -19,88 +19,29 @@ whose time comes from elsewhere must be able to take it from there in tests.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
-from headgate.core.algorithms import Algorithm, State, void_at
-from headgate.core.decision import Decision
+from headgate.core.algorithms import Algorithm
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey
+from headgate.core.key import ONCE_US, once_token
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
 from headgate.testing.reference import ReferenceStore
+from headgate.testing.samples import LARGE, QUOTAS, SECOND, WithStore, family, hesitating, names
+from headgate.testing.traces import StoreTraces
 
-SECOND = 1_000_000
-QUOTAS = [
-    *(Quota(5, SECOND, algorithm=algorithm) for algorithm in Algorithm),
-    Quota(3, SECOND, burst=2),
-    Quota(3, SECOND, burst=2, algorithm=Algorithm.GCRA),
-    Quota(3, SECOND, burst=2, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
-    Quota(5, SECOND, refill_every_us=SECOND // 4),
-    Quota.one_off(5, keep_us=10 * SECOND),
-]
-"""One of each kind, all with a capacity of 5."""
-
-LARGE = [
-    *(Quota(20_011, 86_400 * SECOND, algorithm=algorithm) for algorithm in Algorithm),
-    Quota(1_000_003, 999_983, burst=2_250_000),
-    Quota(2_251, SECOND, burst=2_251_797_000, algorithm=Algorithm.GCRA),
-    Quota(22_517_000, 100 * SECOND, algorithm=Algorithm.SLIDING_WINDOW_COUNTER),
-    Quota(7, 3650 * 86_400 * SECOND, algorithm=Algorithm.LEAKY_BUCKET),
-]
-"""Quotas whose arithmetic comes near the bound of what is exact."""
-
-_names = (f"limit-{number}" for number in count())
+__all__ = ["LARGE", "QUOTAS", "SECOND", "StoreConformance", "StoreTraces", "family", "hesitating"]
 
 
-def family(*quotas: Quota) -> Family:
-    """Return limits that no other test shares, even in a store that outlives the test."""
-    return Family(next(_names), quotas)
-
-
-def hesitating(quota: Quota) -> Quota:
-    """Return `quota` with a step that lets other threads run before it answers.
-
-    A store that is not atomic is between reading and writing then, and is found out. (One that does not decide in this
-    process never calls it.)
-    """
-    quota = replace(quota)
-    step = quota.step
-
-    def hesitant(state: State, cost: int, now: int) -> tuple[State, Decision]:
-        outcome = step(state, cost, now)
-        time.sleep(0)
-        return outcome
-
-    object.__setattr__(quota, "step", hesitant)
-    return quota
-
-
-class _WithStore:
-    def make_store(self, clock: ManualClock) -> Store:
-        """Return a new store that takes its time from `clock`."""
-        raise NotImplementedError(f"{type(self).__name__} must define make_store(clock)")
-
-
-class StoreConformance(_WithStore):
+class StoreConformance(WithStore):
     """What every store must do, piece by piece."""
 
     @pytest.fixture
@@ -210,14 +151,14 @@ class StoreConformance(_WithStore):
         assert not any(check(key) for key in keys)
 
     def test_names_and_shapes_are_apart(self, store: Store) -> None:
-        quota, name = Quota(1, 60 * SECOND), next(_names)
+        quota, name = Quota(1, 60 * SECOND), next(names)
         others = [quota, Quota(1, 61 * SECOND), replace(quota, algorithm=Algorithm.GCRA)]
         families = [family(quota), family(quota), *(Family(name, [other]) for other in others)]
         assert all(store.check(each.plan("user"), 1) for each in families)
 
     def test_the_parts_of_a_key_cannot_imitate_each_other(self, store: Store) -> None:
         """A window of 6 s and the key "0user", a name that ends as a key begins, a long key and its digest."""
-        name = next(_names)
+        name = next(names)
         digest = blake2b(b"x" * 200, digest_size=16).hexdigest()
         keys = {
             (name, 6): ["0user", "user", "x" * 200, digest, f"#{digest}", f"={digest}"],
@@ -241,7 +182,7 @@ class StoreConformance(_WithStore):
 
     @pytest.mark.parametrize("quota", [quota for quota in QUOTAS if quota.limit], ids=str)
     def test_a_changed_limit_keeps_what_was_used(self, store: Store, quota: Quota) -> None:
-        name = next(_names)
+        name = next(names)
         store.check(Family(name, [quota]).plan("user"), 4)
         raised = replace(quota, limit=quota.limit + 7)
         assert store.peek(Family(name, [raised]).plan("user"), 1).remaining == 8
@@ -284,99 +225,95 @@ class StoreConformance(_WithStore):
         with ThreadPoolExecutor(16) as pool:
             assert sum(pool.map(lambda _: sum(check("user").allowed for _ in range(10)), range(16))) == 50
 
+    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    def test_check_once_gives_the_first_answer_again_and_takes_nothing(
+        self, store: Store, clock: ManualClock, quota: Quota
+    ) -> None:
+        limits = family(quota)
+        plan, token = limits.plan("user"), once_token(limits.plan("user"), 2, "retry")
+        first = store.check_once(plan, 2, token)
+        assert (first.allowed, first.remaining) == (True, 3)
+        store.check(plan, 1)
+        clock.advance(us=137)
+        left = store.peek(plan, 1)
+        assert [store.check_once(plan, 2, token) for _ in range(3)] == [first] * 3
+        assert store.peek(plan, 1) == left
 
-class StoreTraces(_WithStore):
-    """Random operations, each answer compared with the pure core's."""
+    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    def test_check_once_does_not_remember_a_refusal(self, store: Store, clock: ManualClock, quota: Quota) -> None:
+        """Who waited as long as it said is admitted, and that is remembered."""
+        plan = family(quota).plan("user")
+        token = once_token(plan, 3, "retry")
+        store.check(plan, 4)
+        refusal = store.check_once(plan, 3, token)
+        assert not refusal
+        clock.advance(us=refusal.retry_after_us - 1)
+        assert store.check_once(plan, 3, token).retry_after_us == 1
+        clock.advance(us=1)
+        admission = store.check_once(plan, 3, token)
+        assert admission
+        assert store.check_once(plan, 3, token) == admission
 
-    examples = 100
-    """How many sequences to try."""
-
-    def test_every_answer_is_that_of_the_pure_core(self) -> None:
-        clock = ManualClock()
-        store = self.make_store(clock)
-        try:
-            run_state_machine_as_test(
-                type("Machine", (_Machine,), {"store": store, "clock": clock}),
-                settings=settings(
-                    max_examples=self.examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False
-                ),
-            )
-        finally:
-            store.close()
-
-
-class _Machine(RuleBasedStateMachine):
-    """A store under test beside the reference store, on one clock."""
-
-    store: Store
-    clock: ManualClock
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock.set(ManualClock.START)  # every sequence is the same when played again
-        self.reference = ReferenceStore(self.clock)
-        self.name = next(_names)
-        self.quotas: list[Quota] = []
-
-    @initialize(picks=st.lists(st.sampled_from(QUOTAS), min_size=1, max_size=3, unique_by=lambda quota: quota.shape))
-    def choose(self, picks: list[Quota]) -> None:
-        self.quotas = picks
-
-    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
-    def check(self, key: str, cost: int) -> None:
-        plan, cost = self._plan(key), self._possible(cost)
-        assert self.store.check(plan, cost) == self.reference.check(plan, cost)
-
-    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
-    def bound_check(self, key: str, cost: int) -> None:
-        limits, cost = Family(self.name, self.quotas), self._possible(cost)
-        assert self.store.bind(limits)(key, cost) == self.reference.check(limits.plan(key), cost)
-
-    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
-    def peek(self, key: str, cost: int) -> None:
-        plan, cost = self._plan(key), self._possible(cost)
-        assert self.store.peek(plan, cost) == self.reference.peek(plan, cost)
-
-    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
-    def refund(self, key: str, cost: int) -> None:
-        plan = self._plan(key)
-        assert self.store.refund(plan, cost) == self.reference.refund(plan, cost)
-
-    @rule(key=st.sampled_from("ab"))
-    def reset(self, key: str) -> None:
-        self.store.reset(self._plan(key))
-        self.reference.reset(self._plan(key))
-
-    @rule(us=st.one_of(st.integers(0, 2 * SECOND), st.integers(0, 20 * SECOND), st.just(1)))
-    def time_passes(self, us: int) -> None:
-        self.clock.advance(us=us)
-
-    @precondition(lambda self: self.nothing_to_forget())
-    @rule(us=st.one_of(st.integers(1, SECOND), st.integers(1, 3 * SECOND)))
-    def the_clock_falls_back(self, us: int) -> None:
-        self.clock.advance(us=-us)
-
-    def nothing_to_forget(self) -> bool:
-        """Is no state void? A store may have forgotten void ones, and no clock brings them back."""
-        now = self.clock.now()
-        kept = {space: quota for space, _, quota in self._plan("a")} if self.quotas else {}
-        return all(void_at(state, kept[space]) > now for (space, _), state in self.reference.states.items())
-
-    @rule(limit=st.integers(1, 9), burst=st.integers(0, 4))
-    def limits_change(self, limit: int, burst: int) -> None:
-        self.quotas = [
-            replace(quota, limit=limit, burst=burst if quota.burst else 0) if quota.limit else quota
-            for quota in self.quotas
+    def test_check_once_counts_other_questions_apart(self, store: Store) -> None:
+        """Another idempotency key, another cost, another principal, other limits, and a plain check."""
+        limits, more = family(Quota(10, 3600 * SECOND)), family(Quota(10, 3600 * SECOND))
+        plan = limits.plan("user")
+        asked = [
+            (plan, 1, "a"),
+            (plan, 1, "b"),
+            (plan, 2, "a"),
+            (limits.plan("other"), 1, "a"),
+            (more.plan("user"), 1, "a"),
         ]
+        for _ in range(2):
+            found = [store.check_once(each, cost, once_token(each, cost, key)).remaining for each, cost, key in asked]
+            assert found == [9, 8, 6, 9, 9]
+        assert store.check(plan, 1).remaining == 5
 
-    @invariant()
-    def both_say_the_same(self) -> None:
-        for key in "ab" if self.quotas else "":
-            plan = self._plan(key)
-            assert self.store.peek(plan, 1) == self.reference.peek(plan, 1)
+    def test_check_once_remembers_for_5_minutes(self, store: Store, clock: ManualClock) -> None:
+        plan = family(Quota(5, 3600 * SECOND, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan("user")
+        token = once_token(plan, 1, "retry")
+        for remaining in (4, 3):
+            answers = [store.check_once(plan, 1, token)]
+            clock.advance(us=ONCE_US - 1)
+            answers += [store.check_once(plan, 1, token)]
+            assert answers[0] == answers[1]
+            assert answers[0].remaining == remaining
+            clock.advance(us=1)
+        assert store.check_once(plan, 1, token).remaining == 2
 
-    def _plan(self, key: str) -> Any:
-        return Family(self.name, self.quotas).plan(key)
+    def test_check_once_remembers_whatever_happens_to_the_limit(self, store: Store) -> None:
+        name, quota = next(names), Quota(5, 3600 * SECOND)
+        plan = Family(name, [quota]).plan("user")
+        token = once_token(plan, 2, "retry")
+        first = store.check_once(plan, 2, token)
+        store.refund(plan, 2)
+        assert store.check_once(plan, 2, token) == first
+        store.reset(plan)
+        assert store.check_once(plan, 2, token) == first
+        raised = Family(name, [replace(quota, limit=9)]).plan("user")
+        assert once_token(raised, 2, "retry") == token
+        assert store.check_once(raised, 2, token).remaining == first.remaining
+        assert store.peek(raised, 1).remaining == 9
 
-    def _possible(self, cost: int) -> int:
-        return min(cost, *(quota.capacity for quota in self.quotas))
+    def test_check_once_takes_from_all_limits_of_a_plan_or_none(self, store: Store, clock: ManualClock) -> None:
+        plan = family(Quota(5, SECOND), Quota(3, 60 * SECOND, algorithm=Algorithm.FIXED_WINDOW)).plan("user")
+        token, other = once_token(plan, 2, "one"), once_token(plan, 2, "other")
+        first = store.check_once(plan, 2, token)
+        assert [part.remaining for part in first.limits] == [3, 1]
+        clock.advance(1)
+        assert not store.check_once(plan, 2, other)
+        assert store.check_once(plan, 2, token) == first
+        assert [part.remaining for part in store.peek(plan, 1).limits] == [5, 1]
+
+    def test_check_once_from_16_threads_with_one_token_takes_once(self, store: Store) -> None:
+        plan = family(hesitating(Quota(100, 3600 * SECOND)), hesitating(Quota(1000, 60 * SECOND))).plan("user")
+        for number in range(10):
+            token = once_token(plan, 1, f"retry {number}")
+            with ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(lambda _, token=token: store.check_once(plan, 1, token), range(32)))
+            assert answers == [answers[0]] * 32
+            assert store.peek(plan, 1).remaining == 99 - number
+
+    def test_is_ready(self, store: Store) -> None:
+        store.ready()

@@ -8,7 +8,7 @@ from headgate.clock import Clock
 from headgate.core import plan as plans
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
-from headgate.core.key import Principal
+from headgate.core.key import ONCE_US, Principal
 from headgate.core.plan import Family, Plan, States
 from headgate.stores.base import Check
 
@@ -19,9 +19,20 @@ class ReferenceStore:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.states: dict[tuple[str, Principal], State] = {}
+        self.answers: dict[bytes, tuple[int, Decision]] = {}
+        """Of `check_once`, each with the time when it ends."""
 
     def check(self, plan: Plan, cost: int) -> Decision:
         return self._run(plans.check, plan, cost)
+
+    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+        now = self.clock.now()
+        until, decision = self.answers.get(token, (now, None))
+        if decision is None or until <= now:
+            decision = self.check(plan, cost)
+            if decision.allowed:
+                self.answers[token] = now + ONCE_US, decision
+        return decision
 
     def refund(self, plan: Plan, cost: int) -> Decision:
         return self._run(plans.refund, plan, cost)
@@ -40,8 +51,12 @@ class ReferenceStore:
 
         return check
 
+    def ready(self) -> None:
+        """Nothing to wait for."""
+
     def close(self) -> None:
         self.states.clear()
+        self.answers.clear()
 
     def _run(
         self, transact: Callable[[Plan, States, int, int], tuple[States, Decision]], plan: Plan, cost: int

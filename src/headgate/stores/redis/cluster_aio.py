@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from headgate.clock import Clock
-from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.core.errors import StoreError
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address, Cluster
 from headgate.stores.redis.answers import Answer
@@ -25,7 +25,6 @@ class AsyncCluster:
         self._flights: dict[Address, Flights] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = -REFRESH_EVERY
-        self._unknown = ""  # why there is no slot map
 
     async def ask(self, question: Question) -> Answer:
         slot = slot_of(question.keys[0])
@@ -72,8 +71,6 @@ class AsyncCluster:
         self._refresh_later(every)
         if self._refreshing:
             await asyncio.wait([self._refreshing], timeout=max(0, deadline - self._loop.time()))
-            if self._unknown and not self._slots.nodes:  # there is no older map to go by
-                raise StoreUnavailable(self._unknown)
 
     def _refresh_later(self, every: float) -> None:
         under_way = self._refreshing and not self._refreshing.done()
@@ -81,12 +78,7 @@ class AsyncCluster:
             self._refreshing = self._loop.create_task(self._renew())
 
     async def _renew(self) -> None:
-        try:
-            await inquire(self._slots.refresh(), self._slots.patience)
-        except StoreUnavailable as error:
-            self._unknown = str(error)
-        else:
-            self._unknown = ""
+        await inquire(self._slots.refresh(), self._slots.patience)
         self._refreshed_at = self._loop.time()
         for server in tuple(self._flights):
             if server not in self._slots.nodes and self._flights[server].is_idle:

@@ -6,7 +6,7 @@ import threading
 from time import monotonic, sleep
 
 from headgate.clock import Clock
-from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.core.errors import StoreError
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address, Cluster
 from headgate.stores.redis.answers import Answer
@@ -76,13 +76,8 @@ class BlockingCluster:
             self._refreshing.release()
 
     def _renew(self, give_up: float) -> None:
-        try:
-            inquire(self.slots.refresh(), lambda: min(self.slots.patience, max(0.01, give_up - monotonic())))
-        except StoreUnavailable:
-            if not self.slots.nodes:  # there is no older map to go by
-                raise
-        finally:
-            self._refreshed_at = monotonic()
+        inquire(self.slots.refresh(), lambda: min(self.slots.patience, max(0.01, give_up - monotonic())))
+        self._refreshed_at = monotonic()
         with self._lock:
             gone = [self._pools.pop(server) for server in tuple(self._pools) if server not in self.slots.nodes]
         for pool in gone:

@@ -64,6 +64,8 @@ class SlotMap:
         self._owners: list[Address | None] = [None] * SLOTS
         self.nodes: frozenset[Address] = frozenset()
         """The servers that have slots."""
+        self.trouble = ""
+        """Why the map could not be had when it was asked for last."""
         self.patience = min(cluster.seeds[0].connect_timeout, 0.5)
         """Seconds for each server that is asked."""
 
@@ -82,17 +84,17 @@ class SlotMap:
         return said_by.at(host or said_by.host, port or said_by.port)
 
     def refresh(self) -> Inquiry[None]:
-        """Ask one server after the other, in any order, for the map, until one has it."""
+        """Ask one server after the other, in any order, for the map, until one has it; else the old one stays."""
         others = [node for node in self.nodes if node not in self._seeds]
         reasons = []
         for server in (*sample(others, len(others)), *sample(self._seeds, len(self._seeds))):
             reply = yield server, _MAP
             if owners := _owners(server, reply):
                 self._owners = [owners.get(slot) for slot in range(SLOTS)]
-                self.nodes = frozenset(owners.values())
+                self.nodes, self.trouble = frozenset(owners.values()), ""
                 return
             reasons.append(f"{reply}" if isinstance(reply, Exception) else f"{server}: it knows no slots")
-        raise StoreUnavailable(f"no server of the cluster tells where its slots are: {'; '.join(reasons)}")
+        self.trouble = f"no server of the cluster tells where its slots are: {'; '.join(reasons)}"
 
 
 def _owners(server: Address, reply: object) -> dict[int, Address]:

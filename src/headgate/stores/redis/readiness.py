@@ -22,7 +22,9 @@ def probe(principal: str = "headgate") -> Question:
 
 
 def probes(slots: SlotMap) -> Iterator[Question]:
-    """Return a question for each server of a cluster. Raises StoreUnavailable if there are slots without a server."""
+    """Return a question for each server of a cluster, whose map was just asked for. Raises StoreUnavailable."""
+    if slots.trouble:
+        raise StoreUnavailable(slots.trouble)
     missing = [slot for slot in range(SLOTS) if slots.owner(slot) is None]
     if missing:
         raise StoreUnavailable(f"no server of the cluster has slot {missing[0]} and {len(missing) - 1} others")

@@ -71,4 +71,4 @@ def route(slots: SlotMap, slot: int) -> Route:
                 before, owner, asking = owner, slots.owner(slot), False
                 if owner == before:
                     raise refused or error from None
-    raise refused or StoreUnavailable(f"no server of the cluster has slot {slot}")
+    raise refused or StoreUnavailable(slots.trouble or f"no server of the cluster has slot {slot}")

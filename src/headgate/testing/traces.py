@@ -1,0 +1,135 @@
+"""Random sequences of operations, played to a store and to the pure core."""
+
+# ruff: noqa: S101  a test suite asserts
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from headgate.core.algorithms import void_at
+from headgate.core.key import ONCE_US, once_token
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
+from headgate.stores.base import Store
+from headgate.testing.clock import ManualClock
+from headgate.testing.reference import ReferenceStore
+from headgate.testing.samples import QUOTAS, SECOND, WithStore, names
+
+
+class StoreTraces(WithStore):
+    """Random operations, each answer compared with the pure core's."""
+
+    examples = 100
+    """How many sequences to try."""
+
+    def test_every_answer_is_that_of_the_pure_core(self) -> None:
+        clock = ManualClock()
+        store = self.make_store(clock)
+        try:
+            run_state_machine_as_test(
+                type("Machine", (_Machine,), {"store": store, "clock": clock}),
+                settings=settings(
+                    max_examples=self.examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+                ),
+            )
+        finally:
+            store.close()
+
+
+class _Machine(RuleBasedStateMachine):
+    """A store under test beside the reference store, on one clock."""
+
+    store: Store
+    clock: ManualClock
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock.set(ManualClock.START)  # every sequence is the same when played again
+        self.reference = ReferenceStore(self.clock)
+        self.name = next(names)
+        self.quotas: list[Quota] = []
+        self.changes = 0
+
+    @initialize(picks=st.lists(st.sampled_from(QUOTAS), min_size=1, max_size=3, unique_by=lambda quota: quota.shape))
+    def choose(self, picks: list[Quota]) -> None:
+        self.quotas = picks
+
+    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
+    def check(self, key: str, cost: int) -> None:
+        plan, cost = self._plan(key), self._possible(cost)
+        assert self.store.check(plan, cost) == self.reference.check(plan, cost)
+
+    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
+    def bound_check(self, key: str, cost: int) -> None:
+        limits, cost = Family(self.name, self.quotas), self._possible(cost)
+        assert self.store.bind(limits)(key, cost) == self.reference.check(limits.plan(key), cost)
+
+    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5), once=st.sampled_from("xyz"))
+    def check_once(self, key: str, cost: int, once: str) -> None:
+        plan, cost = self._plan(key), self._possible(cost)
+        token = once_token(plan, cost, f"{once}{self.changes}")  # which limit an answer names after a change is open
+        assert self.store.check_once(plan, cost, token) == self.reference.check_once(plan, cost, token)
+
+    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
+    def peek(self, key: str, cost: int) -> None:
+        plan, cost = self._plan(key), self._possible(cost)
+        assert self.store.peek(plan, cost) == self.reference.peek(plan, cost)
+
+    @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
+    def refund(self, key: str, cost: int) -> None:
+        plan = self._plan(key)
+        assert self.store.refund(plan, cost) == self.reference.refund(plan, cost)
+
+    @rule(key=st.sampled_from("ab"))
+    def reset(self, key: str) -> None:
+        self.store.reset(self._plan(key))
+        self.reference.reset(self._plan(key))
+
+    @rule(us=st.one_of(st.integers(0, 2 * SECOND), st.integers(0, 20 * SECOND), st.sampled_from([1, ONCE_US])))
+    def time_passes(self, us: int) -> None:
+        self.clock.advance(us=us)
+
+    @precondition(lambda self: self.nothing_to_forget())
+    @rule(us=st.one_of(st.integers(1, SECOND), st.integers(1, 3 * SECOND)))
+    def the_clock_falls_back(self, us: int) -> None:
+        self.clock.advance(us=-us)
+
+    def nothing_to_forget(self) -> bool:
+        """Is no state void, no answer too old? A store may have forgotten it, and no clock brings it back."""
+        now = self.clock.now()
+        if any(until <= now for until, _ in self.reference.answers.values()):
+            return False
+        kept = {space: quota for space, _, quota in self._plan("a")} if self.quotas else {}
+        return all(void_at(state, kept[space]) > now for (space, _), state in self.reference.states.items())
+
+    @rule(limit=st.integers(1, 9), burst=st.integers(0, 4))
+    def limits_change(self, limit: int, burst: int) -> None:
+        self.changes += 1
+        self.quotas = [
+            replace(quota, limit=limit, burst=burst if quota.burst else 0) if quota.limit else quota
+            for quota in self.quotas
+        ]
+
+    @invariant()
+    def both_say_the_same(self) -> None:
+        for key in "ab" if self.quotas else "":
+            plan = self._plan(key)
+            assert self.store.peek(plan, 1) == self.reference.peek(plan, 1)
+
+    def _plan(self, key: str) -> Any:
+        return Family(self.name, self.quotas).plan(key)
+
+    def _possible(self, cost: int) -> int:
+        return min(cost, *(quota.capacity for quota in self.quotas))
