@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Algorithm, Quota
-from headgate.stores.fallback import share_of
+from headgate.core.mode import Mode
+from headgate.core.plan import Limit, Plan
+from headgate.stores.fallback import Mixed, share_of
+from headgate.testing import ManualClock
 from tests.core.quotas import AWKWARD, quotas
 
 SECOND = 1_000_000
@@ -37,3 +41,51 @@ def test_a_share_that_cannot_be_computed_exactly_is_rounded_down() -> None:
     assert share_of(Quota(10_000_000, 24 * HOUR), 3).limit in range(3_000_000, 3_333_334)
     prime = 1_000_000_007  # nothing near its third has a divisor in common with the window
     assert share_of(Quota(prime, 2 * prime), 3).limit == 1
+
+
+def a_plan(*names: str, limit: int = 3) -> Plan:
+    """One limit for each name, all of one principal."""
+    quota = Quota(limit, HOUR)
+    return tuple([Limit(f"{name}|{quota.shape}", "ada", quota) for name in names])
+
+
+def mode_by_name(limit: Limit) -> Mode:
+    return Mode(limit.space.partition("|")[0].partition("-")[0])
+
+
+@pytest.fixture
+def mixed(manual_clock: ManualClock) -> Mixed:
+    return Mixed(mode_by_name, 1, 100, manual_clock)
+
+
+def test_each_limit_is_answered_in_its_own_mode(mixed: Mixed) -> None:
+    plan = a_plan("allow", "local-1", "local-2")
+    assert [mixed.check(plan, 1, 7).allowed for _ in range(4)] == [True, True, True, False]
+    refusal = mixed.check(plan, 1, 7)
+    assert [part.allowed for part in refusal.limits] == [True, False, False]
+    assert [part.remaining for part in refusal.limits] == [3, 0, 0]
+
+
+def test_one_limit_that_denies_takes_nothing_from_the_others(mixed: Mixed) -> None:
+    denied = mixed.check(a_plan("local-1", "deny"), 1, 7)
+    assert (denied.allowed, denied.retry_after_us) == (False, 7)
+    assert [part.allowed for part in denied.limits] == [True, False]
+    assert mixed.peek(a_plan("local-1"), 1, 7).remaining == 3
+    assert not mixed.check_once(a_plan("local-1", "deny"), 1, b"x" * 16, 7)
+    assert mixed.peek(a_plan("local-1"), 1, 7).remaining == 3
+
+
+def test_the_strictest_mode_is_that_of_the_plan(mixed: Mixed) -> None:
+    assert mixed.mode_of(a_plan("allow")) is Mode.ALLOW
+    assert mixed.mode_of(a_plan("allow", "local")) is Mode.LOCAL
+    assert mixed.mode_of(a_plan("deny", "local", "allow")) is Mode.DENY
+
+
+def test_mixed_modes_count_a_retry_once_and_give_back(mixed: Mixed) -> None:
+    plan = a_plan("allow", "local")
+    assert [mixed.check_once(plan, 1, b"x" * 16, 7).limits[1].remaining for _ in range(3)] == [2, 2, 2]
+    assert mixed.refund(plan, 1, 7).limits[1].remaining == 3
+    mixed.check(plan, 3, 7)
+    mixed.reset(plan)
+    assert mixed.peek(plan, 3, 7).allowed
+    mixed.close()
