@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 
 import headgate
+from tests.servers import RedisServer, redis_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 SCRIPTS = [path for path in EXAMPLES if path.name != "demo.py"]  # the demo has tests of its own
+REDIS = "redis://localhost:6379/0"
+"""Examples on this server get one of their own."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CLAIM = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
@@ -54,10 +58,21 @@ def test_every_snippet_is_part_of_an_example(page: Path) -> None:
         assert any(variant in source for variant in variants for source in sources), block
 
 
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
-def test_an_example_prints_what_its_comments_claim(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(script), run_name="__main__")
-    claims = CLAIM.findall(script.read_text())
+def test_an_example_prints_what_its_comments_claim(
+    script: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    text = script.read_text()
+    if REDIS in text:
+        text = text.replace(REDIS, request.getfixturevalue("server").address)
+    exec(compile(text, str(script), "exec"), {"__name__": "__main__"})  # noqa: S102  our own
+    claims = CLAIM.findall(text)
     assert claims
     assert capsys.readouterr().out.splitlines() == claims
 
