@@ -1,0 +1,68 @@
+"""What both engines share: everything that does not wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from headgate.core.errors import InvalidStore
+from headgate.core.mode import Mode
+from headgate.core.numbers import short
+from headgate.core.plan import Limit, Plan
+from headgate.policy.compiled import Policy
+from headgate.policy.live import LivePolicy
+from headgate.policy.model import Ruleset
+from headgate.policy.selection import Selection
+from headgate.policy.source import FileSource
+
+Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
+"""A file of rules, which is watched; rules; or a policy made of them."""
+
+
+class Book:
+    """The policy in force, whatever it was given as."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._own: LivePolicy | None = None
+        if isinstance(rules, str | os.PathLike):
+            rules = self._own = LivePolicy(FileSource(rules))
+            self._own.start()
+        if isinstance(rules, LivePolicy):
+            live = rules
+            self.policy: Callable[[], Policy] = lambda: live.policy
+        else:
+            fixed = rules if isinstance(rules, Policy) else Policy(rules)
+            self.policy = lambda: fixed
+
+    def mode_of(self, default: Mode) -> Callable[[Limit], Mode]:
+        """Return the function that says what is to be answered for a limit when the store does not."""
+
+        def mode(limit: Limit) -> Mode:
+            compiled = self.policy().rules.get(_rule_id(limit.space))  # None: a reload has just removed it
+            return (compiled.rule.on_store_failure if compiled else None) or default
+
+        return mode
+
+    def close(self) -> None:
+        """Stop watching a file, unless the caller does that."""
+        if self._own:
+            self._own.close()
+
+
+def _rule_id(space: str) -> str:
+    """Return the id of the rule whose states are in `space`."""
+    return space.partition("|")[0].partition("#")[0]
+
+
+def checked_mode(on_store_failure: object) -> Mode:
+    """Return a mode by its name."""
+    for mode in Mode:
+        if on_store_failure == mode:
+            return mode
+    raise InvalidStore(f"on_store_failure must be one of {', '.join(Mode)}, not {short(on_store_failure)}")
+
+
+def plans_of(selection: Selection) -> list[Plan]:
+    """Return the plans of enforced and of shadow limits."""
+    enforced = [selection.enforced.plan] if selection.enforced.plan else []
+    return [*enforced, *(limits.plan for limits in selection.shadow)]

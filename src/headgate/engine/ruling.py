@@ -1,0 +1,67 @@
+"""What the engine answers: the decision, of whose rules, and what shadow rules would have said."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.policy.selection import Verdict
+
+
+class RuleDecision(msgspec.Struct, frozen=True, gc=False):
+    """What one limit of a rule says."""
+
+    rule_id: str
+    decision: Decision
+
+
+class Ruling(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a request. It is true when the request may pass."""
+
+    allowed: bool
+    verdict: Verdict
+    """How it came about: by limits, by none, or by a list."""
+    decision: Decision | None = None
+    """What all enforced limits say together; None where there was nothing to ask."""
+    rule_id: str = ""
+    """The rule that blocks longest or, when allowed, the most restrictive one; empty where no limit is enforced."""
+    limits: tuple[RuleDecision, ...] = ()
+    """What each enforced limit says, in the order of the rules."""
+    shadow: tuple[RuleDecision, ...] = ()
+    """What the limits of shadow rules say; they refuse nothing."""
+    matched: bool = False
+    """Whether any rule matched, the default included."""
+    reason: str = ""
+    """Why, for those on a list."""
+    version: int = 0
+    """Of the policy."""
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    @property
+    def state(self) -> Pressure:
+        """The state of the most restrictive limit."""
+        if self.decision is not None:
+            return self.decision.state
+        return Pressure.NORMAL if self.allowed else Pressure.THROTTLED
+
+    @property
+    def degraded(self) -> str:
+        """Why the store did not decide; empty if it did, or did not have to."""
+        return self.decision.degraded if self.decision is not None else ""
+
+
+def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDecision, ...]:
+    """Return what each limit says, with the rule that it belongs to."""
+    return tuple([RuleDecision(rule, part) for rule, part in zip(rules, decision.limits, strict=True)])
+
+
+def rule_of(rules: tuple[str, ...], decision: Decision) -> str:
+    """Return the rule that `decision` describes: the one that blocks, or the most restrictive one."""
+    for rule, part in zip(rules, decision.limits, strict=True):
+        same = part.remaining == decision.remaining and part.retry_after_us == decision.retry_after_us
+        if same and part.allowed == decision.allowed and part.quota is decision.quota:
+            return rule
+    raise AssertionError(decision)

@@ -1,0 +1,140 @@
+"""The engine for callers that may block."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from headgate.clock import Clock
+from headgate.core.decision import Decision
+from headgate.core.mode import Mode
+from headgate.engine.binding import Book, Rules, checked_mode, plans_of
+from headgate.engine.flow import Call, Flow, Verb, ruled
+from headgate.engine.ruling import Ruling
+from headgate.policy.compiled import Policy
+from headgate.policy.request import Request
+from headgate.policy.selection import Selection
+from headgate.stores import open_store
+from headgate.stores.base import Store
+from headgate.stores.failover import FailoverStore, Statistics
+
+
+class Engine:
+    r"""Decides requests by rules.
+
+    >>> from headgate.policy.loading import load
+    >>> from headgate.policy.request import Request
+    >>> rules = load("version: 1\nrules: [{id: per-user, limit: 2, window: 1m}]")
+    >>> engine = Engine(rules)
+    >>> [engine.check(Request({"user": "ada"})).allowed for _ in range(3)]
+    [True, True, False]
+
+    Args:
+        rules: a file, which is watched for changes; rules; or a policy.
+        store: where the state lives: an address, or a store object.
+        on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
+        nodes: how many processes share the limits, this one included, for "local".
+        clock: where time comes from, for tests; only with a store given by address.
+
+    Safe for use from any number of threads. It always answers: what the store did not decide is marked as degraded.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        store: str | Store = "memory",
+        on_store_failure: str = Mode.LOCAL,
+        nodes: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        mode = checked_mode(on_store_failure)
+        opened = open_store(store, clock=clock)
+        self._book = Book(rules)
+        self._store = FailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
+        self._clock = opened.clock
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._book.policy()
+
+    def check(self, request: Request) -> Ruling:
+        """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
+
+        Raises InvalidRequest, InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
+        """
+        policy = self.policy
+        return self._run(ruled(self._selected(policy, request), Verb.CHECK, request.cost, policy.version))
+
+    def check_once(self, request: Request, idempotency_key: str) -> Ruling:
+        """Check, but count a request that is sent again with the same key within 5 minutes only once."""
+        policy = self.policy
+        selection = self._selected(policy, request)
+        return self._run(ruled(selection, Verb.CHECK_ONCE, request.cost, policy.version, idempotency_key))
+
+    def peek(self, request: Request) -> Ruling:
+        """Say what `check` would answer; take nothing."""
+        policy = self.policy
+        return self._run(ruled(self._selected(policy, request), Verb.PEEK, request.cost, policy.version))
+
+    def check_rule(self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "") -> Ruling:
+        """Check one rule, by its id, for one value of its dimension.
+
+        A rule that does not exist, or is disabled, lets everything pass and matches nothing, unless the rules say that
+        this is an error.
+        """
+        policy = self.policy
+        selection = policy.rule_plan(rule_id, value, self._clock.now(), user=user, tier=tier, cost=cost)
+        return self._run(ruled(selection, Verb.CHECK, cost, policy.version))
+
+    def refund(self, request: Request) -> Ruling:
+        """Give the request's cost back to all limits that apply to it now. Says what is left then."""
+        policy = self.policy
+        return self._run(ruled(self._selected(policy, request), Verb.REFUND, request.cost, policy.version))
+
+    def reset(self, request: Request) -> None:
+        """Forget all that was used of the limits that apply to the request."""
+        for plan in plans_of(self._selected(self.policy, request)):
+            self._store.reset(plan)
+
+    def ready(self) -> None:
+        """Raise StoreError unless the store can decide now."""
+        self._store.ready()
+
+    def statistics(self) -> Statistics:
+        """Return how the store did so far, for metrics."""
+        return self._store.statistics()
+
+    def close(self) -> None:
+        self._book.close()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _selected(self, policy: Policy, request: Request) -> Selection:
+        return policy.plan(request, self._clock.now())
+
+    def _run(self, flow: Flow) -> Ruling:
+        try:
+            calls = next(flow)
+            while True:
+                calls = flow.send([self._call(call) for call in calls])
+        except StopIteration as stop:
+            ruling: Ruling = stop.value
+            return ruling
+
+    def _call(self, call: Call) -> Decision:
+        if call.verb is Verb.CHECK:
+            return self._store.check(call.plan, call.cost)
+        if call.verb is Verb.CHECK_ONCE:
+            return self._store.check_once(call.plan, call.cost, call.token)
+        if call.verb is Verb.PEEK:
+            return self._store.peek(call.plan, call.cost)
+        return self._store.refund(call.plan, call.cost)

@@ -1,0 +1,171 @@
+"""Requests decided by rules, over memory and over a store that is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate import CostTooLarge, InvalidStore, StoreError
+from headgate.policy.loading import load
+from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.selection import Verdict
+from headgate.testing import ManualClock
+from tests.engine.conftest import Make
+from tests.servers import free_port
+
+RULES = """
+version: 1
+rules:
+  - {id: orders-user, dimension: user, endpoint: /orders/**, limit: 3, window: 1h}
+  - {id: all-ip, dimension: ip, limit: 5, window: 1h, algorithm: fixed_window}
+  - {id: trial, dimension: user, endpoint: /orders/**, limit: 1, window: 1h, shadow: true}
+  - {id: off, dimension: user, limit: 1, window: 1h, enabled: false}
+deny: [{ip: 192.0.2.0/24}]
+allow: [{user: root}]
+"""
+
+
+def order(user: str = "ada", ip: str = "203.0.113.9", **more: Any) -> Request:
+    return Request({"user": user, "ip": ip}, "/orders/7", "POST", **more)
+
+
+def test_all_rules_that_match_are_decided_together(make: Make) -> None:
+    engine = make(load(RULES))
+    ruling = engine.check(order())
+    assert (ruling.allowed, ruling.verdict, ruling.matched) == (True, Verdict.LIMITED, True)
+    assert [(each.rule_id, each.decision.remaining) for each in ruling.limits] == [("orders-user", 2), ("all-ip", 4)]
+    assert ruling.rule_id == "orders-user"
+
+
+def test_the_rule_that_blocks_is_named_and_nothing_is_taken_from_the_others(make: Make) -> None:
+    engine = make(load(RULES))
+    for _ in range(3):
+        assert engine.check(order())
+    refused = engine.check(order())
+    assert (refused.allowed, refused.rule_id, refused.state) == (False, "orders-user", "throttled")
+    assert [each.decision.remaining for each in refused.limits] == [0, 2]
+    assert engine.check(order("bob"))
+    assert engine.check(order("bob"))
+    assert engine.check(order("bob")).rule_id == "all-ip"
+
+
+def test_shadow_rules_count_and_refuse_nothing(make: Make) -> None:
+    engine = make(load(RULES))
+    assert [engine.check(order()).shadow[0].decision.allowed for _ in range(3)] == [True, False, False]
+    refused = engine.check(order())
+    assert not refused.allowed
+    assert (refused.shadow[0].rule_id, refused.shadow[0].decision.allowed) == ("trial", False)
+
+
+def test_a_refused_request_takes_nothing_from_shadow_rules(make: Make) -> None:
+    rules = load(
+        "version: 1\nrules: [{id: a, limit: 1, window: 1h}, "
+        "{id: b, limit: 5, window: 1h, shadow: true, algorithm: fixed_window}]"
+    )
+    engine = make(rules)
+    remaining = [engine.check(Request({"user": "ada"})).shadow[0].decision.remaining for _ in range(3)]
+    assert remaining == [4, 4, 4]
+
+
+def test_lists_come_first(make: Make) -> None:
+    engine = make(load(RULES))
+    denied = engine.check(order(ip="192.0.2.7"))
+    assert (denied.allowed, denied.verdict, denied.decision, denied.state) == (False, Verdict.DENIED, None, "throttled")
+    assert "192.0.2" in denied.reason
+    allowed = [engine.check(order("root")) for _ in range(10)]
+    assert {ruling.verdict for ruling in allowed} == {Verdict.ALLOWED}
+
+
+def test_nothing_matches(make: Make) -> None:
+    ruling = make(load(RULES)).check(Request({"user": "ada"}, "/elsewhere"))
+    assert (ruling.allowed, ruling.matched, ruling.rule_id, ruling.state, ruling.degraded) == (
+        True,
+        False,
+        "",
+        "normal",
+        "",
+    )
+
+
+def test_one_rule_by_its_id(make: Make) -> None:
+    engine = make(load(RULES))
+    assert [engine.check_rule("orders-user", "eve").allowed for _ in range(4)] == [True, True, True, False]
+    for unknown in ("nowhere", "off"):
+        ruling = engine.check_rule(unknown, "eve")
+        assert (ruling.allowed, ruling.matched) == (True, False)
+    strict = make(load(RULES + "unknown_rule: error\n"))
+    with pytest.raises(InvalidRequest):
+        strict.check_rule("nowhere", "eve")
+
+
+def test_peeks_refunds_resets_and_retries(make: Make) -> None:
+    engine = make(load(RULES))
+    assert engine.check(order(cost=0)).limits[0].decision.remaining == 3
+    assert engine.peek(order()).limits[0].decision.remaining == 3
+    assert [engine.check_once(order(), "k").limits[0].decision.remaining for _ in range(2)] == [2, 2]
+    assert engine.check_once(order(), "k").shadow[0].decision.allowed
+    assert engine.refund(order()).limits[0].decision.remaining == 3
+    engine.check(order(cost=3))
+    engine.reset(order())
+    assert engine.peek(order()).limits[0].decision.remaining == 3
+    assert engine.peek(order()).shadow[0].decision.remaining == 1
+
+
+def test_bad_requests_are_errors(make: Make) -> None:
+    engine = make(load(RULES))
+    with pytest.raises(CostTooLarge, match="orders-user"):
+        engine.check(order(cost=4))
+    with pytest.raises(InvalidRequest):
+        engine.check(Request({"user": "ada"}, "/%zz"))
+    with pytest.raises(InvalidStore, match="local, allow, deny"):
+        make(load(RULES), on_store_failure="raise")
+
+
+def test_an_override_ends_by_itself(make: Make, manual_clock: ManualClock) -> None:
+    rules = load(
+        "version: 1\nrules: [{id: a, limit: 1, window: 1h}]\n"
+        'users: {"7": {overrides: {a: {limit: 2, until: "2030-01-01T00:00:00Z"}}}}'
+    )
+    manual_clock.set(1_893_455_999_000_000)
+    engine = make(rules, clock=manual_clock)
+    assert engine.peek(Request({"user": "7"})).decision.limit == 2
+    manual_clock.advance(us=1_000_000)
+    assert engine.peek(Request({"user": "7"})).decision.limit == 1
+
+
+class TestTheStoreIsAway:
+    RULES = """
+    version: 1
+    rules:
+      - {id: strict, endpoint: /pay, limit: 5, window: 1h, on_store_failure: deny}
+      - {id: open, endpoint: /news, limit: 1, window: 1h, on_store_failure: allow}
+      - {id: usual, endpoint: /work, limit: 4, window: 1h}
+    """
+
+    def engine(self, make: Make, **options: Any) -> Any:
+        address = f"redis://127.0.0.1:{free_port()}/0"
+        return make(load(self.RULES), store=address, **options)
+
+    def test_each_rule_answers_in_its_own_mode(self, make: Make) -> None:
+        engine = self.engine(make, nodes=2)
+        asked = {path: [engine.check(Request({"user": "ada"}, path)) for _ in range(4)] for path in ("/pay", "/news")}
+        asked["/work"] = [engine.check(Request({"user": "ada"}, "/work")) for _ in range(4)]
+        assert {path: [ruling.allowed for ruling in rulings] for path, rulings in asked.items()} == {
+            "/pay": [False] * 4,
+            "/news": [True] * 4,
+            "/work": [True, True, False, False],
+        }
+        assert all(ruling.degraded for rulings in asked.values() for ruling in rulings)
+
+    def test_the_default_mode_is_for_rules_that_do_not_say(self, make: Make) -> None:
+        engine = self.engine(make, on_store_failure="deny")
+        assert not engine.check(Request({"user": "ada"}, "/work"))
+        assert engine.check(Request({"user": "ada"}, "/news"))
+
+    def test_it_is_not_ready_and_counts(self, make: Make) -> None:
+        engine = self.engine(make)
+        with pytest.raises(StoreError):
+            engine.ready()
+        engine.check(Request({"user": "ada"}, "/work"))
+        assert sum(engine.statistics().degraded.values()) == 1
