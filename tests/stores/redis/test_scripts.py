@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from time import monotonic
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.core.errors import OutcomeUnknown
 from headgate.core.key import Principal, bounded
 from headgate.core.plan import Family, Plan
 from headgate.core.quota import Quota
+from headgate.stores import open_store
+from headgate.stores.base import Store
 from headgate.stores.redis import scripts
-from headgate.stores.redis.address import parse
-from headgate.stores.redis.sync import RedisStore, _Connection
 from headgate.testing import ManualClock
 from headgate.testing.conformance import QUOTAS, family
 from tests.servers import RedisServer
+from tests.stores.redis.script import Script
 
 MARGIN_MS = 1000
 LONG = [replace(quota, window_us=quota.window_us * 600) for quota in QUOTAS]
@@ -71,19 +72,50 @@ def test_one_call_for_many_plans_answers_as_one_call_each(
         families = [family(pick) for pick in picks]
         return [scripts.question(verb, families[which].plan(key), cost) for verb, key, cost, which in asked]
 
-    connection, now, give_up = _Connection(parse(server.address)), ManualClock.START, monotonic() + 20
-    try:
-        together = connection.converse([scripts.evaluation(questions(), now)], give_up)
-        apart = [connection.converse([scripts.evaluation([question], now)], give_up) for question in questions()]
-    finally:
-        connection.close()
-    assert together == [number for answer in apart if isinstance(answer, list) for number in answer]
-    assert len(apart) == len(asked)
+    now, together = ManualClock.START, questions()
+    with Script(server) as script:
+        answers = scripts.answers(script.converse(scripts.evaluation(together, now)), together)
+        assert answers == [script.answer(question, now) for question in questions()]
+    assert len(answers) == len(asked)
+
+
+def test_an_answer_begins_with_the_time_of_the_decision(server: RedisServer) -> None:
+    asked = scripts.question(scripts.CHECK, family(*QUOTAS[:2]).plan("user"), 1)
+    with Script(server) as script:
+        assert script.answer(asked, ManualClock.START)[0] == ManualClock.START
+        before = server_time(server)
+        assert before <= script.answer(asked, None)[0] <= server_time(server)
+
+
+@pytest.mark.parametrize("reply", [None, 7, [], "text", b"", b"7 bytes", bytes(55), bytes(57), bytes(112), [bytes(56)]])
+def test_a_reply_of_another_shape_is_no_answer(reply: object) -> None:
+    asked = [scripts.question(scripts.CHECK, family(QUOTAS[0]).plan("user"), 1)]
+    with pytest.raises(OutcomeUnknown):
+        scripts.answers(reply, asked)
+    with pytest.raises(OutcomeUnknown):
+        scripts.answers(reply, [*asked, *asked, *asked])
+    assert len(scripts.answers(bytes(56), asked)) == 1
+
+
+def test_equal_questions_are_encoded_equally_whoever_made_the_quota() -> None:
+    for cost in range(1, 6):  # quotas come and go, and their addresses are used again
+        for quota in QUOTAS:
+            made = [scripts.question(scripts.CHECK, Family("name", [replace(quota)]).plan("user"), cost) for _ in "ab"]
+            assert made[0].argument == made[1].argument
+    arguments = {scripts.question(scripts.CHECK, Family("name", [quota]).plan("user"), 1).argument for quota in QUOTAS}
+    assert len(arguments) == len(QUOTAS)
+
+
+def test_what_is_remembered_of_questions_is_bounded() -> None:
+    plan = Family("name", QUOTAS[:1]).plan("user")
+    for cost in range(1, 10_000):
+        scripts.question(scripts.CHECK, plan, cost)
+    assert len(scripts._usual) <= scripts._MOST_USUAL
 
 
 @pytest.fixture
-def store(server: RedisServer) -> Iterator[RedisStore]:
-    store = RedisStore(parse(server.address))
+def store(server: RedisServer) -> Iterator[Store]:
+    store = open_store(server.address)
     yield store
     store.close()
 
@@ -94,13 +126,13 @@ def key(plan: Plan) -> str:
 
 
 @pytest.mark.parametrize("quota", LONG, ids=str)
-def test_time_is_the_servers_unless_told(server: RedisServer, store: RedisStore, quota: Quota) -> None:
+def test_time_is_the_servers_unless_told(server: RedisServer, store: Store, quota: Quota) -> None:
     """An answer at the server's time is, up to the time that passed, that of a call told the server's time."""
     before = server_time(server)
     real = store.check(family(quota).plan("user"), 3)
     after = server_time(server)
     clock = ManualClock(before)
-    told = RedisStore(parse(server.address), clock=clock)
+    told = open_store(server.address, clock=clock)
     early = told.check(family(quota).plan("user"), 3)
     clock.set(after)
     late = told.check(family(quota).plan("user"), 3)
@@ -112,7 +144,7 @@ def test_time_is_the_servers_unless_told(server: RedisServer, store: RedisStore,
 
 
 @pytest.mark.parametrize("quota", LONG, ids=str)
-def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, store: RedisStore, quota: Quota) -> None:
+def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, store: Store, quota: Quota) -> None:
     plan = family(quota).plan("user")
     for cost in (1, 3, 1, 1):
         decision = store.check(plan, cost)
@@ -127,9 +159,7 @@ def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, s
 
 @pytest.mark.parametrize("verb", ["check", "denied check", "peek"])
 @pytest.mark.parametrize("quota", LONG, ids=str)
-def test_a_key_found_without_time_to_live_gets_one(
-    server: RedisServer, store: RedisStore, quota: Quota, verb: str
-) -> None:
+def test_a_key_found_without_time_to_live_gets_one(server: RedisServer, store: Store, quota: Quota, verb: str) -> None:
     plan = family(quota).plan("user")
     store.check(plan, 4)
     assert server.command("PERSIST", key(plan)) == "1"
@@ -140,7 +170,7 @@ def test_a_key_found_without_time_to_live_gets_one(
 
 @pytest.mark.parametrize("quota", LONG, ids=str)
 def test_a_refused_check_and_a_peek_of_the_unknown_store_nothing(
-    server: RedisServer, store: RedisStore, quota: Quota
+    server: RedisServer, store: Store, quota: Quota
 ) -> None:
     strict, wide = Family("none", [quota]), Quota(1, quota.window_us * 7)
     plan = Family(f"fresh-{quota.shape}", [wide, quota]).plan("user")

@@ -1,15 +1,17 @@
 """The script that decides on the server, and the encoding of its arguments and of its reply.
 
 One script for all: its parts, the `.lua` files beside this one, are twins of the files of `headgate.core` and are put
-together here. It decides any number of plans in one call.
+together here. It decides any number of plans in one call. What it takes and answers is described in `lua/plan.lua`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
+from itertools import accumulate
+from struct import Struct
 from typing import NamedTuple
 
 from headgate.core.algorithms import Algorithm
@@ -23,26 +25,41 @@ from headgate.core.quota import Quota
 from headgate.core.sliding_window_counter import grains_of
 from headgate.stores.redis.resp import bulk
 
-_PARTS = (
-    "common",
-    "token_bucket",
-    "gcra",
-    "fixed_window",
-    "sliding_window_counter",
-    "sliding_window_log",
-    "plan",
-)
+_ALGORITHMS = {
+    "token_bucket": ("tb", "lb", "tb/every", "tb/once"),
+    "gcra": ("gcra",),
+    "fixed_window": ("fw",),
+    "sliding_window_counter": ("swc",),
+    "sliding_window_log": ("swl",),
+}
+"""The names of the steps that a file returns, each for the `name` it is asked for."""
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
-_LIMIT_ARGUMENTS = 10
-ANSWER = 6
-"""Numbers per limit in an answer."""
 
-SCRIPT = b"#!lua\n" + b"\n".join(files(__package__).joinpath("lua", f"{part}.lua").read_bytes() for part in _PARTS)
+
+def _lua(part: str) -> str:
+    return files(__package__).joinpath("lua", f"{part}.lua").read_text("ascii")
+
+
+def _assembled() -> str:
+    """Return the script. Since each call of it runs all of it, an algorithm is defined only when asked for."""
+    cases = "".join(
+        f"if {' or '.join(f'name == {name!r}' for name in names)} then\n{_lua(part)}end\n"
+        for part, names in _ALGORITHMS.items()
+    )
+    return f"#!lua\n{_lua('calls')}\nlocal function step_named(name)\n{_lua('common')}{cases}end\n{_lua('plan')}"
+
+
+SCRIPT = _assembled().encode()
 SHA = sha1(SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 _EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n"
+_ONE_KEY = b"*6\r\n" + _EVALSHA + b"$1\r\n1\r\n"
 
-CHECK, PEEK, REFUND, RESET = b"c", b"p", b"r", b"x"
+CHECK, PEEK, REFUND, RESET, ONCE, UNDO = b"c", b"p", b"r", b"x", b"o", b"u"
+
+_HEAD = Struct("<cHBdd")
+_QUOTA = Struct("<9d")
+_MOST_USUAL = 4096
 
 
 class Question(NamedTuple):
@@ -50,17 +67,37 @@ class Question(NamedTuple):
 
     plan: Plan
     keys: list[bytes]
-    arguments: tuple[bytes, ...]
-    """Encoded for the wire; one element may hold several."""
-    size: int
-    """How many arguments these are."""
+    """Of its limits, in order, and then of its record, if it has one."""
+    argument: bytes
+    """The verb, its cost and the quotas, encoded for the wire."""
 
 
-def question(verb: bytes, plan: Plan, cost: int) -> Question:
-    """Return the question whether `plan` admits `cost`, or another verb's."""
+def question(verb: bytes, plan: Plan, cost: int, *, token: bytes | None = None, since: int = 0) -> Question:
+    """Return the question whether `plan` admits `cost`, or another verb's.
+
+    Args:
+        verb: CHECK, PEEK, REFUND and RESET are the verbs of a store. ONCE is a CHECK whose admission is recorded for
+            five minutes under `token`, during which the same question has the same answer and takes nothing. UNDO
+            takes back what a CHECK or ONCE of the same plan and cost has taken, as far as that surely still counts,
+            and forgets its record.
+        plan: its limits, all in one slot.
+        cost: units, as `core.plan.checked_cost` has checked them.
+        token: a digest that stands for the request and for whose limits these are, as the records of a principal share
+            one space; for ONCE, and for UNDO of a ONCE.
+        since: when the charge was made that UNDO takes back: the first number of its answer, in microseconds.
+    """
+    if token is None and not since:
+        if len(plan) == 1:
+            ((space, principal, quota),) = plan
+            known = _usual.get((verb, cost, id(quota)))
+            return Question(plan, [key_of(space, principal)], known[0] if known else _remembered(verb, plan, cost))
+        known = _usual.get((verb, cost, *[id(quota) for _, _, quota in plan]))
+        argument = known[0] if known else _remembered(verb, plan, cost)
+        return Question(plan, [key_of(space, principal) for space, principal, _ in plan], argument)
     keys = [key_of(space, principal) for space, principal, _ in plan]
-    described = [_described(quota) for _, _, quota in plan]
-    return Question(plan, keys, (_asked(verb, cost, len(plan)), *described), 3 + _LIMIT_ARGUMENTS * len(plan))
+    if token is not None:
+        keys.append(record_key(plan, token))
+    return Question(plan, keys, _argument(verb, plan, cost, len(keys) - len(plan), since))
 
 
 def key_of(space: str, principal: Principal) -> bytes:
@@ -69,13 +106,42 @@ def key_of(space: str, principal: Principal) -> bytes:
     The tag cannot end early or be empty, whatever the principal: braces in it are escaped, and it has a prefix that
     tells text from a digest.
     """
+    return f"hg1:{{{_tag(principal)}}}{space}".encode()
+
+
+def record_key(plan: Plan, token: bytes) -> bytes:
+    """Return the key of what was answered to the request that `token` stands for, in the slot of the first limit.
+
+    No limit has that key: a name has no exclamation mark.
+    """
+    return f"hg1:{{{_tag(plan[0].principal)}}}!{token.hex()}".encode()
+
+
+def _tag(principal: Principal) -> str:
     if isinstance(principal, bytes):
-        tag = f"#{principal.hex()}"
-    elif "%" in principal or "{" in principal or "}" in principal:
-        tag = "=" + principal.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
-    else:
-        tag = "=" + principal
-    return f"hg1:{{{tag}}}{space}".encode()
+        return f"#{principal.hex()}"
+    if "%" in principal or "{" in principal or "}" in principal:
+        return "=" + principal.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    return "=" + principal
+
+
+_usual: dict[tuple[object, ...], tuple[bytes, list[Quota]]] = {}
+"""Arguments by verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept,
+so that nothing else takes their identity."""
+
+
+def _remembered(verb: bytes, plan: Plan, cost: int) -> bytes:
+    quotas = [quota for _, _, quota in plan]
+    argument = _argument(verb, plan, cost)
+    if len(_usual) >= _MOST_USUAL:
+        _usual.clear()
+    _usual[verb, cost, *map(id, quotas)] = argument, quotas
+    return argument
+
+
+def _argument(verb: bytes, plan: Plan, cost: int, records: int = 0, since: int = 0) -> bytes:
+    head = _HEAD.pack(verb, len(plan), records, cost, since)
+    return bulk(b"".join([head, *[_described(quota) for _, _, quota in plan]]))
 
 
 @lru_cache(maxsize=4096)
@@ -83,53 +149,62 @@ def _described(quota: Quota) -> bytes:
     gain, unit = reduced(quota.limit, quota.window_us)
     calm, warn = thresholds(quota)
     every = grains_of(quota)[0] if quota.algorithm == Algorithm.SLIDING_WINDOW_COUNTER else quota.refill_every_us
-    numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, int(quota.queue), calm, warn)
-    return _encoded(quota.algorithm.code, *numbers)
+    numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, calm, warn, quota.queue)
+    return _step(quota).encode() + b"\0" + _QUOTA.pack(*numbers)
 
 
-@lru_cache(maxsize=4096)
-def _asked(verb: bytes, cost: int, limits: int) -> bytes:
-    return _encoded(verb.decode(), cost, limits)
+def _step(quota: Quota) -> str:
+    """Return the name of the function in the script that is the twin of `quota.step`."""
+    if not quota.limit:
+        return "tb/once"
+    return quota.algorithm.code if quota.refill_every_us == 1 else "tb/every"
 
 
-def _encoded(*words: str | int) -> bytes:
-    texts = [str(word).encode() for word in words]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in texts])
-
-
-def evaluation(asked: Iterable[Question], now: int | None) -> bytes:
+def evaluation(asked: Sequence[Question], now: int | None) -> bytes:
     """Encode one call of the script that answers all that is `asked`, at the time `now` if that is not the server's."""
-    keys: list[bytes] = []
-    arguments: list[bytes] = [b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)]
-    count = 1
-    for question in asked:
-        keys += question.keys
-        arguments += question.arguments
-        count += question.size
-    head = b"*%d\r\n" % (3 + len(keys) + count)
-    return b"".join([head, _EVALSHA, bulk(b"%d" % len(keys)), *map(bulk, keys), *arguments])
+    time = b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)
+    if len(asked) == 1 and len(asked[0].keys) == 1:
+        _, (key,), argument = asked[0]
+        return b"%b$%d\r\n%b\r\n%b%b" % (_ONE_KEY, len(key), key, time, argument)
+    keys = [key for question in asked for key in question.keys]
+    arguments = [question.argument for question in asked]
+    head = b"*%d\r\n%b%b" % (4 + len(keys) + len(arguments), _EVALSHA, bulk(b"%d" % len(keys)))
+    return b"".join([head, *[b"$%d\r\n%b\r\n" % (len(key), key) for key in keys], time, *arguments])
 
 
 def answers(reply: object, asked: Sequence[Question]) -> list[Sequence[int]]:
-    """Return the answer to each of the questions that one call of the script was `asked`, from its reply."""
-    expected = sum(len(question.plan) for question in asked) * ANSWER
-    if not isinstance(reply, list) or len(reply) != expected:
-        raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
-    found: list[Sequence[int]] = []
-    at = 0
-    for question in asked:
-        size = len(question.plan) * ANSWER
-        found.append(reply[at : at + size])
-        at += size
-    return found
+    """Return the answer to each of the questions that one call of the script was `asked`, from its reply.
+
+    An answer is the time at which the script decided, in microseconds, and then six numbers for each limit.
+    """
+    if type(reply) is bytes:
+        if len(asked) == 1:
+            form = _answer(len(asked[0].plan))
+            if len(reply) == form.size:
+                return [form.unpack(reply)]
+        else:
+            forms = [_answer(len(question.plan)) for question in asked]
+            ends = list(accumulate([form.size for form in forms], initial=0))
+            if len(reply) == ends.pop():
+                return [form.unpack_from(reply, at) for form, at in zip(forms, ends, strict=True)]
+    raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
+
+
+@lru_cache(maxsize=256)
+def _answer(limits: int) -> Struct:
+    return Struct(f"<{1 + 6 * limits}q")
 
 
 def decision_of(plan: Plan, answer: Sequence[int]) -> Decision:
     """Return the decision of `plan` that the script answered."""
-    decisions, admitted, at = [], True, 0
+    if len(plan) == 1:
+        _, allowed, remaining, retry, reset, pressure, delay = answer
+        quota = plan[0].quota
+        return Decision(allowed == 1, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay)
+    decisions, admitted, at = [], True, 1
     for _, _, quota in plan:
-        allowed, remaining, retry, reset, pressure, delay = answer[at : at + ANSWER]
-        at += ANSWER
+        allowed, remaining, retry, reset, pressure, delay = answer[at : at + 6]
+        at += 6
         if not allowed:
             admitted = False
         decisions.append(

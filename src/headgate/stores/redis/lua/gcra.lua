@@ -1,39 +1,43 @@
 -- Twin of core/gcra.py. State: tat, fraction, limit, mark.
-local gcra
-gcra = function(state, quota, cost, now)
-  local gain, unit, limit = quota.gain, quota.unit, quota.limit
-  local full = quota.capacity * unit
-  local beyond = full + min(quota.window * gain, EXACT)
+local function gcra(state, quota, cost, now, _, since)
+  local gain, unit, full = quota.gain, quota.unit, quota.full
   local debt, mark = 0, 0
   if state then
-    mark = state[4]
-    local wait = state[1] - now
-    if wait < 0 then
+    local tat, fraction, written_under
+    tat, fraction, written_under, mark = unpack_from('<dddB', state)
+    debt = tat - now
+    if debt < 0 then
       debt = 0
-    elseif state[3] ~= limit then
-      local then_gain = reduced(state[3], quota.window)
-      debt = min(wait, floor(EXACT / then_gain)) * then_gain + state[2]
-      debt = carried_over(debt, 0, state[3], quota)
-      return gcra({now + floor(debt / gain), debt % gain, limit, mark}, quota, cost, now)
-    else
-      debt = (gain == 1 or wait <= floor(beyond / gain)) and wait * gain + state[2] or beyond + 1
+    elseif written_under ~= quota.limit then
+      local then_gain = reduced(written_under, quota.window)
+      debt = math.min(debt, (2^51 - 2^51 % then_gain) / then_gain) * then_gain + fraction
+      debt = carried_over(debt, 0, written_under, quota)
+      fraction = debt % gain
+      state = pack('<dddB', now + (debt - fraction) / gain, fraction, quota.limit, mark)
+      return gcra(state, quota, since and 0 or cost, now)
+    elseif gain ~= 1 then
+      local beyond = full + math.min(quota.window * gain, 2^51)
+      debt = debt <= (beyond - beyond % gain) / gain and debt * gain + fraction or beyond + 1
     end
   end
   local after = debt + cost * unit
+  if since then after = math.min(debt, after + (now - since) * gain) end
   local room = full - after
   if room >= 0 or cost < 0 then
     if after < 0 then after, room = 0, full end
-    local remaining, pressure = max(0, floor(room / unit)), nil
-    mark, pressure = judged(quota, mark, remaining, cost)
-    return {now + floor(after / gain), after % gain, limit, mark}, true, remaining, 0, ceil(after / gain), pressure, 0
+    local remaining, pressure = (room - room % unit) / unit, 0
+    if remaining < 0 then remaining = 0 end
+    if remaining >= quota.calm then mark = 0 else mark, pressure = judged(quota, mark, remaining, cost) end
+    local fraction = after % gain
+    local wait = (after - fraction) / gain
+    state = pack('<dddB', now + wait, fraction, quota.limit, mark)
+    return state, 1, remaining, 0, fraction > 0 and wait + 1 or wait, pressure, 0
   end
-  if debt > beyond then
-    return gcra({now + floor(full / gain), full % gain, limit, mark}, quota, cost, now)
+  if debt > full + math.min(quota.window * gain, 2^51) then
+    local fraction = full % gain
+    return gcra(pack('<dddB', now + (full - fraction) / gain, fraction, quota.limit, mark), quota, cost, now)
   end
-  return state, false, max(0, floor((full - debt) / unit)), ceil(-room / gain), ceil(debt / gain), THROTTLED, 0
+  local left = math.max(0, full - debt)
+  return state, 0, (left - left % unit) / unit, (-room + room % gain) / gain, (debt + -debt % gain) / gain, 2, 0
 end
-steps.gcra = gcra
-
-void_at.gcra = function(state)
-  return state[2] > 0 and state[1] + 1 or state[1]
-end
+return gcra

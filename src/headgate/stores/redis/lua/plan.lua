@@ -1,123 +1,149 @@
 -- Runs plans, each atomically (a script is): the twin of core/plan.py and the only entry point.
 --
--- KEYS   the keys of all limits, in the order of ARGV; a plan's keys are in one slot
+-- KEYS   of each plan the keys of its limits, and that of its record if it has one; all keys are in one slot
 -- ARGV   [1] the time in microseconds, for tests; empty: this server's
---        then for each plan: verb (c check, p peek, r refund, x reset), cost, number of limits,
---        and for each of its limits: algorithm, limit, capacity, window, gain, unit, every, queue, calm, warn
--- reply  for each limit six integers: allowed, remaining, retry_after, reset_after, pressure, delay (all 0 for reset)
+--        then one string per plan, packed without gaps:
+--          verb, one letter: c check, p peek, r refund, x reset, o once, u undo
+--          the number of its limits, two bytes, and of its records, 0 or 1, one byte
+--          cost, since: doubles
+--          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
+--          calm, warn, queue: doubles
+-- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
+--        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes
+--
+-- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing
+-- undo   takes back a check made at the time `since`, and forgets its record; see common.lua
 --
 -- Every key has a time to live after every operation: until its state means that nothing is used.
-local LIMIT_FIELDS, PLAN_FIELDS = 10, 3
-local MARGIN_MS = 1000  -- state outlives its use by this much
+local time = call('TIME')
+local now, least_ms = time[1] * 1000000 + time[2], 0
+local clock_ms = (now - now % 1000) / 1000
+if ARGV[1] ~= '' then now, least_ms = tonumber(ARGV[1]), 3600000 end
 
-local now, testing = tonumber(ARGV[1]), true
-if not now then
-  local time = redis.call('TIME')
-  now, testing = time[1] * 1000000 + time[2], false
-end
-
-local function read_limit(key, at)
-  local quota = {
-    limit = tonumber(ARGV[at + 1]), capacity = tonumber(ARGV[at + 2]), window = tonumber(ARGV[at + 3]),
-    gain = tonumber(ARGV[at + 4]), unit = tonumber(ARGV[at + 5]), every = tonumber(ARGV[at + 6]),
-    queue = ARGV[at + 7] == '1', calm = tonumber(ARGV[at + 8]), warn = tonumber(ARGV[at + 9]),
-  }
-  local limit = {key = key, kind = ARGV[at], quota = quota, step = steps[ARGV[at]]}
-  if limit.kind == 'swl' then
-    limit.before = load_log(key)
+-- Keep the state of a limit for as long as it means something, which is for `reset` from now.
+local function save(key, quota, before, after, reset)
+  if not after then return end
+  local ttl = (reset + -reset % 1000) / 1000 + 1000  -- and a second longer
+  if ttl < least_ms then ttl = least_ms end
+  if after == before then
+    if call('PTTL', key) == -1 then call('PEXPIRE', key, ttl) end
+  elseif quota.log then
+    quota.log.save(key, after)
+    call('PEXPIRE', key, ttl)
   else
-    local text = redis.call('GET', key)
-    if text then
-      limit.before = {}
-      for number in string.gmatch(text, '%d+') do limit.before[#limit.before + 1] = tonumber(number) end
-    end
+    call('SET', key, after, 'PXAT', format('%d', clock_ms + ttl))
   end
-  return limit
 end
 
-local function ask(limit, cost)
-  local answer = {limit.step(limit.before, limit.quota, cost, now)}
-  limit.after = answer[1]
-  limit.answer = {answer[2] and 1 or 0, answer[3], answer[4], answer[5], answer[6], answer[7]}
-  return answer[2]
+-- Decides what is not as simple as a check of one limit; made when it is needed.
+local function decider()
+  local RECORD_US, RECORD_MS = 300000000, '300000'
+
+  -- The keys of the plan follow KEYS[first].
+  local function decided(plan, verb, first)
+    local cost, count = plan.cost, plan.count
+    local before, after, reset, answer = {}, {}, {}, {pack('<i8', now)}
+
+    local function ask(index, units, since)
+      local quota, allowed, remaining, retry, pressure, delay = plan[index], nil, nil, nil, nil, nil
+      after[index], allowed, remaining, retry, reset[index], pressure, delay =
+        quota.step(before[index], quota, units, now, KEYS[first + index], since)
+      answer[index + 1] = pack('<i8i8i8i8i8i8', allowed, remaining, retry, reset[index], pressure, delay)
+      return allowed == 1, remaining
+    end
+
+    -- What the limit has now, and whether it would admit the cost; takes nothing, but may mend a state (law 8).
+    local function look(index)
+      local _, remaining = ask(index, 0)
+      after[index] = before[index]
+      if remaining < cost then ask(index, cost) end
+    end
+
+    for index = 1, count do
+      local key, log = KEYS[first + index], plan[index].log
+      if log then before[index] = log.load(key) else before[index] = call('GET', key) end
+    end
+    local refused
+    for index = 1, count do
+      if verb == 'c' then
+        if not ask(index, cost) then
+          refused = index
+          break
+        end
+      elseif verb == 'r' then
+        ask(index, -cost)
+      elseif verb == 'u' and now >= plan.since then
+        ask(index, -cost, plan.since)
+      else
+        look(index)
+        after[index] = before[index]
+      end
+      if verb ~= 'c' and not before[index] then after[index] = false end
+    end
+    for index = 1, refused and count or 0 do
+      if index ~= refused then look(index) end
+    end
+    for index = 1, count do save(KEYS[first + index], plan[index], before[index], after[index], reset[index]) end
+    return concat(answer), not refused
+  end
+
+  return function(plan, first)
+    local verb, count = plan.verb, plan.count
+    local record = plan.records == 1 and KEYS[first + count + 1]
+    if verb == 'x' then
+      for index = 1, count do call('DEL', KEYS[first + index]) end
+      return pack('<i8', now) .. string.rep('\0', 48 * count)
+    elseif verb == 'o' then
+      local recorded = call('GET', record)
+      if recorded and #recorded == 8 + 48 * count and now - unpack_from('<i8', recorded) < RECORD_US then
+        return recorded
+      end
+      local answer, admitted = decided(plan, 'c', first)
+      if admitted then call('SET', record, answer, 'PX', RECORD_MS) end
+      return answer
+    end
+    if record then call('DEL', record) end
+    return (decided(plan, verb, first))
+  end
 end
 
--- What the limit has now, and whether it would admit `cost`; takes nothing, but may mend a state (law 8).
-local function look(limit, cost)
-  ask(limit, 0)
-  limit.after = limit.before
-  if limit.answer[2] < cost then ask(limit, cost) end
-end
-
--- Numbers are written with all their digits: tostring() would keep fourteen.
-local function save(limit)
-  local state, key = limit.after, limit.key
-  if not state then return end
-  local ttl = ceil((void_at[limit.kind](state, limit.quota) - now) / 1000) + MARGIN_MS
-  if testing then ttl = max(ttl, 3600000) end
-  if ttl <= 0 then
-    redis.call('DEL', key)
-  elseif state == limit.before then
-    if redis.call('PTTL', key) == -1 then redis.call('PEXPIRE', key, ttl) end
-  elseif limit.kind == 'swl' then
-    save_log(key, state)
-    redis.call('PEXPIRE', key, ttl)
+local several = #ARGV > 2
+local plans, replies, first, decide = several and {}, several and {}, 0, nil
+for index = 2, #ARGV do
+  local text = ARGV[index]
+  local plan = several and plans[text]
+  if not plan then
+    local verb, count, records, cost, since, at = unpack_from('<c1HBdd', text)
+    plan = {false, verb = verb, count = count, records = records, cost = cost, since = since}
+    for place = 1, count do
+      local name, limit, capacity, window, gain, unit, every, calm, warn, queue
+      name, limit, capacity, window, gain, unit, every, calm, warn, queue, at = unpack_from('<sddddddddd', text, at)
+      local step, log = step_named(name)
+      local quota = {
+        step = step, limit = limit, window = window, gain = gain, unit = unit, full = capacity * unit,
+        calm = calm, warn = warn,
+      }
+      if every > 1 then quota.every = every end
+      if queue == 1 then quota.queue = true end
+      if log then quota.log = log end
+      plan[place] = quota
+    end
+    if several then plans[text] = plan end
+  end
+  local reply
+  if plan.verb == 'c' and plan.count == 1 then
+    local key, quota = KEYS[first + 1], plan[1]
+    local before
+    if quota.log then before = quota.log.load(key) else before = call('GET', key) end
+    local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, plan.cost, now, key)
+    save(key, quota, before, after, reset)
+    reply = pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay)
   else
-    local digits = {}
-    for index, number in ipairs(state) do digits[index] = string.format('%.0f', number) end
-    redis.call('SET', key, table.concat(digits, ' '), 'PX', ttl)
+    decide = decide or decider()
+    reply = decide(plan, first)
   end
+  if not several then return reply end
+  replies[index - 1] = reply
+  first = first + plan.count + plan.records
 end
-
-local verbs = {}
-
-function verbs.c(limits, cost)
-  local admitted = true
-  for _, limit in ipairs(limits) do
-    if not ask(limit, cost) then
-      admitted = false
-      break
-    end
-  end
-  if not admitted then
-    for _, limit in ipairs(limits) do look(limit, cost) end
-  end
-end
-
-function verbs.p(limits, cost)
-  for _, limit in ipairs(limits) do
-    look(limit, cost)
-    limit.after = limit.before
-  end
-end
-
-function verbs.r(limits, cost)
-  for _, limit in ipairs(limits) do
-    ask(limit, -cost)
-    if not limit.before then limit.after = nil end
-  end
-end
-
-function verbs.x(limits)
-  for _, limit in ipairs(limits) do
-    redis.call('DEL', limit.key)
-    limit.answer = {0, 0, 0, 0, 0, 0}
-  end
-end
-
-local reply, at, key_index = {}, 2, 1
-while at <= #ARGV do
-  local verb, cost, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  at = at + PLAN_FIELDS
-  local limits = {}
-  for index = 1, count do
-    limits[index] = read_limit(KEYS[key_index], at)
-    key_index, at = key_index + 1, at + LIMIT_FIELDS
-  end
-  verbs[verb](limits, cost)
-  for _, limit in ipairs(limits) do
-    save(limit)
-    for _, number in ipairs(limit.answer) do reply[#reply + 1] = number end
-  end
-end
-return reply
+return concat(replies)

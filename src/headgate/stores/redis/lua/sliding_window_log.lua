@@ -1,63 +1,56 @@
--- Twin of core/sliding_window_log.py. State: first, size, used, stamp, newest, mark, and the key that has the entries.
+-- Twin of core/sliding_window_log.py. State: first, size, used, stamp, newest, mark; the entries stay in the key.
 --
 -- The key holds a string: a header of these six numbers, then the entries, each a stamp and a cost, of which those from
--- `first` up to `size` count; all numbers are doubles of 8 bytes. A step reads only the entries it needs and writes
--- nothing; an entry that it adds is in state.push until `save_log` writes it.
+-- `first` up to `size` count; all numbers are doubles of 8 bytes. The state is the header. A step reads only the
+-- entries it needs and writes nothing; an entry that it adds follows the header until `save_log` writes both.
 local HEADER, ENTRY, CHUNK = 48, 16, 64
 
 local function load_log(key)
-  local header = redis.call('GETRANGE', key, 0, HEADER - 1)
-  if #header < HEADER then return nil end
-  local first, size, used, stamp, newest, mark = struct.unpack('<dddddd', header)
-  return {first, size, used, stamp, newest, mark, key = key}
+  local header = call('GETRANGE', key, '0', '47')
+  return #header == HEADER and header
 end
 
--- A function that returns entry `index` of the key of `state`, reading ahead in chunks.
-local function entries_of(state)
+-- A function that returns entry `index` of the key, reading ahead in chunks.
+local function entries_of(key)
   local chunk, from, to = '', 0, -1
   return function(index)
     if index < from or index > to then
       from = index
-      chunk = redis.call('GETRANGE', state.key, HEADER + ENTRY * index, HEADER + ENTRY * (index + CHUNK) - 1)
+      chunk = call('GETRANGE', key, HEADER + ENTRY * index, HEADER + ENTRY * (index + CHUNK) - 1)
       to = index + #chunk / ENTRY - 1
     end
-    local stamp, cost = struct.unpack('<dd', chunk, (index - from) * ENTRY + 1)
+    local stamp, cost = unpack_from('<dd', chunk, (index - from) * ENTRY + 1)
     return stamp, cost
   end
 end
 
 local function save_log(key, state)
-  local first, size = state[1], state[2]
-  local push, pushed = state.push, ''
-  if push then pushed = struct.pack('<dd', push[1], push[2]) end
-  local older = size - (push and 1 or 0)
-  if first * 2 > size then  -- more than half is stale: write anew what counts
+  local first, size, used, stamp, newest, mark = unpack_from('<dddddd', state)
+  local added = state:sub(HEADER + 1)
+  local older = size - #added / ENTRY
+  if size <= 32 or first * 2 > size then  -- short, or half stale: write anew what counts, in as many bytes as it takes
     local kept = ''
-    if older > first then
-      kept = redis.call('GETRANGE', key, HEADER + ENTRY * first, HEADER + ENTRY * older - 1)
-    end
-    local header = struct.pack('<dddddd', 0, size - first, state[3], state[4], state[5], state[6])
-    redis.call('SET', key, header .. kept .. pushed)
+    if older > first then kept = call('GETRANGE', key, HEADER + ENTRY * first, HEADER + ENTRY * older - 1) end
+    call('SET', key, pack('<dddddd', 0, size - first, used, stamp, newest, mark) .. kept .. added)
   else
-    if push then redis.call('SETRANGE', key, HEADER + ENTRY * older, pushed) end
-    redis.call('SETRANGE', key, 0, struct.pack('<dddddd', first, size, state[3], state[4], state[5], state[6]))
+    if added ~= '' then call('SETRANGE', key, HEADER + ENTRY * older, added) end
+    call('SETRANGE', key, '0', state:sub(1, HEADER))
   end
 end
 
-local sliding_window_log
-sliding_window_log = function(state, quota, cost, now)
+local function sliding_window_log(state, quota, cost, now, key, since)
   local window, limit = quota.window, quota.limit
   local first, size, used, stamp, newest, mark = 0, 0, 0, now, 0, 0
   local entry
   if state then
-    first, size, used, stamp, newest, mark = unpack(state)
+    first, size, used, stamp, newest, mark = unpack_from('<dddddd', state)
     if stamp > now then
       if stamp - now > window then
-        return sliding_window_log({0, 0, used, now, used, mark, key = state.key}, quota, cost, now)
+        return sliding_window_log(pack('<dddddd', 0, 0, used, now, used, mark), quota, cost, now, key, since)
       end
-      return held(stamp - now, sliding_window_log(state, quota, cost, stamp))
+      return held(stamp - now, sliding_window_log(state, quota, cost, stamp, key, since))
     end
-    entry = entries_of(state)
+    entry = entries_of(key)
     local cutoff = now - window
     if stamp <= cutoff then
       first, used, newest = size, 0, 0
@@ -70,21 +63,22 @@ sliding_window_log = function(state, quota, cost, now)
       end
     end
   end
-  local key, after = state and state.key, used + cost
+  if since and (stamp ~= since or newest < -cost) then cost = 0 end  -- no longer the newest
+  local after = used + cost
   if after <= limit and cost > 0 then
-    local push
+    local added = ''
     if stamp == now then
       newest = newest + cost
     else
       if newest > 0 then
-        push = {stamp, newest}
+        added = pack('<dd', stamp, newest)
         size = size + 1
       end
       newest = cost
     end
     local remaining, pressure = limit - after, nil
     mark, pressure = judged(quota, mark, remaining, cost)
-    return {first, size, after, now, newest, mark, key = key, push = push}, true, remaining, 0, window, pressure, 0
+    return pack('<dddddd', first, size, after, now, newest, mark) .. added, 1, remaining, 0, window, pressure, 0
   end
   if cost < 0 or after <= limit then
     newest = newest + cost
@@ -93,11 +87,11 @@ sliding_window_log = function(state, quota, cost, now)
       local at, units = entry(size)
       stamp, newest = at, newest + units
     end
-    after = max(0, after)
-    local remaining, pressure = max(0, limit - after), nil
+    after = math.max(0, after)
+    local remaining, pressure = math.max(0, limit - after), nil
     mark, pressure = judged(quota, mark, remaining, cost)
     local reset = after > 0 and stamp + window - now or 0
-    return {first, size, after, stamp, max(0, newest), mark, key = key}, true, remaining, 0, reset, pressure, 0
+    return pack('<dddddd', first, size, after, stamp, math.max(0, newest), mark), 1, remaining, 0, reset, pressure, 0
   end
   local excess, freed_by = after - limit, stamp
   while first < size do
@@ -109,10 +103,6 @@ sliding_window_log = function(state, quota, cost, now)
     end
     first = first + 1
   end
-  return state, false, max(0, limit - used), freed_by + window - now, stamp + window - now, THROTTLED, 0
+  return state, 0, math.max(0, limit - used), freed_by + window - now, stamp + window - now, 2, 0
 end
-steps.swl = sliding_window_log
-
-void_at.swl = function(state, quota)
-  return state[3] > 0 and state[4] + quota.window or 0
-end
+return sliding_window_log, {load = load_log, save = save_log}

@@ -1,0 +1,129 @@
+"""A check that is made once for a token, however often it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.key import bounded
+from headgate.core.plan import Family, Plan
+from headgate.core.quota import Quota
+from headgate.stores.redis import scripts
+from headgate.testing import ManualClock
+from headgate.testing.conformance import QUOTAS, family
+from tests.servers import RedisServer
+from tests.stores.redis.script import Script
+
+START = ManualClock.START
+SECOND = 1_000_000
+RECORD = 300 * SECOND
+
+
+def token(plan: Plan, text: str) -> bytes:
+    """Return a token for one request to one set of limits."""
+    name, _, _ = plan[0].space.partition("|")
+    return blake2b(f"{name}|{text}".encode(), digest_size=16).digest()
+
+
+@pytest.fixture(scope="module")
+def script(server: RedisServer) -> Iterator[Script]:
+    with Script(server) as script:
+        yield script
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_asked_again_the_answer_is_the_same_and_nothing_is_taken(script: Script, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    asked = scripts.question(scripts.ONCE, plan, 2, token=token(plan, "a"))
+    first = script.answer(asked, START)
+    script.check(plan, 1, START + 5)
+    for later in (START + 5, START + SECOND, START + RECORD - 1):
+        assert script.answer(asked, later) == first
+    assert first[0] == START
+    assert script.peek(plan, START + 5).remaining == 2
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_decides_as_a_check_does(script: Script, quota: Quota) -> None:
+    checked, once = family(quota).plan("user"), family(quota).plan("user")
+    for turn, cost in enumerate((1, 3, 2, 1, 1)):
+        now = START + turn * 90_001
+        assert script.once(once, cost, now, token(once, f"{turn}")) == script.check(checked, cost, now)
+
+
+def test_tokens_and_principals_are_apart(script: Script) -> None:
+    limits = family(Quota(5, 60 * SECOND))
+    user, other = limits.plan("user"), limits.plan("other")
+    assert script.once(user, 2, START, token(user, "a")).remaining == 3
+    assert script.once(user, 2, START, token(user, "b")).remaining == 1
+    assert script.once(other, 2, START, token(user, "a")).remaining == 3
+
+
+def test_after_five_minutes_it_is_asked_anew(script: Script) -> None:
+    plan = family(Quota(5, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW)).plan("user")
+    assert script.once(plan, 2, START, token(plan, "a")).remaining == 3
+    assert script.once(plan, 2, START + RECORD - 1, token(plan, "a")).remaining == 3
+    assert script.once(plan, 2, START + RECORD, token(plan, "a")).remaining == 1
+    assert script.once(plan, 2, START + 2 * RECORD - 1, token(plan, "a")).remaining == 1
+
+
+def test_a_clock_that_falls_back_repeats_the_answer(script: Script) -> None:
+    plan = family(Quota(5, 60 * SECOND)).plan("user")
+    assert script.once(plan, 2, START, token(plan, "a")).remaining == 3
+    assert script.once(plan, 2, START - 10 * SECOND, token(plan, "a")).remaining == 3
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_a_refusal_is_not_repeated_once_its_time_is_over(script: Script, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    script.check(plan, 5, START)
+    refusal = script.once(plan, 2, START, token(plan, "a"))
+    assert not refusal
+    assert not script.once(plan, 2, START + refusal.retry_after_us - 1, token(plan, "a"))
+    assert script.once(plan, 2, START + refusal.retry_after_us, token(plan, "a"))
+
+
+def test_a_plan_of_other_limits_does_not_get_the_answer_of_fewer(script: Script) -> None:
+    one, two = Quota(5, SECOND), Quota(5, 60 * SECOND)
+    name = family(one).spaces[0].partition("|")[0]
+    narrow, wide = Family(name, [one]).plan("user"), Family(name, [one, two]).plan("user")
+    script.once(narrow, 1, START, token(narrow, "a"))
+    decision = script.once(wide, 1, START, token(wide, "a"))
+    assert [part.remaining for part in decision.limits] == [3, 4]
+
+
+def test_a_record_lives_for_five_minutes(script: Script, server: RedisServer) -> None:
+    plan = family(*QUOTAS[:3]).plan("user")
+    script.once(plan, 1, START, token(plan, "a"))
+    record = scripts.record_key(plan, token(plan, "a")).decode()
+    assert 290_000 < int(server.command("PTTL", record)) <= 300_000
+    assert not script.once(plan, 5, START, token(plan, "b"))
+    assert server.command("EXISTS", scripts.record_key(plan, token(plan, "b")).decode()) == "0"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140), st.binary(min_size=16, max_size=16))
+def test_a_record_is_in_the_slot_of_its_plan_and_nowhere_else(principal: str, digest: bytes) -> None:
+    plan = Family("name", [Quota(5, SECOND)]).plan(principal)
+    limit, record = scripts.key_of(plan[0].space, bounded(principal)), scripts.record_key(plan, digest)
+    tag, _, _ = limit.partition(b"}")
+    assert record == tag + b"}!" + digest.hex().encode()
+
+
+@given(st.lists(st.tuples(st.sampled_from([scripts.ONCE, scripts.CHECK, scripts.UNDO]), st.sampled_from("abc"))))
+def test_many_in_one_call_are_answered_as_one_call_each(script: Script, asked: list[tuple[bytes, str]]) -> None:
+    def questions() -> list[scripts.Question]:
+        plan = family(Quota(5, SECOND), Quota(7, 60 * SECOND, algorithm=Algorithm.GCRA)).plan("user")
+        tokens = [None if verb == scripts.CHECK else token(plan, text) for verb, text in asked]
+        return [
+            scripts.question(verb, plan, 1, token=each, since=START)
+            for (verb, _), each in zip(asked, tokens, strict=True)
+        ]
+
+    together = questions()
+    answers = scripts.answers(script.converse(scripts.evaluation(together, START)), together) if asked else []
+    assert answers == [script.answer(question, START) for question in questions()]

@@ -1,0 +1,243 @@
+"""Taking back a charge: afterwards there is never more left than had the charge not been made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm, State
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
+from headgate.stores.redis import scripts
+from headgate.testing import ManualClock
+from headgate.testing.conformance import QUOTAS, family
+from tests.core.quotas import odd_buckets, quotas
+from tests.servers import RedisServer
+from tests.stores.redis.script import Script
+
+START = ManualClock.START
+SECOND = 1_000_000
+_QUEUES = st.builds(
+    lambda limit, window, burst: Quota(limit, window, burst=burst, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
+    st.integers(1, 12),
+    st.integers(1, 10**7),
+    st.integers(0, 6),
+)
+ANY = st.one_of(quotas(), odd_buckets(), _QUEUES)
+
+
+@pytest.fixture(scope="module")
+def script(server: RedisServer) -> Iterator[Script]:
+    with Script(server) as script:
+        yield script
+
+
+class Histories:
+    """One limit three times: on the server, and in the pure core without the charge, and with it for good."""
+
+    def __init__(self, script: Script, quota: Quota, now: int) -> None:
+        self.script, self.quota, self.now = script, quota, now
+        self.plan = family(quota).plan("user")
+        self.without: State = None
+        self.kept: State = None
+        self.is_stepwise = quota.refill_every_us > 1
+        self.kept_so_far = self.undone_so_far = True
+
+    def check(self, cost: int) -> None:
+        """Somebody asks, and what is admitted with the charge is admitted without it."""
+        if self.script.check(self.plan, cost, self.now):
+            self.without, without = self.quota.step(self.without, cost, self.now)
+            self.kept, kept = self.quota.step(self.kept, cost, self.now)
+            self.undone_so_far &= without.allowed
+            self.kept_so_far &= kept.allowed
+            assert without or (self.is_stepwise and self.kept_so_far)
+
+    def charge(self, cost: int) -> bool:
+        self.kept, decision = self.quota.step(self.kept, cost, self.now)
+        assert self.script.check(self.plan, cost, self.now) == decision
+        return decision.allowed
+
+    def left(self) -> int:
+        return self.script.peek(self.plan, self.now).remaining
+
+    def left_without(self) -> int:
+        return self.quota.step(self.without, 0, self.now)[1].remaining
+
+    def left_if_kept(self) -> int:
+        return self.quota.step(self.kept, 0, self.now)[1].remaining
+
+    def compare(self) -> None:
+        """Is there not more left than allowed?
+
+        A bucket that refills in steps does so from its first use on, be that a charge. Had the charge not been made,
+        the steps might come later; so the charge stays for good there, or all is exactly as if it had not been made.
+        """
+        left = self.left()
+        if not self.is_stepwise:
+            assert left <= self.left_without()
+        self.undone_so_far &= left == self.left_without()
+        self.kept_so_far &= left == self.left_if_kept()
+        assert not self.is_stepwise or self.undone_so_far or self.kept_so_far
+
+
+def gaps(quota: Quota) -> st.SearchStrategy[int]:
+    """Return times between requests that matter for `quota`: mostly short ones."""
+    interval = max(1, quota.window_us // max(1, quota.limit))
+    short = st.sampled_from([0, 0, 0, 1, interval // 2, interval, quota.refill_every_us])
+    return st.one_of(short, st.integers(0, 2 * interval), st.integers(0, 2 * quota.window_us))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Quota, int, list[list[tuple[int, int]]]]:
+    """A quota, the charge, and what others ask for before it, before the undo and after that, as (gap, cost)."""
+    quota = draw(ANY)
+    costs = st.integers(1, min(quota.capacity, 8))
+    requests = st.lists(st.tuples(gaps(quota), costs), max_size=4)
+    return quota, draw(costs), [draw(requests), draw(requests), draw(requests)]
+
+
+@settings(max_examples=600, deadline=None)
+@given(histories(), st.data())
+def test_never_is_more_left_than_without_the_charge(
+    script: Script, history: tuple[Quota, int, list[list[tuple[int, int]]]], data: st.DataObject
+) -> None:
+    quota, cost, (before, between, later) = history
+    both = Histories(script, quota, START + data.draw(st.integers(0, 2 * quota.window_us)))
+    for gap, other in before:
+        both.now += gap
+        both.check(other)
+    both.now += data.draw(gaps(quota))
+    since = both.now
+    if not both.charge(cost):
+        return
+    for gap, other in between:
+        both.now += gap
+        both.check(other)
+    both.now += data.draw(gaps(quota))
+    script.undo(both.plan, cost, since, both.now)
+    assert both.left() >= both.left_if_kept()
+    for gap, other in [(0, 1), *later]:
+        both.now += gap
+        both.compare()
+        both.check(other)
+    for _ in range(4):
+        both.now += data.draw(gaps(quota))
+        both.compare()
+
+
+@settings(max_examples=200, deadline=None)
+@given(quotas(), st.data())
+def test_undone_at_once_it_is_as_if_never_made(script: Script, quota: Quota, data: st.DataObject) -> None:
+    """Also when others were admitted in the same microsecond, as all are that travel together."""
+    both = Histories(script, quota, START + data.draw(st.integers(0, 2 * quota.window_us)))
+    costs = st.integers(1, min(quota.capacity, 8))
+    for gap, other in data.draw(st.lists(st.tuples(gaps(quota), costs), max_size=4)):
+        both.now += gap
+        both.check(other)
+    both.now += data.draw(gaps(quota))
+    cost = data.draw(costs)
+    if not both.charge(cost):
+        return
+    for other in data.draw(st.lists(costs, max_size=2)):
+        both.check(other)
+    script.undo(both.plan, cost, both.now, both.now)
+    for gap in [0, *data.draw(st.lists(gaps(quota), max_size=4))]:
+        both.now += gap
+        assert both.left() == both.left_without()
+
+
+def test_nobody_gets_a_turn_in_a_queue_that_another_has(script: Script) -> None:
+    """Who came after the charge was told to wait for it; the next one must not be sent there as well."""
+    plan = family(Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True)).plan("user")
+    script.check(plan, 1, START)
+    second = script.check(plan, 1, START).delay_us
+    script.undo(plan, 1, START, START)
+    assert script.check(plan, 1, START).delay_us > second
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_alone_a_charge_is_taken_back_whole(script: Script, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    script.check(plan, 3, START)
+    assert script.undo(plan, 3, START, START).remaining == 5
+    assert script.check(plan, 5, START)
+
+
+@pytest.mark.parametrize(
+    "quota", [quota for quota in QUOTAS if quota.limit == 5 and quota.algorithm.is_bucket], ids=str
+)
+def test_what_may_have_drained_since_is_not_given_back(script: Script, quota: Quota) -> None:
+    """Five per second: in 0.2 s one unit drains, be it of the charge or of what was there before."""
+    plan = family(quota).plan("user")
+    script.check(plan, 2, START)
+    script.check(plan, 2, START)
+    later = START + SECOND // 5
+    assert script.peek(plan, later).remaining == (1 if quota.refill_every_us > 1 else 2)
+    given_back = 2 if quota.refill_every_us > 1 else 1
+    before = script.peek(plan, later).remaining
+    after = script.undo(plan, 2, START, later).remaining
+    assert after - before <= given_back
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_a_charge_that_is_forgotten_is_not_given_back(script: Script, quota: Quota) -> None:
+    """A window later others have used the limit up; not a unit of theirs is given away."""
+    plan = family(quota).plan("user")
+    script.check(plan, 3, START)
+    later = START + 20 * SECOND
+    assert script.check(plan, 5, later)
+    script.undo(plan, 3, START, later)
+    assert not script.check(plan, 1, later)
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_when_the_clock_falls_back_the_charge_stays(script: Script, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    script.check(plan, 3, START)
+    script.undo(plan, 3, START, START - 1)
+    assert script.peek(plan, START).remaining == 2
+
+
+@pytest.mark.parametrize("quota", [quota for quota in QUOTAS if quota.limit], ids=str)
+def test_after_a_change_of_the_limit_a_bucket_keeps_the_charge(script: Script, quota: Quota) -> None:
+    name = family(quota).spaces[0].partition("|")[0]
+    plan, raised = (Family(name, [each]).plan("user") for each in (quota, Quota(9, SECOND, algorithm=quota.algorithm)))
+    script.check(plan, 3, START)
+    script.check(raised, 1, START)
+    after = script.undo(plan, 3, START, START).remaining
+    assert after == (1 if quota.algorithm.is_bucket else 4)
+
+
+def test_a_charge_that_others_refill_by_stays(script: Script) -> None:
+    """It was the first use, from which the steps are counted: without it theirs would come later."""
+    plan = family(Quota(5, SECOND, refill_every_us=SECOND // 4)).plan("user")
+    script.check(plan, 1, START)
+    script.check(plan, 1, START + 100_000)
+    assert script.undo(plan, 1, START, START + 200_000).remaining == 3
+
+
+def test_a_key_that_is_gone_stays_gone(script: Script, server: RedisServer) -> None:
+    plan = family(QUOTAS[0]).plan("user")
+    assert script.undo(plan, 3, START, START).remaining == 5
+    assert server.command("EXISTS", scripts.key_of(plan[0].space, plan[0].principal).decode()) == "0"
+
+
+def test_every_limit_of_a_plan_is_undone(script: Script) -> None:
+    plan = family(*[Quota(5, SECOND * (1 + place), algorithm=each) for place, each in enumerate(Algorithm)]).plan(
+        "user"
+    )
+    script.check(plan, 2, START)
+    script.check(plan, 3, START)
+    undone = script.undo(plan, 3, START, START)
+    assert [part.remaining for part in undone.limits] == [3] * 6
+
+
+def test_the_record_of_a_charge_is_forgotten_with_it(script: Script) -> None:
+    plan = family(QUOTAS[0]).plan("user")
+    token = b"of this one test"
+    script.once(plan, 3, START, token)
+    script.undo(plan, 3, START, START, token)
+    assert script.once(plan, 4, START, token).remaining == 1
