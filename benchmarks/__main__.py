@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,9 @@ from pathlib import Path
 from time import monotonic
 
 from benchmarks import accuracy, decisions, environment, memory, operations, trace
-from benchmarks.report import Results, render, summary
+from benchmarks.on_redis import running as on_redis
+from benchmarks.on_redis.cases import Amount
+from benchmarks.report import MemoryResults, Results, render, summary
 from benchmarks.scenarios import MANY_KEYS, Kind, all_scenarios
 from benchmarks.timing import Pace
 from benchmarks.verdicts import Row
@@ -28,10 +31,15 @@ class Size:
     many_keys: int
     memory_keys: int
     trace_scale: float
+    on_redis: Amount
+    redis_pace: Pace
 
 
-FULL = Size(Pace(1.0, 7, 60), Pace(1.0, 7, 60), MANY_KEYS, memory.KEYS, 1.0)
-QUICK = Size(Pace(0, 1, 1), Pace(0, 1, 1), 20, 50, 0.02)
+FULL = Size(
+    Pace(1.0, 7, 60), Pace(1.0, 7, 60), MANY_KEYS, memory.KEYS, 1.0, Amount(4000, 640, 100, 200), Pace(2, 7, 100)
+)
+QUICK = Size(Pace(0, 1, 1), Pace(0, 1, 1), 20, 50, 0.02, Amount(200, 128, 20, 100), Pace(0, 1, 1))
+PARTS = ("memory", "redis")
 
 
 class Progress:
@@ -45,8 +53,19 @@ class Progress:
         print(f"[{self._done:3}/{self._steps}] {monotonic() - self._start:4.0f} s  {what}", file=sys.stderr, flush=True)
 
 
-def run(size: Size) -> Results:
-    """Measure everything."""
+def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
+    """Measure everything, or the named parts of it."""
+    found = environment.describe()
+    in_memory = run_in_memory(size) if "memory" in parts else None
+    redis = None
+    if "redis" in parts:
+        redis = on_redis.run(size.on_redis, size.redis_pace, Progress(on_redis.steps(size.on_redis)).done)
+        found["redis-server"] = redis.server
+    return Results(found, in_memory, redis)
+
+
+def run_in_memory(size: Size) -> MemoryResults:
+    """Measure what needs no server."""
     scenarios = all_scenarios(size.many_keys)
     progress = Progress(len(scenarios) + len(Kind) + len(memory.tasks(size.memory_keys)) + 1)
     rows = []
@@ -64,7 +83,7 @@ def run(size: Size) -> Results:
         progress.done(f"{footprint.kind}, {footprint.contender}: {footprint.bytes_per_key:.0f} bytes per key")
     outcome = accuracy.replay(trace.generate(size.trace_scale))
     progress.done("accuracy of the sliding window counter")
-    return Results(environment.describe(), rows, measured, footprints, outcome)
+    return MemoryResults(rows, measured, footprints, outcome)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,19 +96,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--output",
         type=Path,
         default=None,
-        help="where the report goes; default: docs/benchmarks.md, or with --quick the terminal",
+        help="where the report goes; default: docs/benchmarks.md, or with --quick or --only the terminal",
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the raw numbers there as well")
+    parser.add_argument(
+        "--only", choices=PARTS, default=None, help="measure this part alone; the report goes to the terminal"
+    )
     options = parser.parse_args(arguments)
-    results = run(QUICK if options.quick else FULL)
+    results = run(QUICK if options.quick else FULL, [options.only] if options.only else PARTS)
     report = render(results)
     if options.json:
         options.json.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
-    if options.quick and not options.output:
+    if (options.quick or options.only) and not options.output:
         print(report)
     else:
         (options.output or REPORT).write_text(report, encoding="utf-8")
-        print(summary(results.rows))
+        print(summary(results))
 
 
 def _told(row: Row) -> str:
@@ -98,4 +120,5 @@ def _told(row: Row) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the servers too
     main()

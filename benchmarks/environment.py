@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import version
 
-LIBRARIES = ("headgate", "limits", "throttled-py", "pyrate-limiter", "msgspec")
+LIBRARIES = ("headgate", "limits", "throttled-py", "pyrate-limiter", "msgspec", "redis", "hiredis", "coredis")
 
 
 def describe() -> dict[str, str]:
@@ -14,6 +14,7 @@ def describe() -> dict[str, str]:
     return {
         "CPU": _cpu(),
         "cores": str(os.cpu_count()),
+        "load of others, before": f"{os.getloadavg()[0]:.1f} processes on average of the last minute",
         "system": f"{_distribution()}, {platform.machine()}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         **{name: version(name) for name in LIBRARIES},

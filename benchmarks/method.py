@@ -13,12 +13,16 @@ def _limits(limits: tuple[Limit, ...]) -> str:
     return f"{day} a day ({week} a week, {month} per 30 days)"
 
 
+REPORT = """\
+What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run.
+
+Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
+"""
+
 WHAT = f"""\
 What one in-memory decision costs, against the least any Python limiter must do and against other libraries. The aim: at
 most {MOST_TIMES_FLOOR:g} times the floor, and at least {LEAST_TIMES_FASTER:g} times faster than the fastest peer with \
 the same algorithm, allowed or denied.
-
-Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
 """
 
 METHOD = f"""\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -10,8 +9,11 @@ from benchmarks import method
 from benchmarks.accuracy import ALL, Accuracy
 from benchmarks.contenders import PEERS
 from benchmarks.memory import LOG_ADMISSIONS, Footprint
+from benchmarks.on_redis import report as on_redis
+from benchmarks.on_redis.running import RedisResults
 from benchmarks.operations import NAMES, Operations
 from benchmarks.scenarios import Kind
+from benchmarks.tables import percent, table, times
 from benchmarks.timing import Figure
 from benchmarks.trace import PATTERNS
 from benchmarks.verdicts import LEAST_TIMES_FASTER, MOST_TIMES_FLOOR, Row, verdict
@@ -20,43 +22,68 @@ LIBRARIES = ("headgate", "limits", "throttled-py", "pyrate-limiter")
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """All that one run measured."""
+class MemoryResults:
+    """All that was measured in memory."""
 
-    environment: dict[str, str]
     rows: list[Row]
     operations: list[Operations]
     footprints: list[Footprint]
     accuracy: Accuracy
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that one run measured; None is a part that was left out."""
+
+    environment: dict[str, str]
+    memory: MemoryResults | None
+    redis: RedisResults | None
+
+
 def render(results: Results) -> str:
     """Return the report as Markdown."""
+    parts = ["# Benchmarks\n", method.REPORT, "## Environment\n", table(("", ""), results.environment.items())]
+    if results.memory:
+        parts.append(_in_memory(results.memory))
+    if results.redis:
+        parts.append(on_redis.render(results.redis))
+    return "\n".join(parts)
+
+
+def summary(results: Results) -> str:
+    """Return the verdicts alone."""
+    parts = []
+    if results.memory:
+        parts.append(_verdicts(results.memory.rows))
+    if results.redis:
+        parts.append(on_redis.summary(results.redis.rows))
+    return "\n".join(parts)
+
+
+def _in_memory(results: MemoryResults) -> str:
     parts = [
-        "# Benchmarks\n",
+        "## Memory\n",
         method.WHAT,
-        "## Verdicts\n",
-        summary(results.rows),
-        "## Method\n",
+        "### Verdicts\n",
+        _verdicts(results.rows),
+        "### Method\n",
         method.METHOD,
-        "## Environment\n",
-        table(("", ""), results.environment.items()),
-        "## Decisions: one limit\n",
+        "### Decisions: one limit\n",
         method.DECISIONS,
         _decisions([row for row in results.rows if len(row.scenario.limits) == 1]),
-        "## Decisions: three limits\n",
+        "### Decisions: three limits\n",
         method.THREE_LIMITS,
         _decisions([row for row in results.rows if len(row.scenario.limits) > 1]),
-        "## Every call that was timed\n",
+        "### Every call that was timed\n",
         method.EVERY_CALL,
         _every_call(results.rows),
-        "## Other operations\n",
+        "### Other operations\n",
         method.OPERATIONS,
         _operations(results.operations),
-        "## Memory\n",
+        "### Memory per key\n",
         method.MEMORY,
         _memory(results.footprints),
-        "## Accuracy of the sliding window counter\n",
+        "### Accuracy of the sliding window counter\n",
         method.accuracy(results.accuracy),
         _accuracy(results.accuracy),
         method.accuracy_reading(results.accuracy),
@@ -64,14 +91,7 @@ def render(results: Results) -> str:
     return "\n".join(parts)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table; the first column is text, the rest are right-aligned."""
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def summary(rows: list[Row]) -> str:
+def _verdicts(rows: list[Row]) -> str:
     """Return how many rows pass, and the worst of each algorithm, as Markdown."""
     parts = ["The worst row of each algorithm and path, over one key and many; all rows are further down.\n"]
     for limits, group in groupby(rows, lambda row: len(row.scenario.limits)):
@@ -100,8 +120,8 @@ def _worst(rows: list[Row]) -> str:
         few = list(group)
         highest = max(few, key=lambda row: row.times_floor)
         closest = min(few, key=lambda row: row.times_faster or 0)
-        floor = _times(highest.times_floor), verdict(highest.within_floor)
-        peers = _times(closest.times_faster), verdict(closest.beats_peers)
+        floor = times(highest.times_floor), verdict(highest.within_floor)
+        peers = times(closest.times_faster), verdict(closest.beats_peers)
         lines.append((f"{kind}, {path}", *floor, *peers))
     return table(head, lines)
 
@@ -128,13 +148,13 @@ def _decision(row: Row) -> tuple[object, ...]:
         f"{row.scenario.kind}, {row.scenario.path}, {row.scenario.keys:,}",
         _ns(row.floor),
         _ns(row.ours),
-        _times(row.times_floor),
+        times(row.times_floor),
         verdict(row.within_floor),
         f"{equal.name} {_ns(equal.figure)}" if equal else "none",
-        _times(row.times_faster),
+        times(row.times_faster),
         verdict(row.beats_peers),
         f"{bare.name} {_ns(bare.figure)}" if bare else "none",
-        _times(row.times_faster_than_bare),
+        times(row.times_faster_than_bare),
     )
 
 
@@ -199,18 +219,9 @@ def _accuracy(accuracy: Accuracy) -> str:
     )
 
 
-def percent(part: float, whole: float, digits: int = 3) -> str:
-    """Return a share in percent; "-" of nothing."""
-    return f"{100 * part / whole:.{digits}f} %" if whole else "-"
-
-
 def _ns(figure: Figure) -> str:
     return f"{figure.best:,.0f}"
 
 
 def _spread(figure: Figure | None) -> str:
     return "-" if figure is None else f"{figure.best:,.0f} +{100 * figure.spread:.0f} %"
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"

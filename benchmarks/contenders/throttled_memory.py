@@ -13,7 +13,7 @@ from benchmarks.scenarios import Kind, Limit
 ROOM = 1_000_000
 """Keys the store has room for; its default of 1024 would evict."""
 
-_TYPES = {
+TYPES = {
     Kind.TOKEN_BUCKET: RateLimiterType.TOKEN_BUCKET,
     Kind.LEAKY_BUCKET: RateLimiterType.LEAKING_BUCKET,
     Kind.LEAKY_QUEUE: RateLimiterType.LEAKING_BUCKET,
@@ -36,13 +36,13 @@ class ThrottledMemory:
         self.work = "limit + state" if equal else "limit, stop at the first refusal"
 
     def takes_part(self, kind: Kind, _: int) -> bool:
-        return kind in _TYPES
+        return kind in TYPES
 
     def open(self, kind: Kind, limits: tuple[Limit, ...]) -> Subject:
         store = MemoryStore(options={"MAX_SIZE": ROOM})
         throttles = [
             Throttled(
-                using=_TYPES[kind].value,
+                using=TYPES[kind].value,
                 quota=per_duration(timedelta(seconds=limit.seconds), limit.units, burst=limit.units),
                 store=store,
                 key_prefix=f"per-{limit.seconds}",  # else all limits of a key would count in one place

@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.report import percent, table
 from benchmarks.scenarios import Kind
+from benchmarks.tables import percent, table
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +30,27 @@ def test_the_report_has_all_algorithms_peers_and_verdicts(run: pathlib.Path) -> 
 
 def test_the_report_goes_from_verdicts_over_method_to_numbers(run: pathlib.Path) -> None:
     report = (run / "report.md").read_text()
-    places = [report.index(f"## {title}") for title in ("Verdicts", "Method", "Environment", "Decisions", "Memory")]
+    titles = ("Environment", "Memory", "Verdicts", "Method", "Decisions", "Memory per key", "Redis", "Redis: verdicts")
+    places = [report.index(f"## {title}\n" if title != "Decisions" else "## Decisions") for title in titles]
     assert places == sorted(places)
     assert "0.003 %" in report
 
 
+def test_the_report_has_all_that_was_asked_of_redis(run: pathlib.Path) -> None:
+    report = (run / "report.md").read_text()
+    parts = ("64 callers", "one caller", "three limits", "cluster", "processor time", "memory")
+    assert all(f"### Redis: {part}\n" in report for part in parts)
+    for question in ("64 callers: x the best peer", "64 callers: x `INCR`", "one async caller: time", "three limits"):
+        assert f"| {question}" in report
+    assert "| redis-server | " in report
+
+
 def test_the_raw_numbers_are_written_on_request(run: pathlib.Path) -> None:
     raw = json.loads((run / "raw.json").read_text())
-    assert len(raw["rows"]) == 56
-    assert {each["contender"] for each in raw["footprints"]} == {"headgate", "limits", "throttled-py", "pyrate-limiter"}
+    assert len(raw["memory"]["rows"]) == 56
+    libraries = {"headgate", "limits", "throttled-py", "pyrate-limiter"}
+    assert {each["contender"] for each in raw["memory"]["footprints"]} == libraries
+    assert {each["contender"] for each in raw["redis"]["footprints"]} == libraries | {"redis-py"}
 
 
 def test_a_table_is_markdown() -> None:

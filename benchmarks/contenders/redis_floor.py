@@ -1,0 +1,154 @@
+"""The floors on Redis: the least that a limiter has to ask, through the usual clients. They limit nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import coredis
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+
+from benchmarks.contenders.redis_base import Blocking, Concurrent
+from benchmarks.scenarios import Kind, Limit
+
+
+class Incr:
+    """redis-py's `INCR`; with several limits, as many of them in a pipeline."""
+
+    name = "redis-py"
+    work = "INCR"
+    equal = False
+    blocks = True
+    is_floor = True
+
+    def takes_part(self, _: Kind) -> bool:
+        return True
+
+    def open(self, server: str, _: Kind, limits: tuple[Limit, ...]) -> Blocking:
+        client = Redis.from_url(server)
+        if len(limits) == 1:
+            return Blocking(client.incr, always, client.close)
+
+        def pipelined(key: str) -> object:
+            pipeline = client.pipeline(transaction=False)
+            for limit in limits:
+                pipeline.incr(f"{key}:{limit.seconds}")
+            return pipeline.execute()
+
+        return Blocking(pipelined, always, client.close)
+
+    async def open_async(self, server: str, _: Kind, limits: tuple[Limit, ...]) -> Concurrent:
+        client = AsyncRedis.from_url(server)
+        if len(limits) == 1:
+            return Concurrent(client.incr, always, client.aclose)
+
+        async def pipelined(key: str) -> object:
+            pipeline = client.pipeline(transaction=False)
+            for limit in limits:
+                pipeline.incr(f"{key}:{limit.seconds}")
+            return await pipeline.execute()
+
+        return Concurrent(pipelined, always, client.aclose)
+
+
+class SingleIncr:
+    """redis-py's `INCR` through a client that has one connection and no pool."""
+
+    name = "redis-py, one connection"
+    work = "INCR"
+    equal = False
+    blocks = True
+    is_floor = True
+
+    def takes_part(self, _: Kind) -> bool:
+        return True
+
+    def open(self, server: str, _kind: Kind, _limits: tuple[Limit, ...]) -> Blocking:
+        client = Redis.from_url(server, single_connection_client=True)
+        return Blocking(client.incr, always, client.close)
+
+    async def open_async(self, server: str, _kind: Kind, _limits: tuple[Limit, ...]) -> Concurrent:
+        client = AsyncRedis.from_url(server, single_connection_client=True)
+        return Concurrent(client.incr, always, client.aclose)
+
+
+class _OnlyAsync:
+    """What the floors that need an event loop, and count one limit, have in common."""
+
+    work = "INCR"
+    equal = False
+    blocks = False
+    is_floor = True
+
+    def takes_part(self, _: Kind) -> bool:
+        return True
+
+    def open(self, _server: str, _kind: Kind, _limits: tuple[Limit, ...]) -> Blocking:
+        raise NotImplementedError
+
+
+class CoredisIncr(_OnlyAsync):
+    """coredis's `INCR`."""
+
+    name = "coredis"
+
+    async def open_async(self, server: str, _kind: Kind, _limits: tuple[Limit, ...]) -> Concurrent:
+        client = coredis.Redis.from_url(server)
+
+        async def close() -> None:
+            client.connection_pool.disconnect()
+
+        return Concurrent(client.incr, always, close)
+
+
+class ClusterIncr(_OnlyAsync):
+    """redis-py's `INCR` in a cluster."""
+
+    name = "redis-py RedisCluster"
+
+    async def open_async(self, server: str, _kind: Kind, _limits: tuple[Limit, ...]) -> Concurrent:
+        client = AsyncRedisCluster.from_url(server)
+        await client.initialize()
+        return Concurrent(client.incr, always, client.aclose)
+
+
+class CoalescedIncr(_OnlyAsync):
+    """redis-py's `INCR`, pipelined by hand: whatever callers ask in one turn of the event loop goes in one pipeline."""
+
+    name = "redis-py, pipelined by hand"
+
+    async def open_async(self, server: str, _kind: Kind, _limits: tuple[Limit, ...]) -> Concurrent:
+        client = AsyncRedis.from_url(server)
+        return Concurrent(_Coalesced(client).incr, always, client.aclose)
+
+
+class _Coalesced:
+    def __init__(self, client: AsyncRedis) -> None:
+        self._client = client
+        self._asked: list[tuple[str, asyncio.Future[object]]] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def incr(self, key: str) -> Awaitable[object]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[object] = loop.create_future()
+        self._asked.append((key, answer))
+        if len(self._asked) == 1:
+            sending = loop.create_task(self._send())
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+        return answer
+
+    async def _send(self) -> None:
+        asked, self._asked = self._asked, []
+        pipeline = self._client.pipeline(transaction=False)
+        for key, _ in asked:
+            pipeline.incr(key)
+        for (_, answer), reply in zip(asked, await pipeline.execute(), strict=True):
+            answer.set_result(reply)
+
+
+def always(_: object) -> bool:
+    """Return that a floor never refuses."""
+    return True

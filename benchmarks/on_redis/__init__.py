@@ -1,0 +1,1 @@
+"""The part of the benchmark that needs Redis servers; it starts its own."""

@@ -1,0 +1,158 @@
+"""What is measured on Redis: which algorithm, called how, over which keys, under how many limits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from benchmarks.scenarios import DAY, MONTH, WEEK, Kind, Limit
+
+CALLERS = 64
+
+
+class Way(StrEnum):
+    """Who calls."""
+
+    TOGETHER = "64 callers"
+    ASYNC = "one async caller"
+    BLOCKING = "one blocking caller"
+
+
+class Traffic(StrEnum):
+    """Which keys are called, and what every answer must be."""
+
+    MANY = "many keys"
+    HOT = "one key"
+    REFUSED = "one key, denied"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison. All contenders of a case get the same keys in the same order."""
+
+    kind: Kind
+    way: Way
+    traffic: Traffic
+    limits: tuple[Limit, ...]
+    keys: int
+    """How many keys there are if they are many."""
+    calls: int
+    """Decisions per round."""
+    cluster: bool = False
+    other_floors: bool = False
+    """Whether more floors are measured, for information."""
+
+    def __str__(self) -> str:
+        where = ", cluster" if self.cluster else ""
+        limits = "" if len(self.limits) == 1 else f", {len(self.limits)} limits"
+        return f"{self.name}, {self.way}{limits}{where}"
+
+    @property
+    def name(self) -> str:
+        """The algorithm and the keys."""
+        keys = f"{self.keys:,} keys" if self.traffic is Traffic.MANY else str(self.traffic)
+        return f"{self.kind}, {keys}"
+
+    @property
+    def callers(self) -> int:
+        return CALLERS if self.way is Way.TOGETHER else 1
+
+    @property
+    def allows(self) -> bool:
+        """The answer that every timed call must get."""
+        return self.traffic is not Traffic.REFUSED
+
+    def all_keys(self) -> list[str]:
+        """Return the keys to prepare before timing, in an order that is not kind to caches."""
+        if self.traffic is not Traffic.MANY:
+            return ["user:1"] * self.limits[0].units if self.traffic is Traffic.REFUSED else ["user:prepared"]
+        keys = [f"user:{number}" for number in range(self.keys)]
+        random.Random(7).shuffle(keys)
+        return keys
+
+    def round(self, number: int) -> list[str]:
+        """Return the keys of a round, one per call."""
+        if self.traffic is Traffic.MANY:
+            keys = self.all_keys()
+            return [keys[(number * self.calls + each) % len(keys)] for each in range(self.calls)]
+        return [f"user:round {number}" if self.traffic is Traffic.HOT else "user:1"] * self.calls
+
+
+# Long windows, so that none rolls over and not even one unit comes back while a case is measured.
+ALLOWING = (Limit(10_000, DAY), Limit(50_000, WEEK), Limit(150_000, MONTH))
+REFUSING = (Limit(2, DAY), Limit(10, WEEK), Limit(30, MONTH))
+PROVING = (Limit(3, DAY), Limit(15, WEEK), Limit(45, MONTH))
+"""Small enough to be used up, to see that a contender limits at all."""
+
+KINDS = (
+    Kind.GCRA,
+    Kind.TOKEN_BUCKET,
+    Kind.FIXED_WINDOW,
+    Kind.SLIDING_WINDOW_COUNTER,
+    Kind.SLIDING_WINDOW_LOG,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is measured."""
+
+    keys: int
+    calls: int
+    """Decisions per round of 64 callers."""
+    calls_alone: int
+    """Decisions per round of one caller."""
+    clients: int = 200
+    """Clients whose memory is measured."""
+
+
+def all_cases(amount: Amount) -> list[Case]:
+    """Return all cases on one server."""
+    return [*_together(amount), *_alone(amount), *_three_limits(amount)]
+
+
+def cluster_cases(amount: Amount) -> list[Case]:
+    """Return the cases in a cluster."""
+    return [
+        Case(kind, Way.TOGETHER, traffic, ALLOWING[:1], amount.keys, amount.calls, cluster=True)
+        for kind, traffic in ((Kind.GCRA, Traffic.MANY), (Kind.FIXED_WINDOW, Traffic.MANY), (Kind.GCRA, Traffic.HOT))
+    ]
+
+
+def _together(amount: Amount) -> list[Case]:
+    return [
+        Case(
+            kind,
+            Way.TOGETHER,
+            traffic,
+            _limits(traffic)[:1],
+            amount.keys,
+            amount.calls,
+            other_floors=(kind, traffic) == (Kind.GCRA, Traffic.MANY),
+        )
+        for kind in KINDS
+        for traffic in Traffic
+    ]
+
+
+def _alone(amount: Amount) -> list[Case]:
+    keys = max(1, amount.keys // 10)
+    return [
+        Case(kind, way, Traffic.MANY, ALLOWING[:1], keys, amount.calls_alone, other_floors=kind is Kind.GCRA)
+        for way in (Way.BLOCKING, Way.ASYNC)
+        for kind in KINDS
+    ]
+
+
+def _three_limits(amount: Amount) -> list[Case]:
+    keys, calls = max(1, amount.keys // 10), max(1, amount.calls // 2)
+    return [
+        Case(kind, Way.TOGETHER, traffic, _limits(traffic), keys, calls)
+        for kind in (Kind.GCRA, Kind.FIXED_WINDOW)
+        for traffic in (Traffic.MANY, Traffic.REFUSED)
+    ]
+
+
+def _limits(traffic: Traffic) -> tuple[Limit, ...]:
+    return REFUSING if traffic is Traffic.REFUSED else ALLOWING

@@ -1,0 +1,22 @@
+"""Markdown tables, and how numbers look in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table; the first column is text, the rest are right-aligned."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio; "-" where there is nothing to compare with."""
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def percent(part: float, whole: float, digits: int = 3) -> str:
+    """Return a share in percent; "-" of nothing."""
+    return f"{100 * part / whole:.{digits}f} %" if whole else "-"
