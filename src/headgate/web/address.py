@@ -1,0 +1,230 @@
+"""Where a request comes from: the address of the client behind the proxies that are trusted, and of no other.
+
+Anybody can send ``X-Forwarded-For: 1.2.3.4``. So by default the client is the *peer*, whoever opened the connection.
+Behind proxies, name **one** header that they write and say which of them to believe::
+
+    AddressReader("x-forwarded-for", trusted=["10.0.0.0/8", "2001:db8:53::/48"])    # by address: preferred
+    AddressReader("forwarded", hops=2)                                              # the last two, whoever they are
+    AddressReader("cf-connecting-ip", trusted=[...])                                # a header with a single address
+
+The laws, all of which are tested on arbitrary bytes:
+
+1. A header counts only if the peer is trusted. (With `hops` it is, by declaration: let nobody else reach the port.)
+2. All lines of the header are one list, walked from right to left. With `trusted`, the first address that is not
+   trusted is the client, and if all are trusted, the leftmost is. With `hops`, the N-th from the right is.
+3. What a client puts left of that never changes the answer.
+4. What is absent, too short or malformed leads to the last address that a trusted proxy vouched for, at worst the peer:
+   never to an error, and never to something the client chose. `ClientAddress.finding` says so, to be counted.
+
+At most 20 addresses and 4 KiB are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from itertools import islice
+
+import msgspec
+
+from headgate.core.numbers import short, whole
+from headgate.web.errors import InvalidSettings
+from headgate.web.forwarded import forwarded_elements, plain_elements, right_end
+from headgate.web.lines import Lines, collect, header_name
+from headgate.web.node import WITHIN_IPV6, Node, key_of, parse
+
+MAX_HOPS = 20
+"""The most addresses of a header that are looked at."""
+UNKNOWN = "unknown"
+"""The key of all whose address is not known, such as those on a Unix socket."""
+_LISTS = {b"x-forwarded-for": plain_elements, b"forwarded": forwarded_elements}
+
+
+class Finding(StrEnum):
+    """How an address was found."""
+
+    PEER = "peer"
+    """The peer, as configured."""
+    HEADER = "header"
+    """In the header."""
+    UNTRUSTED_PEER = "untrusted_peer"
+    """The peer is not a trusted proxy: it is the client, and its header, if any, was not read."""
+    ABSENT = "absent"
+    """The header is not there."""
+    SHORT = "short"
+    """The header has fewer addresses than there are hops."""
+    REPEATED = "repeated"
+    """The header must be there once, and is there more often."""
+    MALFORMED = "malformed"
+    """What a trusted proxy should have written is not an address."""
+    TOO_LONG = "too_long"
+    """Nothing but trusted addresses as far as anybody looks."""
+
+
+class ClientAddress(msgspec.Struct, frozen=True, gc=False):
+    """The address of a client, and how it was found."""
+
+    key: str
+    """What limits are kept for: the IPv4 address, the IPv6 network, or "unknown"."""
+    client: Node | None
+    """The whole address; None if it is not known (a Unix socket)."""
+    peer: Node | None
+    """Who opened the connection."""
+    finding: Finding
+
+    @property
+    def text(self) -> str:
+        """The whole address; "unknown" if it is not known."""
+        return UNKNOWN if self.client is None else self.client.text
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether something was wrong with the header; worth a counter."""
+        return self.finding in {Finding.SHORT, Finding.REPEATED, Finding.MALFORMED, Finding.TOO_LONG}
+
+    def network(self, ipv6_prefix: int) -> str:
+        """Return the key of a wider network, such as the /48, for a second, higher limit."""
+        return UNKNOWN if self.client is None else key_of(self.client, ipv6_prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class AddressReader:
+    """Finds the address of a client; see the laws of this module.
+
+    Raises:
+        InvalidSettings: the settings contradict each other, or would believe everybody.
+    """
+
+    source: str = "peer"
+    """``peer``, ``x-forwarded-for``, ``forwarded``, or the name of a header that has one address."""
+    trusted: Sequence[str] = ()
+    """Networks of proxies to believe, such as ``10.0.0.0/8``; ``unix`` means whoever is on a Unix socket."""
+    hops: int = 0
+    """Or the number of proxies to believe, the peer included."""
+    ipv6_prefix: int = 64
+    """Length in bits of the IPv6 network that is one client, 32 to 128."""
+
+    header: bytes = field(init=False, repr=False)
+    """The header to collect, in lower case; empty for ``peer``."""
+    _networks: _Networks = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        if isinstance(self.trusted, str):
+            raise InvalidSettings(f"trusted is a list of networks, such as ['10.0.0.0/8'], not {short(self.trusted)}")
+        derive(self, "trusted", tuple(self.trusted))
+        whole("hops", self.hops, 0, MAX_HOPS, InvalidSettings)
+        whole("ipv6_prefix", self.ipv6_prefix, 32, 128, InvalidSettings)
+        derive(self, "header", b"" if self.source == "peer" else header_name(self.source))
+        derive(self, "_networks", _Networks(self.trusted))
+        if self.trusted and self.hops:
+            raise InvalidSettings("give either trusted networks or a number of hops, not both")
+        if self.header and not (self.trusted or self.hops):
+            raise InvalidSettings(
+                f"anybody can send {self.source}: say whom to believe, with trusted=['10.0.0.0/8'] or hops=1"
+            )
+        if not self.header and (self.trusted or self.hops):
+            raise InvalidSettings("source 'peer' reads no header; with proxies, say which, such as 'x-forwarded-for'")
+        if self.hops > 1 and self.header not in _LISTS:
+            raise InvalidSettings(f"{self.source} has one address, written by the nearest proxy: hops must be 1")
+
+    def read(self, peer: str | None, lines: Lines) -> ClientAddress:
+        """Return the address of the client of a request.
+
+        Args:
+            peer: the address that opened the connection; None or "" on a Unix socket.
+            lines: the header lines of the request, as bytes.
+        """
+        found = collect(lines, (self.header,)) if self.header else {}
+        return self.read_values(peer, found.get(self.header, ()))
+
+    def read_values(self, peer: str | None, values: Sequence[bytes]) -> ClientAddress:
+        """Do the same, given the values of `header`, in order."""
+        node = parse(peer) if peer else None
+        client, finding = self._find(node, values) if self.header else (node, Finding.PEER)
+        key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
+        return ClientAddress(key, client, node, finding)
+
+    def _find(self, peer: Node | None, values: Sequence[bytes]) -> tuple[Node | None, Finding]:
+        if not self.hops and peer not in self._networks:
+            return peer, Finding.UNTRUSTED_PEER
+        text, was_cut = right_end(values)
+        if not text.strip(" \t,") and not was_cut:
+            return peer, Finding.ABSENT
+        elements = _LISTS.get(self.header)
+        if elements is None:
+            return _single(peer, values)
+        if self.hops:
+            return self._counted(peer, elements(text))
+        return self._walked(peer, elements(text), was_cut=was_cut)
+
+    def _counted(self, peer: Node | None, elements: Iterator[str]) -> tuple[Node | None, Finding]:
+        nearest = list(islice(elements, self.hops))
+        if len(nearest) < self.hops:
+            return peer, Finding.SHORT
+        address = parse(nearest[-1])
+        return (peer, Finding.MALFORMED) if address is None else (address, Finding.HEADER)
+
+    def _walked(self, peer: Node | None, elements: Iterator[str], *, was_cut: bool) -> tuple[Node | None, Finding]:
+        vouched = peer
+        for element in islice(elements, MAX_HOPS):
+            address = parse(element)
+            if address is None:
+                return vouched, Finding.MALFORMED
+            vouched = address
+            if address not in self._networks:
+                return address, Finding.HEADER
+        if was_cut or next(elements, None) is not None:
+            return vouched, Finding.TOO_LONG
+        return vouched, Finding.HEADER
+
+
+def _single(peer: Node | None, values: Sequence[bytes]) -> tuple[Node | None, Finding]:
+    if len(values) != 1:
+        return peer, Finding.REPEATED
+    address = parse(values[0].decode("latin-1"))
+    return (peer, Finding.MALFORMED) if address is None else (address, Finding.HEADER)
+
+
+class _Networks:
+    """A set of networks, asked in as many steps as there are different prefix lengths."""
+
+    __slots__ = ("_has_unix", "_v4", "_v6")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._has_unix = False
+        self._v4: dict[int, set[int]] = {}
+        self._v6: dict[int, set[int]] = {}
+        for text in texts:
+            if text == "unix":
+                self._has_unix = True
+                continue
+            network = _network(text)
+            family = self._v4 if isinstance(network, IPv4Network) else self._v6
+            host_bits = network.max_prefixlen - network.prefixlen
+            family.setdefault(host_bits, set()).add(int(network.network_address) >> host_bits)
+
+    def __contains__(self, node: Node | None) -> bool:
+        if node is None:
+            return self._has_unix
+        for host_bits, networks in (self._v4 if node.version == 4 else self._v6).items():
+            if node.number >> host_bits in networks:
+                return True
+        return False
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        network = ip_network(text) if isinstance(text, str) else None
+    except ValueError as error:
+        raise InvalidSettings(f"{short(text)} is not a network such as 10.0.0.0/8: {error}") from None
+    if network is None:
+        raise InvalidSettings(f"a network is text such as '10.0.0.0/8', not {short(text)}")
+    number = int(network.network_address)
+    if isinstance(network, IPv6Network) and network.prefixlen >= 96 and number >> 32 in WITHIN_IPV6:
+        network = IPv4Network((number & 0xFFFF_FFFF, network.prefixlen - 96))
+    if network.prefixlen == 0:
+        raise InvalidSettings(f"{text} trusts everybody: name the proxies, or count them with hops")
+    return network

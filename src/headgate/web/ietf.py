@@ -1,0 +1,126 @@
+"""The header fields that the IETF is working on, ``RateLimit`` and ``RateLimit-Policy``: one encoder for each version.
+
+The draft still changes the names of its parameters, so nothing else here knows them. ``draft-11`` (May 2026) has::
+
+    RateLimit-Policy: "burst";q=20;w=1, "daily";q=5000;w=86400
+    RateLimit: "burst";r=19;t=1, "daily";r=4999;t=18
+
+* ``q`` is the capacity of a limit and ``w`` the seconds in which it comes back whole: the window, or, for a bucket with
+  a burst, as much longer as the burst makes it. So ``r`` never exceeds ``q``, and q / w is the rate that can be
+  sustained. A window below a second cannot be written, and is left out.
+* ``r`` is what is left, and ``t`` the seconds for which it should last: until everything is back, or, for the limit
+  that refuses, until it admits the request again. That makes ``t`` of a refusing limit never later than Retry-After.
+* ``pk`` tells partitions of one policy apart, such as users, without telling who they are: see `partition_key`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from headgate.core.decision import Decision
+from headgate.core.numbers import short
+from headgate.core.quota import SECOND, Quota
+from headgate.web.errors import InvalidHeader
+
+Headers = list[tuple[str, str]]
+LARGEST = 999_999_999_999_999
+"""The largest integer of a structured field (RFC 9651)."""
+_PRINTABLE = re.compile(r"[ -~]{1,256}")
+_REMEMBERED = 4096
+
+
+class Encoder(Protocol):
+    """Writes the fields of one version of the draft."""
+
+    def __call__(self, limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
+        """Return the fields for `limits`, whose policies have these names, and whose partition keys are these."""
+        ...
+
+
+class Draft11:
+    """The fields as of draft-ietf-httpapi-ratelimit-headers-11. An instance remembers the policies it has written."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Quota, str, str]] = {}
+
+    def __call__(self, limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
+        if partitions:
+            return self._partitioned(limits, names, partitions)
+        if len(limits) == 1:
+            policy, state = self._items(limits[0], names[0])
+            return [("RateLimit-Policy", policy), ("RateLimit", state)]
+        policies, states = [], []
+        for decision, name in zip(limits, names, strict=True):
+            policy, state = self._items(decision, name)
+            policies.append(policy)
+            states.append(state)
+        return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+
+    def _items(self, decision: Decision, name: str) -> tuple[str, str]:
+        known = self._known.get(name)
+        if known is None or known[0] is not decision.quota:
+            known = self._remember(name, decision.quota)
+        _, policy, start = known
+        until_us = (
+            decision.reset_after_us if decision.allowed or not decision.retry_after_us else decision.retry_after_us
+        )
+        remaining = decision.remaining
+        if remaining > LARGEST:  # noqa: PLR1730  min() is a call, and an if is not
+            remaining = LARGEST
+        return policy, f"{start}{remaining};t={-(-until_us // SECOND)}"
+
+    def _remember(self, name: str, quota: Quota) -> tuple[Quota, str, str]:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        quoted = sf_string(name)
+        known = quota, f"{quoted};q={min(quota.capacity, LARGEST)}{_window(quota)}", f"{quoted};r="
+        self._known[name] = known
+        return known
+
+    def _partitioned(self, limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes]) -> Headers:
+        policies, states = [], []
+        for decision, name, partition in zip(limits, names, partitions, strict=True):
+            policy, state = self._items(decision, name)
+            key = f";pk={sf_bytes(partition)}" if partition else ""
+            policies.append(policy + key)
+            states.append(state + key)
+        return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+
+
+def nothing(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:  # noqa: ARG001  the contract has them
+    """Write no fields."""
+    return []
+
+
+VERSIONS: Mapping[str, Callable[[], Encoder]] = {"draft-11": Draft11, "off": lambda: nothing}
+"""Encoders by the name that settings have for them."""
+
+
+def sf_string(text: object) -> str:
+    """Return a String of RFC 9651, quotes and all; raise InvalidHeader for what is not printable ASCII."""
+    if not isinstance(text, str) or not _PRINTABLE.fullmatch(text):
+        raise InvalidHeader(f"the name of a policy has 1 to 256 printable ASCII characters, unlike {short(text)}")
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def sf_bytes(value: bytes) -> str:
+    """Return a Byte Sequence of RFC 9651."""
+    return f":{b2a_base64(value, newline=False).decode()}:"
+
+
+def partition_key(secret: bytes, principal: str) -> bytes:
+    """Return 12 bytes that stand for a principal and do not tell who it is, for `partitions`."""
+    return hmac.digest(secret, principal.encode(), "sha256")[:12]
+
+
+def _window(quota: Quota) -> str:
+    if not quota.limit:  # a one-off allowance does not come back
+        return ""
+    whole_us = quota.window_us * quota.capacity // quota.limit if quota.burst else quota.window_us
+    return f";w={min(-(-whole_us // SECOND), LARGEST)}" if whole_us >= SECOND else ""

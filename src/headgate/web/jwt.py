@@ -1,0 +1,232 @@
+"""Tokens (JWT): what an issuer says about who asks, believed only if it is signed, current and meant for us.
+
+The cryptography is PyJWT's; see `headgate.web.jwk` for the keys. Around it, in this order, so that nothing costly or
+clever happens to a token before something cheap and strict did:
+
+1. At most 8 KiB, three parts of base64url. So no encryption, and no compression.
+2. The header names the algorithm that the key is bound to. Extensions that must be understood (``crit``, ``b64``) are
+   not. Where the header says a key could be found (``jku``, ``jwk``, ``x5u``, ``x5c``) is not read; its key id is only
+   looked up among the keys of the issuer.
+3. The signature.
+4. ``exp`` is there and not past; ``nbf`` and ``iat``, if there, are not in the future; ``iss`` and ``aud`` are what the
+   settings say. A token for an audience is refused where none is configured, as RFC 7519 demands.
+5. The claims that name the user, tenant and tier are printable text of up to 512 bytes.
+
+Users of different issuers are different users, though both be called 42: with more than one issuer each needs a
+`realm`, which is put before the name of the user.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error, a2b_base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headgate.core.numbers import short, whole
+from headgate.web.apikey import is_fit
+from headgate.web.errors import InvalidSettings, InvalidToken
+from headgate.web.jwk import FAMILIES, KEY_ID, VerificationKey
+
+LONGEST = 8192
+"""The most bytes of a token."""
+_SHAPE = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
+_TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+_REALM = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_TAKEN = frozenset({"apikey", "endpoint", "global", "ip"})
+"""What no token can tell."""
+_END_OF_TIME = 253_402_300_800
+"""The year 10000, in seconds: later times are mistakes."""
+_STANDARD: Mapping[str, str] = {"user": "sub"}
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """Who signs tokens, with which keys, and what their claims mean.
+
+    Raises:
+        InvalidSettings: the keys are of different families, two have the same id, or a setting is not acceptable.
+    """
+
+    keys: Sequence[VerificationKey]
+    issuer: str = ""
+    """What ``iss`` must be; any if empty, which only a single issuer may be."""
+    audience: Sequence[str] = ()
+    """One of these must be in ``aud``."""
+    claims: Mapping[str, str] = field(default_factory=lambda: dict(_STANDARD))
+    """Names of claims by what they tell: ``user`` (required in every token), and any of ``tenant``, ``tier`` or others
+    that rules name."""
+    realm: str = ""
+    """Put before all they tell but the tier, with a colon; needed as soon as there are several issuers."""
+    leeway_s: int = 60
+    """By how much clocks may differ, in seconds."""
+
+    _by_id: Mapping[str, VerificationKey] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        derive(self, "keys", tuple(self.keys))
+        derive(self, "audience", (self.audience,) if isinstance(self.audience, str) else tuple(self.audience))
+        derive(self, "claims", dict(self.claims))
+        derive(self, "_by_id", {key.key_id: key for key in self.keys})
+        families = {FAMILIES[key.algorithm] for key in self.keys}
+        if len(families) != 1:
+            raise InvalidSettings(
+                f"an issuer has keys of one type, not of {len(families)}: {', '.join(sorted(families)) or 'no key'}"
+            )
+        if len(self._by_id) < len(self.keys) or ("" in self._by_id and len(self.keys) > 1):
+            raise InvalidSettings("an issuer's keys have different ids; only a single key may have none")
+        whole("leeway_s", self.leeway_s, 0, 600, InvalidSettings)
+        if not isinstance(self.realm, str) or not _REALM.fullmatch(self.realm):
+            raise InvalidSettings(f"a realm has up to 64 of A-Z a-z 0-9 . _ -, unlike {short(self.realm)}")
+        if "user" not in self.claims:
+            raise InvalidSettings("claims must say which claim names the user, such as {'user': 'sub'}")
+        for what, claim in self.claims.items():
+            if what in _TAKEN or not _FIELD.fullmatch(what) or not isinstance(claim, str) or not claim:
+                raise InvalidSettings(
+                    f"claims cannot tell {short(what)} by {short(claim)}; such as {{'tenant': 'org'}}"
+                )
+
+    def key(self, key_id: object) -> VerificationKey | None:
+        """Return the key that a token names, if it is there; a token may keep silent where there is only one key."""
+        if key_id is None:
+            return self.keys[0] if len(self.keys) == 1 else None
+        if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
+            return None
+        return self._by_id.get(key_id) or self._by_id.get("")
+
+    def read(self, claims: Mapping[str, Any], now: int) -> dict[str, str]:
+        """Return what verified claims tell, or raise InvalidToken; `now` is in microseconds since the epoch."""
+        self._check_times(claims, now)
+        if self.issuer and claims.get("iss") != self.issuer:
+            raise InvalidToken("issuer", "the token is of another issuer")
+        self._check_audience(claims.get("aud"))
+        told = {}
+        for what, claim in self.claims.items():
+            value = claims.get(claim)
+            if value is None and what != "user":
+                continue
+            text = str(value) if type(value) is int and abs(value) < 1 << 63 else value
+            if not isinstance(text, str) or not is_fit(text):
+                raise InvalidToken("claim", f"the token has no claim {claim!r} that could name the {what}")
+            told[what] = f"{self.realm}:{text}" if self.realm and what != "tier" else text
+        return told
+
+    def _check_times(self, claims: Mapping[str, Any], now: int) -> None:
+        leeway = self.leeway_s * 1_000_000
+        expires = _microseconds(claims, "exp")
+        if expires is None:
+            raise InvalidToken("expiry", "the token does not say when it expires")
+        if expires + leeway <= now:
+            raise InvalidToken("expired", "the token has expired")
+        for name in ("nbf", "iat"):
+            start = _microseconds(claims, name)
+            if start is not None and start - leeway > now:
+                raise InvalidToken("not_yet_valid", "the token is not valid yet")
+
+    def _check_audience(self, audience: object) -> None:
+        if audience is None and not self.audience:
+            return
+        found = [audience] if isinstance(audience, str) else audience
+        if not isinstance(found, list) or not any(name in self.audience for name in found if isinstance(name, str)):
+            raise InvalidToken("audience", "the token is for another audience")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVerifier:
+    """Verifies the tokens of one or more issuers."""
+
+    issuers: Sequence[Issuer]
+
+    _by_name: Mapping[str, Issuer] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "issuers", tuple(self.issuers))
+        object.__setattr__(self, "_by_name", {issuer.issuer: issuer for issuer in self.issuers})
+        if not self.issuers:
+            raise InvalidSettings("at least one issuer is needed")
+        realms = {issuer.realm for issuer in self.issuers}
+        if len(self.issuers) > 1 and (
+            len(self._by_name) < len(self.issuers)
+            or len(realms) < len(self.issuers)
+            or {""} & {*self._by_name, *realms}
+        ):
+            raise InvalidSettings("several issuers need each an issuer and a realm of its own")
+
+    def verify(self, token: bytes, now: int) -> dict[str, str]:
+        """Return what a token tells, such as ``{"user": "42", "tier": "free"}``.
+
+        Args:
+            token: as it arrived, without ``Bearer``.
+            now: microseconds since the epoch.
+
+        Raises:
+            InvalidToken: the token is not to be believed; nothing else is raised, whatever the bytes.
+        """
+        if len(token) > LONGEST:
+            raise InvalidToken("too_long", f"a token has at most {LONGEST} bytes")
+        parts = _SHAPE.fullmatch(token)
+        if not parts:
+            raise InvalidToken("malformed", "this is not a signed token")
+        header = _decoded(parts[1])
+        issuer = self.issuers[0] if len(self.issuers) == 1 else self._issuer(_decoded(parts[2]))
+        key = _key(header, issuer)
+        message, signature = token[: parts.end(2)], _bytes(parts[3])
+        if not key.is_signed(message, key.material, signature):
+            raise InvalidToken("signature", "the token's signature is not good")
+        return issuer.read(_decoded(parts[2]), now)
+
+    def _issuer(self, claims: Mapping[str, Any]) -> Issuer:
+        """Return the issuer that a token claims: it decides whose keys must have signed it, and nothing else."""
+        name = claims.get("iss")
+        issuer = self._by_name.get(name) if isinstance(name, str) else None
+        if issuer is None:
+            raise InvalidToken("issuer", "the token's issuer is not known")
+        return issuer
+
+
+def _key(header: Mapping[str, Any], issuer: Issuer) -> VerificationKey:
+    if "crit" in header or "b64" in header or "zip" in header:
+        raise InvalidToken("extension", "the token demands an extension that is not understood")
+    kind = header.get("typ", "jwt")
+    if not isinstance(kind, str) or kind.lower() not in _TYPES:
+        raise InvalidToken("type", "the token is of another type")
+    key = issuer.key(header.get("kid"))
+    if key is None:
+        raise InvalidToken("key", "the token does not name a key of its issuer")
+    if header.get("alg") != key.algorithm:
+        raise InvalidToken("algorithm", "the token is not signed by the algorithm of its key")
+    return key
+
+
+def _decoded(part: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(_bytes(part))
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidToken("malformed", "the token does not contain JSON objects")
+    return value
+
+
+def _bytes(part: bytes) -> bytes:
+    try:
+        return a2b_base64(part.translate(_URL_SAFE) + b"=" * (-len(part) % 4), strict_mode=True)
+    except Error:
+        raise InvalidToken("malformed", "the token is not base64url") from None
+
+
+def _microseconds(claims: Mapping[str, Any], name: str) -> int | None:
+    seconds = claims.get(name)
+    if seconds is None:
+        return None
+    if type(seconds) not in {int, float} or not 0 <= seconds < _END_OF_TIME:
+        raise InvalidToken("claim", f"the token's {name} is not a time in seconds")
+    return int(seconds * 1_000_000)
+
+
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")

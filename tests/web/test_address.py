@@ -1,0 +1,233 @@
+"""Where a request comes from: proxies that are trusted say so, and nobody else can."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.web.address import MAX_HOPS, AddressReader, Finding
+from headgate.web.errors import InvalidSettings
+
+CLIENT = "203.0.113.9"
+PROXY = "10.0.0.1"
+TRUSTED = ["10.0.0.0/8", "2001:db8:53::/48"]
+XFF = AddressReader("x-forwarded-for", TRUSTED)
+READERS = [
+    XFF,
+    AddressReader("X-Forwarded-For", hops=1),
+    AddressReader("forwarded", TRUSTED),
+    AddressReader("Forwarded", hops=1),
+]
+
+
+def xff(*values: str) -> list[tuple[bytes, bytes]]:
+    return [(b"x-forwarded-for", value.encode("latin-1")) for value in values]
+
+
+def appended(reader: AddressReader, address: str) -> bytes:
+    """Return what a proxy appends for a client."""
+    return address.encode() if reader.header == b"x-forwarded-for" else f'for="{address}"'.encode()
+
+
+TABLE: list[tuple[str | None, list[str], str, Finding]] = [
+    # peer, lines, key, finding
+    (PROXY, [CLIENT], CLIENT, Finding.HEADER),
+    (PROXY, [f"6.6.6.6, {CLIENT}"], CLIENT, Finding.HEADER),
+    (PROXY, ["6.6.6.6", CLIENT], CLIENT, Finding.HEADER),
+    (PROXY, [f"{CLIENT}, 10.2.3.4, 2001:db8:53::7"], CLIENT, Finding.HEADER),
+    (PROXY, [f"{CLIENT}, ::ffff:10.2.3.4"], CLIENT, Finding.HEADER),
+    (f"::ffff:{PROXY}", [CLIENT], CLIENT, Finding.HEADER),
+    (PROXY, [f"::ffff:{CLIENT}"], CLIENT, Finding.HEADER),
+    (PROXY, [f"{CLIENT}:4711"], CLIENT, Finding.HEADER),
+    (PROXY, ["[2001:db8:9:9::1]:80"], "2001:db8:9:9::/64", Finding.HEADER),
+    (PROXY, ["10.9.9.9, 10.8.8.8"], "10.9.9.9", Finding.HEADER),
+    ("198.51.100.1", [CLIENT], "198.51.100.1", Finding.UNTRUSTED_PEER),
+    ("198.51.100.1", [], "198.51.100.1", Finding.UNTRUSTED_PEER),
+    (None, [CLIENT], "unknown", Finding.UNTRUSTED_PEER),
+    ("", [CLIENT], "unknown", Finding.UNTRUSTED_PEER),
+    ("/run/app.sock", [CLIENT], "unknown", Finding.UNTRUSTED_PEER),
+    (PROXY, [], PROXY, Finding.ABSENT),
+    (PROXY, ["", " , "], PROXY, Finding.ABSENT),
+    (PROXY, ["unknown"], PROXY, Finding.MALFORMED),
+    (PROXY, [f"{CLIENT}, unknown"], PROXY, Finding.MALFORMED),
+    (PROXY, [f"{CLIENT},"], PROXY, Finding.MALFORMED),
+    (PROXY, [f"{CLIENT}, garbage, 10.7.7.7"], "10.7.7.7", Finding.MALFORMED),
+    (PROXY, [f"garbage, {CLIENT}"], CLIENT, Finding.HEADER),
+    (PROXY, ["\xff\xfe"], PROXY, Finding.MALFORMED),
+    (PROXY, [f"{CLIENT}" + ", 10.1.1.1" * MAX_HOPS], "10.1.1.1", Finding.TOO_LONG),
+    (PROXY, [f"{CLIENT}" + ", 10.1.1.1" * (MAX_HOPS - 1)], CLIENT, Finding.HEADER),
+    (PROXY, [CLIENT + f",{' ' * 400}10.1.1.1" * 12], "10.1.1.1", Finding.TOO_LONG),
+    (PROXY, ["x" * 5000], PROXY, Finding.MALFORMED),
+]
+
+
+@pytest.mark.parametrize(("peer", "lines", "key", "finding"), TABLE)
+def test_the_first_untrusted_address_from_the_right_is_the_client(
+    peer: str | None, lines: list[str], key: str, finding: Finding
+) -> None:
+    found = XFF.read(peer, xff(*lines))
+    assert (found.key, found.finding) == (key, finding)
+
+
+@pytest.mark.parametrize(
+    ("hops", "line", "key", "finding"),
+    [
+        (1, f"6.6.6.6, {CLIENT}", CLIENT, Finding.HEADER),
+        (2, f"6.6.6.6, {CLIENT}, 10.0.0.2", CLIENT, Finding.HEADER),
+        (2, f"{CLIENT}, unknown", CLIENT, Finding.HEADER),
+        (2, CLIENT, "198.51.100.1", Finding.SHORT),
+        (2, f"unknown, {CLIENT}", "198.51.100.1", Finding.MALFORMED),
+        (1, "", "198.51.100.1", Finding.ABSENT),
+    ],
+)
+def test_with_hops_the_nth_from_the_right_is_the_client(hops: int, line: str, key: str, finding: Finding) -> None:
+    found = AddressReader("x-forwarded-for", hops=hops).read("198.51.100.1", xff(line))
+    assert (found.key, found.finding) == (key, finding)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "finding"),
+    [
+        ([CLIENT], CLIENT, Finding.HEADER),
+        ([f" [::ffff:{CLIENT}]:1 "], CLIENT, Finding.HEADER),
+        ([f"6.6.6.6, {CLIENT}"], PROXY, Finding.MALFORMED),
+        (["6.6.6.6", CLIENT], PROXY, Finding.REPEATED),
+        (["", CLIENT], PROXY, Finding.REPEATED),
+        ([""], PROXY, Finding.ABSENT),
+        ([], PROXY, Finding.ABSENT),
+    ],
+)
+def test_a_header_with_one_address_has_one(values: list[str], key: str, finding: Finding) -> None:
+    reader = AddressReader("X-Real-IP", TRUSTED)
+    found = reader.read(PROXY, [(b"X-Real-Ip", value.encode()) for value in values])
+    assert (found.key, found.finding) == (key, finding)
+    assert reader.read("198.51.100.1", [(b"x-real-ip", b"6.6.6.6")]).key == "198.51.100.1"
+
+
+def test_forwarded_is_read_as_rfc_7239_has_it() -> None:
+    reader = AddressReader("forwarded", TRUSTED)
+    lines = [
+        (b"forwarded", b'for="6.6.6.6, for=7.7.7.7'),
+        (b"forwarded", b'for="[2001:db8:1:2::3]:4711";proto=https;host="a,b", For=10.1.1.1'),
+    ]
+    assert reader.read(PROXY, lines).key == "2001:db8:1:2::/64"
+    assert reader.read(PROXY, [(b"forwarded", b"for=_hidden, for=10.1.1.1")]).key == "10.1.1.1"
+
+
+def test_by_default_no_header_counts() -> None:
+    found = AddressReader().read("198.51.100.1", xff("6.6.6.6"))
+    assert (found.key, found.finding, found.is_suspect) == ("198.51.100.1", Finding.PEER, False)
+    assert found.client == found.peer
+
+
+def test_only_the_configured_source_counts() -> None:
+    others = [(name, b"6.6.6.6") for name in (b"x-real-ip", b"cf-connecting-ip", b"true-client-ip", b"x_forwarded_for")]
+    assert XFF.read(PROXY, [*others, (b"forwarded", b"for=6.6.6.6"), *xff(CLIENT)]).key == CLIENT
+
+
+def test_a_unix_socket_can_be_trusted() -> None:
+    reader = AddressReader("x-forwarded-for", ["unix"])
+    assert reader.read(None, xff(CLIENT)).key == CLIENT
+    assert reader.read(None, xff("junk")).key == "unknown"
+    assert reader.read(None, xff("junk")).text == "unknown"
+    assert reader.read(None, xff("junk")).network(48) == "unknown"
+    assert reader.read(PROXY, xff(CLIENT)).key == PROXY
+
+
+def test_the_whole_address_and_wider_networks_are_known_too() -> None:
+    found = XFF.read(PROXY, xff("2001:db8:1:2:3:4:5:6"))
+    assert (found.text, found.key, found.network(48)) == (
+        "2001:db8:1:2:3:4:5:6",
+        "2001:db8:1:2::/64",
+        "2001:db8:1::/48",
+    )
+
+
+@pytest.mark.parametrize("finding", Finding)
+def test_what_was_wrong_is_worth_a_counter(finding: Finding) -> None:
+    rows = {row[3]: row for row in TABLE}
+    if finding in rows:
+        peer, lines, _, _ = rows[finding]
+        assert XFF.read(peer, xff(*lines)).is_suspect == (finding in {"malformed", "too_long"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "x-forwarded-for"}, "anybody can send"),
+        ({"source": "x-real-ip"}, "anybody can send"),
+        ({"trusted": TRUSTED}, "reads no header"),
+        ({"hops": 1}, "reads no header"),
+        ({"source": "forwarded", "trusted": TRUSTED, "hops": 1}, "not both"),
+        ({"source": "x-real-ip", "hops": 2}, "hops must be 1"),
+        ({"source": "x-forwarded-for", "trusted": ["0.0.0.0/0"]}, "trusts everybody"),
+        ({"source": "x-forwarded-for", "trusted": ["::/0"]}, "trusts everybody"),
+        ({"source": "x-forwarded-for", "trusted": ["::ffff:0:0/96"]}, "trusts everybody"),
+        ({"source": "x-forwarded-for", "trusted": ["10.0.0.1/8"]}, "not a network"),
+        ({"source": "x-forwarded-for", "trusted": ["proxy.example"]}, "not a network"),
+        ({"source": "x-forwarded-for", "trusted": [7]}, "text such as"),
+        ({"source": "x-forwarded-for", "trusted": "10.0.0.0/8"}, "list of networks"),
+        ({"source": "x-forwarded-for", "hops": 21}, "hops must be"),
+        ({"source": "x-forwarded-for", "hops": -1}, "hops must be"),
+        ({"source": "X_Forwarded_For", "hops": 1}, "header name"),
+        ({"ipv6_prefix": 129}, "ipv6_prefix must be"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        AddressReader(**settings)
+
+
+def test_a_mapped_network_is_the_ipv4_network() -> None:
+    reader = AddressReader("x-forwarded-for", ["::ffff:10.0.0.0/104"])
+    assert reader.read(PROXY, xff(CLIENT)).key == CLIENT
+
+
+lines_of_anything = st.lists(
+    st.tuples(
+        st.sampled_from([b"x-forwarded-for", b"forwarded", b"X-Forwarded-For", b"connection", b"x-real-ip"]),
+        st.one_of(st.binary(max_size=60), st.sampled_from([b"6.6.6.6", b"10.0.0.9", b'for="', b"10.0.0.9,,", b"::1"])),
+    ),
+    max_size=6,
+)
+
+
+@given(st.sampled_from(READERS), lines_of_anything)
+def test_nothing_a_client_sends_changes_its_key(reader: AddressReader, sent: list[tuple[bytes, bytes]]) -> None:
+    """The proxy appends what it saw, as a line of its own or to the last line there is."""
+    seen = appended(reader, CLIENT)
+    assert reader.read(PROXY, [*sent, (reader.header, seen)]).key == CLIENT
+    own = [value for name, value in sent if name.lower() == reader.header]
+    rest = [(name, value) for name, value in sent if name.lower() != reader.header]
+    assert reader.read(PROXY, [*rest, (reader.header, b", ".join([*own, seen]))]).key == CLIENT
+
+
+@given(st.sampled_from([*READERS[::2], AddressReader()]), lines_of_anything)
+def test_an_untrusted_peer_is_its_own_key(reader: AddressReader, sent: list[tuple[bytes, bytes]]) -> None:
+    assert reader.read("198.51.100.1", sent).key == "198.51.100.1"
+
+
+@given(st.sampled_from(READERS), st.one_of(st.none(), st.text(max_size=20)), lines_of_anything)
+def test_any_request_has_a_key(reader: AddressReader, peer: str | None, sent: list[tuple[bytes, bytes]]) -> None:
+    assert reader.read(peer, sent).key
+
+
+def test_a_thousand_forged_lists_are_one_key() -> None:
+    chance = random.Random(1)
+    keys = set()
+    for _ in range(1000):
+        forged = ", ".join(str(chance.getrandbits(8)) + ".1.2.3" for _ in range(chance.randrange(40)))
+        keys.add(XFF.read(PROXY, xff(forged, CLIENT)).key)
+        keys.add(XFF.read(PROXY, xff(f"{forged}, {CLIENT}")).key)
+    assert keys == {CLIENT}
+
+
+@pytest.mark.parametrize("named", ["close, X-Forwarded-For", "x-forwarded-for", "X-FORWARDED-FOR, x-real-ip", "\x00"])
+def test_connection_cannot_name_the_header_away(named: str) -> None:
+    """CVE-2024-45410, CVE-2026-29054: hop-by-hop headers that the client chose."""
+    for lines in ([(b"connection", named.encode()), *xff(CLIENT)], [*xff(CLIENT), (b"Connection", named.encode())]):
+        assert XFF.read(PROXY, lines).key == CLIENT

@@ -1,0 +1,133 @@
+"""API keys: only known ones become principals, and none is ever shown."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.web.apikey import ApiKeys, Holder, credential, digest, is_fit
+from headgate.web.errors import InvalidSettings
+
+KEY = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
+SECRET = b"sixteen bytes or more of chance"
+MOBILE = Holder("mobile-app", user="u1", tenant="acme", tier="premium")
+
+
+def test_the_digest_is_what_sha256sum_prints() -> None:
+    assert digest("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert digest(b"abc", SECRET) == hmac.new(SECRET, b"abc", "sha256").hexdigest()
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET])
+def test_a_known_key_is_its_holder(secret: bytes) -> None:
+    keys = ApiKeys({digest(KEY, secret): MOBILE}, secret=secret)
+    assert keys.find(KEY.encode()) == (MOBILE, "known key")
+    assert keys.find(b" \t" + KEY.encode() + b" ") == (MOBILE, "known key")
+
+
+def test_a_holder_without_a_name_is_called_by_the_digest() -> None:
+    holder, _ = ApiKeys({digest(KEY): Holder(tier="free")}).find(KEY.encode())
+    assert holder == Holder(digest(KEY)[:32], tier="free")
+
+
+def test_random_keys_are_nobody() -> None:
+    keys = ApiKeys({digest(KEY): MOBILE})
+    assert {keys.find(secrets.token_hex(16).encode()) for _ in range(1000)} == {(None, "unknown key")}
+
+
+def test_a_digest_is_not_a_key() -> None:
+    assert ApiKeys({digest(KEY): MOBILE}).find(digest(KEY).encode())[0] is None
+
+
+def test_an_unknown_key_is_compared_like_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(one: str, other: str) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys = ApiKeys({digest(KEY): MOBILE})
+    keys.find(KEY.encode())
+    keys.find(b"no")
+    assert compared == [(64, 64)] * 2
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b" ", b"a b", b"a,b", b"a\x00", b"a\r\nb", b"\xc3\xa9", b"x" * 513, b"x" * 1_000_000, b"\x7f"]
+)
+def test_what_cannot_be_a_key_is_malformed(value: bytes) -> None:
+    for keys in (ApiKeys({digest(value): MOBILE}), ApiKeys(verified_upstream=True)):
+        assert keys.find(value) == (None, "malformed")
+
+
+def test_a_key_verified_upstream_is_its_own_principal() -> None:
+    keys = ApiKeys(verified_upstream=True, secret=SECRET)
+    assert keys.find(KEY.encode()) == (Holder(digest(KEY, SECRET)[:32]), "verified upstream")
+
+
+@given(st.from_regex(rb"[!-+]{1,40}", fullmatch=True), st.from_regex(rb"[!-+]{1,40}", fullmatch=True))
+def test_different_keys_are_different_principals(one: bytes, other: bytes) -> None:
+    keys = ApiKeys(verified_upstream=True)
+    assert (keys.find(one) == keys.find(other)) == (one == other)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_key_or_not(value: bytes) -> None:
+    for keys in (ApiKeys({digest(KEY): MOBILE}, scheme="Bearer"), ApiKeys(verified_upstream=True)):
+        holder, reason = keys.find(value)
+        assert (holder is None) == (reason in {"malformed", "unknown key"})
+
+
+@pytest.mark.parametrize(
+    ("value", "scheme", "found"),
+    [
+        (b"Bearer abc", "bearer", b"abc"),
+        (b"bEARER  abc ", "Bearer", b"abc"),
+        (b"abc", "bearer", None),
+        (b"n1 Bearer abc", "bearer", None),
+        (b"Bearerabc", "bearer", None),
+        (b"Bearer", "bearer", b""),
+        (b"Bearer abc", "", b"Bearer abc"),
+    ],
+)
+def test_the_scheme_is_the_first_word(value: bytes, scheme: str, found: bytes | None) -> None:
+    assert credential(value, scheme) == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "one of the two"),
+        ({"known": {digest(KEY): MOBILE}, "verified_upstream": True}, "one of the two"),
+        ({"known": {KEY: MOBILE}}, "known by its digest"),
+        ({"known": {digest(KEY).upper(): MOBILE}}, "known by its digest"),
+        ({"known": {digest(KEY): "mobile"}}, "is a Holder"),
+        ({"verified_upstream": True, "secret": b"short"}, "at least 16 bytes"),
+        ({"verified_upstream": True, "secret": "text"}, "at least 16 bytes"),
+        ({"verified_upstream": True, "scheme": "Be arer"}, "scheme is a word"),
+        ({"verified_upstream": True, "header": "X_API_KEY"}, "no underscore"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message) as error:
+        ApiKeys(**settings)
+    assert KEY not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\u202egnp", "\ud800", "x" * 513, "é" * 257, 7])
+def test_a_holder_has_printable_names(text: Any) -> None:
+    with pytest.raises(InvalidSettings, match="printable text"):
+        Holder(user=text)
+
+
+def test_no_secret_is_in_a_representation() -> None:
+    keys = ApiKeys({digest(KEY, SECRET): MOBILE}, secret=SECRET)
+    assert SECRET.decode() not in repr(keys)
+    assert digest(KEY, SECRET) not in repr(keys)
+    assert is_fit("é" * 256)

@@ -1,0 +1,201 @@
+"""The response headers of a decision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import Limiter
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.core.quota import Quota
+from headgate.stores.memory import MemoryStore
+from headgate.testing import ManualClock
+from headgate.web.errors import InvalidHeader, InvalidSettings
+from headgate.web.headers import EXPOSED, ResponseHeaders, policy_names, raw, retry_after_s
+from headgate.web.ietf import Headers
+
+SECOND = 1_000_000
+QUOTA = Quota.parse("100/minute")[0]
+CALM = Decision(True, 100, 88, 0, 7_200_001, Pressure.NORMAL, QUOTA)
+WARNED = msgspec.structs.replace(CALM, remaining=12, state=Pressure.WARNING)
+REFUSED = Decision(False, 100, 0, 600_000, 60 * SECOND, Pressure.THROTTLED, QUOTA)
+WRITE = ResponseHeaders()
+
+
+def of(decision: Decision, names: Sequence[str] = ("orders",), **settings: Any) -> dict[str, str]:
+    return dict(ResponseHeaders(**settings).of(decision, names))
+
+
+def test_an_admission_says_what_is_left() -> None:
+    assert WRITE.of(CALM, ["orders"]) == [
+        ("X-RateLimit-Limit", "100"),
+        ("X-RateLimit-Remaining", "88"),
+        ("X-RateLimit-Reset", "8"),
+        ("RateLimit-Policy", '"orders";q=100;w=60'),
+        ("RateLimit", '"orders";r=88;t=8'),
+    ]
+
+
+def test_a_refusal_says_when_to_come_back_and_is_not_cached() -> None:
+    assert WRITE.of(REFUSED, ["orders"]) == [
+        ("X-RateLimit-Limit", "100"),
+        ("X-RateLimit-Remaining", "0"),
+        ("X-RateLimit-Reset", "60"),
+        ("X-RateLimit-State", "throttled"),
+        ("Retry-After", "1"),
+        ("Cache-Control", "no-store"),
+        ("RateLimit-Policy", '"orders";q=100;w=60'),
+        ("RateLimit", '"orders";r=0;t=1'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("retry_us", "seconds"), [(0, 1), (1, 1), (999_999, 1), (SECOND, 1), (SECOND + 1, 2), (90 * SECOND, 90)]
+)
+def test_retry_after_is_rounded_up_and_at_least_one(retry_us: int, seconds: int) -> None:
+    refused = msgspec.structs.replace(REFUSED, retry_after_us=retry_us)
+    assert retry_after_s(refused) == seconds
+    assert of(refused)["Retry-After"] == str(seconds)
+
+
+def test_a_warning_is_a_header() -> None:
+    assert "X-RateLimit-State" not in of(CALM)
+    assert of(WARNED)["X-RateLimit-State"] == "warning"
+    assert of(REFUSED)["X-RateLimit-State"] == "throttled"
+
+
+def test_the_state_is_the_worst_among_the_limits() -> None:
+    """The most restrictive limit may be calm while another, with a lower threshold, is not."""
+    for states, expected in [
+        ((CALM, WARNED), "warning"),
+        ((CALM, CALM), None),
+        ((WARNED, REFUSED, CALM), "throttled"),
+    ]:
+        several = msgspec.structs.replace(CALM, parts=states)
+        assert of(several, "abc"[: len(states)]).get("X-RateLimit-State") == expected
+
+
+def test_a_degraded_answer_says_so_and_why() -> None:
+    headers = of(msgspec.structs.replace(CALM, degraded="store_unavailable"))
+    assert headers["X-RateLimit-Degraded"] == "true"
+    assert headers["X-RateLimit-Degraded-Reason"] == "store_unavailable"
+    assert not [name for name in of(CALM) if "Degraded" in name]
+
+
+def test_reset_can_be_a_time() -> None:
+    headers = dict(ResponseHeaders(reset_format="epoch").of(CALM, ["p"], now=1_800_000_000 * SECOND))
+    assert headers["X-RateLimit-Reset"] == "1800000008"
+    assert headers["RateLimit"] == '"p";r=88;t=8'
+
+
+def test_a_time_needs_the_time() -> None:
+    with pytest.raises(InvalidHeader, match=r"now=clock.now\(\)"):
+        ResponseHeaders(reset_format="epoch").of(CALM, ["p"])
+
+
+def test_the_reset_of_a_fixed_window_does_not_wobble() -> None:
+    clock = ManualClock(1_800_000_000 * SECOND)
+    limiter = Limiter("1000/minute fixed_window", store=MemoryStore(clock=clock))
+    write, seen = ResponseHeaders(reset_format="epoch"), set()
+    for _ in range(59):
+        seen.add(dict(write.of(limiter.check("u"), now=clock.now()))["X-RateLimit-Reset"])
+        clock.advance(1.0)
+    assert seen == {"1800000060"}
+
+
+def test_parts_can_be_switched_off() -> None:
+    assert list(of(CALM, ietf="off")) == ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
+    assert list(of(CALM, legacy=False)) == ["RateLimit-Policy", "RateLimit"]
+    assert list(of(REFUSED, legacy=False, ietf="off")) == ["X-RateLimit-State", "Retry-After", "Cache-Control"]
+
+
+def test_another_version_can_be_plugged_in() -> None:
+    def future(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
+        return [("RateLimit", f'"{names[0]}";a={limits[0].remaining}') for _ in range(1 - len(partitions))]
+
+    assert ResponseHeaders(future).of(CALM, ["p"])[-1] == ("RateLimit", '"p";a=88')
+
+
+def test_partitions_are_passed_on() -> None:
+    assert WRITE.of(CALM, ["p"], partitions=[b"abc"])[-1] == ("RateLimit", '"p";r=88;t=8;pk=:YWJj:')
+
+
+def test_limits_without_names_get_some() -> None:
+    assert of(CALM, ())["RateLimit"] == '"default";r=88;t=8'
+    assert of(msgspec.structs.replace(CALM, parts=(CALM, CALM)), ())["RateLimit"] == (
+        '"default";r=88;t=8, "default#2";r=88;t=8'
+    )
+
+
+def test_the_windows_of_one_rule_are_told_apart() -> None:
+    assert policy_names(["a", "b"], 2) == ["a", "b"]
+    assert policy_names(["a", "b", "a", "a"], 4) == ["a", "b", "a#2", "a#3"]
+
+
+def test_names_must_be_as_many_as_limits() -> None:
+    with pytest.raises(InvalidHeader, match="1 limits need 1 names, not 2"):
+        WRITE.of(CALM, ["a", "b"])
+
+
+@pytest.mark.parametrize("text", ["a\r\nX-Evil: 1", "a\nb", "a\x00", "\u202e", "é"])
+def test_nothing_can_be_injected(text: str) -> None:
+    with pytest.raises(InvalidHeader):
+        WRITE.of(CALM, [text])
+    with pytest.raises(InvalidHeader):
+        WRITE.of(msgspec.structs.replace(CALM, degraded=text), ["p"])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reset_format": "http-date"}, {"reset_format": None}, {"ietf": "draft-99"}, {"ietf": ""}]
+)
+def test_settings_that_do_not_exist_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings, match="not"):
+        ResponseHeaders(**settings)
+
+
+def test_as_bytes_names_are_in_lower_case() -> None:
+    assert raw([("X-RateLimit-Limit", "1"), ("X-Other", "2")]) == [(b"x-ratelimit-limit", b"1"), (b"x-other", b"2")]
+
+
+def test_browsers_may_be_shown_all_of_them() -> None:
+    degraded = msgspec.structs.replace(REFUSED, degraded="x")
+    assert set(of(degraded)) - {"Cache-Control"} == set(EXPOSED.split(", "))
+
+
+def test_a_real_decision_of_several_limits() -> None:
+    limiter = Limiter("2/s; 5/minute", store=MemoryStore(clock=ManualClock(0)))
+    names = ["per-second", "per-minute"]
+    assert dict(WRITE.of(limiter.check("u"), names))["RateLimit"] == '"per-second";r=1;t=1, "per-minute";r=4;t=12'
+    limiter.check("u")
+    refused = dict(WRITE.of(limiter.check("u"), names))
+    assert (refused["Retry-After"], refused["RateLimit"]) == ("1", '"per-second";r=0;t=1, "per-minute";r=3;t=24')
+
+
+micros = st.integers(0, 10**15)
+decisions = st.tuples(
+    st.booleans(),
+    st.integers(1, 10**15),
+    st.integers(0, 10**15),
+    micros,
+    micros,
+    st.sampled_from(Pressure),
+    st.integers(1, 10**6).map(lambda limit: replace(QUOTA, limit=limit)),
+).map(lambda facts: Decision(*facts))
+
+
+@given(decisions, st.lists(decisions, max_size=3), st.sampled_from(["delta", "epoch"]), st.integers(1, 10**15))
+def test_any_decision_has_headers_without_surprises(one: Decision, parts: list[Decision], form: str, now: int) -> None:
+    decision = msgspec.structs.replace(one, parts=tuple(parts), degraded="circuit_open" if now % 2 else "")
+    names = [f"rule-{number}" for number in range(len(decision.limits))]
+    headers = ResponseHeaders(reset_format=form).of(decision, names, now=now)
+    assert len(dict(headers)) == len(headers)
+    assert all(re.fullmatch(r"[A-Za-z-]+", name) and re.fullmatch(r"[ -~]+", value) for name, value in headers)
+    assert ("Retry-After" in dict(headers)) == ("Cache-Control" in dict(headers)) == (not decision.allowed)

@@ -1,0 +1,140 @@
+"""Bodies of refusals and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.core.quota import Quota
+from headgate.web import problem
+from headgate.web.headers import ResponseHeaders
+from headgate.web.problem import Problem, bad_request, of_status, plain, quota_exceeded, reduced_capacity, shown
+
+SECOND = 1_000_000
+MINUTE, DAY = Quota.parse("100/minute; 5000/day")
+REFUSED = Decision(False, 100, 0, 11_500_000, 60 * SECOND, Pressure.THROTTLED, MINUTE)
+CALM = Decision(True, 5000, 4000, 0, 17_280 * SECOND, Pressure.NORMAL, DAY)
+BOTH = msgspec.structs.replace(REFUSED, parts=(CALM, REFUSED), degraded="circuit_open")
+
+
+def body(made: Problem) -> dict[str, Any]:
+    decoded: dict[str, Any] = json.loads(made.encode())
+    return decoded
+
+
+def test_a_refusal_says_what_and_until_when() -> None:
+    assert body(quota_exceeded(REFUSED, ["orders-user"])) == {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Quota Exceeded",
+        "status": 429,
+        "detail": "orders-user allows 100/minute. Retry in 12 s.",
+        "violated-policies": ["orders-user"],
+        "limit": 100,
+        "remaining": 0,
+        "retry_after": 12,
+        "limits": [
+            {
+                "policy": "orders-user",
+                "limit": 100,
+                "remaining": 0,
+                "reset_after": 60,
+                "retry_after": 12,
+                "state": "throttled",
+            }
+        ],
+    }
+
+
+def test_of_several_limits_only_those_that_refuse_are_violated() -> None:
+    made = body(quota_exceeded(BOTH, ["daily", "minute"], instance="/requests/7"))
+    assert made["violated-policies"] == ["minute"]
+    assert made["detail"].startswith("minute allows 100/minute")
+    assert [limit["retry_after"] for limit in made["limits"]] == [0, 12]
+    assert (made["degraded"], made["instance"]) == ("circuit_open", "/requests/7")
+
+
+def test_body_and_header_agree() -> None:
+    headers = dict(ResponseHeaders().of(BOTH, ["a", "b"]))
+    assert str(body(quota_exceeded(BOTH, ["a", "b"]))["retry_after"]) == headers["Retry-After"]
+
+
+def test_limits_without_names_get_those_of_the_headers() -> None:
+    assert body(quota_exceeded(REFUSED))["violated-policies"] == ["default"]
+    assert body(quota_exceeded(BOTH))["violated-policies"] == ["default#2"]
+
+
+def test_what_is_not_the_clients_doing_is_503() -> None:
+    made = body(reduced_capacity(msgspec.structs.replace(REFUSED, degraded="store_unavailable"), ["orders"]))
+    assert made["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+    assert (made["status"], made["retry_after"], made["degraded"]) == (503, 12, "store_unavailable")
+    assert made["violated-policies"] == ["orders"]
+    assert "limit" not in made
+
+
+def test_a_bad_request_says_where() -> None:
+    made = body(bad_request("cost must be a whole number", [("/cost", "is -1"), ("/principal", "is missing")]))
+    assert made == {
+        "status": 400,
+        "title": "Bad Request",
+        "detail": "cost must be a whole number",
+        "errors": [{"pointer": "/cost", "detail": "is -1"}, {"pointer": "/principal", "detail": "is missing"}],
+    }
+
+
+def test_other_problems_are_what_their_status_says() -> None:
+    assert body(of_status(404)) == {"status": 404, "title": "Not Found"}
+    assert body(of_status(403, "not yours"))["detail"] == "not yours"
+    assert problem.CONTENT_TYPE == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("abc", "'abc'"),
+        ("a'b\r\n\x1b", '"a\'b\\r\\n\\x1b"'),
+        ("é\u202e", "'\\xe9\\u202e'"),
+        (b"\xff", "b'\\xff'"),
+        (-1, "-1"),
+        ("x" * 61, "'" + "x" * 50 + "'... (61 characters)"),
+        (["y" * 1000], "['" + "y" * 238 + "..."),
+    ],
+)
+def test_what_a_request_said_is_quoted(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_markup_is_escaped() -> None:
+    encoded = bad_request("</script><img src=x onerror=alert(1)>&amp;").encode()
+    assert not re.search(rb"[<>&]", encoded)
+    assert json.loads(encoded)["detail"] == "</script><img src=x onerror=alert(1)>&amp;"
+
+
+def test_texts_have_an_end() -> None:
+    assert len(plain("x" * 1_000_000)) == problem.LONGEST
+    assert plain("a" * 1000) == "a" * 1000
+
+
+anything = st.text(max_size=60) | st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20)
+
+
+@given(anything, anything, anything, anything)
+def test_no_text_gets_out_unescaped(detail: str, pointer: str, instance: str, name: str) -> None:
+    for made in (
+        bad_request(detail, [(pointer, detail)], instance=instance),
+        of_status(409, detail, instance=instance),
+        quota_exceeded(REFUSED, [name], instance=instance),
+        reduced_capacity(REFUSED, [name], instance=instance),
+    ):
+        encoded = made.encode()
+        assert encoded.decode().isprintable()
+        assert not re.search(rb"[<>&]", encoded)
+        texts = [value for value in json.loads(encoded).values() if isinstance(value, str)]
+        assert all(text.isprintable() for text in texts)
