@@ -1,26 +1,50 @@
-"""Real servers for tests: each on a free port of the loopback, in a folder of its own, ended by its process id."""
+"""Real servers for tests: each on a free port of the loopback, in a folder of its own, ended by its process id.
+
+They end with the process that started them, even if that is killed. All parts of a test run, and several runs at once,
+may start servers: a port that somebody else was quicker to take is left to them.
+"""
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Any, Self
+
+import hiredis
 
 START_SECONDS = 20
+_ATTEMPTS = 20
+_LAUNCHER = ThreadPoolExecutor(1, "servers")
+"""Starts all servers: the kernel ends a child when the thread that started it is gone, and this one stays."""
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that is free now, and not one that the system might give to a client's end of a connection."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def until(seen: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
+    """Wait until `seen`; fail after many `seconds`."""
+    give_up = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < give_up, f"{what}: not in {seconds} s"
+        time.sleep(0.01)
 
 
 class RedisServer:
@@ -29,49 +53,119 @@ class RedisServer:
     Args:
         folder: where it runs.
         options: more lines of its configuration, such as ``"maxmemory 1mb"``.
+        password: what it wants to hear from its clients.
+        in_cluster: it is to become a node of a cluster.
+        sentinel: it is a sentinel, and keeps no data.
     """
 
-    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        port: int | None = None,
+        password: str = "",
+        in_cluster: bool = False,
+        sentinel: bool = False,
+    ) -> None:
         program = shutil.which("redis-server")
         assert program, "redis-server is needed: apt-get install redis-server"
-        self.program, self.folder, self.options = program, folder, options
-        self.port = port or free_port()
-        self.socket = folder / f"redis-{self.port}.sock"
+        self.program, self.folder, self.options, self.password = program, folder, options, password
+        self.in_cluster, self.sentinel = in_cluster, sentinel
+        self.port, self.bus = port or free_port(), free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self._may_move = port is None
 
     @property
     def address(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0?timeout=5"
 
+    @property
+    def socket(self) -> Path:
+        return self.folder / f"redis-{self.port}.sock"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None
+
     def start(self) -> Self:
-        lines = [
-            f"port {self.port}",
-            "bind 127.0.0.1",
-            f"unixsocket {self.socket}",
-            "save ''",
-            f"dir {self.folder}",
-            "enable-debug-command local",
-            *self.options,
-        ]
-        configuration = self.folder / f"redis-{self.port}.conf"
-        configuration.write_text("\n".join(lines))
-        log = (self.folder / f"redis-{self.port}.log").open("ab")
-        with log:
-            self.process = subprocess.Popen([self.program, str(configuration)], stdout=log, stderr=log)
-        give_up = time.monotonic() + START_SECONDS
-        while not self._answers():
-            assert self.process.poll() is None, (self.folder / f"redis-{self.port}.log").read_text()
-            assert time.monotonic() < give_up, "redis-server does not start"
-            time.sleep(0.01)
-        return self
+        """Start it; again on the same port if it ran before."""
+        for _ in range(_ATTEMPTS):
+            if self._started():
+                self._may_move = False
+                return self
+            log = self._file("log").read_text()
+            assert self._may_move, log
+            assert "Failed listening on port" in log or "bind: Address already in use" in log, log
+            self.port, self.bus = free_port(), free_port()
+        raise AssertionError("no port is free")
+
+    def _started(self) -> bool:
+        """Start a process, and say whether it serves; it ends if a port is taken."""
+        configuration = self._file("conf")
+        configuration.write_text("\n".join(self._lines()))
+        command = [self.program, str(configuration), *["--sentinel"] * self.sentinel]
+        if protector := shutil.which("setpriv"):
+            command = [protector, "--pdeathsig", "KILL", *command]
+        with self._file("log").open("ab") as log:
+            self.process = _LAUNCHER.submit(subprocess.Popen, command, stdout=log, stderr=log).result()
+        until(lambda: self._answers() or not self._lives(), "redis-server answers")
+        if self._lives():
+            return True
+        self.process = None
+        return False
+
+    def _lines(self) -> Iterable[str]:
+        yield from (f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}")
+        yield from (f"unixsocket {self.socket}", f"pidfile {self._file('pid')}")
+        if not self.sentinel:
+            yield from ("save ''", "enable-debug-command local")
+            yield from ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1")
+        if self.password:
+            yield from (f"requirepass {self.password}", f"masterauth {self.password}")
+        if self.in_cluster:
+            yield from ("cluster-enabled yes", f"cluster-port {self.bus}", f"cluster-config-file {self.port}.nodes")
+        yield from self.options
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / f"redis-{self.port}.{kind}"
+
+    def _lives(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(100).startswith((b"+PONG", b"-NOAUTH"))
+            self.ask("PING")  # through the socket, which can be no other's: the port may be another server's
         except OSError:
             return False
+        except hiredis.ReplyError as error:
+            return str(error).startswith("NOAUTH")
+        return True
+
+    def ask(self, *words: str | bytes | int) -> Any:
+        """Run a command; a reply has bytes, and one that is an error is raised."""
+        commands = [_packed("AUTH", self.password)] * bool(self.password) + [_packed(*words)]
+        reader = hiredis.Reader()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(START_SECONDS)
+            connection.connect(str(self.socket))
+            connection.sendall(b"".join(commands))
+            for _ in commands:
+                while (reply := reader.gets()) is False:
+                    data = connection.recv(65_536)
+                    if not data:
+                        raise ConnectionResetError("closed by the server")
+                    reader.feed(data)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def facts(self, *words: str) -> dict[str, str]:
+        """Return the facts that an INFO command prints."""
+        try:
+            text = self.ask(*words).decode()
+        except ConnectionError:  # a server that is made a replica hangs up on everybody, once
+            text = self.ask(*words).decode()
+        return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     def command(self, *words: str) -> str:
         """Run a command through redis-cli, and return what it prints."""
@@ -79,11 +173,21 @@ class RedisServer:
         result = subprocess.run([str(client), "-p", str(self.port), *words], capture_output=True, text=True, check=True)
         return result.stdout.strip()
 
+    def immortal(self) -> list[bytes]:
+        """Return the keys without a time to live."""
+        keys, cursor = [], b"0"
+        while True:
+            cursor, found = self.ask("SCAN", cursor, "COUNT", 1000)
+            keys += found
+            if cursor == b"0":
+                return [key for key in keys if self.ask("PTTL", key) == -1]
+
     def send(self, number: signal.Signals) -> None:
         assert self.process
         self.process.send_signal(number)
 
     def stop(self) -> None:
+        """End it by SIGKILL."""
         if self.process:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
@@ -94,9 +198,43 @@ class RedisServer:
 @contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
     """A server for the length of a with block."""
+    with own_folder() as folder, ending([server := RedisServer(folder, *options)]):
+        yield server.start()
+
+
+def _packed(*words: str | bytes | int) -> bytes:
+    parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+def places(servers: Iterable[RedisServer]) -> str:
+    """Return hosts and ports as an address has them."""
+    return ",".join(f"127.0.0.1:{server.port}" for server in servers)
+
+
+def leader_of(server: RedisServer) -> int:
+    """Return the port of the primary that a server follows, or 0."""
+    return int(server.facts("INFO", "replication").get("master_port", "0"))
+
+
+def is_in_step(server: RedisServer) -> bool:
+    """Is the server no replica, or one that has what its primary has?"""
+    facts = server.facts("INFO", "replication")
+    return facts["role"] == "master" or facts["master_link_status"] == "up"
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder for the length of a with block."""
     with TemporaryDirectory(prefix="headgate-redis-") as folder:
-        server = RedisServer(Path(folder), *options)
-        try:
-            yield server.start()
-        finally:
+        yield Path(folder)
+
+
+@contextmanager
+def ending(servers: list[RedisServer]) -> Iterator[None]:
+    """End all servers of a list, also those that are added meanwhile, after a with block."""
+    try:
+        yield
+    finally:
+        for server in servers:
             server.stop()

@@ -10,6 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidQuota
 from headgate.core.grammar import EXAMPLES, MAX_TEXT
 from headgate.core.numbers import EXACT
@@ -56,6 +57,10 @@ class TestForms:
             ("4/s queue capacity 2 leaky_bucket", Quota(4, SECOND, -2, Algorithm.LEAKY_BUCKET, queue=True)),
             ("4/s fixed_window capacity 4", Quota(4, SECOND, algorithm=Algorithm.FIXED_WINDOW)),
             ("007/s", Quota(7, SECOND)),
+            ("250/month in Europe/Berlin", Quota.per(250, Calendar("month", "Europe/Berlin"))),
+            ("250 PER 1 Year IN Etc/GMT+12", Quota.per(250, Calendar("year", "Etc/GMT+12"))),
+            ("5/d in UTC fixed_window", Quota.per(5, Calendar("day", "UTC"))),
+            (" 5/weeks  fixed_window in  UTC ", Quota.per(5, Calendar("week", "UTC"))),
         ],
     )
     def test_one_quota(self, text: str, quota: Quota) -> None:
@@ -122,6 +127,11 @@ class TestRoundTrip:
             ),
             (Quota.from_bucket(10, 33.3), "333/10s capacity 10"),
             (Quota.one_off(5), "5 once"),
+            (Quota.per(5, Calendar("day")), "5/day in UTC"),
+            (
+                Quota.per(5, Calendar("month", "America/Argentina/Buenos_Aires")),
+                "5/month in America/Argentina/Buenos_Aires",
+            ),
         ],
         ids=str,
     )
@@ -154,7 +164,9 @@ class TestErrors:
     """The message repeats the text, says what was expected and what was found, and shows what is right."""
 
     unit = "a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)"
-    option = '"burst", "capacity", "queue" or an algorithm'
+    option = '"burst", "capacity", "queue", "in" or an algorithm'
+    period = "by the calendar of a time zone, a window is one day, week, month or year"
+    zone = ', or "in" and a time zone after it'
     twice = "burst is given twice (capacity is another way to say it)"
 
     @pytest.mark.parametrize(
@@ -179,12 +191,18 @@ class TestErrors:
             ("10//s", f"expected {unit}, found '/'"),
             ("10/5 5s", f"expected {unit}, found '5'"),
             ("10/burst 5", f"expected {unit}, found 'burst'"),
-            ("10/month", "a month has no fixed length: write 30d"),
-            ("10/mo", "a mo has no fixed length: write 30d"),
-            ("10/2 months", "a months has no fixed length: write 60d"),
-            ("10/year", "a year has no fixed length: write 365d"),
-            ("10/y", "a y has no fixed length: write 365d"),
+            ("10/month", f"a month has no fixed length: write 30d{zone}"),
+            ("10/mo", f"a mo has no fixed length: write 30d{zone}"),
+            ("10/2 months", f"a months has no fixed length: write 60d{zone}"),
+            ("10/year", f"a year has no fixed length: write 365d{zone}"),
+            ("10/y", f"a y has no fixed length: write 365d{zone}"),
+            ("10/month burst 5", f"a month has no fixed length: write 30d{zone}"),
             ("10/0s", "a window cannot be empty"),
+            ("10/0 months", "a window cannot be empty"),
+            ("10/day in", "expected the name of a time zone after in, found the end"),
+            ("10/2 months in UTC", period),
+            ("10/hour in UTC", period),
+            ("10/day in UTC in UTC", "calendar is given twice"),
             ("0 once", "expected a count of at least 1 before once, found the end"),
             ("100 once nonsense", "expected nothing after once, found 'nonsense'"),
             ("100 once burst 5", "expected nothing after once, found 'burst'"),
@@ -250,6 +268,12 @@ class TestErrors:
             ("10/s queue", "only leaky_bucket can be a queue, not token_bucket"),
             ("1000003/day", "use a rounder limit (such as 1000000)"),
             ("5/s; 0/m", "limit must be a whole number from 1 to"),
+            ("5/s; 0/day in UTC", "limit must be a whole number from 1 to"),
+            ("5/day in Europe/Berln", "unknown time zone 'Europe/Berln': did you mean Europe/Berlin?"),
+            ("5/day in europe/berlin", "unknown time zone 'europe/berlin': did you mean Europe/Berlin?"),
+            ("5/day in ../UTC", "unknown time zone '../UTC': did you mean UTC?"),
+            ("5/day gcra in UTC", "only fixed_window counts by a calendar, not gcra"),
+            ("5/day in UTC burst 5", "fixed_window has no burst"),
         ],
     )
     def test_text_that_reads_well_and_is_no_quota(self, text: str, message: str) -> None:
@@ -319,6 +343,8 @@ class TestHostileText:
                     "s",
                     "day",
                     "month",
+                    " in ",
+                    "UTC",
                     "gcra",
                     "fixed_window",
                 ]

@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import Calendar
 from headgate.core.errors import HeadgateError, InvalidQuota
 from headgate.core.numbers import EXACT
 from headgate.core.quota import MAX_WINDOW_US, ONE_OFF_WINDOW_US, Quota
 from tests.core.quotas import AWKWARD, acceptable, quotas
 
 SECOND = 1_000_000
+DAY = 86_400 * SECOND
 START = 1_750_000_000 * SECOND
 NOT_WHOLE: list[Any] = [1.0, 1e3, 0.5, nan, inf, True, False, "5", "", b"5", None, [5], Fraction(5), Decimal(5), 5j]
 TOO_LARGE = [1 << 53, 1 << 63, 10**30]
@@ -30,6 +32,7 @@ SPECIAL = [
     Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
     Quota(5, SECOND, warn_percent=60, calm_percent=10),
     Quota.one_off(5),
+    Quota.per(5, Calendar("month", "Europe/Berlin")),
 ]
 
 
@@ -399,6 +402,69 @@ class TestFromBucket:
         refusal(error)
 
 
+class TestCalendar:
+    """Windows of the calendar: the periods take the place of the window."""
+
+    berlin = Calendar("month", "Europe/Berlin")
+
+    def test_per_is_a_fixed_window_of_the_nominal_length(self) -> None:
+        quota = Quota.per(250, self.berlin, warn_percent=90, calm_percent=50)
+        assert quota == Quota(250, 31 * DAY, 0, Algorithm.FIXED_WINDOW, False, 1, 90, 50, self.berlin)
+
+    @pytest.mark.parametrize(("unit", "days"), [("day", 1), ("week", 7), ("month", 31), ("year", 366)])
+    def test_the_window_is_that_of_the_longest_period(self, unit: str, days: int) -> None:
+        assert Quota.per(1, Calendar(unit)).window_us == days * DAY
+
+    def test_a_changed_limit_keeps_the_calendar(self) -> None:
+        assert replace(Quota.per(5, self.berlin), limit=9) == Quota.per(9, self.berlin)
+
+    def test_the_shape_is_unit_and_zone(self) -> None:
+        calendars = [Calendar(unit, zone) for unit in ("day", "month") for zone in ("Europe/Berlin", "Europe/Paris")]
+        shapes = [Quota.per(5, calendar).shape for calendar in calendars]
+        assert shapes == [
+            "fw:day@Europe/Berlin",
+            "fw:day@Europe/Paris",
+            "fw:month@Europe/Berlin",
+            "fw:month@Europe/Paris",
+        ]
+
+    @pytest.mark.parametrize("algorithm", [each for each in Algorithm if each is not Algorithm.FIXED_WINDOW])
+    def test_other_algorithms_know_no_calendar(self, algorithm: Algorithm) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, 31 * DAY, algorithm=algorithm, calendar=self.berlin)
+        assert refusal(error) == f"only fixed_window counts by a calendar, not {algorithm}"
+
+    @pytest.mark.parametrize("window_us", [DAY, 31 * DAY + 1])
+    def test_another_window_is_refused(self, window_us: int) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            replace(Quota.per(5, self.berlin), window_us=window_us)
+        assert refusal(error) == (
+            "the windows are those of the calendar (month in Europe/Berlin): leave window_us as it is, 2678400000000, "
+            "or set calendar to None"
+        )
+
+    def test_a_window_that_is_no_int_is_refused(self) -> None:
+        bad: Any = 31.0 * DAY
+        with pytest.raises(InvalidQuota, match=r"^window_us must be a whole number"):
+            Quota(5, bad, algorithm=Algorithm.FIXED_WINDOW, calendar=self.berlin)
+
+    @pytest.mark.parametrize("calendar", ["month", ("month", "Europe/Berlin"), 5, False], ids=repr)
+    def test_not_a_calendar(self, calendar: Any) -> None:
+        message = f"calendar must be a Calendar, such as Calendar('month', 'Europe/Berlin'), not {calendar!r}"
+        with pytest.raises(InvalidQuota) as error:
+            Quota.per(5, calendar)
+        assert refusal(error) == message
+        with pytest.raises(InvalidQuota) as error:
+            Quota(5, SECOND, algorithm=Algorithm.FIXED_WINDOW, calendar=calendar)
+        assert refusal(error) == message
+
+    @pytest.mark.parametrize("limit", [0, -1, EXACT + 1, *NOT_WHOLE], ids=repr)
+    def test_bad_limit(self, limit: Any) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.per(limit, self.berlin)
+        assert refusal(error) == f"limit must be a whole number from 1 to {EXACT}, not {limit!r}"
+
+
 class TestValue:
     """A quota is a frozen value: what was stated is all that matters."""
 
@@ -458,7 +524,7 @@ class TestValue:
     def test_repr_shows_what_was_stated(self) -> None:
         assert repr(Quota(5, SECOND, burst=2)) == (
             "Quota(limit=5, window_us=1000000, burst=2, algorithm=<Algorithm.TOKEN_BUCKET: 'token_bucket'>, "
-            "queue=False, refill_every_us=1, warn_percent=80, calm_percent=70)"
+            "queue=False, refill_every_us=1, warn_percent=80, calm_percent=70, calendar=None)"
         )
 
     def test_str_is_the_text_form(self) -> None:

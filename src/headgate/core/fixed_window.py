@@ -1,7 +1,7 @@
-"""Fixed window: up to `limit` units in each window; windows are aligned to the epoch.
+"""Fixed window: up to `limit` units in each window; windows are aligned to the epoch, or are the periods of a calendar.
 
-Bound: at most `limit` units per aligned window, hence at most 2 * limit in any interval of a window's length (the
-boundary burst).
+Bound: at most `limit` units per aligned window or period, hence at most 2 * limit in any interval of a window's length,
+or of the shortest period's (the boundary burst).
 
 State: (end, used, mark): the end of the window that was counted, and the count.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headgate.core.decision import Decision, held
+from headgate.core.calendar import SHIFT_US
+from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
@@ -20,26 +21,23 @@ if TYPE_CHECKING:
 
 def transition(quota: Quota) -> Transition:
     """Compile the pure function of a fixed window."""
-    limit, window = quota.limit, quota.window_us
+    limit, window, calendar = quota.limit, quota.window_us, quota.calendar
+    far = 2 * window if calendar is None else 2 * window + SHIFT_US
     (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
-        if state is None:
-            used = mark = 0
-            left = window - now % window
-            end = now + left
-        else:
+        used = mark = left = 0
+        if state is not None:
             end, used, mark = state
             left = end - now
             if left <= 0:
                 used = mark = 0
-                left = window - now % window
-                end = now + left
-            elif left > window:
-                if left > 2 * window:
-                    return step((now + window - now % window, used, mark), cost, now)
-                return held(step(state, cost, end - window), left - window)
+        if left <= 0 or left > far:
+            left = window - now % window if calendar is None else calendar.around(now)[1] - now
+            end = now + left
+            if used:  # the clock fell behind by more than a window; by less, it just takes longer
+                state = end, used, mark
         after = used + cost
         remaining = limit - after
         if remaining >= 0 or cost < 0:

@@ -4,13 +4,15 @@
 
     quotas    := quota { ";" quota }
     quota     := count ( "/" | "per" ) [ number ] unit { option }  |  count "once"
-    option    := "burst" count | "capacity" count | algorithm | "queue"
-    unit      := us ms s m h d w, or a word: microsecond millisecond second sec minute min hour hr day week, or plural
+    option    := "burst" count | "capacity" count | algorithm | "queue" | "in" zone
+    unit      := us ms s m h d w, or a word: microsecond millisecond second sec minute min hour hr day week, or plural;
+                 with "in": day week month year
     algorithm := token_bucket leaky_bucket fixed_window sliding_window_log sliding_window_counter gcra
 
 Examples: ``100/minute``, ``10/s burst 20``, ``5000/day gcra``, ``3 per 250ms``, ``100/15 min; 1000/day fixed_window``,
-``10/s capacity 5``, ``500 once``. The capacity is limit + burst unless it is given. Counts are whole numbers and may
-carry underscores: ``1_000_000/day``. Letter case does not matter.
+``10/s capacity 5``, ``500 once``, ``250/month in Europe/Berlin``. The capacity is limit + burst unless it is given.
+Counts are whole numbers and may carry underscores: ``1_000_000/day``. Letter case matters only in the name of a time
+zone. With a zone the windows are those of its calendar, from local midnight on, and the algorithm is fixed_window.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidQuota
 from headgate.core.numbers import short
 
@@ -41,9 +44,17 @@ _UNITS = {
 }
 _LENGTHS = {name: length for unit, (length, words) in _UNITS.items() for name in (unit, *words)}
 _LONG_NAMES = {length: words[-2] for length, words in _UNITS.values()}
-_INEXACT = {"mo": 30, "month": 30, "months": 30, "y": 365, "yr": 365, "year": 365, "years": 365}
+_PERIODS = {
+    "day": ("d", "day", "days"),
+    "week": ("w", "week", "weeks"),
+    "month": ("mo", "month", "months"),
+    "year": ("y", "yr", "year", "years"),
+}
+_CALENDAR_UNITS = {word: unit for unit, words in _PERIODS.items() for word in words}
+_ABOUT_DAYS = {"month": 30, "year": 365}
 _ALGORITHMS = {*Algorithm, "sliding_window"}
-_TOKEN = re.compile(r"\s*(?:[0-9]+(?:_[0-9]+)*(?![0-9_.,])|[a-z_]+|/)\s*")
+_TOKEN = re.compile(r"\s*(?:[0-9]+(?:_[0-9]+)*(?![0-9_.,])|[A-Za-z_]+|/)\s*")
+_ZONE = re.compile(r"\S+\s*")
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -63,6 +74,8 @@ def render(quota: Quota) -> str:
     """Write `quota` as text. `parse` reads it back, but for what has no text form: refill steps and thresholds."""
     if quota.limit == 0:
         return f"{quota.burst} once"
+    if quota.calendar is not None:
+        return f"{quota.limit}/{quota.calendar}"
     window = _LONG_NAMES.get(quota.window_us) or next(
         f"{quota.window_us // length}{unit}"
         for unit, (length, _) in reversed(_UNITS.items())
@@ -87,7 +100,8 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
         return {"limit": 0, "window_us": ONE_OFF_WINDOW_US, "burst": count}
     if not tokens.take("/") and not tokens.take("per"):
         tokens.fail('"/" or "per"')
-    found: dict[str, Any] = {"limit": count, "window_us": tokens.window()}
+    number, unit = tokens.window()
+    found: dict[str, Any] = {"limit": count}
     while not tokens.done:
         option: dict[str, Any]
         if tokens.take("burst"):
@@ -96,6 +110,8 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
             option = {"burst": tokens.count("a count after capacity", least=1) - count}
         elif tokens.take("queue"):
             option = {"queue": True}
+        elif tokens.take("in"):
+            option = {"calendar": tokens.calendar(number, unit)}
         else:
             option = {"algorithm": tokens.algorithm()}
         if option.keys() & found.keys():
@@ -103,7 +119,12 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
                 f"{min(option)} is given twice" + " (capacity is another way to say it)" * ("burst" in option)
             )
         found |= option
-    return found
+    if "calendar" in found:
+        return {"window_us": found["calendar"].window_us, "algorithm": Algorithm.FIXED_WINDOW, **found}
+    if unit not in _LENGTHS:
+        about = f"{number * _ABOUT_DAYS[_CALENDAR_UNITS[unit]]}d"
+        raise tokens.error(f'a {unit} has no fixed length: write {about}, or "in" and a time zone after it')
+    return {"window_us": number * _LENGTHS[unit], **found}
 
 
 class _Tokens:
@@ -114,12 +135,16 @@ class _Tokens:
         self._words = list(self._split(text))
 
     def _split(self, text: str) -> Iterator[str]:
-        position, lowered = 0, text.lower().rstrip()
-        while position < len(lowered):
-            match = _TOKEN.match(lowered, position)
+        position, end, word = 0, len(text.rstrip()), ""
+        while position < end:
+            zone = word == "in"
+            match = (_ZONE if zone else _TOKEN).match(text, position)
             if not match:
-                raise self.error(f"cannot read {lowered[position:].strip()!r}")
-            yield match.group().strip()
+                raise self.error(f"cannot read {text[position:].strip()!r}")
+            word = match.group().strip()
+            if not zone:
+                word = word.lower()
+            yield word
             position = match.end()
 
     @property
@@ -138,24 +163,33 @@ class _Tokens:
             self.fail(f"{wanted} of at least {least}" if least else wanted)
         return int(self._words.pop(0))
 
-    def window(self) -> int:
+    def window(self) -> tuple[int, str]:
+        """Read how many of which unit of time; a unit that only a calendar knows is accepted here."""
         number = self.count("a number") if self._words and self._words[0][0].isdecimal() else 1
         unit = self._words.pop(0) if self._words else ""
-        if unit in _INEXACT:
-            raise self.error(f"a {unit} has no fixed length: write {number * _INEXACT[unit]}d")
         if not number:
             raise self.error("a window cannot be empty")
-        if unit not in _LENGTHS:
+        if unit not in _LENGTHS and unit not in _CALENDAR_UNITS:
             self._words.insert(0, unit)
             self.fail("a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)")
-        return number * _LENGTHS[unit]
+        return number, unit
+
+    def calendar(self, number: int, unit: str) -> Calendar:
+        if not self._words:
+            self.fail("the name of a time zone after in")
+        if number != 1 or unit not in _CALENDAR_UNITS:
+            raise self.error("by the calendar of a time zone, a window is one day, week, month or year")
+        try:
+            return Calendar(_CALENDAR_UNITS[unit], self._words.pop(0))
+        except InvalidQuota as error:
+            raise InvalidQuota(f"bad quota {self._whole!r}: {error}") from None
 
     def algorithm(self) -> str:
         word = self._words[0]
         if word not in _ALGORITHMS:
             near = get_close_matches(word, [*_ALGORITHMS, "burst", "capacity", "queue"], 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            self.fail(f'"burst", "capacity", "queue" or an algorithm{hint}')
+            self.fail(f'"burst", "capacity", "queue", "in" or an algorithm{hint}')
         return self._words.pop(0)
 
     def fail(self, wanted: str) -> None:

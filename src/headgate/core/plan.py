@@ -12,7 +12,7 @@ from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidQuota
 from headgate.core.grammar import EXAMPLES
-from headgate.core.key import Principal, bounded, checked_name, checked_principal, space
+from headgate.core.key import LITERAL, Principal, bounded, checked_name, checked_principal, space
 from headgate.core.numbers import whole
 from headgate.core.quota import Quota
 
@@ -39,11 +39,12 @@ class Family:
         quotas: one or more. No two may have the same algorithm and window, since they would count in one place.
     """
 
-    __slots__ = ("quotas", "spaces")
+    __slots__ = ("_places", "quotas", "spaces")
 
     def __init__(self, name: str, quotas: Sequence[Quota]) -> None:
         self.quotas = tuple(quotas)
         self.spaces = tuple(space(checked_name(name), quota) for quota in self.quotas)
+        self._places = tuple(zip(self.spaces, self.quotas, strict=True))
         if not self.quotas:
             raise InvalidQuota(f"at least one quota is needed, such as {EXAMPLES}")
         if len(set(self.spaces)) < len(self.spaces):
@@ -52,8 +53,9 @@ class Family:
 
     def plan(self, key: str) -> Plan:
         """Return the plan of a caller's key. Raises InvalidKey."""
-        principal = bounded(checked_principal(key))
-        return tuple([Limit(place, principal, quota) for place, quota in zip(self.spaces, self.quotas, strict=True)])
+        usual = type(key) is str and 0 < len(key) <= LITERAL and key.isascii()
+        principal = key if usual else bounded(checked_principal(key))
+        return tuple([Limit(place, principal, quota) for place, quota in self._places])
 
     def checked_cost(self, cost: object) -> int:
         """Return `cost` if it is a whole number that every limit could ever admit."""

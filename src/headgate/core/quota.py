@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from headgate.core import algorithms
 from headgate.core.algorithms import Algorithm, Transition
+from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidQuota
 from headgate.core.numbers import EXACT, short, whole
 
@@ -23,6 +24,7 @@ class Quota:
     """`limit` units per `window_us` microseconds, counted by `algorithm`.
 
     ``Quota.parse("100/minute")`` is the usual way to make them; see `headgate.core.grammar` for the text form.
+    ``Quota.per(250, Calendar("month", "Europe/Berlin"))`` counts by the calendar.
 
     Raises:
         InvalidQuota: a number is out of range, or the combination cannot be computed exactly in 53 bits.
@@ -32,7 +34,7 @@ class Quota:
     """Units that come back (bucket algorithms) or may pass (window algorithms) per window. 0 only with a burst, in a
     token bucket: a one-off allowance, which comes back whole after the key was not used for one window."""
     window_us: int
-    """Length of the window in microseconds."""
+    """Length of the window in microseconds; with a calendar, the nominal length of its longest period."""
     burst: int = 0
     """Units beyond `limit` that may pass at once; bucket algorithms only. The capacity is limit + burst: a negative
     burst makes it smaller than the limit, down to 1."""
@@ -45,6 +47,8 @@ class Quota:
     """Usage above which a key is in the warning state."""
     calm_percent: int = 70
     """Usage below which a key leaves the warning state."""
+    calendar: Calendar | None = None
+    """Fixed window only: the windows are the periods of this calendar. `Quota.per` makes such a quota."""
 
     capacity: int = field(init=False, repr=False, compare=False)
     """limit + burst: the most that can pass at once."""
@@ -59,7 +63,8 @@ class Quota:
         self._check_options()
         self._check_numbers()
         derive(self, "capacity", self.limit + self.burst)
-        derive(self, "shape", f"{self.algorithm.code}:{self.window_us}")
+        period = self.window_us if self.calendar is None else f"{self.calendar.unit}@{self.calendar.zone}"
+        derive(self, "shape", f"{self.algorithm.code}:{period}")
         derive(self, "step", algorithms.transition(self))
 
     @classmethod
@@ -72,6 +77,18 @@ class Quota:
             return tuple(cls(**numbers) for numbers in read)
         except InvalidQuota as error:
             raise InvalidQuota(f"bad quota {text!r}: {error}") from None
+
+    @classmethod
+    def per(cls, limit: int, calendar: Calendar, *, warn_percent: int = 80, calm_percent: int = 70) -> Self:
+        """`limit` units in each day, week, month or year: ``Quota.per(250, Calendar("month", "Europe/Berlin"))``."""
+        return cls(
+            limit,
+            _calendar(calendar).window_us,
+            algorithm=Algorithm.FIXED_WINDOW,
+            warn_percent=warn_percent,
+            calm_percent=calm_percent,
+            calendar=calendar,
+        )
 
     @classmethod
     def one_off(cls, capacity: int, *, keep_us: int = ONE_OFF_WINDOW_US) -> Self:
@@ -112,7 +129,7 @@ class Quota:
 
     def __reduce__(self) -> tuple[Any, ...]:
         stated = (self.limit, self.window_us, self.burst, self.algorithm, self.queue, self.refill_every_us)
-        return type(self), (*stated, self.warn_percent, self.calm_percent)
+        return type(self), (*stated, self.warn_percent, self.calm_percent, self.calendar)
 
     def _check_numbers(self) -> None:
         one_off = self.limit == 0 and self.burst and self.algorithm is Algorithm.TOKEN_BUCKET
@@ -139,6 +156,21 @@ class Quota:
             raise InvalidQuota(f"only leaky_bucket can be a queue, not {self.algorithm}")
         if self.refill_every_us != 1 and self.algorithm is not Algorithm.TOKEN_BUCKET:
             raise InvalidQuota(f"only token_bucket has a refill interval, not {self.algorithm}")
+        if self.calendar is None:
+            return
+        if self.algorithm is not Algorithm.FIXED_WINDOW:
+            raise InvalidQuota(f"only fixed_window counts by a calendar, not {self.algorithm}")
+        if self.window_us != _calendar(self.calendar).window_us:
+            raise InvalidQuota(
+                f"the windows are those of the calendar ({self.calendar}): leave window_us as it is, "
+                f"{self.calendar.window_us}, or set calendar to None"
+            )
+
+
+def _calendar(value: object) -> Calendar:
+    if isinstance(value, Calendar):
+        return value
+    raise InvalidQuota(f"calendar must be a Calendar, such as Calendar('month', 'Europe/Berlin'), not {short(value)}")
 
 
 def _rate(value: object) -> Fraction:

@@ -35,10 +35,10 @@ from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
 from headgate.testing.reference import ReferenceStore
-from headgate.testing.samples import LARGE, QUOTAS, SECOND, WithStore, family, hesitating, names
+from headgate.testing.samples import CALENDARS, LARGE, QUOTAS, SECOND, WithStore, family, hesitating, names
 from headgate.testing.traces import StoreTraces
 
-__all__ = ["LARGE", "QUOTAS", "SECOND", "StoreConformance", "StoreTraces", "family", "hesitating"]
+__all__ = ["CALENDARS", "LARGE", "QUOTAS", "SECOND", "StoreConformance", "StoreTraces", "family", "hesitating"]
 
 
 class StoreConformance(WithStore):
@@ -54,14 +54,14 @@ class StoreConformance(WithStore):
         yield store
         store.close()
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_admits_the_capacity_and_not_one_more(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         assert [store.check(plan, 1).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
         refusal = store.check(plan, 1)
         assert (refusal.allowed, refusal.remaining, refusal.state) == (False, 0, "throttled")
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_retry_after_is_exact(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.check(plan, 4)
@@ -73,7 +73,7 @@ class StoreConformance(WithStore):
         clock.advance(us=1)
         assert store.check(plan, 3)
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_after_reset_after_nothing_is_used(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         plan = family(quota).plan("user")
         decision = store.check(plan, 3)
@@ -83,21 +83,21 @@ class StoreConformance(WithStore):
         rested = store.peek(plan, 1)
         assert (rested.remaining, rested.reset_after_us) == (5, 0)
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_a_refused_request_takes_nothing(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.check(plan, 3)
         assert not store.check(plan, 4)
         assert store.check(plan, 2)
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_peek_takes_nothing(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.check(plan, 2)
         assert [store.peek(plan, 3).remaining for _ in range(3)] == [3, 3, 3]
         assert not store.peek(plan, 4)
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_refund_gives_back_at_most_what_is_used(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.check(plan, 5)
@@ -110,7 +110,7 @@ class StoreConformance(WithStore):
         plan = family(QUOTAS[0]).plan("user")
         assert store.refund(plan, 3).remaining == 5
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_reset_forgets_one_key(self, store: Store, quota: Quota) -> None:
         limits = family(quota)
         store.check(limits.plan("user"), 5)
@@ -180,7 +180,7 @@ class StoreConformance(WithStore):
             assert store.check(plan, cost) == reference.check(plan, cost)
             clock.advance(us=turn * turn * turn * quota.window_us // 100_003)
 
-    @pytest.mark.parametrize("quota", [quota for quota in QUOTAS if quota.limit], ids=str)
+    @pytest.mark.parametrize("quota", [quota for quota in QUOTAS + CALENDARS if quota.limit], ids=str)
     def test_a_changed_limit_keeps_what_was_used(self, store: Store, quota: Quota) -> None:
         name = next(names)
         store.check(Family(name, [quota]).plan("user"), 4)
@@ -189,7 +189,7 @@ class StoreConformance(WithStore):
         lowered = replace(quota, limit=1, burst=0)
         assert not store.check(Family(name, [lowered]).plan("user"), 1)
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_bound_checks_decide_as_check_does(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         limits = family(quota)
         check, plan = store.bind(limits), limits.plan("plain")
@@ -213,7 +213,7 @@ class StoreConformance(WithStore):
             check("user", 6)
         assert check("user", 5)
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_16_threads_on_one_key_admit_exactly_the_capacity(self, store: Store, quota: Quota) -> None:
         large = replace(quota, burst=quota.burst + 95) if quota.burst else replace(quota, limit=100)
         check = store.bind(family(hesitating(large)))
@@ -225,7 +225,7 @@ class StoreConformance(WithStore):
         with ThreadPoolExecutor(16) as pool:
             assert sum(pool.map(lambda _: sum(check("user").allowed for _ in range(10)), range(16))) == 50
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_check_once_gives_the_first_answer_again_and_takes_nothing(
         self, store: Store, clock: ManualClock, quota: Quota
     ) -> None:
@@ -239,7 +239,7 @@ class StoreConformance(WithStore):
         assert [store.check_once(plan, 2, token) for _ in range(3)] == [first] * 3
         assert store.peek(plan, 1) == left
 
-    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_check_once_does_not_remember_a_refusal(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         """Who waited as long as it said is admitted, and that is remembered."""
         plan = family(quota).plan("user")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from headgate.core.algorithms import Algorithm, State
+from headgate.core.calendar import Calendar
 from headgate.core.decision import Decision
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
@@ -23,6 +24,9 @@ QUOTAS = [
     Quota.one_off(5, keep_us=10 * SECOND),
 ]
 """One of each kind, all with a capacity of 5."""
+
+CALENDARS = [Quota.per(5, Calendar("day", "Europe/Berlin")), Quota.per(5, Calendar("month", "Australia/Lord_Howe"))]
+"""Likewise, in windows of the calendar."""
 
 LARGE = [
     *(Quota(20_011, 86_400 * SECOND, algorithm=algorithm) for algorithm in Algorithm),

@@ -25,7 +25,10 @@ from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
 from headgate.testing.reference import ReferenceStore
-from headgate.testing.samples import QUOTAS, SECOND, WithStore, names
+from headgate.testing.samples import CALENDARS, QUOTAS, SECOND, WithStore, names
+
+_DAY = 86_400 * SECOND
+_LEAPS = [1, ONCE_US, _DAY, 40 * _DAY]
 
 
 class StoreTraces(WithStore):
@@ -62,7 +65,9 @@ class _Machine(RuleBasedStateMachine):
         self.quotas: list[Quota] = []
         self.changes = 0
 
-    @initialize(picks=st.lists(st.sampled_from(QUOTAS), min_size=1, max_size=3, unique_by=lambda quota: quota.shape))
+    @initialize(
+        picks=st.lists(st.sampled_from(QUOTAS + CALENDARS), min_size=1, max_size=3, unique_by=lambda quota: quota.shape)
+    )
     def choose(self, picks: list[Quota]) -> None:
         self.quotas = picks
 
@@ -97,12 +102,12 @@ class _Machine(RuleBasedStateMachine):
         self.store.reset(self._plan(key))
         self.reference.reset(self._plan(key))
 
-    @rule(us=st.one_of(st.integers(0, 2 * SECOND), st.integers(0, 20 * SECOND), st.sampled_from([1, ONCE_US])))
+    @rule(us=st.one_of(st.integers(0, 2 * SECOND), st.integers(0, 20 * SECOND), st.sampled_from(_LEAPS)))
     def time_passes(self, us: int) -> None:
         self.clock.advance(us=us)
 
     @precondition(lambda self: self.nothing_to_forget())
-    @rule(us=st.one_of(st.integers(1, SECOND), st.integers(1, 3 * SECOND)))
+    @rule(us=st.one_of(st.integers(1, SECOND), st.integers(1, 3 * SECOND), st.integers(1, 3 * _DAY)))
     def the_clock_falls_back(self, us: int) -> None:
         self.clock.advance(us=-us)
 

@@ -1,4 +1,4 @@
-"""The Redis stores keep the contract of a store: they decide as the pure core does, on a real server."""
+"""The Redis stores keep the contract of a store: they decide as the pure core does, on real servers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,95 @@ from headgate.stores.base import Store
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import StoreConformance, StoreTraces
+from tests.clusters import RedisCluster
+from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
 
 
+class _Sync:
+    address: str
+
+    def make_store(self, clock: ManualClock) -> Store:
+        return open_store(self.address, clock=clock)
+
+
+class _Async:
+    address: str
+
+    def make_store(self, clock: ManualClock) -> Store:
+        return Blocking(open_async_store(self.address, clock=clock))
+
+
 class _OnRedis:
-    server: RedisServer
+    address: str
 
     @pytest.fixture(autouse=True)
     def _the_server(self, server: RedisServer) -> None:
-        type(self).server = server
-        server.command("FLUSHALL")
+        server.ask("FLUSHALL")
+        type(self).address = server.address
 
 
-class TestRedis(_OnRedis, StoreConformance):
-    def make_store(self, clock: ManualClock) -> Store:
-        return open_store(self.server.address, clock=clock)
+class _OnSentinel:
+    address: str
+
+    @pytest.fixture(autouse=True)
+    def _the_server(self, sentinels: RedisSentinels) -> None:
+        assert sentinels.primary
+        sentinels.primary.ask("FLUSHALL")
+        type(self).address = sentinels.address
 
 
-class TestRedisTraces(_OnRedis, StoreTraces):
+class _OnCluster:
+    address: str
+
+    @pytest.fixture(autouse=True)
+    def _the_cluster(self, cluster: RedisCluster) -> None:
+        type(self).address = cluster.address
+
+
+class TestRedis(_OnRedis, _Sync, StoreConformance):
+    pass
+
+
+class TestRedisTraces(_OnRedis, _Sync, StoreTraces):
     examples = 100
 
-    def make_store(self, clock: ManualClock) -> Store:
-        return open_store(self.server.address, clock=clock)
+
+class TestAsyncRedis(_OnRedis, _Async, StoreConformance):
+    pass
 
 
-class TestAsyncRedis(_OnRedis, StoreConformance):
-    def make_store(self, clock: ManualClock) -> Store:
-        return Blocking(open_async_store(self.server.address, clock=clock))
-
-
-class TestAsyncRedisTraces(_OnRedis, StoreTraces):
+class TestAsyncRedisTraces(_OnRedis, _Async, StoreTraces):
     examples = 60
 
-    def make_store(self, clock: ManualClock) -> Store:
-        return Blocking(open_async_store(self.server.address, clock=clock))
+
+class TestSentinel(_OnSentinel, _Sync, StoreConformance):
+    pass
+
+
+class TestSentinelTraces(_OnSentinel, _Sync, StoreTraces):
+    examples = 30
+
+
+class TestAsyncSentinel(_OnSentinel, _Async, StoreConformance):
+    pass
+
+
+class TestAsyncSentinelTraces(_OnSentinel, _Async, StoreTraces):
+    examples = 30
+
+
+class TestCluster(_OnCluster, _Sync, StoreConformance):
+    pass
+
+
+class TestClusterTraces(_OnCluster, _Sync, StoreTraces):
+    examples = 30
+
+
+class TestAsyncCluster(_OnCluster, _Async, StoreConformance):
+    pass
+
+
+class TestAsyncClusterTraces(_OnCluster, _Async, StoreTraces):
+    examples = 30

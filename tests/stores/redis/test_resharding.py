@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 
 import pytest
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.plan import Plan
+from headgate.stores import open_store
 from headgate.testing.conformance import family
-from tests.servers import RedisCluster, slots_of
+from tests.clusters import RedisCluster, slots_of
 from tests.stores.redis.load import KINDS, lasting, load, slot_of, store_for
 
 LIMIT = 40
@@ -39,10 +41,9 @@ def test_1000_slots_move_under_load(cluster: RedisCluster, kind: str) -> None:
     assert not set(slots) & slots_of(source)
     assert set(slots) <= slots_of(target)
     assert [asked.admitted(number) for number in range(len(plans))] == [LIMIT] * len(plans)
-    store = store_for("threads", cluster.address)
-    for plan in plans:
-        assert [part.used for part in store.peek(plan, 1).limits] == [LIMIT, LIMIT]
-    store.close()
+    with closing(open_store(cluster.address)) as store:
+        for plan in plans:
+            assert [part.used for part in store.peek(plan, 1).limits] == [LIMIT, LIMIT]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable
+from functools import partial
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
@@ -34,6 +35,8 @@ class AsyncRedisStore:
         self._manual = clock
         self.clock: Clock = clock or SystemClock()
         self._slots = SlotMap(place) if isinstance(place, Cluster) else None
+        if self._slots:  # otherwise there are no shards to be told apart
+            self.shard_of = partial(spread.shard_of, self._slots)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: Flights | AsyncCluster | None = None
         self._process = os.getpid()
@@ -60,19 +63,16 @@ class AsyncRedisStore:
     def bind(self, family: Family) -> AsyncCheck:
         async def check(key: str, cost: int = 1) -> Decision:
             plan = family.plan(key)
-            if cost == 0 and type(cost) is int:
+            if type(cost) is int and cost == 0:
                 return await self.peek(plan, 1)
-            return await self.check(plan, family.checked_cost(cost))
+            cost = family.checked_cost(cost)
+            return decided(plan, await self._ask(question(scripts.CHECK, plan, cost)))  # one principal: never spread
 
         return check
 
     async def ready(self) -> None:
         """Run the script on every server that decides. Raises StoreError."""
         await self._here().ready()
-
-    def shard_of(self, plan: Plan) -> str:
-        """Return the servers that `plan` lives on."""
-        return spread.shard_of(plan, self._slots) if self._slots else ""
 
     async def close(self) -> None:
         here = self._loop is asyncio.get_running_loop()

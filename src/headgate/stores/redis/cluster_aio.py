@@ -49,7 +49,8 @@ class AsyncCluster:
             while True:
                 if isinstance(step, Ask):
                     try:
-                        answer = await self._to(step.server).ask(question, deadline, slot, asking=step.asking)
+                        flights = self._to(step.server)
+                        answer = await flights.ask(question, deadline, slot, asking=step.asking, alone=step.alone)
                     except StoreError as error:
                         step = way.throw(error)
                     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from time import monotonic, sleep
 
@@ -24,11 +25,18 @@ class BlockingCluster:
         self._clock = clock
         self._timeout = cluster.seeds[0].timeout
         self._pools: dict[Address, Pool] = {}
+        self._refreshed_at = -REFRESH_EVERY
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the locks; again in a forked child, which must not wait for a thread of its parent."""
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
-        self._refreshed_at = -REFRESH_EVERY
+        self._process = os.getpid()
 
     def ask(self, question: Question) -> Answer:
+        if self._process != os.getpid():
+            self._begin()
         give_up = monotonic() + self._timeout
         return self._follow(route(self.slots, slot_of(question.keys[0])), question, give_up)
 

@@ -34,11 +34,12 @@ class Sentinels:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._order = list(service.sentinels)
+        self._last: Address | None = None
         self.patience = service.primary.connect_timeout / len(self._order)
         """Seconds for each of them."""
 
     def primary(self) -> Inquiry[Address]:
-        """Find out where the primary is."""
+        """Find out where the primary is. If no Sentinel tells, it may still be where it was last."""
         service = self._service
         question = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.name.encode())
         reasons = []
@@ -48,11 +49,14 @@ class Sentinels:
                 case [bytes(host), bytes(port)] if port.isdigit() and len(port) < 6:
                     self._order.remove(sentinel)
                     self._order.insert(0, sentinel)
-                    return service.primary.at(host.decode(errors="replace"), int(port))
+                    self._last = service.primary.at(host.decode(errors="replace"), int(port))
+                    return self._last
                 case None:
                     reasons.append(f"{sentinel}: it does not know the service {service.name!r}")
                 case _:
                     reasons.append(f"{reply}")
+        if self._last:
+            return self._last
         raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
 
 

@@ -24,6 +24,8 @@ from headgate.stores.redis.scripts import Question
 CONNECTIONS = 2
 LARGEST_FLIGHT = 128
 LONGEST_QUEUE = 10_000
+LEAVES_EARLY = 32
+"""So many questions do not wait for more if a connection is free: the server decides while others still ask."""
 
 
 class Flights:
@@ -42,10 +44,11 @@ class Flights:
         self._address, self._loop = address, loop
         self._queue: deque[Asked] = deque()
         self._dispatching = self._watching = False
+        self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
         self.lanes = [Lane(address, clock, loop, self._free, locate) for _ in range(address.connections or CONNECTIONS)]
 
     def ask(
-        self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False
+        self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False
     ) -> asyncio.Future[Answer]:
         """Return the answer to come.
 
@@ -53,19 +56,24 @@ class Flights:
             question: what to ask.
             deadline: when to stop waiting for it, by the loop's clock; the address tells, unless given.
             slot: that of the keys, in a cluster.
-            asking: whether the server is asked for what it does not own yet.
+            asking: whether the server is asked for what it does not own yet; then it is asked alone.
+            alone: whether not to ask together with others about the same slot.
         """
         answer: asyncio.Future[Answer] = self._loop.create_future()
         queue = self._queue
         if len(queue) >= LONGEST_QUEUE:
             answer.set_exception(StoreUnavailable(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
             return answer
-        asked = Asked(question, answer, deadline or self._loop.time() + self._address.timeout, slot, asking)
+        asked = Asked(question, answer, deadline or self._loop.time() + self._address.timeout, slot, asking, alone)
         if queue and asked.deadline < queue[0].deadline:
             queue.appendleft(asked)
         else:
             queue.append(asked)
-        if not self._dispatching:
+        if (self._alone and len(queue) == 1) or (
+            len(queue) == LEAVES_EARLY and any(each.is_free for each in self.lanes)
+        ):
+            self._dispatch()
+        elif not self._dispatching:
             self._dispatching = True
             self._loop.call_soon(self._dispatch)
         return answer
@@ -94,6 +102,7 @@ class Flights:
         self._give_up_late()
         for lane in self.lanes:
             if lane.is_free and (asked := self._boarding()):
+                self._alone = len(asked) == 1
                 lane.fly(asked)
         if self._queue:
             for lane in self.lanes:

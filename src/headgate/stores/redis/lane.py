@@ -20,6 +20,7 @@ from headgate.stores.redis.answers import Answer, Unconfirmed
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts to connect."""
+_BUFFER = 65_536
 Locate: TypeAlias = Callable[[], Awaitable[Address]]
 
 
@@ -32,6 +33,7 @@ class Asked(NamedTuple):
     """By the loop's clock."""
     slot: int = 0
     asking: bool = False
+    alone: bool = False
 
 
 def fail(asked: Iterable[Asked], error: StoreError) -> None:
@@ -48,7 +50,7 @@ class _Leg(NamedTuple):
     asking: bool
 
 
-class Lane(asyncio.Protocol):
+class Lane(asyncio.BufferedProtocol):
     """One connection, with at most one flight in the air.
 
     Args:
@@ -70,6 +72,7 @@ class Lane(asyncio.Protocol):
         self._address, self._clock, self._loop, self._free, self._locate = address, clock, loop, free, locate
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
+        self._buffer = memoryview(bytearray(_BUFFER))
         self._expected: deque[Callable[[object], None]] = deque()  # who gets the next reply
         self._greeted: asyncio.Future[object] | None = None  # waits for the reply to a greeting
         self._flight: list[Asked] = []
@@ -248,8 +251,11 @@ class Lane(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  replies are read in pieces of this size
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.feed(cast("bytes", self._buffer), 0, nbytes)  # any buffer will do
         try:
             for _ in range(len(self._expected)):  # only what was asked before this came can be answered by it
                 if (reply := self._reader.gets()) is False:
@@ -276,10 +282,11 @@ class Lane(asyncio.Protocol):
 
 def _legs(asked: list[Asked]) -> list[_Leg]:
     """Return the questions by slot, since a call of the script reaches no more than one."""
-    legs: dict[tuple[int, bool], list[Asked]] = {}
-    for each in asked:
-        legs.setdefault((each.slot, each.asking), []).append(each)
-    return [_Leg(together, asking) for (_, asking), together in legs.items()]
+    legs: dict[tuple[int, int], _Leg] = {}
+    for number, each in enumerate(asked, 1):
+        apart = number if each.alone else 0
+        legs.setdefault((each.slot, apart), _Leg([], each.asking)).asked.append(each)
+    return list(legs.values())
 
 
 def _ignored(reply: object) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from struct import pack
 from time import monotonic
 
 import hiredis
@@ -19,6 +20,8 @@ from headgate.stores.redis.answers import Answer, Unconfirmed
 from headgate.stores.redis.discovery import Inquiry, T
 
 CONNECTIONS = 16
+_A_MOMENT = 0.001
+"""Seconds for which a connection that has just answered is taken to be alive."""
 
 
 class Pool:
@@ -38,7 +41,9 @@ class Pool:
     def _begin(self) -> None:
         """Start without connections; again in a forked child, which must not share its parent's sockets and locks."""
         inherited, self._idle = self._idle, []
-        self._free = threading.BoundedSemaphore(self._address.connections or CONNECTIONS)
+        self._free: SimpleQueue[None] = SimpleQueue()  # permits; quicker than a semaphore
+        for _ in range(self._address.connections or CONNECTIONS):
+            self._free.put(None)
         self._process = os.getpid()
         for connection in inherited:
             connection.close()
@@ -55,13 +60,20 @@ class Pool:
         if self._process != os.getpid():
             self._begin()
         free, idle = self._free, self._idle
-        give_up = give_up or monotonic() + self._address.timeout
-        if not free.acquire(timeout=max(0, give_up - monotonic())):
-            raise StoreUnavailable(f"{self._address}: all connections are in use")
+        now = monotonic()
+        give_up = give_up or now + self._address.timeout
+        if give_up <= now:
+            raise StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
         try:
-            began = monotonic()
-            connection = self._connection()
-            give_up += monotonic() - began  # to connect takes its own time
+            free.get(timeout=give_up - now)
+        except Empty:
+            raise StoreUnavailable(f"{self._address}: all connections are in use") from None
+        try:
+            connection = self._idle_connection(now)
+            if connection is None:
+                began = monotonic()
+                connection = Connection(self._locate() if self._locate else self._address)
+                give_up += monotonic() - began  # to connect takes its own time
             reply, replicated = self._converse(connection, question, give_up, asking=asking)
             if isinstance(reply, Exception) and str(reply).partition(" ")[0] in wire.MISLED:
                 connection.close()
@@ -71,7 +83,7 @@ class Pool:
                 if idle is not self._idle:  # the pool was closed meanwhile
                     connection.close()
         finally:
-            free.release()
+            free.put(None)
         if isinstance(reply, Exception):
             raise wire.refusal(self._address, reply)
         answer = scripts.answers(reply, [question])[0]
@@ -97,13 +109,13 @@ class Pool:
         waited = connection.converse([wire.replication(self._address, (give_up - monotonic()) / 2)], give_up)
         return reply, wire.is_replicated(self._address, waited)
 
-    def _connection(self) -> Connection:
+    def _idle_connection(self, now: float) -> Connection | None:
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return Connection(self._locate() if self._locate else self._address)
-            if connection.is_quiet():
+                return None
+            if now - connection.used_at < _A_MOMENT or connection.is_quiet():
                 return connection
             connection.close()
 
@@ -156,6 +168,10 @@ class Connection:
         self._reader = hiredis.Reader()
         give_up = monotonic() + patience
         self._socket = self._connected(max(0.001, patience))
+        self.used_at = 0.0
+        self._patience = 0.0  # what the socket has been told
+        if not address.tls:
+            self._socket.settimeout(None)  # the system keeps the time, which spares two calls of it for each question
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         try:
@@ -206,7 +222,7 @@ class Connection:
                 while (reply := self._reader.gets()) is False:
                     self._await(give_up)
                     self._reader.feed(self._received())
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             self.close()
             raise OutcomeUnknown(f"{self._address}: no answer in time") from None
         except (OSError, hiredis.ProtocolError) as error:
@@ -215,6 +231,7 @@ class Connection:
         except BaseException:  # interrupted in the middle: the reply would be taken for the next one's
             self.close()
             raise
+        self.used_at = monotonic()
         return reply
 
     def _await(self, give_up: float) -> None:
@@ -222,7 +239,14 @@ class Connection:
         left = give_up - monotonic()
         if left <= 0:
             raise TimeoutError
-        self._socket.settimeout(left)
+        if not 0.9 * left <= self._patience <= left:  # what the socket was told last may be near enough
+            self._patience = left
+            if self._address.tls:
+                self._socket.settimeout(left)
+            else:
+                seconds = pack("ll", int(left), max(1, int(left % 1 * 1_000_000)))
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     def _received(self) -> bytes:
         data = self._socket.recv(65_536)

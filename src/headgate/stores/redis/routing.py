@@ -37,6 +37,8 @@ class Ask(NamedTuple):
     server: Address
     asking: bool
     """Whether to say first that the server is asked for what it does not own yet."""
+    alone: bool = False
+    """Whether not to ask together with others: while a slot moves, keys in both places cannot be asked for at once."""
 
 
 Route: TypeAlias = Generator[Ask | Pass, Answer, Answer]
@@ -44,28 +46,30 @@ Route: TypeAlias = Generator[Ask | Pass, Answer, Answer]
 
 def route(slots: SlotMap, slot: int) -> Route:
     """Return the way of a question about keys in `slot`."""
-    owner, asking = slots.owner(slot), False
+    owner, asking, alone, attempts = slots.owner(slot), False, False, 0
     refused: StoreUnavailable | None = None
-    for _ in range(ATTEMPTS):
+    while attempts < ATTEMPTS:
         if owner is None:
             yield Pass.REFRESH
             owner = slots.owner(slot)
             if owner is None:
                 break
         try:
-            return (yield Ask(owner, asking))
+            return (yield Ask(owner, asking, alone or asking))
         except StoreUnavailable as error:
             word, place = (error.word, error.place) if isinstance(error, Refused) else ("", ("", 0))
             if word:
                 refused = error
+            if word == "TRYAGAIN":  # for as long as the caller has time
+                yield Pass.PAUSE
+                owner, asking, alone = slots.owner(slot), False, True
+                continue
+            attempts += 1
             if word == "MOVED":
                 owner, asking = slots.learn(slot, owner, place), False
                 yield Pass.HINT
             elif word == "ASK":
                 owner, asking = slots.named(owner, place), True
-            elif word == "TRYAGAIN":
-                yield Pass.PAUSE
-                owner, asking = slots.owner(slot), False
             else:  # gone, or demoted: somebody else may have the slot by now
                 yield Pass.REFRESH
                 before, owner, asking = owner, slots.owner(slot), False

@@ -12,6 +12,7 @@ from hashlib import sha1
 from importlib.resources import files
 from itertools import accumulate
 from struct import Struct
+from time import time_ns
 from typing import NamedTuple
 
 from headgate.core.algorithms import Algorithm
@@ -28,7 +29,7 @@ from headgate.stores.redis.resp import bulk
 _ALGORITHMS = {
     "token_bucket": ("tb", "lb", "tb/every", "tb/once"),
     "gcra": ("gcra",),
-    "fixed_window": ("fw",),
+    "fixed_window": ("fw", "fw/calendar"),
     "sliding_window_counter": ("swc",),
     "sliding_window_log": ("swl",),
 }
@@ -70,6 +71,8 @@ class Question(NamedTuple):
     """Of its limits, in order, and then of its record, if it has one."""
     argument: bytes
     """The verb, its cost and the quotas, encoded for the wire."""
+    dated: bool = False
+    """Whether the quotas are missing in the argument, since calendars among them make it depend on the time."""
 
 
 def question(verb: bytes, plan: Plan, cost: int, *, token: bytes | None = None, since: int = 0) -> Question:
@@ -89,15 +92,15 @@ def question(verb: bytes, plan: Plan, cost: int, *, token: bytes | None = None, 
     if token is None and not since:
         if len(plan) == 1:
             ((space, principal, quota),) = plan
-            known = _usual.get((verb, cost, id(quota)))
-            return Question(plan, [key_of(space, principal)], known[0] if known else _remembered(verb, plan, cost))
-        known = _usual.get((verb, cost, *[id(quota) for _, _, quota in plan]))
-        argument = known[0] if known else _remembered(verb, plan, cost)
-        return Question(plan, [key_of(space, principal) for space, principal, _ in plan], argument)
+            argument, dated, _ = _usual.get((verb, cost, id(quota))) or _remembered(verb, plan, cost)
+            return Question(plan, [key_of(space, principal)], argument, dated)
+        usual = _usual.get((verb, cost, *[id(quota) for _, _, quota in plan]))
+        argument, dated, _ = usual or _remembered(verb, plan, cost)
+        return Question(plan, [key_of(space, principal) for space, principal, _ in plan], argument, dated)
     keys = [key_of(space, principal) for space, principal, _ in plan]
     if token is not None:
         keys.append(record_key(plan, token))
-    return Question(plan, keys, _argument(verb, plan, cost, len(keys) - len(plan), since))
+    return Question(plan, keys, *_argument(verb, plan, cost, len(keys) - len(plan), since))
 
 
 def key_of(space: str, principal: Principal) -> bytes:
@@ -125,30 +128,46 @@ def _tag(principal: Principal) -> str:
     return "=" + principal
 
 
-_usual: dict[tuple[object, ...], tuple[bytes, list[Quota]]] = {}
+_usual: dict[tuple[object, ...], tuple[bytes, bool, list[Quota]]] = {}
 """Arguments by verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept,
 so that nothing else takes their identity."""
 
 
-def _remembered(verb: bytes, plan: Plan, cost: int) -> bytes:
+def _remembered(verb: bytes, plan: Plan, cost: int) -> tuple[bytes, bool, list[Quota]]:
     quotas = [quota for _, _, quota in plan]
-    argument = _argument(verb, plan, cost)
+    usual = *_argument(verb, plan, cost), quotas
     if len(_usual) >= _MOST_USUAL:
         _usual.clear()
-    _usual[verb, cost, *map(id, quotas)] = argument, quotas
-    return argument
+    _usual[verb, cost, *map(id, quotas)] = usual
+    return usual
 
 
-def _argument(verb: bytes, plan: Plan, cost: int, records: int = 0, since: int = 0) -> bytes:
+def _argument(verb: bytes, plan: Plan, cost: int, records: int = 0, since: int = 0) -> tuple[bytes, bool]:
     head = _HEAD.pack(verb, len(plan), records, cost, since)
-    return bulk(b"".join([head, *[_described(quota) for _, _, quota in plan]]))
+    if any(quota.calendar for _, _, quota in plan):
+        return head, True
+    return bulk(b"".join([head, *[_described(quota) for _, _, quota in plan]])), False
+
+
+def _argument_at(question: Question, now: int | None) -> bytes:
+    """Return the argument of a question with calendars. The server knows no time zones: it is told the periods.
+
+    These are the ones around `now`, or around this process's time if the time is the server's. That the two clocks
+    differ does no harm as long as it is by less than a period.
+    """
+    now = time_ns() // 1000 if now is None else now
+    quotas = [quota for _, _, quota in question.plan]
+    periods = [quota.calendar and quota.calendar.around(now) for quota in quotas]
+    return bulk(b"".join([question.argument, *map(_described, quotas, periods)]))
 
 
 @lru_cache(maxsize=4096)
-def _described(quota: Quota) -> bytes:
+def _described(quota: Quota, period: tuple[int, int, int] | None = None) -> bytes:
     gain, unit = reduced(quota.limit, quota.window_us)
     calm, warn = thresholds(quota)
     every = grains_of(quota)[0] if quota.algorithm == Algorithm.SLIDING_WINDOW_COUNTER else quota.refill_every_us
+    if period:
+        gain, unit, every = period
     numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, calm, warn, quota.queue)
     return _step(quota).encode() + b"\0" + _QUOTA.pack(*numbers)
 
@@ -157,6 +176,8 @@ def _step(quota: Quota) -> str:
     """Return the name of the function in the script that is the twin of `quota.step`."""
     if not quota.limit:
         return "tb/once"
+    if quota.calendar:
+        return "fw/calendar"
     return quota.algorithm.code if quota.refill_every_us == 1 else "tb/every"
 
 
@@ -164,10 +185,12 @@ def evaluation(asked: Sequence[Question], now: int | None) -> bytes:
     """Encode one call of the script that answers all that is `asked`, at the time `now` if that is not the server's."""
     time = b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)
     if len(asked) == 1 and len(asked[0].keys) == 1:
-        _, (key,), argument = asked[0]
+        _, (key,), argument, dated = asked[0]
+        if dated:
+            argument = _argument_at(asked[0], now)
         return b"%b$%d\r\n%b\r\n%b%b" % (_ONE_KEY, len(key), key, time, argument)
     keys = [key for question in asked for key in question.keys]
-    arguments = [question.argument for question in asked]
+    arguments = [_argument_at(question, now) if question.dated else question.argument for question in asked]
     head = b"*%d\r\n%b%b" % (4 + len(keys) + len(arguments), _EVALSHA, bulk(b"%d" % len(keys)))
     return b"".join([head, *[b"$%d\r\n%b\r\n" % (len(key), key) for key in keys], time, *arguments])
 

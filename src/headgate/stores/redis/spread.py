@@ -54,7 +54,7 @@ def pieces_of(plan: Plan) -> list[Piece]:
     return [Piece(tuple(group), tuple([plan[place] for place in group])) for group in places.values()]
 
 
-def shard_of(plan: Plan, slots: SlotMap) -> str:
+def shard_of(slots: SlotMap, plan: Plan) -> str:
     """Return the names of the servers that `plan` lives on, as far as known."""
     found = {slot_of(key_of(space, principal)) for space, principal, _ in plan}
     return "+".join(sorted({str(slots.owner(slot) or "") for slot in found}))

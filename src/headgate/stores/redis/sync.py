@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError
@@ -12,7 +14,6 @@ from headgate.stores.redis.address import Address, Cluster, Place, Service
 from headgate.stores.redis.answers import decided
 from headgate.stores.redis.cluster_sync import BlockingCluster
 from headgate.stores.redis.discovery import Sentinels
-from headgate.stores.redis.pool import Connection as _Connection  # noqa: F401
 from headgate.stores.redis.pool import Pool, inquire
 from headgate.stores.redis.scripts import question
 
@@ -30,6 +31,8 @@ class RedisStore:
         self._servers: BlockingCluster | Pool
         self._servers = BlockingCluster(place, clock) if isinstance(place, Cluster) else _pool(place, clock)
         self._slots = self._servers.slots if isinstance(self._servers, BlockingCluster) else None
+        if self._slots:  # otherwise there are no shards to be told apart
+            self.shard_of = partial(spread.shard_of, self._slots)
 
     def check(self, plan: Plan, cost: int) -> Decision:
         if self._is_spread(plan):
@@ -53,19 +56,16 @@ class RedisStore:
     def bind(self, family: Family) -> Check:
         def check(key: str, cost: int = 1) -> Decision:
             plan = family.plan(key)
-            if cost == 0 and type(cost) is int:
+            if type(cost) is int and cost == 0:
                 return self.peek(plan, 1)
-            return self.check(plan, family.checked_cost(cost))
+            cost = family.checked_cost(cost)
+            return decided(plan, self._servers.ask(question(scripts.CHECK, plan, cost)))  # one principal: never spread
 
         return check
 
     def ready(self) -> None:
         """Run the script on every server that decides. Raises StoreError."""
         self._servers.ready()
-
-    def shard_of(self, plan: Plan) -> str:
-        """Return the servers that `plan` lives on."""
-        return spread.shard_of(plan, self._slots) if self._slots else ""
 
     def close(self) -> None:
         self._servers.close()

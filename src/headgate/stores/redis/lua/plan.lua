@@ -7,7 +7,8 @@
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
 --          cost, since: doubles
 --          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
---          calm, warn, queue: doubles
+--          calm, warn, queue: doubles. With a calendar, when its period begins, when the next one does, and when that
+--          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
 --        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes
 --

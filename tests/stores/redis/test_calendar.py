@@ -1,0 +1,104 @@
+"""Calendars on Redis: the server is told the periods, keeps its own time, and takes back what it charged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.core.calendar import DAY_US, Calendar
+from headgate.core.plan import Plan
+from headgate.core.quota import Quota
+from headgate.stores.redis import scripts
+from headgate.testing import ManualClock
+from headgate.testing.conformance import CALENDARS, QUOTAS, family
+from tests.servers import RedisServer
+from tests.stores.redis.script import Script
+
+HOUR = 3_600_000_000
+DAYS = Calendar("day", "Europe/Berlin")
+NOW = ManualClock.START
+
+
+@pytest.fixture(scope="module")
+def script(server: RedisServer) -> Iterator[Script]:
+    with Script(server) as script:
+        yield script
+
+
+def told(now: int, thought: int, plan: Plan, cost: int = 1) -> bytes:
+    """Return a check of a server whose time is `now` by a process that thinks it is `thought`."""
+    question = scripts.question(scripts.CHECK, plan, cost)
+    undated = question._replace(argument=scripts._argument_at(question, thought), dated=False)
+    return scripts.evaluation([undated], now)
+
+
+class TestClocksThatDiffer:
+    """The server's time counts. By less than a period, the process's clock may be wrong."""
+
+    @settings(max_examples=100)
+    @given(
+        st.sampled_from(["day", "week", "month", "year"]),
+        st.sampled_from(["Europe/Berlin", "Australia/Lord_Howe", "America/Sao_Paulo", "UTC"]),
+        st.integers(1_000_000_000, 2_500_000_000),
+        st.integers(-20 * HOUR, 20 * HOUR),
+    )
+    def test_the_end_is_that_of_the_period_at_the_servers_time(
+        self, server: RedisServer, unit: str, zone: str, seconds: int, wrong: int
+    ) -> None:
+        calendar, now = Calendar(unit, zone), seconds * 1_000_000
+        plan = family(Quota.per(5, calendar)).plan("user")
+        with Script(server) as script:
+            reply = script.converse(told(now, now + wrong, plan))
+        ((_, allowed, remaining, _, reset, _, _),) = scripts.answers(reply, [scripts.question(scripts.CHECK, plan, 1)])
+        assert (allowed, remaining, now + reset) == (1, 4, calendar.bounds(now)[1])
+
+    @pytest.mark.parametrize("wrong", [-1000 * DAY_US, -3 * DAY_US, 3 * DAY_US, 1000 * DAY_US])
+    def test_further_apart_no_window_is_longer_than_a_window(self, script: Script, wrong: int) -> None:
+        plan = family(Quota.per(2, DAYS)).plan("user")
+        asked = [scripts.question(scripts.CHECK, plan, 1)]
+        found = [scripts.answers(script.converse(told(NOW, NOW + wrong, plan)), asked)[0][1:5] for _ in range(3)]
+        assert [allowed for allowed, *_ in found] == [1, 1, 0]
+        assert 0 < found[2][2] <= DAY_US
+
+
+class TestTheArgument:
+    def test_is_the_same_within_a_period_and_another_in_the_next(self) -> None:
+        question = scripts.question(scripts.CHECK, family(QUOTAS[0], *CALENDARS).plan("user"), 1)
+        start, end = DAYS.bounds(NOW)
+        arguments = [scripts._argument_at(question, now) for now in (start - 1, start, NOW, end - 1, end)]
+        assert arguments[1] == arguments[2] == arguments[3]
+        assert len(set(arguments)) == 3
+
+    def test_follows_this_process_where_the_time_is_the_servers(self, script: Script) -> None:
+        plan = family(Quota.per(5, DAYS)).plan("user")
+        at, allowed, remaining, _, reset, _, _ = script.answer(scripts.question(scripts.CHECK, plan, 1), None)
+        assert (allowed, remaining, at + reset) == (1, 4, DAYS.bounds(at)[1])
+
+
+class TestUndo:
+    """What was charged is taken back while its period lasts, and never from another period."""
+
+    @pytest.mark.parametrize("quota", CALENDARS, ids=str)
+    @pytest.mark.parametrize("later", [0, 1, 1000])
+    def test_within_the_period(self, script: Script, quota: Quota, later: int) -> None:
+        assert quota.calendar
+        start, end = quota.calendar.bounds(NOW)
+        for since in (start, NOW, end - 1001):
+            plan = family(quota).plan("user")
+            script.check(plan, 3, since)
+            assert script.undo(plan, 2, since, since + later).remaining == 4
+            assert script.peek(plan, since + later).remaining == 4
+
+    @pytest.mark.parametrize("quota", CALENDARS, ids=str)
+    @pytest.mark.parametrize(("before", "later"), [(1, 0), (HOUR, 1), (1, HOUR)])
+    def test_not_from_the_next_period(self, script: Script, quota: Quota, before: int, later: int) -> None:
+        assert quota.calendar
+        _, end = quota.calendar.bounds(NOW)
+        plan = family(quota).plan("user")
+        script.check(plan, 3, end - before)
+        script.check(plan, 2, end + later)
+        script.undo(plan, 3, end - before, end + later)
+        assert script.peek(plan, end + later).remaining == 3

@@ -1,0 +1,242 @@
+"""Plans over several shards of a cluster: no script reaches all of them, and yet they are taken whole or not at all.
+
+They never admit too much. They may refuse too much for a moment, while others' requests are tried; so whatever is
+compared with an oracle here is asked by one caller at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.decision import Decision
+from headgate.core.errors import StoreError
+from headgate.core.key import space
+from headgate.core.plan import Limit, Plan
+from headgate.core.quota import Quota
+from headgate.stores import open_async_store, open_store
+from headgate.stores.base import Store
+from headgate.stores.memory import MemoryStore
+from headgate.testing import ManualClock
+from headgate.testing.blocking import Blocking
+from headgate.testing.conformance import QUOTAS
+from tests.clusters import RedisCluster, redis_cluster, slots_of
+from tests.servers import until
+from tests.stores.redis.load import lasting, slot_of
+
+Open = Callable[[str], Store]
+SECOND = 1_000_000
+QUEUES = [quota for quota in QUOTAS if quota.queue]
+ONE_OFF = [quota for quota in QUOTAS if not quota.limit]
+EXACT = [quota for quota in QUOTAS if quota not in QUEUES + ONE_OFF]
+"""Quotas that are after an attempt, which was taken back at once, as they were before."""
+
+
+def limit(name: str, principal: str, quota: Quota) -> Limit:
+    return Limit(space(name, quota), principal, quota)
+
+
+def a_plan(user: str, last: Quota, *first: Quota) -> Plan:
+    """Return limits of a user, of an address and of all together, which do not live on one primary."""
+    mine, its = (first * 2)[:2] if first else (lasting(1000), lasting(1000))
+    return limit("user", user, mine), limit("ip", f"10.0.0.1/{user}", its), limit("global", "all", last)
+
+
+def remaining(store: Store, plan: Plan) -> list[int]:
+    return [store.peek((each,), 1).remaining for each in plan]
+
+
+@pytest.fixture(params=["sync", "async"])
+def timed(request: pytest.FixtureRequest, cluster: RedisCluster) -> Callable[[ManualClock], Store]:
+    """Opens a store of either kind whose time is that of a clock."""
+
+    def open_one(clock: ManualClock) -> Store:
+        if request.param == "async":
+            store: Store = Blocking(open_async_store(cluster.address, clock=clock))
+        else:
+            store = open_store(cluster.address, clock=clock)
+        request.addfinalizer(store.close)
+        return store
+
+    return open_one
+
+
+class TestOneCallerAtATime:
+    @pytest.mark.parametrize("quota", EXACT, ids=str)
+    def test_nothing_is_taken_when_the_last_limit_refuses(
+        self, timed: Callable[[ManualClock], Store], quota: Quota
+    ) -> None:
+        clock = ManualClock()
+        store, memory = timed(clock), MemoryStore(clock=clock)
+        plan = a_plan("ada", Quota(2, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
+        for _ in range(6):
+            assert store.check(plan, 1) == memory.check(plan, 1)
+            clock.advance(us=137)
+        assert remaining(store, plan) == remaining(memory, plan) == [3, 3, 0]
+
+    @pytest.mark.parametrize("quota", ONE_OFF, ids=str)
+    def test_an_allowance_is_whole_again_but_was_used_just_now(
+        self, timed: Callable[[ManualClock], Store], quota: Quota
+    ) -> None:
+        clock = ManualClock()
+        store, plan = timed(clock), a_plan("ada", Quota(2, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
+        for allowed in (True, True, False, False):
+            clock.advance(us=137)
+            assert store.check(plan, 1).allowed == allowed
+        assert remaining(store, plan) == [3, 3, 0]
+        assert store.peek(plan, 1).limits[0].reset_after_us == quota.window_us
+
+    @pytest.mark.parametrize("quota", QUEUES, ids=str)
+    def test_a_turn_in_a_queue_is_kept_if_others_wait(
+        self, timed: Callable[[ManualClock], Store], quota: Quota
+    ) -> None:
+        """Perhaps after it: they were told when. It passes by itself."""
+        clock = ManualClock()
+        store, plan = timed(clock), a_plan("ada", Quota(1, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
+        assert store.check(plan, 1)
+        first = store.peek(plan, 1).limits[0]
+        assert not store.check(plan, 1)
+        assert store.peek(plan, 1).limits[0].remaining in {first.remaining, first.remaining - 1}
+        clock.advance(us=first.reset_after_us)
+        assert store.peek(plan, 1).limits[0].remaining >= quota.capacity - 1
+        assert not store.check(plan, 1)
+
+    @pytest.mark.parametrize("blocked", [0, 1, 2])
+    def test_the_answer_has_all_limits_in_order_and_names_the_one_that_blocks(
+        self, cluster: RedisCluster, opened: Open, blocked: int
+    ) -> None:
+        quotas = [lasting(10, Algorithm.GCRA), lasting(20), lasting(30, Algorithm.SLIDING_WINDOW_LOG)]
+        quotas[blocked] = lasting(2, quotas[blocked].algorithm)
+        plan, store = a_plan("ada", quotas[2], quotas[0], quotas[1]), opened(cluster.address)
+        assert store.check(plan, 1)
+        admission = store.check(plan, 1)
+        assert admission
+        assert admission.quota == quotas[blocked], "the most restrictive one"
+        refusal = store.check(plan, 1)
+        assert not refusal
+        assert (refusal.quota, refusal.limit, refusal.remaining) == (quotas[blocked], 2, 0)
+        assert refusal.retry_after_us > 0
+        for decision in (admission, refusal):
+            assert [part.quota for part in decision.limits] == quotas
+        assert [part.allowed for part in refusal.limits] == [place != blocked for place in range(3)]
+        assert [part.remaining for part in refusal.limits] == [quota.capacity - 2 for quota in quotas]
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_plans_are_decided_as_in_memory(self, timed: Callable[[ManualClock], Store], seed: int) -> None:
+        clock, chance = ManualClock(), random.Random(seed)
+        store, memory = timed(clock), MemoryStore(clock=clock)
+        for turn in range(120):
+            quotas = chance.sample(EXACT, chance.randint(1, 4))
+            plan = tuple(limit(f"rule-{place}", f"p{chance.randrange(3)}", each) for place, each in enumerate(quotas))
+            cost = chance.choice([1, 1, 2, 5])
+            if turn % 10 == 9:
+                assert store.refund(plan, cost) == memory.refund(plan, cost), f"turn {turn}"
+            elif turn % 10 == 4:
+                assert store.peek(plan, cost) == memory.peek(plan, cost), f"turn {turn}"
+            elif turn == 60:
+                store.reset(plan)
+                memory.reset(plan)
+            else:
+                assert store.check(plan, cost) == memory.check(plan, cost), f"turn {turn}"
+            clock.advance(us=chance.choice([0, 0, 1_000, 137_000, 600_000]))
+
+    def test_peek_refund_and_reset_reach_all_limits(self, cluster: RedisCluster, opened: Open) -> None:
+        store = opened(cluster.address)
+        plan = a_plan("ada", lasting(30), lasting(10, Algorithm.GCRA), lasting(20, Algorithm.TOKEN_BUCKET))
+        assert [part.remaining for part in store.check(plan, 4).limits] == [6, 16, 26]
+        assert [part.remaining for part in store.peek(plan, 1).limits] == [6, 16, 26]
+        refusal = store.peek(plan, 7)
+        assert (refusal.allowed, refusal.quota) == (False, plan[0].quota)
+        assert [part.remaining for part in store.refund(plan, 3).limits] == [9, 19, 29]
+        assert remaining(store, plan) == [9, 19, 29]
+        store.reset(plan)
+        assert remaining(store, plan) == [10, 20, 30]
+
+    def test_the_plans_of_these_tests_are_spread(self, cluster: RedisCluster) -> None:
+        plan = a_plan("ada", lasting(1))
+        assert len({cluster.owner(slot_of(each)).port for each in plan}) > 1
+
+
+class TestManyCallers:
+    @pytest.mark.parametrize("algorithm", Algorithm, ids=str)
+    def test_64_tasks_never_get_more_than_any_limit(self, cluster: RedisCluster, algorithm: Algorithm) -> None:
+        """A limit of all that is asked for more than it has, limits of users, and of their addresses."""
+        plans = [a_plan(f"user-{number}", lasting(100, algorithm), lasting(20, algorithm)) for number in range(8)]
+
+        async def caller(number: int) -> list[tuple[int, Decision]]:
+            answers = []
+            for turn in range(8):
+                user = (number + turn) % len(plans)
+                answers.append((user, await store.check(plans[user], 1)))
+            return answers
+
+        async def run() -> list[tuple[int, Decision]]:
+            try:
+                answers = await asyncio.gather(*map(caller, range(64)))
+            finally:
+                await store.close()
+            return [one for answer in answers for one in answer]
+
+        store = open_async_store(cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30"))
+        answers = asyncio.run(run())
+        admitted = [sum(decision.allowed for user, decision in answers if user == place) for place in range(8)]
+        self.verify(cluster, plans, admitted)
+
+    def test_16_threads_neither(self, cluster: RedisCluster) -> None:
+        plans = [a_plan(f"user-{number}", lasting(60), lasting(12)) for number in range(8)]
+        address = cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30")
+        with closing(open_store(address)) as store, ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda turn: store.check(plans[turn % 8], 1).allowed, range(320)))
+        self.verify(cluster, plans, [sum(answers[user::8]) for user in range(8)])
+
+    @staticmethod
+    def verify(cluster: RedisCluster, plans: list[Plan], admitted: list[int]) -> None:
+        mine, _, everybodys = plans[0]
+        assert 0 < sum(admitted) <= everybodys.quota.limit
+        assert max(admitted) <= mine.quota.limit
+        expected = [[count, count, sum(admitted)] for count in admitted]
+        with closing(open_store(cluster.address)) as store:
+
+            def used() -> list[list[int]]:
+                return [[part.used for part in store.peek(plan, 1).limits] for plan in plans]
+
+            if mine.quota.algorithm is Algorithm.SLIDING_WINDOW_LOG:  # gives back only what is still the newest
+                at_least = zip(used(), expected, strict=True)
+                assert all(mine >= his for pair in at_least for mine, his in zip(*pair, strict=True))
+            else:
+                # What trickled out of a bucket during an attempt is not given back, and trickles out again.
+                until(lambda: used() == expected, "a refusal leaves nothing behind")
+
+    def test_enough_for_all_is_enough(self, cluster: RedisCluster) -> None:
+        """Nobody is refused where no limit is ever reached."""
+        plans = [a_plan(f"user-{number}", lasting(10_000), lasting(1000)) for number in range(8)]
+        address = cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30")
+        with closing(open_store(address)) as store:
+            with ThreadPoolExecutor(16) as pool:
+                assert all(pool.map(lambda turn: store.check(plans[turn % 8], 1).allowed, range(320)))
+            assert remaining(store, plans[0]) == [960, 960, 10_000 - 320]
+
+
+class TestAShardThatIsGone:
+    @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+    def test_nothing_is_admitted_and_nothing_taken_elsewhere(self, opened: Open, fault: signal.Signals) -> None:
+        with redis_cluster(3, 0, node_timeout_ms=10_000) as own:
+            store, lost = opened(own.address_with(*own.nodes, options="timeout=1&connect_timeout=1")), own.nodes[0]
+            gone = slots_of(lost)
+            here = [limit("user", f"user-{number}", lasting(50)) for number in range(60)]
+            living = tuple([each for each in here if slot_of(each) not in gone][:6])
+            dead = next(each for each in here if slot_of(each) in gone)
+            assert store.check((*living, dead), 1)
+            lost.stop() if fault == signal.SIGKILL else lost.send(fault)
+            for _ in range(4):
+                with pytest.raises(StoreError):
+                    store.check((*living, dead), 1)
+            assert remaining(store, living) == [49] * len(living)
+            assert store.check(living, 1)

@@ -1,0 +1,242 @@
+"""A server dies under load: only those whose keys it had notice, they are told in time, and they are served again soon.
+
+And with a failover store around nobody gets an error at all, and nobody waits for what is known to be gone.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headgate.core.decision import Decision
+from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.stores.base import Store
+from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Statistics
+from headgate.testing.conformance import family
+from tests.clusters import RedisCluster, redis_cluster
+from tests.sentinels import redis_sentinels
+from tests.servers import RedisServer, until
+from tests.stores.redis.load import (
+    GIVE_UP,
+    KINDS,
+    RESUME,
+    Load,
+    Told,
+    lasting,
+    load,
+    plans_on,
+    resumed,
+    slot_of,
+    store_for,
+)
+
+Open = Callable[[str], Store]
+LIMIT = 50
+TIMEOUT = 2.0
+OPTIONS = f"timeout={TIMEOUT}&connect_timeout={TIMEOUT}"
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def own() -> Iterator[RedisCluster]:
+    """Three primaries and three replicas that a test may kill."""
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+class Shards:
+    """One plan for each caller: some on the primary that will be lost, some on the others."""
+
+    def __init__(self, cluster: RedisCluster, callers: int) -> None:
+        self.lost, *self.others = cluster.primaries
+        self.plans = plans_on(self.lost, callers // 2, LIMIT)
+        self.on_lost = range(len(self.plans))
+        for node in self.others:
+            self.plans += plans_on(node, callers // 4, LIMIT)
+        self.on_others = range(len(self.on_lost), len(self.plans))
+
+
+def failing_over(kind: str, address: str) -> Any:
+    """Return a failover store for callers of a kind."""
+    around = FailoverStore if kind == "threads" else AsyncFailoverStore
+    return around(store_for(kind, address), mode="local", pause=0.05, longest_pause=0.2)
+
+
+def nobody_waited(history: list[Told]) -> bool:
+    """Was everybody who found the circuit open answered without waiting for the store?"""
+    short = [told for told in history if isinstance(told.answer, Decision) and told.answer.degraded == "circuit_open"]
+    assert short, "some found it open"
+    return all(told.ended - told.began < TIMEOUT for told in short)
+
+
+class TestACluster:
+    @each_kind
+    def test_loses_a_primary(self, own: RedisCluster, kind: str) -> None:
+        shards = Shards(own, KINDS[kind])
+        with load(store_for(kind, own.address_with(*own.nodes, options=OPTIONS)), shards.plans, KINDS[kind]) as asked:
+            asked.until_answered(range(len(shards.plans)), 5)
+            killed_at = time.monotonic()
+            shards.lost.stop()
+            asked.until_answered(shards.on_others, 20)
+            asked.until_answered(shards.on_lost, seconds=RESUME)
+            resumed_at = time.monotonic()
+            asked.until_answered(range(len(shards.plans)), LIMIT)
+        assert asked.errors(shards.on_others) == [], "the other shards have not noticed"
+        assert [asked.admitted(number) for number in shards.on_others] == [LIMIT] * len(shards.on_others)
+        for number in shards.on_lost:
+            assert asked.admitted(number) <= 2 * LIMIT, "some charges may be lost with the primary"
+        for number in shards.on_others:
+            meanwhile = [told for told in asked.since(killed_at) if told.number == number and told.ended < resumed_at]
+            assert len(meanwhile) >= 20, "and have not stopped"
+
+    @each_kind
+    def test_loses_a_primary_behind_a_failover_store(self, own: RedisCluster, kind: str) -> None:
+        shards = Shards(own, KINDS[kind])
+        store = failing_over(kind, own.address_with(*own.nodes, options=OPTIONS))
+        statistics: Callable[[], Statistics] = store.statistics
+        with load(store, shards.plans, KINDS[kind]) as asked:
+            asked.until_answered(range(len(shards.plans)), 5)
+            shards.lost.stop()
+            until(lambda: statistics().openings, "the circuit opens", GIVE_UP)
+            asked.until_answered(shards.on_others, 20)
+            asked.until_answered(shards.on_lost, seconds=RESUME)
+            asked.until_answered(range(len(shards.plans)), LIMIT)
+        assert asked.errors() == [], "nobody got an error"
+        assert nobody_waited(asked.history)
+        for number in shards.on_others:
+            assert not any(decision.degraded for decision in asked.decisions(number)), "only one shard was degraded"
+            assert asked.admitted(number) == LIMIT
+
+    @each_kind
+    def test_loses_the_only_server_that_it_was_told_of(self, own: RedisCluster, kind: str) -> None:
+        shards = Shards(own, KINDS[kind])
+        address = own.address_with(shards.lost, options=OPTIONS)
+        with load(store_for(kind, address), shards.plans, KINDS[kind]) as asked:
+            asked.until_answered(range(len(shards.plans)), 5)
+            shards.lost.stop()
+            asked.until_answered(range(len(shards.plans)), 5, seconds=RESUME)
+        assert asked.errors(shards.on_others) == []
+
+    @each_kind
+    def test_has_a_primary_that_falls_silent_and_wakes_up_again(self, own: RedisCluster, kind: str) -> None:
+        """It takes connections and questions, and never answers; when it does, it is a replica."""
+        shards = Shards(own, KINDS[kind])
+        with load(store_for(kind, own.address_with(*own.nodes, options=OPTIONS)), shards.plans, KINDS[kind]) as asked:
+            asked.until_answered(range(len(shards.plans)), 5)
+            shards.lost.send(signal.SIGSTOP)
+            asked.until_answered(shards.on_others, 20)
+            asked.until_answered(shards.on_lost, seconds=RESUME)
+            shards.lost.send(signal.SIGCONT)
+            until(lambda: own.is_at_peace, "it is a replica", GIVE_UP)
+            before = len(asked.errors())
+            asked.until_answered(range(len(shards.plans)), LIMIT)
+            assert asked.errors()[before:] == []
+        assert asked.errors(shards.on_others) == []
+        assert [asked.admitted(number) for number in shards.on_others] == [LIMIT] * len(shards.on_others)
+        assert all(asked.admitted(number) <= 2 * LIMIT for number in shards.on_lost)
+
+    def test_loses_a_primary_twice(self, own: RedisCluster, opened: Open) -> None:
+        """The second time that one which was a replica; and the first comes back in between."""
+        store = opened(own.address_with(*own.nodes, options=OPTIONS))
+        first = own.primaries[0]
+        (plan,) = plans_on(first, 1, 1000)
+        (replica,) = own.replicas_of(first)
+        assert store.check(plan, 1)
+        first.stop()
+        assert resumed(lambda: store.check(plan, 1))
+        first.start()
+        until(lambda: own.is_at_peace and first in own.replicas_of(replica), "it comes back as a replica", GIVE_UP)
+        assert store.check(plan, 1)
+        replica.stop()
+        assert resumed(lambda: store.check(plan, 1))
+
+
+class TestAClusterWithoutReplicas:
+    @pytest.fixture
+    def bare(self) -> Iterator[RedisCluster]:
+        with redis_cluster(3, 0) as cluster:
+            yield cluster
+
+    def test_one_shard_is_lost_and_the_others_are_not(self, bare: RedisCluster, opened: Open) -> None:
+        store, (lost, *others) = opened(bare.address_with(*bare.nodes, options=OPTIONS)), bare.primaries
+        (gone,) = plans_on(lost, 1, LIMIT)
+        living = [plan for node in others for plan in plans_on(node, 3, 10_000)]
+        assert all(store.check(plan, 1) for plan in (gone, *living))
+        lost.stop()
+        for _ in range(5):
+            with pytest.raises(StoreError):
+                store.check(gone, 1)
+            assert all(store.check(plan, 1) for plan in living)
+        until(lambda: "fail" in flags_of(others[0], lost), "the others notice", GIVE_UP)
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable):
+                store.check(gone, 1)
+            assert all(store.check(plan, 1) for plan in living)
+        lost.start()
+        assert resumed(lambda: store.check(gone, 1)).remaining == LIMIT - 1
+        assert all(store.check(plan, 1) for plan in living)
+
+    def test_most_are_lost_and_the_cluster_is_down(self, bare: RedisCluster, opened: Open) -> None:
+        store, (left, *lost) = opened(bare.address_with(*bare.nodes, options=OPTIONS)), bare.primaries
+        (plan,) = plans_on(left, 1, LIMIT)
+        assert store.check(plan, 1).remaining == LIMIT - 1
+        for node in lost:
+            node.stop()
+        until(lambda: left.facts("CLUSTER", "INFO")["cluster_state"] == "fail", "the cluster is down", GIVE_UP)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="cluster is down"):
+                store.check(plan, 1)
+        for node in lost:
+            node.start()
+        assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 2, "refused, and so not charged"
+
+    def test_a_slot_that_nobody_has(self, bare: RedisCluster, opened: Open) -> None:
+        store, (first, *_) = opened(bare.address), bare.primaries
+        one, other = plans_on(first, 2, LIMIT)
+        assert store.check(one, 1)
+        for node in bare.nodes:
+            node.ask("CLUSTER", "DELSLOTS", slot_of(one[0]))
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                store.check(one, 1)
+            assert store.check(other, 1)
+        first.ask("CLUSTER", "ADDSLOTS", slot_of(one[0]))
+        assert resumed(lambda: store.check(one, 1))
+
+
+class TestSentinels:
+    @each_kind
+    def test_replace_a_primary_behind_a_failover_store(self, kind: str) -> None:
+        with redis_sentinels() as sentinels:
+            plans = [family(lasting(LIMIT)).plan(f"user-{number}") for number in range(KINDS[kind])]
+            store = failing_over(kind, sentinels.address_with(*sentinels.watchers, options=OPTIONS))
+            statistics: Callable[[], Statistics] = store.statistics
+            with load(store, plans, KINDS[kind]) as asked:
+                asked.until_answered(range(len(plans)), 5)
+                assert sentinels.primary
+                sentinels.primary.stop()
+                until(lambda: statistics().openings, "the circuit opens", GIVE_UP)
+                asked.until_answered(range(len(plans)), seconds=RESUME)
+                asked.until_answered(range(len(plans)), LIMIT)
+            self.verify(asked, statistics())
+
+    @staticmethod
+    def verify(asked: Load, statistics: Statistics) -> None:
+        assert asked.errors() == [], "nobody got an error"
+        assert nobody_waited(asked.history)
+        assert statistics.openings == statistics.recoveries
+        for number in range(len(asked.plans)):
+            by_itself = sum(each.allowed for each in asked.decisions(number) if each.degraded)
+            assert by_itself <= LIMIT, "the node's share"
+            assert asked.admitted(number) <= 2 * LIMIT, "some charges may be lost with the primary"
+
+
+def flags_of(observer: RedisServer, node: RedisServer) -> str:
+    """Return what a node of a cluster thinks of another one."""
+    lines: list[str] = observer.ask("CLUSTER", "NODES").decode().splitlines()
+    return next(line.split()[2] for line in lines if f":{node.port}@" in line)
