@@ -53,6 +53,7 @@ def test_the_public_surface_is_this_list() -> None:
     assert set(headgate.__all__) == {
         "Algorithm",
         "AsyncLimiter",
+        "Calendar",
         "Clock",
         "CostTooLarge",
         "Decision",

@@ -7,6 +7,7 @@ from headgate.aio import AsyncLimiter
 from headgate.binding import Passed
 from headgate.clock import Clock, SystemClock
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import Calendar
 from headgate.core.decision import Decision
 from headgate.core.errors import (
     CostTooLarge,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "AsyncLimiter",
+    "Calendar",
     "Clock",
     "CostTooLarge",
     "Decision",

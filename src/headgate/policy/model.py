@@ -157,6 +157,8 @@ class Ruleset:
     """Applies when no other rule does; None: then everything passes."""
     unknown_rule: str = "allow"
     """What a check of a single rule answers when there is no such rule, or it is disabled: "allow" or "error"."""
+    ignore_case: bool = False
+    """Whether endpoints that differ only in capitals (of A to Z) are the same, as they are for some servers."""
 
     def __post_init__(self) -> None:
         known: dict[str, Rule] = {}
@@ -165,7 +167,7 @@ class Ruleset:
                 raise InvalidRule(f"two rules have the id {rule.id!r}")
             known[rule.id] = rule
         for rule in self.rules:
-            for other in sorted(rule.replaces - known.keys()):
+            for other in sorted(other for other in rule.replaces if other not in known):
                 raise InvalidRule(f"rule {rule.id!r} replaces {other!r}, which does not exist")
         changes = [(f"tier {tier!r}", changed) for tier, changed in self.tiers.items()]
         changes += [(f"user {user!r}", special.overrides) for user, special in self.users.items()]

@@ -302,9 +302,7 @@ class TestAccess:
         granted = [each for each in wire.PERMISSIONS.split() if each != missing]
         own.command("ACL", "SETUSER", "headgate", "on", ">pw", *granted)
         store, errors = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?timeout=5"), []
-        log = family(Quota(40, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan(
-            PERSON
-        )  # long ones are not rewritten
+        log = family(Quota(40, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan(PERSON)  # rewritten if short
         for plan in (family(QUOTAS[0]).plan(PERSON), log):
             checks = [lambda: store.check(plan, 1)] * 41  # noqa: B023
             steps = [*checks, lambda: store.check(plan, 5), lambda: store.reset(plan)]  # noqa: B023

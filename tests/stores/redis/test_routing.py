@@ -69,13 +69,21 @@ def test_moved_without_a_host_means_the_same_host() -> None:
 
 def test_ask_is_followed_once_and_not_learned() -> None:
     slots = slots_of()
-    assert walk(slots, said("ASK 7 127.0.0.1:2"), ANSWER) == ([Ask(A, asking=False), Ask(B, asking=True)], ANSWER)
+    assert walk(slots, said("ASK 7 127.0.0.1:2"), ANSWER) == (
+        [Ask(A, asking=False), Ask(B, asking=True, alone=True)],
+        ANSWER,
+    )
     assert slots.owner(7) == A
 
 
 def test_keys_on_the_move_are_tried_again_from_the_start() -> None:
     steps, answer = walk(slots_of(), said("ASK 7 127.0.0.1:2"), said("TRYAGAIN later"), ANSWER)
-    assert steps == [Ask(A, asking=False), Ask(B, asking=True), Pass.PAUSE, Ask(A, asking=False)]
+    assert steps == [
+        Ask(A, asking=False),
+        Ask(B, asking=True, alone=True),
+        Pass.PAUSE,
+        Ask(A, asking=False, alone=True),
+    ]
     assert answer == ANSWER
 
 

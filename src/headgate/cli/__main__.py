@@ -1,0 +1,68 @@
+"""``headgate``, and ``python -m headgate.cli``.
+
+Exit codes: 0 all is well; 1 the answer is no (rules are wrong, or differ); 2 the command cannot be run as given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from headgate.cli import rules
+from headgate.cli.command import WRONG_USAGE, Command
+from headgate.cli.terminal import Terminal
+from headgate.core.errors import HeadgateError
+
+COMMANDS = (rules.add,)
+"""What adds each subcommand."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit code."""
+    parser = _parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has said why
+        return stop.code if isinstance(stop.code, int) else WRONG_USAGE
+    run: Command | None = getattr(arguments, "run", None)
+    if run is None:
+        arguments.parser.print_help()
+        return WRONG_USAGE
+    return _run(run, arguments)
+
+
+def _run(run: Command, arguments: argparse.Namespace) -> int:
+    terminal = Terminal.of(sys.stdout, sys.stderr)
+    try:
+        code = run(arguments, terminal)
+        sys.stdout.flush()
+        return code
+    except (HeadgateError, ImportError) as error:
+        terminal.complain(f"headgate: {error}")
+        return WRONG_USAGE
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headgate",
+        description="A distributed rate limiter.",
+        epilog="Exit codes: 0 all is well, 1 the answer is no, 2 the command cannot be run as given.",
+    )
+    parser.add_argument("--version", action="version", version=f"headgate {version('headgate')}")
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Addresses of the dimension "ip" in one form: the same client has one key, and is found on lists.
+
+An IPv4 address inside IPv6 (``::ffff:203.0.113.9``, ``64:ff9b::203.0.113.9``) *is* that IPv4 address. A zone
+(``fe80::1%eth0``) is left out. A network (``2001:db8:1:2::/64``) may stand where a client is counted by its network.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import NamedTuple
+
+from headgate.core.numbers import short
+from headgate.policy.request import InvalidRequest
+
+UNKNOWN = "unknown"
+"""Stands for the address of all whose address is not known, such as those on a Unix socket."""
+_LONGEST = 64
+_ZONE = re.compile(r"%[^/%]+(?=/|$)")
+_WITHIN_IPV6 = {0xFFFF, 0x64_FF9B << 64}
+"""The 96 bits before an IPv4 address: IPv4-mapped, and NAT64."""
+
+
+class Address(NamedTuple):
+    """An address or a network, canonical."""
+
+    text: str
+    version: int
+    """4 or 6; 0 if it is not known."""
+    number: int
+    """As many bits as `version` has, those of the host being 0."""
+    length: int
+    """How many bits are the network's: all of them for a single address."""
+
+
+def address_of(text: str) -> Address:
+    """Return the address, or network, that `text` is. Raises InvalidRequest."""
+    if len(text) > _LONGEST:
+        raise InvalidRequest(f"ip is an address such as 203.0.113.9, not {short(text)}")
+    return _read(text)
+
+
+def canonical_network(network: IPv4Network | IPv6Network) -> Address:
+    """Return a network in the form in which addresses are compared with it."""
+    number, length = int(network.network_address), network.prefixlen
+    if isinstance(network, IPv6Network) and length >= 96 and number >> 32 in _WITHIN_IPV6:
+        network = IPv4Network((number & 0xFFFF_FFFF, length - 96))
+        number, length = int(network.network_address), network.prefixlen
+    text = str(network.network_address) if length == network.max_prefixlen else str(network)
+    return Address(text, network.version, number, length)
+
+
+@lru_cache(
+    maxsize=4096
+)  # of short texts, and reading one anew costs a few microseconds: nothing to be gained by flooding
+def _read(text: str) -> Address:
+    if text == UNKNOWN:
+        return Address(text, 0, 0, 0)
+    try:
+        return canonical_network(ip_network(_ZONE.sub("", text) if ":" in text else text, strict=False))
+    except ValueError:
+        raise InvalidRequest(
+            f"ip is an address such as 203.0.113.9, without a port, or 'unknown', not {short(text)}"
+        ) from None

@@ -1,0 +1,208 @@
+"""The policy: all rules, tiers, users and lists as one immutable value. A request in, its plan out.
+
+What a request gets:
+
+1. Whoever is on the deny list is refused, whoever is on the allow list passes; who is on both is refused.
+2. Every enabled rule applies whose endpoint, methods, tier and `when` the request meets and which counts by something
+   the request has, unless another such rule names it in `replaces`.
+3. A rule that is a shadow (for this principal, if it is enforced for some percent) replaces nothing: what is tried out
+   must not switch off what is in force.
+4. If by that nothing is enforced, the default rule applies, if its own conditions are met.
+
+Everything that can be computed beforehand is; the rest depends on the request, not on the number of rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from headgate.policy.conditions import Indexed
+from headgate.policy.facts import facts_of, shown
+from headgate.policy.lists import Entries
+from headgate.policy.model import ENDPOINT, GLOBAL, Entry, Ruleset, User
+from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
+from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
+from headgate.policy.terms import Drafting, in_force
+from headgate.policy.trie import Trie
+
+_NONE: frozenset[str] = frozenset()
+
+
+class Policy:
+    """The compiled rules.
+
+    Args:
+        ruleset: the rules, as written.
+        version: how this snapshot is called in answers and logs.
+
+    Raises:
+        InvalidRule: a pattern is malformed, rules replace each other in a circle, or the override of a user makes no
+            quota on top of a tier.
+    """
+
+    __slots__ = (
+        "_allow",
+        "_default",
+        "_default_tier",
+        "_deny",
+        "_in_order",
+        "_trie",
+        "_users",
+        "has_lists",
+        "rules",
+        "ruleset",
+        "version",
+    )
+
+    def __init__(self, ruleset: Ruleset, *, version: int = 0) -> None:
+        self.ruleset = ruleset
+        self.version = version
+        drafting, ignore_case = Drafting(ruleset.tiers), ruleset.ignore_case
+        check_circles(ruleset.rules)
+        everything = ruleset.rules if ruleset.default is None else (*ruleset.rules, ruleset.default)
+        prepared = tuple([PreparedRule(rule, drafting, ignore_case=ignore_case) for rule in everything])
+        self.rules: Mapping[str, PreparedRule] = MappingProxyType({rule.id: rule for rule in prepared})
+        """All rules by id, in the order of the ruleset, the default last."""
+        self._in_order = prepared
+        ordinary = len(ruleset.rules)
+        self._trie = _trie_of(enumerate(prepared[:ordinary]))
+        self._default = _trie_of(enumerate(prepared[ordinary:], ordinary))
+        self._users = {name: self._special(user, drafting) for name, user in ruleset.users.items()}
+        self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
+        self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
+        self._default_tier = ruleset.default_tier
+        self.has_lists = bool(ruleset.allow or ruleset.deny)
+
+    def plan(self, request: Request, now: int) -> Selection:
+        """Return what is to be done about `request`.
+
+        Args:
+            request: who asks for what.
+            now: microseconds since the epoch, for overrides that end.
+
+        Raises:
+            InvalidRequest: the request cannot be matched with rules; it must not pass.
+            InvalidCost: the cost is not a whole number from 0 to 100 000; CostTooLarge: a limit could never admit it.
+            InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
+        """
+        facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
+        if self.has_lists:
+            listed = self.listed(facts, request.address)
+            if listed is not None:
+                return listed
+        return select(self.applying(request, facts, now), request.cost)
+
+    def rule_plan(
+        self, rule_id: str, value: str, now: int, *, user: str = "", tier: str = "", cost: int = 1
+    ) -> Selection:
+        """Return what is to be done about a request for one rule, named by its id, whatever else that rule asks for.
+
+        Args:
+            rule_id: the rule. One that does not exist, or is disabled, matches nothing, unless `unknown_rule` of the
+                ruleset is "error" (raises InvalidRequest).
+            value: the value of the rule's dimension: who is counted. A rule with the dimension "global" ignores it.
+            now: microseconds since the epoch.
+            user: whose overrides and tier apply; for a rule with the dimension "user" that is `value` unless told.
+            tier: the tier, if somebody vouches for it.
+            cost: as in `Request`.
+
+        Raises as `plan` does.
+        """
+        rule = self.rules.get(rule_id)
+        if rule is None or not rule.rule.enabled:
+            if self.ruleset.unknown_rule == "error":
+                raise InvalidRequest(f"rule {rule_id!r:.100} {'does not exist' if rule is None else 'is disabled'}")
+            return UNMATCHED
+        dimension, principal = rule.dimension, {"user": user} if user else {}
+        if dimension not in {ENDPOINT, GLOBAL}:
+            principal[dimension] = value
+        request = Request(principal, value if dimension == ENDPOINT else "/")
+        facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
+        listed = self.listed({name: facts[name] for name in (*principal, dimension)})
+        if listed is not None:
+            return listed
+        special = self.special_of(user or facts.get("user", ""))
+        return select([self.apply(rule, facts[dimension], special, tier or self.tier_of(special), now)], cost)
+
+    def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
+        """Return what is to be done about somebody who is on a list."""
+        entry = self._deny.find(facts, address)
+        if entry is not None:
+            return Selection(Verdict.DENIED, reason=_on_list("deny", entry, facts, address))
+        entry = self._allow.find(facts, address)
+        if entry is not None:
+            return Selection(Verdict.ALLOWED, reason=_on_list("allow", entry, facts, address))
+        return None
+
+    def special_of(self, user: str) -> Special | None:
+        """Return what is special about a user, if anything."""
+        return self._users.get(user)
+
+    def tier_of(self, special: Special | None) -> str:
+        """Return the tier of a user who is special in that way, unless a request says otherwise; empty for none."""
+        return (special.tier if special is not None else "") or self._default_tier
+
+    def applying(self, request: Request, facts: dict[str, str], now: int) -> list[Applied]:
+        """Return the rules that apply, in the order of the ruleset, the default last."""
+        special = self._users.get(facts.get("user", "")) if self._users else None
+        tier = request.tier or self.tier_of(special)
+        asked = facts[ENDPOINT], request.method.upper(), tier, facts
+        found = self._trie.find(*asked)
+        if len(found) > 1:
+            found.sort()
+        applying = []
+        is_enforced, replaced = False, _NONE
+        for place in found:
+            rule = self._in_order[place]
+            value = facts.get(rule.dimension)
+            if value is not None:
+                applied = self.apply(rule, value, special, tier, now)
+                applying.append(applied)
+                if applied.is_enforced:
+                    is_enforced = True
+                    if rule.replaces:
+                        replaced |= rule.replaces
+        if replaced:
+            applying = [applied for applied in applying if applied.rule.id not in replaced]
+        if not is_enforced:
+            for place in self._default.find(*asked):
+                value = facts.get(self._in_order[place].dimension)
+                if value is not None:
+                    applying.append(self.apply(self._in_order[place], value, special, tier, now))
+        return applying
+
+    def apply(self, rule: PreparedRule, value: str, special: Special | None, tier: str, now: int) -> Applied:
+        """Return what a rule means for somebody, at a time in microseconds since the epoch."""
+        schedules = rule.schedules
+        if special is not None:
+            schedules = special.overrides.get(rule.id, schedules)
+        schedule = schedules.by_tier.get(tier, schedules.untiered)
+        terms = schedule[0]
+        if now >= terms.until:
+            terms = in_force(schedule, now)
+        is_enforced = rule.is_enforced
+        if is_enforced is None:
+            is_enforced = share_of(rule.id, value) < rule.rule.enforce_percent
+        return Applied(rule, value, terms, is_enforced)
+
+    def _special(self, user: User, drafting: Drafting) -> Special:
+        overrides = {
+            rule_id: drafting.schedules(self.rules[rule_id].rule, change) for rule_id, change in user.overrides.items()
+        }
+        return Special(user.tier, overrides)
+
+
+def _trie_of(rules: Iterable[tuple[int, PreparedRule]]) -> Trie[int]:
+    """Return a trie that finds the places of rules: numbers are sorted faster than anything."""
+    return Trie(
+        (prepared.segments, Indexed(prepared.rule.methods, prepared.rule.tier, prepared.rule.when), place)
+        for place, prepared in rules
+        if prepared.rule.enabled
+    )
+
+
+def _on_list(name: str, entry: Entry, facts: Mapping[str, str], address: str) -> str:
+    value = address if entry.dimension == "ip" and address else facts[entry.dimension]
+    return f"{entry.dimension} {shown(value)} is on the {name} list: {shown(entry.value)}"

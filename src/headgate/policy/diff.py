@@ -1,0 +1,203 @@
+"""What changes from one set of rules to another, and what becomes of what was used.
+
+State lives under the rule's id, its algorithm and its window, for each principal. So a changed limit or burst keeps it;
+another algorithm, window or dimension, or a change of a rule with `reset_on_change`, starts afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from headgate.core.key import space
+from headgate.policy.dumping import change_data, entry_data, rule_data
+from headgate.policy.model import Change, Entry, Rule, Ruleset
+from headgate.policy.problems import render
+from headgate.policy.terms import space_name
+
+
+class State(StrEnum):
+    """What becomes of what was used."""
+
+    KEPT = "kept"
+    PARTLY = "partly"
+    """Some of the limits of the rule start afresh."""
+    AFRESH = "afresh"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field, as written before and after; None: not written, so the default."""
+
+    field: str
+    before: Any
+    after: Any
+    state: State | None = None
+    """What becomes of what was used, if it is the change of a tier, or of a user, to a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleChange:
+    """What changed of one rule."""
+
+    id: str
+    fields: tuple[FieldChange, ...]
+    state: State
+    because: str = ""
+    """Why the state is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """All that differs between two sets of rules."""
+
+    added: tuple[Rule, ...] = ()
+    removed: tuple[Rule, ...] = ()
+    changed: tuple[RuleChange, ...] = ()
+    others: tuple[FieldChange, ...] = ()
+    """Tiers, users, lists and settings, each by its path; of a list, the entry that came or went."""
+
+    @property
+    def same(self) -> bool:
+        """Is there no difference?"""
+        return not (self.added or self.removed or self.changed or self.others)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the differences as data for JSON."""
+        return {
+            "same": self.same,
+            "added": [rule_data(rule) for rule in self.added],
+            "removed": [rule_data(rule) for rule in self.removed],
+            "changed": [
+                {
+                    "id": change.id,
+                    "state": str(change.state),
+                    "because": change.because,
+                    "fields": [_field_data(field) for field in change.fields],
+                }
+                for change in self.changed
+            ],
+            "others": [_field_data(field) for field in self.others],
+        }
+
+
+def compare(old: Ruleset, new: Ruleset) -> Diff:
+    """Return what differs in `new`."""
+    before, after = _by_id(old), _by_id(new)
+    changed = []
+    for rule_id, rule in after.items():
+        if rule_id in before and (fields := _fields(before[rule_id], rule, old, new)):
+            state, because = _state(before[rule_id], rule)
+            changed.append(RuleChange(rule_id, fields, state, because))
+    return Diff(
+        added=tuple(rule for rule_id, rule in after.items() if rule_id not in before),
+        removed=tuple(rule for rule_id, rule in before.items() if rule_id not in after),
+        changed=tuple(changed),
+        others=tuple(_others(old, new)),
+    )
+
+
+def _by_id(ruleset: Ruleset) -> dict[str, Rule]:
+    rules = {rule.id: rule for rule in ruleset.rules}
+    return rules | ({ruleset.default.id: ruleset.default} if ruleset.default else {})
+
+
+def _fields(before: Rule, after: Rule, old: Ruleset, new: Ruleset) -> tuple[FieldChange, ...]:
+    if before == after and (before is old.default) is (after is new.default):
+        return ()
+    first, last = rule_data(before), rule_data(after)
+    fields = [*_differences(first, last)]
+    if (before is old.default) is not (after is new.default):
+        fields.append(FieldChange("default", before is old.default, after is new.default))
+    return tuple(fields)
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[FieldChange]:
+    for name in (*before, *(name for name in after if name not in before)):
+        if before.get(name) != after.get(name):
+            yield FieldChange(prefix + name, before.get(name), after.get(name))
+
+
+def _state(before: Rule, after: Rule) -> tuple[State, str]:
+    if before.dimension != after.dimension:
+        return State.AFRESH, f"it counts by {after.dimension} now"
+    kept, places = _places(before), _places(after)
+    if not places & kept:
+        reset = space_name(before) != space_name(after)
+        return State.AFRESH, "of reset_on_change" if reset else "the algorithm or the window is another"
+    fresh = [str(quota) for quota in after.quotas if space(space_name(after), quota) not in kept]
+    if fresh:
+        return State.PARTLY, f"there was no {'; '.join(fresh)} before"
+    return State.KEPT, ""
+
+
+def _places(rule: Rule) -> set[str]:
+    return {space(space_name(rule), quota) for quota in rule.quotas}
+
+
+def _others(old: Ruleset, new: Ruleset) -> Iterator[FieldChange]:
+    changes = _Changes(old, new)
+    for tier in _union(old.tiers, new.tiers):
+        before, after = old.tiers.get(tier, {}), new.tiers.get(tier, {})
+        yield from changes(("tiers", tier), before, after)
+    for user in _union(old.users, new.users):
+        first, last = old.users.get(user), new.users.get(user)
+        if first == last:
+            continue
+        tiers = first.tier if first else "", last.tier if last else ""
+        if tiers[0] != tiers[1]:
+            yield FieldChange(render(("users", user, "tier")), tiers[0] or None, tiers[1] or None)
+        yield from changes(
+            ("users", user, "overrides"), first.overrides if first else {}, last.overrides if last else {}
+        )
+    for name in ("allow", "deny"):
+        yield from _entries(name, getattr(old, name), getattr(new, name))
+    for name in ("default_tier", "unknown_rule", "ignore_case"):
+        if getattr(old, name) != getattr(new, name):
+            yield FieldChange(name, getattr(old, name), getattr(new, name))
+
+
+class _Changes:
+    """Compares what tiers and users change of rules."""
+
+    def __init__(self, old: Ruleset, new: Ruleset) -> None:
+        self._old, self._new = _by_id(old), _by_id(new)
+
+    def __call__(
+        self, path: tuple[str, ...], before: Mapping[str, Change], after: Mapping[str, Change]
+    ) -> Iterator[FieldChange]:
+        for rule_id in _union(before, after):
+            first, last = before.get(rule_id), after.get(rule_id)
+            if first != last:
+                data = first and change_data(first), last and change_data(last)
+                yield FieldChange(render((*path, rule_id)), *data, state=self._state(rule_id, first, last))
+
+    def _state(self, rule_id: str, first: Change | None, last: Change | None) -> State | None:
+        old, new = self._old.get(rule_id), self._new.get(rule_id)
+        if old is None or new is None:
+            return None
+        if space_name(old) != space_name(new):
+            return State.AFRESH
+        return _state(_in_force(old, first), _in_force(new, last))[0]
+
+
+def _in_force(rule: Rule, change: Change | None) -> Rule:
+    quotas = rule.quotas if change is None else change.apply(rule.quotas)
+    return replace(rule, quotas=quotas, reset_on_change=False)  # the fingerprint is that of the rule as written
+
+
+def _entries(name: str, before: tuple[Entry, ...], after: tuple[Entry, ...]) -> Iterator[FieldChange]:
+    kept = set(before) & set(after)
+    yield from (FieldChange(name, entry_data(entry), None) for entry in before if entry not in kept)
+    yield from (FieldChange(name, None, entry_data(entry)) for entry in after if entry not in kept)
+
+
+def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    return [*first, *(name for name in second if name not in first)]
+
+
+def _field_data(change: FieldChange) -> dict[str, Any]:
+    data = {"field": change.field, "before": change.before, "after": change.after}
+    return data | ({"state": str(change.state)} if change.state else {})

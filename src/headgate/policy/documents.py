@@ -1,0 +1,166 @@
+"""The form of file that the requirements quote: `rate_limits` with scope and resource, and `runtime`.
+
+=====================================  ==========================================================================
+in the file                            what it becomes
+=====================================  ==========================================================================
+``name``                               the rule's id
+``scope``: user, ip, global, ...       the dimension; ``api_key`` is "apikey"
+``resource: api.search``               the endpoint ``/api.search``: what a caller names as the endpoint "api.search"
+``resource: /api/v1/orders/**``        that path
+``resource: global``, ``default``      every endpoint, ``**``; as when there is no resource
+capacity, refill_rate, min_refill...   a token bucket; refilled in steps of 10 ms unless told otherwise
+``runtime.fail_open``                  on_store_failure of all rules: true is ``allow``, false is ``deny``
+the rest of ``runtime``                nothing: it is the server's business, not the rules'. A warning says what to do
+=====================================  ==========================================================================
+
+Two limits of one scope and resource whose names differ in one word (api_standard_user, api_premium_user) are tiers: the
+first is for everyone, and each other one is for the tier that its word names ("premium"), for which it replaces the
+first. Were both applied, the stricter would hold and the other mean nothing; were the last one to win, as in the
+document's own code, everyone would be premium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from headgate.core.errors import InvalidQuota, InvalidRule
+from headgate.core.mode import Mode
+from headgate.core.quota import Quota
+from headgate.policy.forms import QUOTA_FIELDS
+from headgate.policy.kinds import NAME, Flag, Many, Text
+from headgate.policy.model import Rule, Ruleset
+from headgate.policy.problems import Findings, Kind, Path, render, shown
+from headgate.policy.shapes import Field, Shape
+from headgate.policy.trie import parsed
+
+KEY = "rate_limits"
+"""By this key a file of this form is known."""
+_INTERVAL_MS = 10
+_EVERY_ENDPOINT = {"global", "default", "*", "**"}
+_SCOPES = ("user", "ip", "api_key", "global")
+_ELSEWHERE = {
+    "redis": "Give the server --store redis://{host}:{port}/{db}",
+    "enable_read_cache": "Headgate caches refusals by itself",
+    "read_cache_ttl_ms": "Headgate caches refusals by itself",
+    "health_check": "Headgate's circuit breaker opens after 5 failures and probes by itself",
+}
+_LIMIT = Shape(
+    "a limit",
+    {
+        "name": Field(Text("1 to 64 of A-Z a-z 0-9 _ . : / -", NAME, 64), "Names the limit.", required=True),
+        "scope": Field(Text(f"one of {', '.join(_SCOPES)}", NAME, 64, _SCOPES), "Whom it is for.", required=True),
+        "resource": Field(Text("a resource such as api.search", r"[^\s?#]+", 2048), "What it is for."),
+        **{name: replace(QUOTA_FIELDS[name], required=True) for name in ("capacity", "refill_rate")},
+        "min_refill_interval_ms": QUOTA_FIELDS["min_refill_interval_ms"],
+    },
+)
+_FILE = Shape(
+    "a file of rate limits",
+    {
+        KEY: Field(Many(_LIMIT, "a list of limits, each beginning with '- name: ...'", or_nothing=True), "The limits."),
+        "runtime": Field(Flag(), "Settings of the server."),
+    },
+)
+
+
+def ruleset_of(data: dict[str, Any], findings: Findings, warnings: Findings) -> Ruleset | None:
+    """Return the rules of a file of this form, or None if it has problems."""
+    runtime = data.get("runtime")
+    mode = _mode(runtime, findings, warnings)
+    read = _FILE.read({key: value for key, value in data.items() if key != "runtime"}, (), findings)
+    limits = (read or {}).get(KEY, [])
+    rules = _tiered(dict(_rules(limits, mode, findings)), findings)
+    return None if findings.count else Ruleset(rules=tuple(rules))
+
+
+def _mode(runtime: object, findings: Findings, warnings: Findings) -> Mode | None:
+    if runtime is None:
+        return None
+    if not isinstance(runtime, dict):
+        findings.add(("runtime",), f"{shown(runtime)} is not runtime", "a mapping with fail_open")
+        return None
+    for key, value in runtime.items():
+        if key != "fail_open":
+            hint = warnings.near(key, ["fail_open"]) or _elsewhere(key, value)
+            warnings.add(("runtime", key), "is not about rules, and ignored", hint=hint, at_key=True)
+    if "fail_open" not in runtime:
+        return None
+    opened = Flag().read(runtime["fail_open"], ("runtime", "fail_open"), findings)
+    return Mode.ALLOW if opened else Mode.DENY
+
+
+def _elsewhere(key: str, value: object) -> str:
+    advice = _ELSEWHERE.get(key, "")
+    if key == "redis":
+        given = value if isinstance(value, dict) else {}
+        parts = {"host": "localhost", "port": 6379, "db": 0} | given
+        advice = advice.format(host=parts["host"], port=parts["port"], db=parts["db"])
+    return f"{advice}." if advice else ""
+
+
+def _rules(limits: list[dict[str, Any] | None], mode: Mode | None, findings: Findings) -> Iterator[tuple[int, Rule]]:
+    for index, limit in enumerate(limits):
+        if limit is None or not limit.keys() >= {*_LIMIT.required}:
+            continue
+        interval = limit.get("min_refill_interval_ms", _INTERVAL_MS)
+        path: Path = (KEY, index)
+        endpoint = _endpoint(limit.get("resource", "default"))
+        try:
+            parsed(endpoint)
+        except InvalidRule as error:
+            findings.add((*path, "resource"), str(error), kind=Kind.MEANING)
+            continue
+        try:
+            quota = Quota.from_bucket(limit["capacity"], limit["refill_rate"], min_refill_interval_ms=interval)
+            yield (
+                index,
+                Rule(
+                    id=limit["name"],
+                    quotas=(quota,),
+                    dimension={"api_key": "apikey"}.get(limit["scope"], limit["scope"]),
+                    endpoint=endpoint,
+                    on_store_failure=mode,
+                ),
+            )
+        except InvalidQuota as error:
+            findings.add((*path, "refill_rate"), str(error), kind=Kind.MEANING)
+
+
+def _endpoint(resource: str) -> str:
+    if resource in _EVERY_ENDPOINT:
+        return "**"
+    return resource if resource.startswith("/") else f"/{resource}"
+
+
+def _tiered(rules: dict[int, Rule], findings: Findings) -> list[Rule]:
+    """Make tiers of rules, by their place in the file, that are for the same scope and resource."""
+    first: dict[tuple[str, str], Rule] = {}
+    names: dict[str, int] = {}
+    result = []
+    for index, rule in rules.items():
+        if rule.id in names:
+            where = render((KEY, names[rule.id]))
+            findings.add((KEY, index, "name"), f"{rule.id!r} is the name of {where} already", kind=Kind.MEANING)
+            continue
+        names[rule.id] = index
+        same = first.setdefault((rule.dimension, rule.endpoint), rule)
+        if same is rule:
+            result.append(rule)
+            continue
+        tier = _word_of_difference(same.id, rule.id)
+        if not tier:
+            message = f"has the scope and resource of {same.id!r}, and no tier can be told from its name"
+            accepted = "names that differ in one word, such as api_standard_user and api_premium_user"
+            findings.add((KEY, index, "name"), message, accepted, kind=Kind.MEANING)
+        result.append(replace(rule, tier=tier, replaces=frozenset({same.id})))
+    return result
+
+
+def _word_of_difference(base: str, other: str) -> str:
+    separate = str.maketrans("-.:/", "____")
+    old, new = (name.translate(separate).split("_") for name in (base, other))
+    extra = [word for word in new if word not in old]
+    fewer = [word for word in old if word not in new]
+    return extra[0] if len(extra) == 1 and len(fewer) <= 1 else ""

@@ -1,0 +1,41 @@
+"""Envoy's rate limit descriptors: the configuration files of envoyproxy/ratelimit, loaded as they are.
+
+::
+
+    policy = load({"edge.yaml": text})                        # all problems at once, each with its place
+    matching = policy.match("edge", [Descriptor((("remote_address", "203.0.113.9"),))])
+    decisions = [store.check(match.limits, match.hits) if match.limits else None for match in matching.matches]
+    answer = combine(matching, decisions, now)                # overall code, and one status for each descriptor
+
+(A match with 0 hits is peeked at, one with `refund` is refunded.) Everything here is pure: to ask the store is the
+service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `fields` and `loading`,
+how they are written; `matching`, which of them apply; `answering`, what comes of it.
+
+What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loading`, what differs in
+`headgate.policy.envoy.matching` and `headgate.policy.envoy.answering`.
+"""
+
+from __future__ import annotations
+
+from headgate.policy.envoy.answering import Answer, Code, Status, combine, passed_metadata
+from headgate.policy.envoy.loading import load
+from headgate.policy.envoy.matching import DescriptorPolicy, Match, Matching, Outcome
+from headgate.policy.envoy.request import Descriptor, Override, Unit
+from headgate.policy.envoy.tree import RateLimit
+
+__all__ = [
+    "Answer",
+    "Code",
+    "Descriptor",
+    "DescriptorPolicy",
+    "Match",
+    "Matching",
+    "Outcome",
+    "Override",
+    "RateLimit",
+    "Status",
+    "Unit",
+    "combine",
+    "load",
+    "passed_metadata",
+]

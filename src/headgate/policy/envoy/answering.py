@@ -1,0 +1,160 @@
+"""What comes of the decisions: the overall code, and the status of each descriptor.
+
+As in envoyproxy/ratelimit: a descriptor over its limit is told so with 0 remaining; in shadow mode it is told OK, with
+0 remaining. The request is over the limit if any descriptor is that is not in quota mode, or if all are that are.
+
+Where this differs: a ban is over the limit even if it is only looked at (0 hits). The time until the reset is that of
+the algorithm: for a fixed window its end; for others, when the same request would pass, or, if it did, when nothing
+counts as used any more. It is rounded up to whole seconds, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.decision import Decision
+from headgate.core.errors import UsageError
+from headgate.core.quota import SECOND
+from headgate.policy.envoy.matching import Match, Matching, Outcome
+from headgate.policy.envoy.request import MAX_UINT32
+from headgate.policy.envoy.tree import RateLimit, Rule
+
+
+class Code(IntEnum):
+    """The answer, with the numbers of the protocol."""
+
+    OK = 1
+    OVER_LIMIT = 2
+
+
+class Status(msgspec.Struct, frozen=True, gc=False):
+    """The answer for one descriptor."""
+
+    code: Code
+    current_limit: RateLimit | None = None
+    """The limit that refuses or, of several, the most restrictive one; None if there is none, or it is unlimited."""
+    limit_remaining: int = 0
+    """At most 2^32 - 1, which also means unlimited."""
+    duration_until_reset: int = 0
+    """Seconds, rounded up."""
+    over: bool = False
+    """Whether the limit is exceeded; in shadow mode the code is OK all the same."""
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a request."""
+
+    code: Code
+    statuses: tuple[Status, ...]
+    """One for each descriptor, in order."""
+    shadowed: bool = False
+    """Whether the code is OK only because everything is in shadow mode."""
+    degraded: str = ""
+    """Why the store did not decide some of it; empty when it did."""
+
+
+_OK = Status(Code.OK)
+_UNLIMITED = Status(Code.OK, None, MAX_UINT32)
+_INVALID = Status(Code.OVER_LIMIT, over=True)
+_REFUSED = (Outcome.BANNED, Outcome.TOO_MANY)
+
+
+def combine(
+    matching: Matching,
+    decisions: Sequence[Decision | None],
+    now: int,
+    *,
+    shadow_mode: bool = False,
+    quota_mode: bool = False,
+) -> Answer:
+    """Return the answer to a request.
+
+    Args:
+        matching: what applies to it.
+        decisions: for each descriptor the store's decision about its limits, or None where there are none.
+        now: microseconds since the epoch, for what is refused without a decision.
+        shadow_mode: whether all rules are in shadow mode: the code is OK, statuses stay as they are.
+        quota_mode: whether all rules are in quota mode; what matches nothing then is a quota that is kept.
+    """
+    statuses = []
+    degraded = ""
+    refused = False
+    quotas = exceeded = 0
+    for match, decision in zip(matching.matches, decisions, strict=True):
+        if decision is not None and decision.degraded:
+            degraded = degraded or decision.degraded
+        status = _status(match, decision, now)
+        statuses.append(status)
+        is_over = status.code is Code.OVER_LIMIT
+        if status is _UNLIMITED:
+            continue
+        if (quota_mode or match.quota_mode) and match.outcome is not Outcome.INVALID:
+            quotas += 1
+            exceeded += is_over
+        elif is_over:
+            refused = True
+    is_over = refused or 0 < quotas == exceeded
+    code = Code.OVER_LIMIT if is_over and not shadow_mode else Code.OK
+    return Answer(code, tuple(statuses), is_over and shadow_mode, degraded)
+
+
+def passed_metadata(matching: Matching, answer: Answer) -> dict[str, Any]:
+    """Return the metadata of all rules whose descriptors passed, merged: where two differ, the first one counts."""
+    merged: dict[str, Any] = {}
+    for match, status in zip(matching.matches, answer.statuses, strict=True):
+        if status.code is Code.OK and match.outcome is not Outcome.UNLIMITED and match.metadata:
+            _merge(merged, match.metadata)
+    return merged
+
+
+def _status(match: Match, decision: Decision | None, now: int) -> Status:
+    rule = match.rule
+    if match.limits and rule is not None:
+        if decision is None:
+            raise UsageError(f"there is no decision about {', '.join(map(str, match.limits))}")
+        return _decided(match, rule, decision, now)
+    if match.outcome in _REFUSED and rule is not None:
+        limit = rule.banned or next(limit for limit in rule.limits if limit.quota and limit.quota.capacity < match.hits)
+        is_over = not match.refund
+        code = Code.OVER_LIMIT if is_over and not rule.shadow_mode else Code.OK
+        return Status(code, limit, 0, _seconds(limit.window_us - now % limit.window_us), is_over)
+    if match.outcome is Outcome.UNLIMITED:
+        return _UNLIMITED
+    return _INVALID if match.outcome is Outcome.INVALID else _OK
+
+
+def _decided(match: Match, rule: Rule, decision: Decision, now: int) -> Status:
+    limit = _behind(decision, rule)
+    is_over = not decision.allowed and not match.refund
+    left = decision.retry_after_us if is_over else decision.reset_after_us
+    if not left and limit.algorithm is Algorithm.FIXED_WINDOW:
+        left = limit.window_us - now % limit.window_us  # nothing is used, and still the window ends
+    code = Code.OVER_LIMIT if is_over and not rule.shadow_mode else Code.OK
+    return Status(code, limit, 0 if is_over else min(decision.remaining, MAX_UINT32), _seconds(left), is_over)
+
+
+def _behind(decision: Decision, rule: Rule) -> RateLimit:
+    """Return the limit that the decision describes."""
+    for limit in rule.limits:
+        if limit.quota is decision.quota:
+            return limit
+    return next((limit for limit in rule.limits if limit.quota == decision.quota), rule.limits[0])
+
+
+def _seconds(microseconds: int) -> int:
+    return -(-microseconds // SECOND)
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, Mapping):
+            known = into.setdefault(key, {})
+            if isinstance(known, dict):
+                _merge(known, value)
+        else:
+            into.setdefault(key, value)

@@ -1,0 +1,244 @@
+"""Which limits apply to a request: domain and descriptors in, limits out, descriptor by descriptor.
+
+As in envoyproxy/ratelimit: see `Node.find` for the order of matching and the rule of depth. A limit that another one,
+of the same request, names in `replaces` does not apply, also if that one is a shadow or unlimited. A limit that comes
+with the request (`Override`) applies instead of the configured one and of all that is configured with it; domains that
+are not configured have no limits at all.
+
+Where this differs:
+
+- Keys of counters are injective. There, ``("a", "b_c")`` and ``("a_b", "c")`` count in one place, here they do not.
+  The space of a limit is made of the domain and the path in the tree, the principal of the keys and values of the
+  request. Values that share a threshold are represented by the pattern.
+- An override with an unknown unit, or text that cannot be a key, makes that descriptor invalid, with a reason; there,
+  the former ends the process.
+- More hits than a limit could ever admit are refused without asking the store; there, they are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from headgate.core.errors import InvalidKey, InvalidQuota
+from headgate.core.key import LITERAL, Principal, bounded, checked_principal
+from headgate.core.numbers import short
+from headgate.core.plan import Limit, Plan
+from headgate.policy.envoy.request import Descriptor, Entries, Unit
+from headgate.policy.envoy.tree import Node, Rule, Trail, made_once
+from headgate.policy.problems import Problem
+from headgate.policy.request import InvalidRequest
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Outcome(StrEnum):
+    """What is to be done about a descriptor."""
+
+    LIMITED = "limited"
+    """Ask the store about `Match.limits`; the others need no store."""
+    UNLIMITED = "unlimited"
+    """It passes: a rule says so."""
+    UNMATCHED = "unmatched"
+    """It passes: there is no limit for it."""
+    REPLACED = "replaced"
+    """It passes: the limit is replaced by that of another descriptor of the request."""
+    BANNED = "banned"
+    """It is over the limit, which is 0."""
+    TOO_MANY = "too_many"
+    """It is over the limit, which could never admit so many hits at once."""
+    INVALID = "invalid"
+    """It cannot be matched, see `Match.problem`. Answer with an error; it counts as over the limit."""
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """What applies to one descriptor."""
+
+    outcome: Outcome
+    limits: Plan = ()
+    """What to ask the store about, if limited."""
+    hits: int = 0
+    """How much to take, or to give back; 0: nothing, just look."""
+    refund: bool = False
+    rule: Rule | None = None
+    """The rule behind the limits: `rule.limits` are in the order of `limits`."""
+    entries: Entries = ()
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the (first) limit, if it has one."""
+        if self.rule is None:
+            return ""
+        return self.rule.limits[0].name if self.rule.limits else self.rule.name
+
+    @property
+    def shadow_mode(self) -> bool:
+        """Whether it only counts, and never refuses."""
+        return self.rule is not None and self.rule.shadow_mode
+
+    @property
+    def quota_mode(self) -> bool:
+        """Whether it refuses only together with all others of this kind."""
+        return self.rule is not None and self.rule.quota_mode
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the rule adds to the answer when the descriptor passes."""
+        return _NOTHING if self.rule is None else self.rule.metadata
+
+    @property
+    def stat(self) -> tuple[str, ...]:
+        """The parts of the metric's name, the domain first; empty if nothing matched."""
+        return () if self.rule is None else self.rule.stat_of(self.entries)
+
+
+class Matching(msgspec.Struct, frozen=True, gc=False):
+    """What applies to a request."""
+
+    matches: tuple[Match, ...]
+    """One for each descriptor, in order."""
+    known: bool = True
+    """Whether the domain is configured."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the request; if anything, answer with an error rather than a decision."""
+        return tuple([match.problem for match in self.matches if match.problem])
+
+
+class DescriptorPolicy:
+    """The compiled rules of all domains. Immutable."""
+
+    __slots__ = ("_domains", "warnings")
+
+    def __init__(self, domains: Mapping[str, Node], warnings: Iterable[Problem] = ()) -> None:
+        self._domains = {name: _Domain(name, node) for name, node in domains.items()}
+        self.warnings = tuple(warnings)
+        """What is odd about the files without being wrong."""
+
+    @property
+    def domains(self) -> Mapping[str, Node]:
+        """The trees by domain, in the order of the files."""
+        return MappingProxyType({name: domain.root for name, domain in self._domains.items()})
+
+    def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
+        """Return what applies to a request.
+
+        Args:
+            domain: the name of the domain.
+            descriptors: at least one.
+            hits_addend: the hits of descriptors that do not have their own; 0, as when it is not given, means 1.
+
+        Raises:
+            InvalidRequest: the domain is empty, or there are no descriptors.
+        """
+        if not domain:
+            raise InvalidRequest("the domain is empty")
+        if not descriptors:
+            raise InvalidRequest("there are no descriptors")
+        found = self._domains.get(domain)
+        if found is None:
+            return Matching((_UNMATCHED,) * len(descriptors), known=False)
+        hits = hits_addend or 1
+        matches = [found.match(descriptor, hits) for descriptor in descriptors]
+        replaced: frozenset[str] = frozenset()
+        for match in matches:
+            if match.rule is not None and match.rule.replaces:
+                replaced |= match.rule.replaces
+        if replaced:
+            matches = [_not_replaced(match, replaced) for match in matches]
+        return Matching(tuple(matches))
+
+
+class _Domain:
+    """One domain, and its tree."""
+
+    __slots__ = ("id", "name", "root")
+
+    def __init__(self, name: str, root: Node) -> None:
+        self.name = name
+        self.root = root
+        self.id = Trail(name).id
+
+    def match(self, descriptor: Descriptor, hits: int) -> Match:
+        entries, override = descriptor.entries, descriptor.override
+        if descriptor.hits is not None:
+            hits = descriptor.hits
+        if type(hits) is not int or hits < 0:
+            return _invalid(entries, f"hits are a whole number, not {short(hits)}")
+        rule = self.root.find(entries)
+        if override is not None:
+            try:
+                rule = _overriding(self.id if rule is None else rule.id, self.name, *override)
+            except InvalidQuota as error:
+                return _invalid(entries, f"the limit that came with the request: {error}")
+        return _UNMATCHED if rule is None else _applied(rule, entries, hits, refund=descriptor.refund)
+
+
+_UNMATCHED = Match(Outcome.UNMATCHED)
+
+
+def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
+    """Return who is counted: all keys and values, each with its length before it; for a value that shares, its pattern.
+
+    Raises InvalidKey: it is longer than 65 536 characters, or not Unicode text.
+    """
+    if shares:
+        parts = [
+            f"{len(key)}:{key}{share or f'{len(value)}:{value}'}"
+            for share, (key, value) in zip(shares, entries, strict=True)
+        ]
+    else:
+        parts = [f"{len(key)}:{key}{len(value)}:{value}" for key, value in entries]
+    text = "".join(parts) or "-"
+    if len(text) > LITERAL or not text.isascii():
+        return bounded(checked_principal(text))
+    return text
+
+
+def _applied(rule: Rule, entries: Entries, hits: int, *, refund: bool) -> Match:
+    if not rule.counted:
+        return Match(Outcome.UNLIMITED if rule.banned is None else Outcome.BANNED, (), hits, refund, rule, entries)
+    if hits > rule.capacity:
+        if not refund:
+            return Match(Outcome.TOO_MANY, (), hits, refund, rule, entries)
+        hits = rule.capacity
+    try:
+        principal = principal_of(entries, rule.shares)
+    except InvalidKey as error:
+        return _invalid(entries, str(error))
+    limits = tuple([Limit(place, principal, quota) for place, quota in rule.counted])
+    return Match(Outcome.LIMITED, limits, hits, refund, rule, entries)
+
+
+@lru_cache(maxsize=10_000)
+def _overriding(rule_id: str, domain: str, requests_per_unit: int, unit: int) -> Rule:
+    """Return a rule for a limit that came with the request; it counts where that of the id does."""
+    try:
+        known = Unit(unit)
+    except ValueError:
+        units = ", ".join(f"{known.value} ({known.name})" for known in Unit)
+        raise InvalidQuota(f"{short(unit)} is no unit: use one of {units}") from None
+    return Rule(rule_id, domain, (), (made_once(requests_per_unit, known),))
+
+
+def _not_replaced(match: Match, replaced: frozenset[str]) -> Match:
+    rule = match.rule
+    if rule is None or not any(limit.name in replaced for limit in rule.limits if limit.name):
+        return match
+    kept = tuple([limit for limit in rule.limits if not limit.name or limit.name not in replaced])
+    if not kept:
+        return Match(Outcome.REPLACED, hits=match.hits, refund=match.refund, entries=match.entries)
+    return _applied(replace(rule, limits=kept), match.entries, match.hits, refund=match.refund)
+
+
+def _invalid(entries: Entries, problem: str) -> Match:
+    shown = ", ".join(f"{key}={value}" for key, value in entries)
+    return Match(Outcome.INVALID, entries=entries, problem=f"descriptor {short(shown)}: {problem}")

@@ -1,0 +1,127 @@
+"""Why a request gets the limits it gets: every rule, whether it applies, and why or why not. Nothing is consumed.
+
+This goes through all rules, one by one: for people, not for every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from headgate.core.plan import Plan
+from headgate.core.quota import Quota
+from headgate.policy.compiled import Policy
+from headgate.policy.facts import facts_of, shown
+from headgate.policy.model import ENDPOINT, Change
+from headgate.policy.prepared import Applied, PreparedRule
+from headgate.policy.request import Request
+from headgate.policy.selection import Selection, limits_of
+from headgate.policy.trie import matches
+
+
+class Considered(msgspec.Struct, frozen=True):
+    """What one rule has to do with a request."""
+
+    rule: str
+    """Its id."""
+    applies: bool
+    reason: str
+    """Why it applies, or the first thing that keeps it from applying."""
+    is_enforced: bool = False
+    """False for a shadow."""
+    quotas: tuple[Quota, ...] = ()
+    """What is in force, if it applies."""
+    source: str = ""
+    """Where those come from: "the rule", "tier pro", or "override until 2026-12-01T00:00:00Z, on top of tier pro"."""
+    limits: Plan = ()
+    """The keys: a space and a principal for each quota."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a policy says what it says about a request."""
+
+    selection: Selection
+    """What it says."""
+    facts: Mapping[str, str]
+    """What is known about the request, by name, in the form in which it is compared; "endpoint" is the path."""
+    tier: str
+    """Empty: none."""
+    rules: tuple[Considered, ...]
+    """Every rule in the order of the ruleset, the default last; none if a list has decided."""
+
+
+def explain(policy: Policy, request: Request, now: int) -> Explanation:
+    """Say why `policy.plan(request, now)` is what it is. Raises as that does."""
+    selection = policy.plan(request, now)
+    facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
+    special = policy.special_of(facts.get("user", ""))
+    tier = request.tier or policy.tier_of(special)
+    if selection.reason:
+        return Explanation(selection, facts, tier, ())
+    default = policy.ruleset.default.id if policy.ruleset.default is not None else None
+    applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
+    failures = {rule.id: next(_failures(rule, request, facts, tier), "") for rule in policy.rules.values()}
+    replacing: dict[str, str] = {}
+    for rule in policy.rules.values():
+        may_replace = rule.replaces and not failures[rule.id] and rule.id != default
+        if may_replace and policy.apply(rule, facts[rule.dimension], special, tier, now).is_enforced:
+            replacing |= dict.fromkeys(rule.replaces, rule.id)
+    considered = []
+    for rule_id, failure in failures.items():
+        if rule_id in applying:
+            considered.append(_applying(applying[rule_id], tier, is_default=rule_id == default))
+        elif not failure and rule_id == default:
+            considered.append(Considered(rule_id, False, "the default, and another rule is enforced"))
+        else:
+            considered.append(Considered(rule_id, False, failure or f"replaced by rule {replacing[rule_id]}"))
+    return Explanation(selection, facts, tier, tuple(considered))
+
+
+def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> Iterator[str]:
+    """Say all that keeps a rule from matching; nothing if it matches."""
+    rule, method = prepared.rule, request.method.upper()
+    if not rule.enabled:
+        yield "disabled"
+    if not matches(prepared.segments, facts[ENDPOINT]):
+        yield f"endpoint {rule.endpoint} does not match {shown(facts[ENDPOINT])}"
+    if rule.methods and method not in rule.methods:
+        yield f"method is {shown(method) if method else 'not known'}, not {' or '.join(sorted(rule.methods))}"
+    if rule.tier and tier != rule.tier:
+        yield f"tier is {shown(tier) if tier else 'not known'}, not {rule.tier}"
+    for name, value in sorted(rule.when.items()):
+        if facts.get(name) != value:
+            yield f"{name} is {shown(facts[name]) if name in facts else 'not known'}, not {shown(value)}"
+    if rule.dimension not in facts:
+        yield f"no value for dimension {rule.dimension}"
+
+
+def _applying(applied: Applied, tier: str, *, is_default: bool) -> Considered:
+    rule = applied.rule.rule
+    reason = "the default: no other rule is enforced" if is_default else "matches"
+    if rule.shadow:
+        reason += "; a shadow, which refuses nothing"
+    elif rule.enforce_percent < 100:
+        who = "one of them" if applied.is_enforced else "not one of them"
+        reason += f"; enforced for {rule.enforce_percent} % of its principals, and this is {who}"
+    quotas, source = applied.terms.quotas, _source(applied, tier)
+    return Considered(rule.id, True, reason, applied.is_enforced, quotas, source, limits_of(applied))
+
+
+def _source(applied: Applied, tier: str) -> str:
+    terms = applied.terms
+    of_tier = f"tier {shown(tier)}{_until(terms.tier_change)}" if terms.tier_change is not None else ""
+    if terms.override is None:
+        return of_tier or "the rule"
+    return f"override{_until(terms.override)}" + (f", on top of {of_tier}" if of_tier else "")
+
+
+def _until(change: Change) -> str:
+    if change.until is None:
+        return ""
+    try:
+        end = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=change.until)
+    except OverflowError:
+        return f" until {change.until} us after 1970"
+    return f" until {end.isoformat().replace('+00:00', 'Z')}"

@@ -1,0 +1,87 @@
+"""Rules with all that can be computed before any request is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+
+import msgspec
+
+from headgate.core.errors import InvalidRule
+from headgate.policy.model import Rule
+from headgate.policy.terms import Drafting, Schedules, Terms
+from headgate.policy.trie import parsed
+
+
+class PreparedRule:
+    """A rule, ready to be applied.
+
+    Raises:
+        InvalidRule: its endpoint is malformed.
+    """
+
+    __slots__ = ("dimension", "id", "is_enforced", "replaces", "rule", "schedules", "segments")
+
+    def __init__(self, rule: Rule, drafting: Drafting, *, ignore_case: bool) -> None:
+        self.rule = rule
+        self.id, self.dimension, self.replaces = rule.id, rule.dimension, rule.replaces
+        self.schedules = drafting.schedules(rule)
+        self.is_enforced: bool | None = None
+        """None: that depends on the principal."""
+        if rule.shadow or rule.enforce_percent in {0, 100}:
+            self.is_enforced = not rule.shadow and rule.enforce_percent == 100
+        try:
+            self.segments = parsed(rule.endpoint, ignore_case=ignore_case)
+        except InvalidRule as error:
+            raise InvalidRule(f"rule {rule.id!r}: {error}") from None
+
+
+class Applied(msgspec.Struct, frozen=True, gc=False):
+    """A rule as it applies to one request."""
+
+    rule: PreparedRule
+    value: str
+    """Of the rule's dimension: who is counted."""
+    terms: Terms
+    is_enforced: bool
+    """For this principal; else it is a shadow."""
+
+
+class Special:
+    """What is special about one user: a tier, or empty, and overrides by rule id."""
+
+    __slots__ = ("overrides", "tier")
+
+    def __init__(self, tier: str, overrides: Mapping[str, Schedules]) -> None:
+        self.tier = tier
+        self.overrides = overrides
+
+
+def share_of(rule_id: str, value: str) -> int:
+    """Return a number from 0 to 99, always the same for this rule and principal, and evenly spread.
+
+    The rule is enforced for those whose number is below its `enforce_percent`: who is stays so when that is raised.
+    """
+    digest = blake2b(f"{rule_id}|{value}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 100
+
+
+def check_circles(rules: Iterable[Rule]) -> None:
+    """Refuse rules that replace each other in a circle: where all of them match, none would apply."""
+    replaces = {rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled}
+    done: set[str] = set()
+    for start in replaces:
+        trail: dict[str, None] = {}
+        stack = [(start, False)]
+        while stack:
+            rule_id, is_left = stack.pop()
+            if is_left:
+                del trail[rule_id]
+                done.add(rule_id)
+            elif rule_id in trail:
+                circle = [*trail][[*trail].index(rule_id) :]
+                raise InvalidRule(f"rules replace each other in a circle: {' -> '.join([*circle, rule_id])}")
+            elif rule_id not in done:
+                trail[rule_id] = None
+                stack.append((rule_id, True))
+                stack += [(other, False) for other in sorted(replaces.get(rule_id, ()), reverse=True)]

@@ -1,0 +1,204 @@
+"""What is wrong with a file of rules: every problem, where it is, and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import lru_cache
+
+from headgate.core.errors import InvalidRule
+from headgate.core.numbers import short
+
+Path = tuple[str | int, ...]
+"""Where a value is in the data: ("rules", 2, "window")."""
+MOST = 1000
+"""So many problems of one file are kept."""
+_LISTED = 20
+_MOST_NAMES = 2000
+
+
+class Kind(StrEnum):
+    """Who could have found it."""
+
+    FILE = "file"
+    """The file cannot be read at all."""
+    SYNTAX = "syntax"
+    """It is no YAML, or no JSON."""
+    FORM = "form"
+    """A field is missing, unknown, or of the wrong type: what the JSON Schema says, too."""
+    MEANING = "meaning"
+    """All fields are well formed, but together they make no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to correct."""
+
+    message: str
+    """What was found, and why it is wrong."""
+    accepted: str = ""
+    """What would be right."""
+    hint: str = ""
+    """The nearest thing that would work, as a sentence."""
+    path: str = ""
+    """The field, such as ``rules[2].window``."""
+    file: str = ""
+    line: int = 0
+    """Counted from 1; 0 if it is not about one place."""
+    column: int = 0
+    """Counted from 1."""
+    source: str = ""
+    """The line, as written."""
+    kind: Kind = Kind.FORM
+
+    @property
+    def place(self) -> str:
+        """``rules.yaml:12:5``, as far as it is known."""
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+
+    def __str__(self) -> str:
+        where = ": ".join(part for part in (self.place, self.path) if part)
+        text = f"{where}: {self.message}" if where else self.message
+        if self.accepted:
+            text += f". Accepted: {self.accepted}"
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class InvalidRules(InvalidRule):
+    """A file of rules, or the same as data, has problems; all of them are told at once.
+
+    Attributes:
+        problems: what to correct, in the order of the file.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        lines = [str(problem) for problem in self.problems[:_LISTED]]
+        if len(self.problems) > _LISTED:
+            lines.append(f"... and {len(self.problems) - _LISTED} more")
+        return "\n".join(lines)
+
+
+class Findings:
+    """The problems found so far, each at its place in the data."""
+
+    __slots__ = ("_found", "count")
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Path, bool, Problem]] = []
+        self.count = 0
+
+    def add(
+        self,
+        path: Path,
+        message: str,
+        accepted: str = "",
+        hint: str = "",
+        *,
+        kind: Kind = Kind.FORM,
+        at_key: bool = False,
+    ) -> None:
+        """Note a problem with the value at `path`, or with its key."""
+        self.count += 1
+        if self.count <= MOST:
+            self._found.append((path, at_key, Problem(message, accepted, hint, render(path), kind=kind)))
+
+    def near(self, word: object, names: Iterable[str]) -> str:
+        """Return the question "Did you mean ...?", as long as another problem would be kept: comparing takes time."""
+        return nearest(word, names) if self.count < MOST else ""
+
+    def located(self, where: Locator) -> list[Problem]:
+        """Return the problems with their places in the file."""
+        problems = []
+        for path, at_key, problem in self._found:
+            line, column = where.locate(path, at_key=at_key)
+            problems.append(
+                replace(problem, file=where.name, line=line, column=column, source=where.source(line)),
+            )
+        return problems
+
+
+class Locator:
+    """Knows where values are written. This one has only the name: data that came without a text."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:  # noqa: ARG002  others need them
+        """Return line and column of what is at `path`, from 1, or zeros."""
+        return 0, 0
+
+    def source(self, line: int) -> str:  # noqa: ARG002  others need it
+        """Return that line of the text."""
+        return ""
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems from the top of the file to its end."""
+    return sorted(problems, key=lambda problem: (problem.line, problem.column))
+
+
+def render(path: Path) -> str:
+    """Write a path as people do: ``users["12345"].overrides.orders-user``."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part and part.replace("-", "_").isidentifier():
+            text += f".{part}" if text else part
+        else:
+            text += f'["{_printable(part)}"]'
+    return text
+
+
+def shown(value: object) -> str:
+    """Say what was found, in the words of the file rather than those of Python."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case str() | int() | float():
+            return short(value)
+    return f"a {type(value).__name__}"
+
+
+def unlike(value: object, what: str) -> str:
+    """Say that what was found is not what was wanted: ``unlike("x", "is no list")``."""
+    return "has no value" if value is None else f"{shown(value)} {what}"
+
+
+def nearest(word: object, names: Iterable[str]) -> str:
+    """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
+    near = nearest_name(word, names)
+    return f"Did you mean {near!r}?" if near else ""
+
+
+def nearest_name(word: object, names: Iterable[str]) -> str:
+    """Return the name that a misspelt one was probably meant to be, or nothing."""
+    known = tuple(names)
+    if not isinstance(word, str) or len(word) > 100 or len(known) > _MOST_NAMES:  # comparing takes time
+        return ""
+    return _nearest(word, known)
+
+
+@lru_cache(maxsize=1000)
+def _nearest(word: str, names: tuple[str, ...]) -> str:
+    folded = {name.lower().replace("-", "_"): name for name in names}
+    near = get_close_matches(word.lower().replace("-", "_"), folded, 1, cutoff=0.65)
+    return folded[near[0]] if near else ""
+
+
+def _printable(text: str) -> str:
+    return text[:80].encode("unicode_escape").decode() if not text.isprintable() or len(text) > 80 else text

@@ -1,0 +1,34 @@
+"""What is asked: a request, as a policy sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from headgate.core.errors import UsageError
+
+
+class InvalidRequest(UsageError):
+    """The request cannot be matched with rules as it is: answer 400. Never let it pass unlimited instead."""
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """Who asks for what. Nothing is checked here; `headgate.policy.compiled.Policy.plan` does that."""
+
+    principal: Mapping[str, str] = {}
+    """Who asks, by dimension: ``{"user": "42", "ip": "203.0.113.9"}``. Only what has been verified belongs here. What
+    is not known is left out; an empty text is an error."""
+    endpoint: str = "/"
+    """The path as it was sent, *not* decoded (ASGI: raw_path); see `headgate.policy.paths`."""
+    method: str = ""
+    """The HTTP method; rules that name methods do not match without one. Upper and lower case do not matter."""
+    attributes: Mapping[str, str] = {}
+    """What else rules may ask for with `when`, or count by."""
+    cost: int = 1
+    """How much the request takes, 1 to 100 000; 0 to take nothing and only ask."""
+    tier: str = ""
+    """The tier, if somebody vouches for it (a verified token); empty: that of the user, as the rules have it."""
+    address: str = ""
+    """The client's whole address, where principal["ip"] is the network it is counted by (2001:db8:1:2::/64): what
+    allow and deny lists look at. Empty: they look at principal["ip"]."""

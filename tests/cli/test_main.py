@@ -1,0 +1,108 @@
+"""The command as a whole: help, exit codes, pipes."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate.cli import __main__ as command_line
+from headgate.cli.__main__ import main
+from headgate.cli.command import Commands, add_command
+from headgate.cli.terminal import Terminal, coloured, safe
+from headgate.core.errors import InvalidStore
+
+COMMAND = [sys.executable, "-m", "headgate.cli"]
+
+
+@pytest.mark.parametrize("words", [[], ["rules"]])
+def test_without_a_command_it_helps(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["rules", "--help"], *(["rules", name, "-h"] for name in ("validate", "diff", "list", "schema"))],
+)
+def test_help_is_asked_for_and_given(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("usage: headgate")
+
+
+@pytest.mark.parametrize(
+    "words", [["rule"], ["rules", "validat"], ["rules", "validate"], ["rules", "diff", "one"], ["-x"]]
+)
+def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("headgate 0.")
+
+
+@pytest.mark.parametrize(("error", "code"), [(InvalidStore("no such store"), 2), (KeyboardInterrupt(), 130)])
+def test_a_mistake_has_no_stack_trace(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    def add(commands: Commands) -> None:
+        add_command(commands, "fail", fail, summary="fails")
+
+    monkeypatch.setattr(command_line, "COMMANDS", (add,))
+    assert main(["fail"]) == code
+    told = capsys.readouterr().err
+    assert told == ("headgate: no such store\n" if code == 2 else "")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "rules", "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_the_installed_command_is_this_one() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'headgate = "headgate.cli.__main__:main"' in text
+
+
+class Screen(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Terminal.of(Screen(), io.StringIO()).styled("a", "red") == coloured("a", "red") == "\033[31ma\033[0m"
+    assert Terminal.of(Screen(), io.StringIO()).styled("a", "red", err=True) == "a"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Terminal.of(Screen(), Screen()).styled("a", "red", err=True) == "a"
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "dumb")
+    assert Terminal.of(Screen(), Screen()).styled("a", "red") == "a"
+
+
+def test_a_users_text_cannot_steer_the_terminal() -> None:
+    assert safe("a\033[31m\u202eb é") == "a\\x1b[31m\\x202eb é"
+
+
+def test_what_a_stream_cannot_show_is_written_out() -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    Terminal(ascii_only, ascii_only).say("é")
+    ascii_only.seek(0)
+    assert ascii_only.read() == "\\xe9\n"

@@ -1,0 +1,173 @@
+"""``headgate rules``: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.__main__ import main
+from headgate.policy.schema import schema
+from tests.policy.written import BAD, FILES, GOOD
+
+Printed = pytest.CaptureFixture[str]
+DESIGN, SEED = str(FILES / "good" / "design.yaml"), str(FILES / "good" / "seed.yaml")
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_good_file_is_valid(path: Path, capsys: Printed) -> None:
+    assert main(["rules", "validate", str(path)]) == 0
+    assert capsys.readouterr().out.endswith("nothing wrong\n")
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_bad_file_is_explained(path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word for word. After a change: HEADGATE_GOLDEN=write pytest tests/cli/test_rules.py, and read the difference."""
+    monkeypatch.chdir(path.parent)
+    assert main(["rules", "validate", path.name]) == 1
+    told = capsys.readouterr()
+    golden = path.with_suffix(".txt")
+    if os.environ.get("HEADGATE_GOLDEN") == "write":
+        golden.write_text(told.err)
+    assert told.err == golden.read_text()
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_bad_file_is_explained_to_programs(path: Path, capsys: Printed) -> None:
+    assert main(["rules", "validate", "--json", str(path)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["valid"] is False
+    for problem in told["problems"]:
+        assert problem["file"] == str(path)
+        assert problem["line"] >= 1
+        assert problem["column"] >= 1
+        assert problem["message"]
+
+
+def test_warnings_do_not_make_a_file_invalid(capsys: Printed) -> None:
+    assert main(["rules", "validate", SEED]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("warning") == 4
+    assert main(["rules", "validate", "--json", SEED]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 4
+
+
+def test_a_file_that_does_not_exist_is_wrong_usage(capsys: Printed) -> None:
+    assert main(["rules", "validate", "no-such.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("no-such.yaml: error: cannot be read: No such file")
+
+
+def test_what_only_the_compiled_policy_knows_is_found_too(tmp_path: Path, capsys: Printed) -> None:
+    path = tmp_path / "circle.yaml"
+    path.write_text("version: 1\nrules: [{id: a, quota: 1/s, replaces: [b]}, {id: b, quota: 1/s, replaces: [a]}]")
+    assert main(["rules", "validate", str(path)]) == 1
+    assert "circle" in capsys.readouterr().err
+
+
+def test_the_standard_input(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, code in ((b"version: 1", 0), (b"version: 2", 1), (b"\xff", 1)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert main(["rules", "validate", "-"]) == code
+        told = capsys.readouterr()
+        assert (told.out + told.err).startswith("stdin:")
+
+
+def test_a_list_for_people(capsys: Printed) -> None:
+    assert main(["rules", "list", str(FILES / "good" / "everything.yaml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ID", "COUNTS", "BY", "ENDPOINT", "FOR", "LIMIT"]
+    (line,) = (line for line in lines if line.startswith("404"))
+    assert "disabled, shadow, enforced for 5%, replaces several, text" in line
+    assert lines[-1] == "tiers: 2, users: 3, allowed: 3, denied: 2"
+
+
+def test_a_list_for_programs_can_be_read_back(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["rules", "list", "--json", DESIGN]) == 0
+    listed = capsys.readouterr().out.encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed)))
+    assert main(["rules", "diff", DESIGN, "-"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+
+
+def test_an_empty_list(capsys: Printed) -> None:
+    assert main(["rules", "list", str(FILES / "good" / "empty.yaml")]) == 0
+    assert capsys.readouterr().out == "no rules\n"
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> str:
+    text = Path(DESIGN).read_text().replace("limit: 100\n", "limit: 200\n").replace("window: 1m", "window: 2m")
+    text = text.replace("premium: {orders-user: {limit: 1000}}", "premium: {orders-user: {limit: 1000, window: 1h}}")
+    path = tmp_path / "newer.yaml"
+    path.write_text(text + "allow: [{ip: 10.0.0.0/8}]\ndefault: 5/s\n")
+    return str(path)
+
+
+def test_a_difference_for_people(newer: str, capsys: Printed) -> None:
+    assert main(["rules", "diff", DESIGN, newer]) == 1
+    assert capsys.readouterr().out == (
+        "+ rule default: 5/second by user\n"
+        "~ rule orders-user\n"
+        "    limit: 100 -> 200\n"
+        "    window: 1m -> 2m\n"
+        "    starts afresh: what was used is forgotten (the algorithm or the window is another)\n"
+        '~ tiers.premium.orders-user: {"limit": 1000} -> {"limit": 1000, "window": "1h"}\n'
+        "    starts afresh: what was used is forgotten\n"
+        '+ allow: {"ip": "10.0.0.0/8"}\n'
+        "\nrules: 1 added, 0 removed, 1 changed; other changes: 2\n"
+    )
+
+
+def test_a_difference_for_programs(newer: str, capsys: Printed) -> None:
+    assert main(["rules", "diff", "--json", DESIGN, newer]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["changed"] == [
+        {
+            "id": "orders-user",
+            "state": "afresh",
+            "because": "the algorithm or the window is another",
+            "fields": [
+                {"field": "limit", "before": 100, "after": 200},
+                {"field": "window", "before": "1m", "after": "2m"},
+            ],
+        }
+    ]
+    assert [rule["id"] for rule in told["added"]] == ["default"]
+    assert not told["same"]
+
+
+def test_no_difference_is_0(capsys: Printed) -> None:
+    assert main(["rules", "diff", DESIGN, DESIGN]) == 0
+    assert main(["rules", "diff", "--json", DESIGN, DESIGN]) == 0
+    assert capsys.readouterr().out.startswith("no difference\n{")
+
+
+def test_a_difference_needs_two_good_files(capsys: Printed) -> None:
+    assert main(["rules", "diff", DESIGN, str(FILES / "bad" / "list.yaml")]) == 1
+    assert "a list is not a file of rules" in capsys.readouterr().err
+
+
+def test_the_schema(capsys: Printed) -> None:
+    assert main(["rules", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema()
+
+
+@pytest.mark.parametrize(("name", "code"), [("good/design.yaml", 0), ("bad/misspelt.yaml", 1), ("none.yaml", 2)])
+def test_as_a_program(name: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate.cli", "rules", "validate", str(FILES / name)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "LANG": "C", "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert "\033[" not in done.stdout + done.stderr

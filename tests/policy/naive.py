@@ -1,0 +1,130 @@
+"""The policy as plainly as it can be written, which the compiled one must equal: every rule is looked at every time.
+
+It shares with the compiled policy only what has tests of its own: the canonical form of paths, the keys, and the number
+that decides who is enforced.
+"""
+
+from __future__ import annotations
+
+from fnmatch import translate
+from ipaddress import ip_address
+from re import fullmatch
+from typing import NamedTuple
+
+from headgate.core.key import Principal, bounded, space
+from headgate.core.mode import Mode
+from headgate.core.quota import Quota
+from headgate.policy.model import Entry, Rule, Ruleset, User
+from headgate.policy.paths import normalised
+from headgate.policy.prepared import share_of
+from headgate.policy.request import Request
+from headgate.policy.terms import space_name
+
+
+class NaiveLimit(NamedTuple):
+    rule: str
+    space: str
+    principal: Principal
+    quota: Quota
+    mode: Mode | None
+
+
+class NaiveAnswer(NamedTuple):
+    verdict: str
+    enforced: list[NaiveLimit]
+    shadow: list[list[NaiveLimit]]
+
+
+def naive_plan(ruleset: Ruleset, request: Request, now: int) -> NaiveAnswer:
+    if any(is_listed(entry, request) for entry in ruleset.deny):
+        return NaiveAnswer("denied", [], [])
+    if any(is_listed(entry, request) for entry in ruleset.allow):
+        return NaiveAnswer("allowed", [], [])
+    matching = [rule for rule in ruleset.rules if does_match(rule, ruleset, request)]
+    replacing = [rule for rule in matching if is_enforced(rule, request)]
+    applying = [rule for rule in matching if not any(rule.id in other.replaces for other in replacing)]
+    if not any(is_enforced(rule, request) for rule in applying) and ruleset.default is not None:
+        applying += [ruleset.default] * does_match(ruleset.default, ruleset, request)
+    enforced = []
+    shadow = []
+    for rule in applying:
+        limits = limits_of(rule, ruleset, request, now)
+        if is_enforced(rule, request):
+            enforced += limits
+        else:
+            shadow.append(limits)
+    return NaiveAnswer("limited" if enforced else "unlimited", enforced, shadow)
+
+
+def does_match(rule: Rule, ruleset: Ruleset, request: Request) -> bool:
+    return (
+        rule.enabled
+        and fits(rule.endpoint.strip("/").split("/"), normalised(request.endpoint).strip("/").split("/"))
+        and (not rule.methods or request.method.upper() in rule.methods)
+        and (not rule.tier or rule.tier == tier_of(ruleset, request))
+        and all(fact(request, name) == value for name, value in rule.when.items())
+        and fact(request, rule.dimension) is not None
+    )
+
+
+def fits(pattern: list[str], path: list[str]) -> bool:
+    """Compare segment by segment; "/" is the path of one empty segment."""
+    if pattern == ["**"]:
+        return True
+    if pattern == [] or path in ([], [""]):
+        return pattern == path
+    is_any = pattern[0] == "*" or pattern[0].startswith("{")
+    return (is_any or pattern[0] == path[0]) and fits(pattern[1:], path[1:])
+
+
+def fact(request: Request, name: str) -> str | None:
+    if name == "global":
+        return "global"
+    if name == "endpoint":
+        return normalised(request.endpoint)
+    if name == "ip" and "ip" in request.principal:
+        return str(plain(request.principal["ip"]))
+    if name in request.principal:
+        return request.principal[name]
+    return None if name in {"user", "ip", "apikey"} else request.attributes.get(name)
+
+
+def plain(text: str) -> object:
+    address = ip_address(text)
+    return address.ipv4_mapped or address if address.version == 6 else address
+
+
+def user_of(ruleset: Ruleset, request: Request) -> User:
+    return ruleset.users.get(request.principal.get("user", ""), User())
+
+
+def tier_of(ruleset: Ruleset, request: Request) -> str:
+    return request.tier or user_of(ruleset, request).tier or ruleset.default_tier
+
+
+def is_enforced(rule: Rule, request: Request) -> bool:
+    return not rule.shadow and share_of(rule.id, fact(request, rule.dimension) or "") < rule.enforce_percent
+
+
+def limits_of(rule: Rule, ruleset: Ruleset, request: Request, now: int) -> list[NaiveLimit]:
+    quotas = rule.quotas
+    of_tier = ruleset.tiers.get(tier_of(ruleset, request), {}).get(rule.id)
+    of_user = user_of(ruleset, request).overrides.get(rule.id)
+    for change in (of_tier, of_user):
+        if change is not None and (change.until is None or now < change.until):
+            quotas = change.apply(quotas)
+    principal = bounded(fact(request, rule.dimension) or "")
+    return [
+        NaiveLimit(rule.id, space(space_name(rule), quota), principal, quota, rule.on_store_failure) for quota in quotas
+    ]
+
+
+def is_listed(entry: Entry, request: Request) -> bool:
+    value = fact(request, entry.dimension)
+    if value is None:
+        return False
+    if entry.network is not None:
+        return ip_address(value) in entry.network
+    if "*" in entry.value:
+        return fullmatch(translate(entry.value), value) is not None
+    return entry.value == value

@@ -1,0 +1,503 @@
+"""The compiled policy: equal to the naive one, whatever the rules; keys that cannot be confused; overrides that end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, InvalidRule
+from headgate.core.mode import Mode
+from headgate.core.plan import Limit
+from headgate.core.quota import Quota
+from headgate.policy.compiled import Policy
+from headgate.policy.explain import explain
+from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.selection import Limits, Selection, Verdict
+from tests.policy.naive import NaiveAnswer, NaiveLimit, naive_plan
+
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+QUOTAS = Quota.parse("10/minute")
+IDS = ["r0", "r1", "r2", "r3", "r4", "r5"]
+NOW = 1_000
+
+patterns = st.one_of(
+    st.just("**"),
+    st.builds(
+        lambda segments, rest: "/" + "/".join([*segments, *rest]),
+        st.lists(st.sampled_from(["a", "b", "*", "{x}"]), max_size=3),
+        st.sampled_from([[], ["**"]]),
+    ),
+)
+dimensions = st.sampled_from(["global", "endpoint", "user", "ip", "tenant", "r"])
+quotas = st.sampled_from(
+    [QUOTAS, Quota.parse("5/second gcra"), Quota.parse("7/minute sliding_window"), Quota.parse("1/s; 9/h")]
+)
+conditions = st.dictionaries(st.sampled_from(["r", "c", "user"]), st.sampled_from(["x", "y", "u1"]), max_size=2)
+tiers = st.sampled_from(["", "free", "pro"])
+
+
+@st.composite
+def rules(draw: st.DrawFn, rule_id: str, replaceable: list[str]) -> Rule:
+    return Rule(
+        id=rule_id,
+        quotas=draw(quotas),
+        dimension=draw(dimensions),
+        endpoint=draw(patterns),
+        methods=draw(st.sampled_from([frozenset()] * 3 + [frozenset({"GET"}), frozenset({"GET", "POST"})])),
+        tier=draw(st.sampled_from(["", "", "", "free", "pro"])),
+        when=draw(st.one_of(st.just({}), st.just({}), conditions)),
+        shadow=draw(st.sampled_from([False] * 5 + [True])),
+        enabled=draw(st.sampled_from([True] * 5 + [False])),
+        enforce_percent=draw(st.sampled_from([100] * 5 + [50, 0])),
+        replaces=draw(st.frozensets(st.sampled_from(replaceable), max_size=2)) if replaceable else frozenset(),
+        on_store_failure=draw(st.sampled_from([None, *Mode])),
+        reset_on_change=draw(st.booleans()),
+    )
+
+
+changes = st.builds(
+    Change,
+    quotas=st.sampled_from([Quota.parse("1000/minute"), Quota.parse("77/day gcra")]),
+    until=st.sampled_from([None, NOW - 1, NOW, NOW + 1]),
+)
+entries = st.one_of(
+    st.builds(Entry, st.just("user"), st.sampled_from(["u1", "u*", "*1", "*u*1*", "x*"])),
+    st.builds(Entry, st.just("ip"), st.sampled_from(["10.0.0.0/8", "10.0.0.1", "10.*", "::1", "::/0", "0.0.0.0/0"])),
+    st.builds(Entry, st.just("endpoint"), st.sampled_from(["/a", "/a/*", "/"])),
+    st.builds(Entry, st.just("tenant"), st.sampled_from(["x", "y"])),
+)
+
+
+@st.composite
+def rulesets(draw: st.DrawFn) -> Ruleset:
+    ids = IDS[: draw(st.sampled_from([0, 1, 3, 6, 6, 6]))]
+    written = [draw(rules(rule_id, ids[:place])) for place, rule_id in enumerate(ids)]
+    order = draw(st.permutations(written))
+    default = draw(st.one_of(st.none(), rules("default", [])))
+    known = ids + (["default"] if default else [])
+    changed = st.dictionaries(st.sampled_from(known), changes, max_size=3) if known else st.just({})
+    return Ruleset(
+        rules=tuple(order),
+        tiers=draw(st.dictionaries(st.sampled_from(["free", "pro"]), changed, max_size=2)),
+        users=draw(st.dictionaries(st.sampled_from(["u1", "u2"]), st.builds(User, tiers, changed), max_size=2)),
+        default_tier=draw(tiers),
+        allow=tuple(draw(st.lists(entries, max_size=1))),
+        deny=tuple(draw(st.lists(entries, max_size=1))),
+        default=default,
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    principal = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "user": st.sampled_from(["u1", "u2", "u" * 200, "ü"]),
+                "ip": st.sampled_from(["10.0.0.1", "::ffff:10.0.0.1", "192.0.2.7", "::1"]),
+                "tenant": st.sampled_from(["x", "y"]),
+            },
+        )
+    )
+    attributes = draw(st.dictionaries(st.sampled_from(["r", "c", "tenant", "user", "ip"]), st.sampled_from(["x", "y"])))
+    path = "/" + "/".join(draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3)))
+    return Request(principal, path, draw(st.sampled_from(["", "GET", "post"])), attributes, tier=draw(tiers))
+
+
+def flat(limits: Limits) -> list[NaiveLimit]:
+    return [
+        NaiveLimit(rule, *limit, mode)
+        for rule, limit, mode in zip(limits.rules, limits.plan, limits.modes, strict=True)
+    ]
+
+
+def answer(selection: Selection) -> NaiveAnswer:
+    return NaiveAnswer(selection.verdict, flat(selection.enforced), [flat(limits) for limits in selection.shadow])
+
+
+@given(rulesets(), st.lists(requests(), min_size=3, max_size=6))
+def test_the_compiled_policy_equals_the_naive_one(ruleset: Ruleset, asked: list[Request]) -> None:
+    policy = Policy(ruleset)
+    for request in asked:
+        assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
+
+
+@given(rulesets(), requests())
+def test_the_explanation_says_what_the_policy_does(ruleset: Ruleset, request: Request) -> None:
+    explanation = explain(Policy(ruleset), request, NOW)
+    selection = explanation.selection
+    limits = [limit for part in (selection.enforced, *selection.shadow) for limit in part.plan]
+    assert answer(selection) == naive_plan(ruleset, request, NOW)
+    assert sorted(limit.space for rule in explanation.rules for limit in rule.limits) == sorted(
+        limit.space for limit in limits
+    )
+    enforced = [limit for rule in explanation.rules if rule.is_enforced for limit in rule.limits]
+    assert enforced == list(selection.enforced.plan)
+    assert [rule.rule for rule in explanation.rules if not rule.reason] == []
+    assert [rule.rule for rule in explanation.rules if rule.applies != bool(rule.limits)] == []
+
+
+KEYED = Policy(
+    Ruleset(
+        tuple(
+            Rule(rule_id, quotas, dimension=dimension, reset_on_change=resets)
+            for rule_id, quotas, dimension, resets in [
+                ("a", QUOTAS, "user", False),
+                ("a:b", QUOTAS, "tenant", False),
+                ("a/b", Quota.parse("1/s; 10/minute"), "apikey", False),
+                ("global", QUOTAS, "global", False),
+                ("endpoint", QUOTAS, "endpoint", True),
+                ("r", Quota.parse("10/minute gcra"), "region", True),
+            ]
+        )
+    )
+)
+values = st.one_of(
+    st.sampled_from(["a", "b", "a|tb:60000000", "global", "/", "x" * 128, "x" * 129, "#a", "é"]),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140),
+)
+
+
+@given(*[st.fixed_dictionaries({"user": values, "tenant": values, "apikey": values, "region": values})] * 2)
+def test_two_keys_are_equal_only_for_the_same_rule_shape_and_value(one: dict[str, str], other: dict[str, str]) -> None:
+    """Whatever the dimensions, rules and values: none can imitate another."""
+    meaning_of_key: dict[Limit, tuple[str, str, str]] = {}
+    keys_of_meaning: dict[tuple[str, str, str], Limit] = {}
+    for values in (one, other):
+        limits = KEYED.plan(Request(values), NOW).enforced
+        for rule_id, limit in zip(limits.rules, limits.plan, strict=True):
+            value = {"global": "", "endpoint": "/", **values}[KEYED.rules[rule_id].dimension]
+            meaning = rule_id, limit.quota.shape, value
+            key = limit._replace(quota=QUOTAS[0])
+            assert meaning_of_key.setdefault(key, meaning) == meaning
+            assert keys_of_meaning.setdefault(meaning, key) == key
+
+
+def limits(policy: Policy, request: Request, now: int = NOW) -> list[tuple[str, str]]:
+    """Return rule and quota of what is enforced."""
+    found = policy.plan(request, now).enforced
+    return [(rule, str(limit.quota)) for rule, limit in zip(found.rules, found.plan, strict=True)]
+
+
+U1 = Request({"user": "u1"})
+
+
+class TestTiersAndOverrides:
+    RULES = (Rule("r", QUOTAS), Rule("several", Quota.parse("1/s; 10/h"), dimension="ip"))
+    UNTIL = 1_700_000_000 * SECOND
+
+    def policy(self, **given: Any) -> Policy:
+        return Policy(Ruleset(self.RULES, **given))
+
+    def test_a_tier_changes_the_quota(self) -> None:
+        policy = self.policy(tiers={"pro": {"r": Change(limit=50)}}, users={"u1": User("pro")})
+        assert limits(policy, U1) == [("r", "50/minute")]
+        assert limits(policy, Request({"user": "u2"})) == [("r", "10/minute")]
+        assert limits(policy, Request({"user": "u2"}, tier="pro")) == [("r", "50/minute")]
+
+    def test_what_a_token_vouches_for_goes_before_the_users_tier_and_that_before_the_default(self) -> None:
+        tiers = {name: {"r": Change(limit=limit)} for name, limit in [("free", 1), ("pro", 2), ("max", 3)]}
+        policy = self.policy(tiers=tiers, users={"u1": User("pro")}, default_tier="free")
+        assert limits(policy, Request({"user": "u2"})) == [("r", "1/minute")]
+        assert limits(policy, U1) == [("r", "2/minute")]
+        assert limits(policy, Request({"user": "u1"}, tier="max")) == [("r", "3/minute")]
+
+    def test_an_override_ends_exactly_at_its_until(self) -> None:
+        users = {"u1": User("pro", {"r": Change(limit=5000, until=self.UNTIL)})}
+        policy = self.policy(tiers={"pro": {"r": Change(limit=50, burst=5)}}, users=users)
+        assert limits(policy, U1, self.UNTIL - 1) == [("r", "5000/minute burst 5")]
+        assert limits(policy, U1, self.UNTIL) == [("r", "50/minute burst 5")]
+
+    @pytest.mark.parametrize(("tier_until", "user_until"), [(10, 20), (20, 10), (10, 10), (10, None), (None, 10)])
+    def test_each_change_ends_at_its_own_until(self, tier_until: int | None, user_until: int | None) -> None:
+        users = {"u1": User("pro", {"r": Change(burst=7, until=user_until)})}
+        policy = self.policy(tiers={"pro": {"r": Change(limit=50, until=tier_until)}}, users=users)
+        for now in (0, 9, 10, 11, 19, 20, 21):
+            limit = 50 if tier_until is None or now < tier_until else 10
+            burst = " burst 7" if user_until is None or now < user_until else ""
+            assert limits(policy, U1, now) == [("r", f"{limit}/minute{burst}")]
+
+    def test_the_state_stays_when_a_limit_changes_and_not_when_the_window_does(self) -> None:
+        spaces = [
+            self.policy(users={"u1": User("", {"r": change})}).plan(U1, NOW).enforced.plan[0].space
+            for change in (
+                Change(),
+                Change(limit=5, burst=3),
+                Change(window_us=SECOND),
+                Change(algorithm=Algorithm.GCRA),
+            )
+        ]
+        assert spaces == ["r|tb:60000000", "r|tb:60000000", "r|tb:1000000", "r|gcra:60000000"]
+
+    def test_an_override_that_makes_no_quota_on_top_of_a_tier_is_refused(self) -> None:
+        tiers = {"pro": {"r": Change(algorithm=Algorithm.FIXED_WINDOW)}}
+        with pytest.raises(InvalidRule, match="rule 'r' on top of tier 'pro': fixed_window has no burst"):
+            self.policy(tiers=tiers, users={"u1": User("", {"r": Change(burst=5)})})
+
+    def test_a_rule_with_several_limits_is_changed_as_a_whole(self) -> None:
+        change = Change(quotas=Quota.parse("2/s; 20/h; 100/day"))
+        policy = self.policy(users={"u1": User("", {"several": change})})
+        both = Request({"user": "u1", "ip": "192.0.2.1"})
+        assert limits(policy, both) == [
+            ("r", "10/minute"),
+            *[("several", q) for q in ("2/second", "20/hour", "100/day")],
+        ]
+        assert limits(policy, Request({"ip": "192.0.2.1"})) == [("several", "1/second"), ("several", "10/hour")]
+
+
+class TestResetOnChange:
+    def space(self, quotas: tuple[Quota, ...], **given: Any) -> str:
+        return Policy(Ruleset((Rule("r", quotas, reset_on_change=True),), **given)).plan(U1, NOW).enforced.plan[0].space
+
+    def test_another_limit_is_another_place(self) -> None:
+        places = [self.space(Quota.parse(text)) for text in ("10/minute", "11/minute", "10/minute burst 1")]
+        assert len(set(places)) == 3
+        assert all(place.startswith("r#") and place.endswith("|tb:60000000") for place in places)
+        assert places[0] == self.space(QUOTAS)
+
+    def test_tiers_and_overrides_are_not(self) -> None:
+        """Else whoever has two tiers, or an override that ends, would have two budgets."""
+        users = {"u1": User("", {"r": Change(limit=5)})}
+        assert self.space(QUOTAS, users=users) == self.space(QUOTAS)
+
+
+class TestReplaces:
+    WIDE = Rule("wide", QUOTAS)
+
+    def test_a_rule_does_not_apply_when_another_that_matches_replaces_it(self) -> None:
+        policy = Policy(Ruleset((self.WIDE, Rule("narrow", QUOTAS, endpoint="/a/**", replaces=frozenset({"wide"})))))
+        assert policy.plan(Request({"user": "u"}, "/a/b"), NOW).enforced.rules == ("narrow",)
+        assert policy.plan(Request({"user": "u"}, "/b"), NOW).enforced.rules == ("wide",)
+
+    @pytest.mark.parametrize("trial", [{"shadow": True}, {"enforce_percent": 0}])
+    def test_a_shadow_replaces_nothing(self, trial: dict[str, Any]) -> None:
+        """What is tried out must not switch off what is in force."""
+        policy = Policy(Ruleset((self.WIDE, Rule("trial", QUOTAS, replaces=frozenset({"wide"}), **trial))))
+        selection = policy.plan(U1, NOW)
+        assert selection.enforced.rules == ("wide",)
+        assert [limits.rules for limits in selection.shadow] == [("trial",)]
+
+    def test_a_circle_is_refused(self) -> None:
+        circle = [
+            Rule(one, QUOTAS, replaces=frozenset({other, "wide"}))
+            for one, other in [("a", "b"), ("b", "c"), ("c", "a")]
+        ]
+        with pytest.raises(InvalidRule, match="in a circle: a -> b -> c -> a"):
+            Policy(Ruleset((self.WIDE, *circle)))
+        disabled = Rule("c", QUOTAS, replaces=frozenset({"a"}), enabled=False)
+        Policy(Ruleset((self.WIDE, *circle[:2], disabled)))
+
+
+class TestDefault:
+    DEFAULT = Rule("default", QUOTAS, dimension="ip")
+    ASKED = Request({"ip": "192.0.2.1"}, "/a")
+
+    def test_it_applies_when_nothing_else_does(self) -> None:
+        policy = Policy(Ruleset((Rule("b", QUOTAS, dimension="ip", endpoint="/b"),), default=self.DEFAULT))
+        assert policy.plan(self.ASKED, NOW).enforced.rules == ("default",)
+        assert policy.plan(Request({"ip": "192.0.2.1"}, "/b"), NOW).enforced.rules == ("b",)
+
+    def test_it_applies_beside_shadows(self) -> None:
+        policy = Policy(Ruleset((Rule("a", QUOTAS, dimension="ip", shadow=True),), default=self.DEFAULT))
+        selection = policy.plan(self.ASKED, NOW)
+        assert selection.enforced.rules == ("default",)
+        assert [limits.rules for limits in selection.shadow] == [("a",)]
+
+    def test_without_one_everything_passes_and_is_marked(self) -> None:
+        selection = Policy(Ruleset()).plan(self.ASKED, NOW)
+        assert selection == Selection(Verdict.UNLIMITED)
+        assert not selection.matched
+
+
+class TestLists:
+    POLICY = Policy(
+        Ruleset(
+            (Rule("r", QUOTAS, dimension="ip"),),
+            allow=(Entry("ip", "10.0.0.0/8"), Entry("endpoint", "/health/")),
+            deny=(Entry("ip", "10.6.6.0/24"), Entry("user", "evil*"), Entry("ip", "2001:db8::bad")),
+        )
+    )
+
+    def test_who_is_allowed_passes_without_limits(self) -> None:
+        selection = self.POLICY.plan(Request({"ip": "::ffff:10.1.2.3"}), NOW)
+        assert selection == Selection(Verdict.ALLOWED, reason="ip 10.1.2.3 is on the allow list: 10.0.0.0/8")
+        assert self.POLICY.plan(Request({}, "//health"), NOW).verdict is Verdict.ALLOWED
+        assert self.POLICY.plan(Request({"ip": "192.0.2.1"}), NOW).verdict is Verdict.LIMITED
+
+    def test_who_is_denied_is_refused_even_if_also_allowed(self) -> None:
+        assert self.POLICY.plan(Request({"ip": "10.6.6.6"}), NOW).verdict is Verdict.DENIED
+        both = self.POLICY.plan(Request({"ip": "10.0.0.1", "user": "evil-7"}), NOW)
+        assert both == Selection(Verdict.DENIED, reason="user evil-7 is on the deny list: evil*")
+
+    def test_a_list_sees_the_whole_address_where_the_network_is_counted(self) -> None:
+        counted = {"ip": "2001:db8::/64"}
+        assert self.POLICY.plan(Request(counted, address="2001:db8::bad"), NOW).verdict is Verdict.DENIED
+        assert self.POLICY.plan(Request(counted, address="2001:db8::900d"), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.plan(Request(counted), NOW).verdict is Verdict.LIMITED
+
+
+class TestIdentity:
+    def test_an_attribute_cannot_claim_to_be_a_principal(self) -> None:
+        """An unverified header must not choose whose limit is used."""
+        policy = Policy(Ruleset((Rule("r", QUOTAS), Rule("t", QUOTAS, dimension="tenant"))))
+        claimed = Request({"tenant": "t1"}, attributes={"user": "victim", "tenant": "t2"})
+        assert policy.plan(claimed, NOW).enforced.plan == (Limit("t|tb:60000000", "t1", QUOTAS[0]),)
+
+    def test_one_address_has_one_key(self) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="ip"),)))
+        spellings = ["203.0.113.9", "::ffff:203.0.113.9", "::FFFF:CB00:7109", "64:ff9b::203.0.113.9"]
+        keys = {policy.plan(Request({"ip": text}), NOW).enforced.plan[0].principal for text in spellings}
+        assert keys == {"203.0.113.9"}
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            Request({"user": ""}),
+            Request({"user": 7}),  # type: ignore[dict-item]
+            Request({"ip": "203.0.113.9:4711"}),
+            Request({"ip": "x" * 1000}),
+            Request({"user": "u"}, "/a/../b"),
+            Request({"user": "u"}, attributes={"region": ["eu"]}),  # type: ignore[dict-item]
+        ],
+    )
+    def test_what_cannot_be_matched_is_refused(self, request_: Request) -> None:
+        with pytest.raises(InvalidRequest):
+            Policy(Ruleset((Rule("r", QUOTAS),))).plan(request_, NOW)
+
+    @pytest.mark.parametrize("user", ["\ud800", "x" * 70_000])
+    def test_what_cannot_be_a_key_is_refused(self, user: str) -> None:
+        with pytest.raises(InvalidKey):
+            Policy(Ruleset((Rule("r", QUOTAS, enforce_percent=50),))).plan(Request({"user": user}), NOW)
+
+    def test_capitals_of_the_method_do_not_matter(self) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset({"POST"})),)))
+        assert limits(policy, Request({"user": "u"}, method="pOsT"))
+        assert not limits(policy, Request({"user": "u"}, method="GET"))
+
+    def test_capitals_of_the_path_matter_unless_told(self) -> None:
+        for ignore_case in (False, True):
+            rules = (Rule("r", QUOTAS, dimension="endpoint", endpoint="/Api/caf\u00e9"),)
+            policy = Policy(Ruleset(rules, ignore_case=ignore_case))
+            found = {
+                path: policy.plan(Request(endpoint=path), NOW).enforced.plan
+                for path in ("/Api/caf\u00e9", "/Api/caf%c3%a9", "/aPI/Caf%C3%A9")
+            }
+            assert [bool(plan) for plan in found.values()] == [True, True, ignore_case]
+            assert len({plan[0].principal for plan in found.values() if plan}) == 1
+
+
+class TestCost:
+    POLICY = Policy(Ruleset((Rule("big", Quota.parse("100/s")), Rule("small", Quota.parse("5/s"), endpoint="/small"))))
+
+    def test_a_cost_above_a_capacity_is_an_error_that_names_the_rule(self) -> None:
+        assert self.POLICY.plan(Request({"user": "u"}, cost=6), NOW).matched
+        with pytest.raises(CostTooLarge, match="rule 'small': cost 6 is above the capacity of 5/second, 5"):
+            self.POLICY.plan(Request({"user": "u"}, "/small", cost=6), NOW)
+
+    def test_a_shadow_says_that_it_is_too_small(self) -> None:
+        policy = Policy(Ruleset((Rule("r", Quota.parse("5/s"), shadow=True),)))
+        assert [policy.plan(Request({"user": "u"}, cost=c), NOW).shadow[0].too_small for c in (5, 6)] == [False, True]
+
+    @pytest.mark.parametrize("cost", [-1, 100_001, 1.0, True, None, "1"])
+    def test_a_cost_is_a_whole_number_in_range(self, cost: Any) -> None:
+        for policy in (self.POLICY, Policy(Ruleset())):
+            with pytest.raises(InvalidCost):
+                policy.plan(Request({"user": "u"}, cost=cost), NOW)
+
+    def test_zero_only_asks(self) -> None:
+        assert self.POLICY.plan(Request({"user": "u"}, cost=0), NOW).matched
+
+
+class TestGradualEnforcement:
+    USERS = tuple(f"user-{number}" for number in range(2000))
+
+    def enforced(self, percent: int, rule_id: str = "r") -> set[str]:
+        policy = Policy(Ruleset((Rule(rule_id, QUOTAS, enforce_percent=percent),)))
+        return {user for user in self.USERS if policy.plan(Request({"user": user}), NOW).enforced.plan}
+
+    def test_so_many_percent_are_enforced_and_stay_so(self) -> None:
+        ten, thirty = self.enforced(10), self.enforced(30)
+        assert 140 < len(ten) < 260
+        assert 500 < len(thirty) < 700
+        assert ten < thirty
+        assert self.enforced(0) == set()
+        assert self.enforced(100) == set(self.USERS)
+
+    def test_each_rule_has_its_own(self) -> None:
+        assert 10 < len(self.enforced(10) & self.enforced(10, "other")) < 40
+
+
+class TestOneRule:
+    POLICY = Policy(
+        Ruleset(
+            (
+                Rule("r", QUOTAS, endpoint="/a", methods=frozenset({"POST"}), tier="pro", when={"region": "eu"}),
+                Rule("all", QUOTAS, dimension="global"),
+                Rule("e", QUOTAS, dimension="endpoint"),
+                Rule("i", QUOTAS, dimension="ip"),
+                Rule("off", QUOTAS, enabled=False),
+            ),
+            users={"u1": User("", {"r": Change(limit=50), "i": Change(limit=70)})},
+            deny=(Entry("user", "evil"), Entry("endpoint", "/")),
+        )
+    )
+
+    def plan(self, rule_id: str, value: str, **given: Any) -> list[tuple[str, Any, str]]:
+        found = self.POLICY.rule_plan(rule_id, value, NOW, **given)
+        return [
+            (rule, limit.principal, str(limit.quota))
+            for rule, limit in zip(found.enforced.rules, found.enforced.plan, strict=True)
+        ]
+
+    def test_it_is_for_whom_it_is_asked_whatever_else_the_rule_says(self) -> None:
+        assert self.plan("r", "u2") == [("r", "u2", "10/minute")]
+        assert self.plan("r", "u1") == [("r", "u1", "50/minute")]
+        assert self.plan("all", "") == [("all", "global", "10/minute")]
+        assert self.plan("e", "//b/") == [("e", "/b", "10/minute")]
+        assert self.plan("i", "::ffff:192.0.2.1") == [("i", "192.0.2.1", "10/minute")]
+        assert self.plan("i", "192.0.2.1", user="u1") == [("i", "192.0.2.1", "70/minute")]
+
+    def test_it_counts_in_the_same_place_as_any_request(self) -> None:
+        asked = Request({"user": "u1"}, "/a", "POST", {"region": "eu"}, tier="pro")
+        assert self.POLICY.plan(asked, NOW).enforced.plan[0] == self.POLICY.rule_plan("r", "u1", NOW).enforced.plan[0]
+
+    def test_lists_hold(self) -> None:
+        assert self.POLICY.rule_plan("r", "evil", NOW).verdict is Verdict.DENIED
+        assert self.POLICY.rule_plan("i", "192.0.2.1", NOW, user="evil").verdict is Verdict.DENIED
+
+    @pytest.mark.parametrize("rule_id", ["off", "nobody"])
+    def test_an_unknown_or_disabled_rule_matches_nothing_or_is_an_error(self, rule_id: str) -> None:
+        selection = self.POLICY.rule_plan(rule_id, "u1", NOW)
+        assert selection.verdict is Verdict.UNLIMITED
+        assert not selection.matched
+        strict = Policy(Ruleset((Rule("off", QUOTAS, enabled=False),), unknown_rule="error"))
+        with pytest.raises(InvalidRequest, match=f"rule '{rule_id}' (is disabled|does not exist)"):
+            strict.rule_plan(rule_id, "u1", NOW)
+
+    def test_a_value_and_a_cost_are_checked(self) -> None:
+        with pytest.raises(InvalidRequest):
+            self.POLICY.rule_plan("r", "", NOW)
+        with pytest.raises(CostTooLarge):
+            self.POLICY.rule_plan("r", "u2", NOW, cost=11)
+
+
+def test_a_thousand_other_rules_change_nothing() -> None:
+    few = (Rule("one", QUOTAS, endpoint="/a/*"), Rule("two", QUOTAS, endpoint="/a/**", methods=frozenset({"GET"})))
+    many = [Rule(f"other-{n}", QUOTAS, endpoint=f"/a/x{n}", when={"customer": str(n)}) for n in range(1000)]
+    asked = Request({"user": "u"}, "/a/b", "GET", {"customer": "7"})
+    assert Policy(Ruleset(few)).plan(asked, NOW) == Policy(Ruleset((*many, *few))).plan(asked, NOW)
+
+
+def test_a_bad_pattern_names_its_rule() -> None:
+    with pytest.raises(InvalidRule, match=r"rule 'r': endpoint '/a\*', segment 1: 'a\*' is neither literal nor"):
+        Policy(Ruleset((Rule("r", QUOTAS, endpoint="/a*"),)))
+
+
+def test_a_policy_carries_its_version() -> None:
+    assert Policy(Ruleset(), version=7).version == 7

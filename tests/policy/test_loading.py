@@ -1,0 +1,323 @@
+"""Files of rules and what they mean."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headgate import Algorithm, Quota
+from headgate.core.calendar import Calendar
+from headgate.core.errors import InvalidRule
+from headgate.core.mode import Mode
+from headgate.policy import yaml_nodes
+from headgate.policy.loading import InvalidRules, from_data, load, load_file, loads_json, read, read_file
+from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.problems import MOST
+from headgate.policy.yaml_nodes import Document, resolved
+from tests.policy.written import BAD, FILES, GOOD
+
+MINUTE, DAY = 60_000_000, 86_400_000_000
+
+
+def rule(text: str) -> Rule:
+    """Return the one rule whose fields, besides the id, are written in `text`."""
+    return load(f"version: 1\nrules: [{{id: a, {text}}}]").rules[0]
+
+
+def problems(text: str) -> list[str]:
+    """Return the problems of a file, without its name."""
+    with pytest.raises(InvalidRules) as caught:
+        load(text, name="f")
+    return [f"{problem.line}:{problem.column} {problem.path}: {problem.message}" for problem in caught.value.problems]
+
+
+def test_the_example_of_the_design() -> None:
+    orders = Rule(
+        id="orders-user",
+        name="Orders per user",
+        dimension="user",
+        endpoint="/api/v1/orders/**",
+        methods=frozenset({"POST"}),
+        tier="free",
+        when={"region": "eu"},
+        quotas=(Quota(100, MINUTE, burst=20),),
+        on_store_failure=Mode.LOCAL,
+    )
+    assert load_file(FILES / "good" / "design.yaml") == Ruleset(
+        rules=(orders,),
+        tiers={"premium": {"orders-user": Change(limit=1000)}},
+        users={"12345": User("premium", {"orders-user": Change(limit=5000, until=1_796_083_200_000_000)})},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "quotas"),
+    [
+        ("limit: 10, window: 1m", [Quota(10, MINUTE)]),
+        ("limit: 10, window: minute", [Quota(10, MINUTE)]),
+        ("limit: 10, window: 1 Hour", [Quota(10, 60 * MINUTE)]),
+        ("limit: 10, window: 60", [Quota(10, MINUTE)]),
+        ("limit: 10, window: 0.25", [Quota(10, 250_000)]),
+        ("limit: 10, window: day", [Quota(10, DAY)]),
+        ("limit: 10, window: 1m, burst: 5, algorithm: gcra", [Quota(10, MINUTE, 5, Algorithm.GCRA)]),
+        ("limit: 10, window: 1m, capacity: 4", [Quota(10, MINUTE, -6)]),
+        ("limit: 10, window: 1s, algorithm: sliding_window", [Quota.parse("10/s sliding_window_counter")[0]]),
+        ("limit: 10, window: 1s, refill_every: 10ms", [Quota(10, 1_000_000, refill_every_us=10_000)]),
+        (
+            "limit: 10, window: 1s, algorithm: leaky_bucket, queue: true",
+            [Quota(10, 1_000_000, algorithm=Algorithm.LEAKY_BUCKET, queue=True)],
+        ),
+        (
+            "limit: 10, window: 1m, warn_percent: 60, calm_percent: 50",
+            [Quota(10, MINUTE, warn_percent=60, calm_percent=50)],
+        ),
+        ("quota: 10/m, warn_percent: 90", [Quota(10, MINUTE, warn_percent=90)]),
+        ("quota: 10/s burst 20; 5000/day gcra", Quota.parse("10/s burst 20; 5000/day gcra")),
+        (
+            "capacity: 1000, refill_rate: 10.0, min_refill_interval_ms: 10",
+            [Quota.from_bucket(1000, 10, min_refill_interval_ms=10)],
+        ),
+        ("capacity: 7, refill_rate: 0.1", [Quota(1, 10_000_000, 6)]),
+        ("capacity: 7, refill_rate: 1/3", [Quota(1, 3_000_000, 6)]),
+        ("capacity: 7, refill_rate: 0", [Quota.one_off(7)]),
+        (
+            "limits: [{limit: 10, window: 1s}, {limit: 250, window: 1d, algorithm: fixed_window}, 9/m gcra]",
+            Quota.parse("10/s; 250/d fixed_window; 9/m gcra"),
+        ),
+        (
+            "limit: 250, window: month, calendar: Europe/Berlin",
+            [Quota.per(250, Calendar("month", "Europe/Berlin"))],
+        ),
+        ("limit: 250, window: day, calendar: true", [Quota.per(250, Calendar("day"))]),
+        ("limit: 250, window: day, calendar: false", [Quota(250, DAY)]),
+        (
+            "limits: [{limit: 9, window: week, calendar: UTC}, {limit: 1, window: 1s}]",
+            [Quota.per(9, Calendar("week")), Quota(1, 1_000_000)],
+        ),
+    ],
+)
+def test_the_ways_to_write_a_quota(text: str, quotas: list[Quota]) -> None:
+    assert rule(text).quotas == tuple(quotas)
+
+
+def test_everything_there_is() -> None:
+    ruleset = load_file(FILES / "good" / "everything.yaml")
+    rules = {rule.id: rule for rule in ruleset.rules}
+    assert rules["several"].when == {"region": "NO", "beta": "true", "shard": "7"}
+    assert rules["several"].on_store_failure is Mode.DENY
+    last = rules["404"]
+    assert (last.dimension, last.methods, last.replaces) == (
+        "tenant",
+        frozenset({"GET", "NO"}),
+        frozenset({"text", "several"}),
+    )
+    assert (last.shadow, last.enabled, last.enforce_percent, last.reset_on_change) == (True, False, 5, True)
+    assert ruleset.allow == (Entry("ip", "10.0.0.0/8"), Entry("user", "bot-*"), Entry("user", "12345"))
+    assert ruleset.users.keys() == {"12345", "on", "naïve user"}
+    assert ruleset.users["on"].overrides["several"].until == 1_796_079_600_000_000
+    assert ruleset.tiers["premium"]["bucket"].quotas == (Quota.from_bucket(10_000, 100),)
+    assert ruleset.default is not None
+    assert (ruleset.default.id, ruleset.default.dimension) == ("default", "ip")
+    assert (ruleset.default_tier, ruleset.unknown_rule, ruleset.ignore_case) == ("free", "error", True)
+
+
+@pytest.mark.parametrize(
+    ("plain", "value"),
+    [
+        ("12", 12),
+        ("-12", -12),
+        ("0", 0),
+        ("1.5", 1.5),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("true", True),
+        ("FALSE", False),
+        ("~", None),
+        ("", None),
+        *(
+            (text, text)
+            for text in ("NO", "on", "yes", "off", "1:30", "010", "0x1F", "0o17", "1_000", "+5", "2026-12-01", "-", ".")
+        ),
+        *((text, text) for text in (".inf", "1e999", "1.2.3", "10.0.0.1", "9" * 41, "-0", "٣")),
+    ],
+)
+def test_scalars_are_numbers_only_if_they_plainly_are(plain: str, value: Any) -> None:
+    assert resolved(plain) == value
+    assert type(resolved(plain)) is type(value)
+
+
+def test_text_that_looks_otherwise_stays_text() -> None:
+    written = rule("dimension: no, methods: [GET, NO], tier: 2026, when: {region: NO, on: 'off'}, quota: 1/s")
+    assert (written.dimension, written.methods, written.tier) == ("no", frozenset({"GET", "NO"}), "2026")
+    assert written.when == {"region": "NO", "on": "off"}
+    assert load("{version: 1, users: {0012: {tier: a}, ~: {tier: b}, 1.0: {}}}").users.keys() == {"0012", "~", "1.0"}
+
+
+def test_anchors_aliases_and_merges() -> None:
+    ruleset = load(
+        """
+        version: 1
+        x-base: &base {dimension: ip, limit: 10, window: &window 1m}
+        x-more: &more {limit: 99, burst: 5}
+        rules:
+          - {<<: *base, id: a, limit: 20}
+          - {<<: [*base, *more], id: b}
+          - {id: c, limit: 1, window: *window}
+        """
+    )
+    quotas = [rule.quotas[0] for rule in ruleset.rules]
+    assert quotas == [Quota(20, MINUTE), Quota(10, MINUTE, 5), Quota(1, MINUTE)]
+
+
+def test_a_problem_in_merged_fields_is_shown_where_it_is_written() -> None:
+    text = "version: 1\nx-base: &base {limit: ten}\nrules:\n  - {<<: *base, id: a, window: 1m}\n"
+    assert problems(text) == ["2:23 rules[0].limit: 'ten' is not a whole number from 0 to 2251799813685248"]
+
+
+def test_all_problems_are_told_at_once_and_in_order() -> None:
+    found = problems("version: 1\nrules:\n  - {id: a, limit: x, window: y z}\n  - {id: b, qota: 1/s}\nusers: 5\n")
+    assert [problem.split(":")[0] for problem in found] == ["3", "3", "4", "5"]
+
+
+def test_a_rule_that_is_wrong_is_still_known_to_others() -> None:
+    text = "version: 1\nrules: [{id: a, quota: x}, {id: b, quota: 1/s, replaces: [a]}]\ntiers: {t: {a: {limit: 1}}}"
+    assert len(problems(text)) == 1
+
+
+def test_the_error_is_an_invalid_rule_with_its_problems() -> None:
+    with pytest.raises(InvalidRule, match=r"rules\.yaml:1:10: version: 2 is unknown here\. Write 1") as caught:
+        load("version: 2", name="rules.yaml")
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    assert again.problems == caught.value.problems  # type: ignore[attr-defined]
+    (problem,) = again.problems
+    assert (problem.file, problem.line, problem.column, problem.path) == ("rules.yaml", 1, 10, "version")
+    assert problem.source == "version: 2"
+
+
+def test_many_problems_are_bounded() -> None:
+    with pytest.raises(InvalidRules) as caught:
+        load("version: 1\nrules:\n" + "  - 5\n" * 3000)
+    assert len(caught.value.problems) == MOST
+    assert str(caught.value).endswith("... and 980 more")
+
+
+def test_a_file_that_cannot_be_read_is_a_problem_too(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.yaml", tmp_path, "nul\0byte"):
+        with pytest.raises(InvalidRules, match="cannot be read"):
+            load_file(path)
+
+
+def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text("version: 1 " + "#" * 100)
+    for module in ("headgate.policy.loading", "headgate.policy.yaml_nodes"):
+        monkeypatch.setattr(f"{module}.MAX_BYTES", 100)
+    for reading in (partial(load_file, path), partial(load, "version: 1 # " + "é" * 60)):
+        with pytest.raises(InvalidRules, match="more than 100 bytes"):
+            reading()
+    monkeypatch.setattr("headgate.policy.yaml_nodes.MAX_NODES", 10)
+    for text in (
+        "version: 1\nx-a: [1, 2, 3, 4, 5, 6, 7, 8]",
+        "x-a: &a [1, 2, 3]\nx-b: *a\nx-c: *a",
+        "x-a: {a: {b: {c: {d: {}}}}}",
+    ):
+        with pytest.raises(InvalidRules, match="more than 10 values"):
+            load(text)
+
+
+def test_a_mark_at_the_beginning_and_windows_lines_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_bytes(b"\xef\xbb\xbfversion: 1\r\nrules:\r\n  - {id: a, quota: 1/s}\r\n")
+    assert len(load_file(path).rules) == 1
+    assert len(load("\ufeffversion: 1\nrules: [{id: a, quota: 1/s}]").rules) == 1
+
+
+def test_without_libyaml_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyYAML's own parser words syntax errors otherwise; all else is equal."""
+
+    def outcome(path: Path) -> object:
+        try:
+            return read_file(path)
+        except InvalidRules as error:
+            return [(problem.line, problem.path) for problem in error.problems]
+
+    expected = {path: outcome(path) for path in (*GOOD, *BAD)}
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    assert {path: outcome(path) for path in (*GOOD, *BAD)} == expected
+
+
+def test_without_pyyaml_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ImportError, match=r"headgate\[policy\]"):
+        load("version: 1")
+    assert loads_json('{"version": 1}') == from_data({"version": 1}) == Ruleset()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "1:2 : no JSON: Expecting property name"),
+        ('{"version": NaN}', "NaN is no number"),
+        ('{"version": 1, "version": 1, "rules": [{"id": "a", "id": "b"}]}', "the key 'version' is given twice"),
+        ("[" * 100_000, "no JSON"),
+        ('{"version": ' + "9" * 5000 + "}", "no JSON"),
+        (b'{"version": "\xff"}', "no JSON"),
+        (
+            '{"version": 1, "rules": [{"id": "a", "limit": 1.5, "window": "1m"}]}',
+            r"rules\[0\].limit: 1.5 is not a whole",
+        ),
+        ('{"version": 1, "allow": [{"ip": null}]}', r"allow\[0\].ip: has no value"),
+    ],
+)
+def test_json_that_is_wrong(text: str | bytes, told: str) -> None:
+    with pytest.raises(InvalidRules, match=told.removeprefix("1:2 : ")):
+        loads_json(text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        5,
+        [],
+        {1: 2},
+        {"version": 1, 5: 6},
+        {"version": {1}},
+        {"rules": [{"id": 10**5000}]},
+        {"version": 1, "rules": ()},
+    ],
+)
+def test_data_that_is_no_json(data: Any) -> None:
+    with pytest.raises(InvalidRules):
+        from_data(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("dimension: api_key, quota: 1/s", "rules[0].dimension: counts by the attribute 'api_key'"),
+        ("methods: [GTE], quota: 1/s", "rules[0].methods: GTE is an unusual method"),
+    ],
+)
+def test_what_is_odd_is_a_warning(text: str, warning: str) -> None:
+    loaded = read(f"version: 1\nrules: [{{id: a, {text}}}]", name="f")
+    assert [f"{odd.path}: {odd.message}" for odd in loaded.warnings] == [warning]
+    assert loaded.warnings[0].hint.startswith("Did you mean")
+
+
+def test_usual_things_are_no_warnings() -> None:
+    for path in GOOD:
+        assert path.stem == "seed" or not read_file(path).warnings
+
+
+def test_the_lines_of_a_document_are_those_of_yaml() -> None:
+    document = Document("version: 1\r\n# \x85rules: 5\nrules: 5", "f")
+    assert document.locate(("rules",), at_key=True) == (3, 1) or document.source(4) == "rules: 5"
+    assert document.source(0) == document.source(99) == ""
+    assert yaml_nodes.decoded("é".encode(), "f") == "é"

@@ -1,0 +1,78 @@
+"""Whatever the text: rules, or InvalidRules that can be shown. Nothing else, and soon."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.cli.problems import tell
+from headgate.cli.terminal import Terminal
+from headgate.policy.loading import InvalidRules, load, loads_json
+from tests.policy.written import BAD, GOOD
+
+TEXTS = [path.read_text(errors="replace") for path in (*GOOD, *BAD)]
+PIECES = ["\t", ": ", "- ", "&a ", "*a", "<<: *a\n", "!!str ", "{", "}", "[", "]", '"', "'", "|\n", "? ", "\n", "\x00"]
+PIECES += ["limits: ", "rate_limits:\n", "until: ", "calendar: ", "\ud800", "\u2028", "%YAML 9.9\n", "---\n", "#"]
+
+
+def survives(text: str) -> None:
+    for reading in (load, loads_json):
+        try:
+            reading(text)
+        except InvalidRules as error:
+            assert error.problems  # noqa: PT017
+            assert str(error)  # noqa: PT017
+            tell(error.problems, Terminal(io.StringIO(), io.StringIO()))
+
+
+@given(st.one_of(st.text(max_size=200), st.text("{}[]:-,&*!|>'\"%@` \n\tab1", max_size=60)))
+@settings(max_examples=300)
+def test_any_text(text: str) -> None:
+    survives(text)
+    survives(f"version: 1\nrules:\n  - {text}")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(10):
+        text = chance.choice(TEXTS)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(text) + 1)
+            until = at + chance.choice([0, 0, 1, 5, 30])
+            text = text[:at] + chance.choice([*PIECES, chance.choice(TEXTS)[:40]]) + text[until:]
+        survives(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "{a: " * 100_000,
+        "- " * 50_000,
+        "? " * 50_000,
+        "&a " * 1000,
+        "a: *a",
+        "version: 1\nrules: " + "&a [" * 30,
+        "'" + "\n" * 100_000,
+        "version: 1\nrules: [{id: a, quota: '" + "9" * 100_000 + "/s'}]",
+        "version: 1\nrules: [{id: a, limit: " + "9" * 100_000 + ", window: 1s}]",
+        "version: 1\nrules: [{id: a, window: '" + " " * 100_000 + "', limit: 1}]",
+        "version: 1\n" + "".join(f"wrong-{number}: 1\n" for number in range(5000)),
+        "version: 1\nrules:\n"
+        + "".join(f"  - {{id: a{number}, quota: 1/s, replaces: [b]}}\n" for number in range(3000)),
+        "version: 1\nrules:\n" + "".join(f"  - {{id: a{number}, qu{number}ota: 1/s}}\n" for number in range(5000)),
+        "version: 1\nrules:\n" + "".join(f"  - {{id: a{number}, algorithm: x{number}}}\n" for number in range(5000)),
+        "{" + "a: 1, " * 50_000 + "}",
+        "version: 1\nrules: [{id: a, limit: 1, window: '" + " " * 1_000_000 + "'}]",
+        "x: &a {" + ", ".join(f"k{number}: 1" for number in range(3000)) + "}\n"
+        "y: [" + ", ".join(["{<<: [" + ", ".join(["*a"] * 50) + "]}"] * 50) + "]",
+    ],
+    ids=range(18),
+)
+def test_texts_made_to_take_long(text: str) -> None:
+    survives(text)

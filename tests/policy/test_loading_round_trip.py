@@ -1,0 +1,36 @@
+"""What is written can be read back: data, JSON and YAML."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.policy.dumping import to_data, to_json, to_yaml
+from headgate.policy.loading import from_data, load, load_file, loads_json
+from headgate.policy.model import Ruleset
+from headgate.policy.times import length_of, length_text
+from tests.policy.written import GOOD, rulesets
+
+
+@given(rulesets())
+@settings(max_examples=60)
+def test_rules_survive_data_json_and_yaml(ruleset: Ruleset) -> None:
+    data = to_data(ruleset)
+    assert from_data(data) == ruleset
+    assert json.loads(json.dumps(data)) == data
+    assert loads_json(to_json(ruleset)) == ruleset
+    assert load(to_yaml(ruleset)) == ruleset
+
+
+def test_the_example_files_survive_too() -> None:
+    for path in GOOD:
+        ruleset = load_file(path)
+        assert load(to_yaml(ruleset)) == loads_json(to_json(ruleset)) == ruleset, path.name
+
+
+@given(st.integers(1, 10**15))
+def test_lengths_are_written_exactly(length_us: int) -> None:
+    if length_us <= 3660 * 86_400_000_000:
+        assert length_of(length_text(length_us)) == length_us

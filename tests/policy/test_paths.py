@@ -1,0 +1,198 @@
+"""Paths: one form for each, or a refusal, so that no spelling escapes the rules."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.quota import Quota
+from headgate.policy.compiled import Policy
+from headgate.policy.model import Rule, Ruleset
+from headgate.policy.paths import LONGEST, normalised
+from headgate.policy.request import InvalidRequest, Request
+
+PATH = "/api/v1/orders/pending"
+SLASHES = [place for place, character in enumerate(PATH) if character == "/"]
+LETTERS = [place for place, character in enumerate(PATH) if character != "/"]
+
+
+def put(text: str, place: int, cut: int = 0) -> str:
+    """Return the path with `text` at a place, instead of the next `cut` characters."""
+    return PATH[:place] + text + PATH[place + cut :]
+
+
+SAME = {
+    PATH,
+    PATH + "/",
+    PATH + "//",
+    PATH + "?",
+    PATH + "?a=/../b#c",
+    PATH + "?a?b=%zz%00\\",
+    PATH[1:],
+    "".join(f"%{ord(letter):02X}" if letter != "/" else letter for letter in PATH),
+    "http://example.com" + PATH,
+    "HTTPS://user:pass@example.com:8443" + PATH,
+    "http://" + PATH,
+    "http://[2001:db8::1]/" + PATH,
+    "ws://example.com" + PATH + "/?q",
+    *[put(text, place, 1) for place in SLASHES for text in ("//", "///", "/./", "/.//./", "/%2e/", "/%2E//")],
+    *[
+        put(text, place)
+        for place in (*SLASHES[1:], len(PATH))
+        for text in (";", ";a", ";a=1;b=2", ";jsessionid=%41", "/;x")
+    ],
+    *[put(form.format(ord(PATH[place])), place, 1) for place in LETTERS for form in ("%{:02x}", "%{:02X}")],
+}
+REFUSED = {
+    *[put(text, place, 1) for place in SLASHES for text in ("%2f", "%2F", "%5c", "%5C", "\\", "/..\\", "/%2f")],
+    *[put(text, place, 1) for place in SLASHES for text in ("/../", "/%2e%2E/", "/.%2e/", "/%2e./", "/..;/", "/.;/")],
+    *[put(text, place, 1) for place in SLASHES for text in ("/..;a=b/", "/%2e%2e;/", "/%252e/", "/%c0%ae/", "/%c0%af")],
+    *[put(f"%25{ord(PATH[place]):02x}", place, 1) for place in LETTERS],
+    *[
+        put(text, place)
+        for place in (SLASHES[1], len(PATH))
+        for text in (
+            "%00",
+            "\0",
+            "%0a",
+            "%0D",
+            "\t",
+            "\x7f",
+            "%7F",
+            "%3b",
+            "%3Bx",
+            "#",
+            "#/x",
+            "%",
+            "%4",
+            "%zz",
+            "%u0041",
+        )
+    ],
+    *[
+        put(text, len(PATH))
+        for text in ("%ff", "%E9", "%25%34%31", "%2%35", ";%2f..", ";%00", ";\\", "\ud800", "%ED%A0%80")
+    ],
+    PATH + "/x/..",
+    "/x/.." + PATH,
+    "/.." + PATH,
+    "http://example.com\\" + PATH,
+    "http://example.com#" + PATH,
+    "\\" + PATH,
+}
+POLICY = Policy(Ruleset((Rule("orders", Quota.parse("10/minute"), dimension="endpoint", endpoint=PATH),)))
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(SAME | REFUSED) == len(SAME) + len(REFUSED) > 200
+
+
+@pytest.mark.parametrize("path", sorted(SAME))
+def test_a_spelling_of_a_path_hits_its_rule_and_counts_in_the_same_place(path: str) -> None:
+    assert POLICY.plan(Request(endpoint=path), 0) == POLICY.plan(Request(endpoint=PATH), 0)
+    assert POLICY.plan(Request(endpoint=path), 0).enforced.plan[0].principal == PATH
+
+
+@pytest.mark.parametrize("path", sorted(REFUSED))
+def test_what_servers_may_read_differently_is_refused(path: str) -> None:
+    with pytest.raises(InvalidRequest):
+        POLICY.plan(Request(endpoint=path), 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "canonical"),
+    [
+        ("", "/"),
+        ("/", "/"),
+        ("//", "/"),
+        ("*", "/"),
+        ("?a=b", "/"),
+        ("http://example.com", "/"),
+        ("http://example.com?a", "/"),
+        ("/.", "/"),
+        ("/./", "/"),
+        ("orders", "/orders"),
+        ("/Orders", "/Orders"),
+        ("/a/...", "/a/..."),
+        ("/a/.b/b.", "/a/.b/b."),
+        ("/caf\u00e9", "/caf%C3%A9"),
+        ("/caf%c3%a9", "/caf%C3%A9"),
+        ("/cafe\u0301", "/cafe%CC%81"),
+        ("/a b", "/a%20b"),
+        ("/a+b", "/a+b"),
+        ("/a%2Bb", "/a+b"),
+        ("/a%20b", "/a%20b"),
+        ("/100%25", "/100%25"),
+        ("/%25zz", "/%25zz"),
+        ("/%7Eme", "/~me"),
+        ("/me%40home", "/me@home"),
+        ("/v1:run", "/v1:run"),
+        ("/%2A", "/*"),
+        ("/a%3Fb%23c", "/a%3Fb%23c"),
+        ('/<>"[]^`{|}', "/%3C%3E%22%5B%5D%5E%60%7B%7C%7D"),
+        ("/http://example.com/a", "/http:/example.com/a"),
+        ("//example.com/a", "/example.com/a"),
+        ("/" + "a" * (LONGEST - 1), "/" + "a" * (LONGEST - 1)),
+        ("/a?" + "q" * 2 * LONGEST, "/a"),
+    ],
+)
+def test_one_documented_behaviour_each(path: str, canonical: str) -> None:
+    assert normalised(path) == canonical
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/a/../b", r"the path '/a/../b' is not accepted: it has a \.\. segment: resolve it first"),
+        ("/a%2fb", "it has %2F, which servers read differently"),
+        ("/a%5Cb", "it has a backslash"),
+        ("/a%zz", "it has a % that encodes nothing: a percent sign is written %25"),
+        ("/%2541", "it is encoded twice"),
+        ("/%E9", "it is not UTF-8"),
+        ("/a#b", "it has a #, which is written %23"),
+        ("/" + "a" * LONGEST, "the path has 8193 characters: 8192 are accepted"),
+        (b"/a", "the endpoint is a path, such as '/api/orders', not b'/a'"),
+        (None, "the endpoint is a path"),
+    ],
+)
+def test_a_refusal_says_why(path: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        normalised(path)
+
+
+paths = st.one_of(
+    st.text("ab/.%2eEfF5;?#\\\0é:*", max_size=14).map(lambda text: "/" + text),
+    st.lists(
+        st.sampled_from(
+            ["/", "//", "a", "%61", ".", "%2e", "..", ";x", "%25", "25", "41", "é", "%C3%A9", " ", "%20", "~"]
+        ),
+        max_size=8,
+    ).map("".join),
+    st.text(max_size=20),
+)
+
+
+@given(paths)
+def test_the_canonical_form_of_a_canonical_path_is_that_path(path: str) -> None:
+    try:
+        canonical = normalised(path)
+    except InvalidRequest:
+        return
+    assert normalised(canonical) == canonical
+
+
+@given(paths)
+def test_what_is_accepted_means_what_it_meant(path: str) -> None:
+    """Decoded once, its segments are those of the path as sent, but for empty ones, dots and parameters."""
+    path = "/" + path.lstrip("/")
+    try:
+        canonical = normalised(path)
+    except InvalidRequest:
+        return
+    sent = [unquote(segment.partition(";")[0]) for segment in path.partition("?")[0].split("/")]
+    assert [unquote(segment) for segment in canonical[1:].split("/")] == [
+        segment for segment in sent if segment not in {"", "."}
+    ] or (canonical == "/" and not {*sent} - {"", "."})

@@ -1,0 +1,126 @@
+"""Endpoint patterns: all that match are found, and what is malformed is said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import InvalidRule
+from headgate.policy.conditions import Indexed
+from headgate.policy.trie import Trie, matches, parsed
+
+PATTERNS = ["**", "/**", "/", "/a", "/a/", "/*", "/a/**", "/{x}/b", "/a/b", "/*/*", "/a/*/**", "/a/*/c", "/caf\u00e9"]
+
+
+def found(patterns: list[str], path: str) -> list[str]:
+    trie = Trie((parsed(pattern), Indexed(), pattern) for pattern in patterns)
+    return sorted(trie.find(path, "", "", {}))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/", ["**", "/**", "/"]),
+        ("/a", ["**", "/**", "/a", "/a/", "/*", "/a/**"]),
+        ("/x", ["**", "/**", "/*"]),
+        ("/A", ["**", "/**", "/*"]),
+        ("/*", ["**", "/**", "/*"]),
+        ("/**", ["**", "/**", "/*"]),
+        ("/a/b", ["**", "/**", "/a/**", "/{x}/b", "/a/b", "/*/*", "/a/*/**"]),
+        ("/x/b", ["**", "/**", "/{x}/b", "/*/*"]),
+        ("/a/x/c", ["**", "/**", "/a/**", "/a/*/**", "/a/*/c"]),
+        ("/a/x/d/e", ["**", "/**", "/a/**", "/a/*/**"]),
+        ("/caf%C3%A9", ["**", "/**", "/*", "/caf\u00e9"]),
+    ],
+)
+def test_all_patterns_that_match_are_found(path: str, expected: list[str]) -> None:
+    assert found(PATTERNS, path) == sorted(expected)
+
+
+segments = st.lists(st.sampled_from(["a", "b", "*", "{n}"]), max_size=4)
+patterns = st.builds(lambda parts, rest: "/" + "/".join(parts + rest), segments, st.sampled_from([[], ["**"]]))
+paths = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.lists(patterns, unique=True, max_size=12), paths)
+def test_a_trie_finds_those_that_match_one_by_one_and_each_once(patterns: list[str], path: str) -> None:
+    assert found(patterns, path) == sorted(pattern for pattern in patterns if matches(parsed(pattern), path))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", "an endpoint is a pattern such as /api/orders/\\*\\*, not ''"),
+        (None, "an endpoint is a pattern"),
+        ("a/b", "endpoint 'a/b': a pattern begins with a slash, or is \\*\\*"),
+        ("*", "begins with a slash"),
+        ("/a/**/b", "endpoint '/a/\\*\\*/b', segment 2: \\*\\* stands for the rest, and only at the end"),
+        ("/a*", "segment 1: 'a\\*' is neither literal nor \\* nor {name}"),
+        ("/a/***", "segment 2: .* is neither literal"),
+        ("/a/{x}.json", "is neither literal"),
+        ("/a/{}", "is neither literal"),
+        ("/a/{x", "is neither literal"),
+        ("/a//b", "segment 2: no path has a segment '' once it is normalised"),
+        ("/a/./b", "no path has a segment '.'"),
+        ("/a/%2e%2E", "no path has a segment '%2e%2E'"),
+        ("/a?b=c", "a path is matched without \\?: leave it and what follows out"),
+        ("/a;b", "a path is matched without ;"),
+        ("/a%2Fb", "it has %2F, which servers read differently"),
+        ("/a%zz", "it has a % that encodes nothing"),
+        ("/a\\b", "it has a backslash"),
+        ("/" + "a" * 9000, "an endpoint is a pattern"),
+    ],
+)
+def test_a_malformed_pattern_is_refused_with_the_reason(pattern: str, message: str) -> None:
+    with pytest.raises(InvalidRule, match=message):
+        parsed(pattern)
+
+
+@pytest.mark.parametrize(
+    ("asked", "method", "tier", "facts", "expected"),
+    [
+        (Indexed(), "", "", {}, True),
+        (Indexed(frozenset({"GET", "PUT"})), "PUT", "", {}, True),
+        (Indexed(frozenset({"GET", "PUT"})), "POST", "", {}, False),
+        (Indexed(frozenset({"GET"})), "", "", {}, False),
+        (Indexed(tier="pro"), "", "pro", {}, True),
+        (Indexed(tier="pro"), "", "", {}, False),
+        (Indexed(when={"a": "1"}), "", "", {"a": "1", "b": "2"}, True),
+        (Indexed(when={"a": "1"}), "", "", {"a": "2"}, False),
+        (Indexed(when={"a": "1"}), "", "", {"b": "1"}, False),
+        (Indexed(when={"a": "1", "b": "2"}), "", "", {"a": "1", "b": "2"}, True),
+        (Indexed(when={"a": "1", "b": "2"}), "", "", {"a": "2", "b": "1"}, False),
+        (Indexed(when={"a": "1", "b": "2"}), "", "", {"a": "1"}, False),
+        (Indexed(frozenset({"GET"}), "pro", {"a": "1"}), "GET", "pro", {"a": "1"}, True),
+        (Indexed(frozenset({"GET"}), "pro", {"a": "1"}), "GET", "free", {"a": "1"}, False),
+    ],
+)
+def test_conditions_are_met_all_or_not_at_all(
+    asked: Indexed, method: str, tier: str, facts: dict[str, str], *, expected: bool
+) -> None:
+    assert Trie([(("**",), asked, "it")]).find("/", method, tier, facts) == ["it"] * expected
+
+
+def steps(count: int) -> int:
+    """Return how many attributes a search looks up when `count` rules share an endpoint."""
+
+    class Counting(dict[str, str]):
+        looks = 0
+
+        def get(self, key: str, default: str | None = None) -> str | None:  # type: ignore[override]
+            self.looks += 1
+            return super().get(key, default)
+
+    rules = [
+        (("a",), Indexed(frozenset({"GET"}), "", {"customer": str(number), "region": "eu"}), number)
+        for number in range(count)
+    ]
+    rules += [(("a",), Indexed(when={f"attribute-{number}": "x"}), -number) for number in range(1, count)]
+    facts = Counting({"customer": "7", "region": "eu", "attribute-3": "x"})
+    assert sorted(Trie(rules).find("/a", "GET", "", facts)) == [-3, 7]
+    return facts.looks
+
+
+def test_the_work_does_not_grow_with_the_rules_of_one_endpoint() -> None:
+    assert steps(10) == steps(5000)
