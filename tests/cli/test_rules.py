@@ -78,6 +78,16 @@ def test_the_standard_input(capsys: Printed, monkeypatch: pytest.MonkeyPatch) ->
         assert (told.out + told.err).startswith("stdin:")
 
 
+def test_a_file_for_envoy(tmp_path: Path, capsys: Printed) -> None:
+    path = tmp_path / "envoy.yaml"
+    path.write_text("domain: edge\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: 1}}\n")
+    assert main(["rules", "validate", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: descriptors of edge, nothing wrong\n"
+    path.write_text("domain: edge\ndescriptors:\n  - {key: a, rate_limit: {unit: secnd, requests_per_unit: 1}}\n")
+    assert main(["rules", "validate", str(path)]) == 1
+    assert f"{path}:3:" in capsys.readouterr().err
+
+
 def test_a_list_for_people(capsys: Printed) -> None:
     assert main(["rules", "list", str(FILES / "good" / "everything.yaml")]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -112,6 +112,34 @@ def test_peeks_refunds_resets_and_retries(make: Make) -> None:
     assert engine.peek(order()).shadow[0].decision.remaining == 1
 
 
+def test_a_shadow_that_is_too_small_for_a_cost_would_always_refuse(make: Make) -> None:
+    engine = make(load(RULES))
+    ruling = engine.check(order(cost=2))
+    assert ruling.allowed
+    assert (ruling.shadow[0].decision.allowed, ruling.shadow[0].decision.remaining) == (False, 1)
+
+
+def test_explain_says_why_and_takes_nothing(make: Make) -> None:
+    engine = make(load(RULES))
+    for _ in range(3):
+        engine.check(order())
+    explained = engine.explain(order())
+    assert [(each.rule, each.applies) for each in explained.explanation.rules] == [
+        ("orders-user", True),
+        ("all-ip", True),
+        ("trial", True),
+        ("off", False),
+    ]
+    assert explained.ruling.rule_id == "orders-user"
+    assert {rule: [state.remaining for state in states] for rule, states in explained.states.items()} == {
+        "orders-user": [0],
+        "all-ip": [2],
+        "trial": [0],
+    }
+    assert engine.explain(order()) == explained or not engine.explain(order()).ruling
+    assert engine.explain(order(ip="192.0.2.1")).explanation.rules == ()
+
+
 def test_bad_requests_are_errors(make: Make) -> None:
     engine = make(load(RULES))
     with pytest.raises(CostTooLarge, match="orders-user"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any
 
@@ -11,17 +12,20 @@ from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, add_com
 from headgate.cli.problems import tell, to_data
 from headgate.cli.rules_diff import tell_diff
 from headgate.cli.rules_list import tell_rules
-from headgate.cli.terminal import Terminal
+from headgate.cli.terminal import Terminal, safe
 from headgate.core.errors import InvalidRule
+from headgate.policy import envoy
 from headgate.policy.compiled import Policy
 from headgate.policy.diff import compare
 from headgate.policy.dumping import to_data as rules_data
-from headgate.policy.loading import InvalidRules, Loaded, Problem, read, read_file
+from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
 from headgate.policy.problems import Kind
 from headgate.policy.schema import schema
 from headgate.policy.yaml_nodes import MAX_BYTES, decoded
 
 STDIN = "-"
+_ENVOY = re.compile("^domain *:", re.MULTILINE)
+"""By this a file of envoyproxy/ratelimit is known."""
 _CODES = "Exit codes: 0 {}, 1 {}, 2 wrong usage, or no such file."
 
 
@@ -34,7 +38,8 @@ def add(commands: Commands) -> None:
         "validate",
         _explained(_validate),
         summary="say what is wrong with a file of rules, and where",
-        more=_CODES.format("the rules can be used", "they cannot"),
+        more="Files of envoyproxy/ratelimit (domain and descriptors) can be validated, too.\n\n"
+        + _CODES.format("the rules can be used", "they cannot"),
         examples="headgate rules validate rules.yaml\nheadgate rules validate - < rules.yaml\n"
         "headgate rules validate rules.yaml --json | jq '.problems[].message'",
     )
@@ -73,19 +78,24 @@ def _file(parser: argparse.ArgumentParser, name: str, shown: str) -> None:
 
 
 def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    loaded = _checked(arguments.file)
+    text = _text(arguments.file)
+    if _ENVOY.search(text):
+        policy = envoy.load({_name(arguments.file): text})
+        warnings, what = policy.warnings, f"descriptors of {', '.join(policy.domains)}"
+    else:
+        loaded = _checked(text, arguments.file)
+        warnings, count = loaded.warnings, len(loaded.ruleset.rules)
+        what = f"{count} rule{'s' * (count != 1)}"
     if arguments.json:
-        _say_json(terminal, {"valid": True, "problems": [], "warnings": [to_data(odd) for odd in loaded.warnings]})
+        _say_json(terminal, {"valid": True, "problems": [], "warnings": [to_data(odd) for odd in warnings]})
         return OK
-    tell(loaded.warnings, terminal, warning=True)
-    count = len(loaded.ruleset.rules)
-    told = f"{_name(arguments.file)}: {count} rule{'s' * (count != 1)}, nothing wrong"
-    terminal.say(terminal.styled(told, "green"))
+    tell(warnings, terminal, warning=True)
+    terminal.say(terminal.styled(f"{_name(arguments.file)}: {safe(what)}, nothing wrong", "green"))
     return OK
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    loaded = _checked(arguments.file)
+    loaded = _checked(_text(arguments.file), arguments.file)
     if arguments.json:
         _say_json(terminal, rules_data(loaded.ruleset))
     else:
@@ -94,7 +104,8 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    diff = compare(_checked(arguments.old).ruleset, _checked(arguments.new).ruleset)
+    old, new = (_checked(_text(file), file).ruleset for file in (arguments.old, arguments.new))
+    diff = compare(old, new)
     if arguments.json:
         _say_json(terminal, diff.to_data())
     else:
@@ -128,17 +139,17 @@ def _explained(run: Command) -> Command:
     return explaining
 
 
-def _checked(file: str) -> Loaded:
-    if file == STDIN:
-        name = _name(file)
-        loaded = read(decoded(sys.stdin.buffer.read(MAX_BYTES + 1), name), name=name)
-    else:
-        loaded = read_file(file)
+def _checked(text: str, file: str) -> Loaded:
+    loaded = read(text, name=_name(file))
     try:
         Policy(loaded.ruleset)
     except InvalidRule as error:
         raise InvalidRules([Problem(str(error), file=_name(file), kind=Kind.MEANING)]) from None
     return loaded
+
+
+def _text(file: str) -> str:
+    return decoded(sys.stdin.buffer.read(MAX_BYTES + 1), _name(file)) if file == STDIN else text_of(file)
 
 
 def _name(file: str) -> str:

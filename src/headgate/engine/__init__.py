@@ -1,7 +1,8 @@
 """A policy and a store in one object: a request in, a ruling out. What the service, the gateway and frameworks use."""
 
 from headgate.engine.aio import AsyncEngine
+from headgate.engine.explained import Explained
 from headgate.engine.ruling import RuleDecision, Ruling
 from headgate.engine.sync import Engine
 
-__all__ = ["AsyncEngine", "Engine", "RuleDecision", "Ruling"]
+__all__ = ["AsyncEngine", "Engine", "Explained", "RuleDecision", "Ruling"]

@@ -10,9 +10,11 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
+from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Flow, Verb, ruled
 from headgate.engine.ruling import Ruling
 from headgate.policy.compiled import Policy
+from headgate.policy.explain import explain
 from headgate.policy.request import Request
 from headgate.policy.selection import Selection
 from headgate.stores import open_async_store
@@ -90,6 +92,13 @@ class AsyncEngine:
         """Forget all that was used of the limits that apply to the request."""
         for plan in plans_of(self._selected(self.policy, request)):
             await self._store.reset(plan)
+
+    async def explain(self, request: Request) -> Explained:
+        """Say for every rule whether it applies and why, what state its limits are in, and what would be decided."""
+        policy = self.policy
+        explanation = explain(policy, request, self._clock.now())
+        ruling = await self._run(ruled(explanation.selection, Verb.PEEK, request.cost, policy.version))
+        return joined(explanation, ruling)
 
     async def ready(self) -> None:
         """Raise StoreError unless the store can decide now."""

@@ -10,10 +10,13 @@ from collections.abc import Generator, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from headgate.core.decision import Decision
 from headgate.core.key import once_token
 from headgate.core.plan import Plan
-from headgate.engine.ruling import Ruling, rule_decisions, rule_of
+from headgate.core.pressure import Pressure
+from headgate.engine.ruling import RuleDecision, Ruling, rule_decisions, rule_of
 from headgate.policy.selection import Limits, Selection, Verdict
 
 
@@ -52,23 +55,36 @@ def ruled(selection: Selection, verb: Verb, cost: int, version: int, idempotency
     if enforced.plan:
         (decision,) = yield (_call(verb, enforced, cost, idempotency_key),)
         allowed = decision.allowed
-    shadow: list[tuple[tuple[str, ...], Decision]] = []
-    asked = [limits for limits in selection.shadow if not limits.too_small]
-    if asked:
+    shadow: list[RuleDecision] = []
+    if selection.shadow:
         taking = verb if allowed else Verb.PEEK
-        decisions = yield [_call(taking, limits, cost, idempotency_key) for limits in asked]
-        shadow = [(limits.rules, each) for limits, each in zip(asked, decisions, strict=True)]
+        decisions = yield [_shadow_call(taking, limits, cost, idempotency_key) for limits in selection.shadow]
+        for limits, each in zip(selection.shadow, decisions, strict=True):
+            shadow += _refused(limits, each) if limits.too_small else rule_decisions(limits.rules, each)
     return Ruling(
         allowed,
         selection.verdict,
         decision,
         rule_of(enforced.rules, decision) if decision is not None else "",
         rule_decisions(enforced.rules, decision) if decision is not None else (),
-        tuple([part for rules, each in shadow for part in rule_decisions(rules, each)]),
+        tuple(shadow),
         selection.matched,
         selection.reason,
         version,
     )
+
+
+def _shadow_call(verb: Verb, limits: Limits, cost: int, idempotency_key: str) -> Call:
+    if limits.too_small:  # no store would accept the cost; what is left can be asked
+        return Call(Verb.PEEK, limits.plan, 1)
+    return _call(verb, limits, cost, idempotency_key)
+
+
+def _refused(limits: Limits, decision: Decision) -> list[RuleDecision]:
+    """Return what limits say about a cost that is above their capacity: no, whenever it comes."""
+    parts = rule_decisions(limits.rules, decision)
+    refusal = {"allowed": False, "state": Pressure.THROTTLED}
+    return [RuleDecision(part.rule_id, msgspec.structs.replace(part.decision, **refusal)) for part in parts]
 
 
 def _call(verb: Verb, limits: Limits, cost: int, idempotency_key: str) -> Call:

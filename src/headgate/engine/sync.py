@@ -9,9 +9,11 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
+from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Flow, Verb, ruled
 from headgate.engine.ruling import Ruling
 from headgate.policy.compiled import Policy
+from headgate.policy.explain import explain
 from headgate.policy.request import Request
 from headgate.policy.selection import Selection
 from headgate.stores import open_store
@@ -23,7 +25,8 @@ class Engine:
     r"""Decides requests by rules.
 
     >>> from headgate.policy.loading import load
-    >>> from headgate.policy.request import Request
+    >>> from headgate.policy.explain import explain
+    from headgate.policy.request import Request
     >>> rules = load("version: 1\nrules: [{id: per-user, limit: 2, window: 1m}]")
     >>> engine = Engine(rules)
     >>> [engine.check(Request({"user": "ada"})).allowed for _ in range(3)]
@@ -97,6 +100,13 @@ class Engine:
         """Forget all that was used of the limits that apply to the request."""
         for plan in plans_of(self._selected(self.policy, request)):
             self._store.reset(plan)
+
+    def explain(self, request: Request) -> Explained:
+        """Say for every rule whether it applies and why, what state its limits are in, and what would be decided."""
+        policy = self.policy
+        explanation = explain(policy, request, self._clock.now())
+        ruling = self._run(ruled(explanation.selection, Verb.PEEK, request.cost, policy.version))
+        return joined(explanation, ruling)
 
     def ready(self) -> None:
         """Raise StoreError unless the store can decide now."""

@@ -23,7 +23,18 @@ from headgate.policy.model import Ruleset
 from headgate.policy.problems import MOST, Findings, InvalidRules, Kind, Locator, Problem, in_order
 from headgate.policy.yaml_nodes import MAX_BYTES, Document, decoded
 
-__all__ = ["InvalidRules", "Loaded", "Problem", "from_data", "load", "load_file", "loads_json", "read", "read_file"]
+__all__ = [
+    "InvalidRules",
+    "Loaded",
+    "Problem",
+    "from_data",
+    "load",
+    "load_file",
+    "loads_json",
+    "read",
+    "read_file",
+    "text_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,11 @@ def read(text: str, *, name: str = "rules") -> Loaded:
 
 def read_file(path: str | PathLike[str]) -> Loaded:
     """Read rules from a YAML file, and keep the warnings. A file that cannot be read raises InvalidRules as well."""
+    return read(text_of(path), name=fspath(path))
+
+
+def text_of(path: str | PathLike[str]) -> str:
+    """Return the text of a file. Raises InvalidRules if it cannot be read, is too large, or not UTF-8."""
     name = fspath(path)
     try:
         with open(path, "rb") as file:  # noqa: PTH123  any path-like
@@ -91,7 +107,7 @@ def read_file(path: str | PathLike[str]) -> Loaded:
         raise InvalidRules([Problem(f"cannot be read: {reason}", file=name, kind=Kind.FILE)]) from None
     if len(raw) > MAX_BYTES:
         raise InvalidRules([Problem(f"more than {MAX_BYTES:_} bytes: split the file", file=name, kind=Kind.FILE)])
-    return read(decoded(raw, name), name=name)
+    return decoded(raw, name)
 
 
 def _loaded(data: object, where: Locator, known: list[Problem]) -> Loaded:

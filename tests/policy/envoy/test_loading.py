@@ -332,6 +332,10 @@ class TestValues:
         match = matched(written(text), ("k", "v"))
         assert not match.limits
 
+    def test_where_the_word_is_not_to_be_seen_quotes_are_asked_for(self) -> None:
+        text = "domain: d\ndescriptors: [{key: a, shadow_mode: &on true}, {key: *on}]"
+        assert problems_of(text) == ["f.yaml:2:54: descriptors[1].key: true is no text. Put it in quotes."]
+
     def test_a_surrogate_is_no_text(self) -> None:
         with pytest.raises(InvalidRules):
             load({"f": one(more='value: "\\ud800", ')})

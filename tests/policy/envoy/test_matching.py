@@ -318,3 +318,61 @@ def test_policies_of_several_files_know_all_domains() -> None:
     assert [*rules.domains] == ["one", "two"]
     spaces = {rules.match(name, [asked(("k", "v"))]).matches[0].limits[0].space for name in texts}
     assert len(spaces) == 2
+
+
+class TestSharing:
+    """Values that match a pattern with share_threshold count together, for each key and everything else apart."""
+
+    RULES = """
+  - {key: f, value: 'x/*', share_threshold: true, rate_limit: &limit {unit: hour, requests_per_unit: 9}}
+  - {key: f, value: 'x/1', rate_limit: *limit}
+  - key: f
+    value: 'top/*'
+    share_threshold: true
+    descriptors:
+      - {key: f, value: 'in/*', share_threshold: true, rate_limit: *limit}
+      - {key: g, value: 'in/*', rate_limit: *limit}
+      - {key: user, rate_limit: *limit}
+  - {key: 'any*', share_threshold: true, rate_limit: *limit}
+"""
+
+    @pytest.mark.parametrize(
+        ("first", "second", "together"),
+        [
+            ([("f", "x/2")], [("f", "x/3")], True),
+            ([("f", "x/2")], [("f", "x/")], True),
+            ([("f", "x/2")], [("f", "x/*")], True),  # the pattern itself is a value like any other
+            ([("f", "x/2")], [("f", "x/1")], False),  # that one is listed
+            ([("f", "top/1"), ("f", "in/1")], [("f", "top/2"), ("f", "in/2")], True),
+            ([("f", "top/1"), ("g", "in/1")], [("f", "top/2"), ("g", "in/1")], True),
+            ([("f", "top/1"), ("g", "in/1")], [("f", "top/1"), ("g", "in/2")], False),
+            ([("f", "top/1"), ("user", "u")], [("f", "top/2"), ("user", "u")], True),
+            ([("f", "top/1"), ("user", "u")], [("f", "top/1"), ("user", "v")], False),
+            ([("any", "1")], [("any", "2")], True),
+            ([("any", "1")], [("anyone", "1")], False),
+        ],
+    )
+    def test_who_counts_together(self, first: Pairs, second: Pairs, together: bool) -> None:  # noqa: FBT001
+        limits = [matched(written(self.RULES), *pairs).limits[0] for pairs in (first, second)]
+        assert (limits[0][:2] == limits[1][:2]) is together
+
+
+@pytest.mark.parametrize(
+    ("flags", "value", "metric"),
+    [
+        ("", "", "d.k_a*.u"),
+        ("value_to_metric: true, ", "", "d.k_abc.u"),
+        ("share_threshold: true, ", "", "d.k_a*.u"),
+        ("share_threshold: true, value_to_metric: true, ", "", "d.k_a*.u"),
+        ("", "detailed_metric: true, ", "d.k_abc.u_"),
+        ("share_threshold: true, ", "detailed_metric: true, ", "d.k_a*.u"),
+        ("", "value_to_metric: true, ", "d.k_a*.u"),
+        ("value_to_metric: true, ", "detailed_metric: true, value_to_metric: true, ", "d.k_abc.u_"),
+    ],
+)
+def test_the_names_of_metrics_where_the_last_value_is_empty(flags: str, value: str, metric: str) -> None:
+    rules = written(
+        f"  - {{key: k, value: 'a*', {flags}descriptors: "
+        f"[{{key: u, {value}rate_limit: {{unit: day, requests_per_unit: 1}}}}]}}"
+    )
+    assert ".".join(matched(rules, ("k", "abc"), ("u", "")).stat) == metric

@@ -3,9 +3,12 @@
 As in envoyproxy/ratelimit: a descriptor over its limit is told so with 0 remaining; in shadow mode it is told OK, with
 0 remaining. The request is over the limit if any descriptor is that is not in quota mode, or if all are that are.
 
-Where this differs: a ban is over the limit even if it is only looked at (0 hits). The time until the reset is that of
-the algorithm: for a fixed window its end; for others, when the same request would pass, or, if it did, when nothing
-counts as used any more. It is rounded up to whole seconds, as there.
+Where this differs:
+
+- What is refused takes nothing. There, it is counted, so that a raised limit does not help before the window ends.
+- A ban is over the limit even if it is only looked at (0 hits).
+- The time until the reset is that of the algorithm: for a fixed window its end; for others, when the same request would
+  pass, or, if it did, when nothing counts as used any more. It is rounded up to whole seconds, as there.
 """
 
 from __future__ import annotations

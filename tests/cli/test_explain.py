@@ -1,0 +1,110 @@
+"""``headgate explain``: readable for people, JSON for programs, exit codes for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.__main__ import main
+from headgate.engine import Engine
+from headgate.policy.request import Request
+from tests.servers import free_port, redis_server
+
+RULES = """
+version: 1
+rules:
+  - {id: orders-user, dimension: user, endpoint: /orders/**, methods: [POST], limit: 1, window: 1h}
+  - {id: free-only, dimension: user, tier: free, limit: 10, window: 1m}
+tiers:
+  premium: {orders-user: {limit: 3}}
+users:
+  "42": {tier: premium}
+deny: [{ip: 192.0.2.1}]
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> str:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return str(path)
+
+
+def test_for_people(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--rules", rules, "--user", "42", "--method", "post", "/orders//7"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        "would pass: rule orders-user is the most restrictive",
+        "as seen by the rules: user 42, endpoint /orders/7, global global, tier premium",
+        "",
+        "orders-user applies: matches",
+        "  3/hour (tier premium): 3 of 3 left, normal",
+        "  key orders-user|tb:3600000000 of 42",
+        "",
+        "free-only does not apply: tier is premium, not free",
+    ]
+
+
+def test_what_would_be_refused(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with redis_server() as server:
+        address = server.address
+        with Engine(rules, store=address) as engine:
+            assert engine.check(Request({"user": "7"}, "/orders", "POST"))
+        asked = ["explain", "--rules", rules, "--store", address, "--user", "7", "--method", "POST", "/orders"]
+        assert [main(asked), main(asked)] == [1, 1]
+    out = capsys.readouterr().out
+    assert "would be refused: rule orders-user, for another" in out
+    assert "0 of 1 left, throttled, refused for another" in out
+
+
+def test_for_programs(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--rules", rules, "--user", "x" * 200, "--attribute", "region=eu", "--json", "/"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["allowed"], data["verdict"], data["facts"]["region"]) == (True, "unlimited", "eu")
+    assert [rule["applies"] for rule in data["rules"]] == [False, False]
+    assert main(["explain", "--rules", rules, "--user", "x" * 200, "--tier", "free", "--json", "/"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["rules"][1]["limits"][0]["principal"]["digest"]) == 32
+    assert data["rules"][1]["limits"][0]["remaining"] == 10
+
+
+def test_lists_and_nothing(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--rules", rules, "--ip", "192.0.2.1", "/"]) == 1
+    assert "deny list" in capsys.readouterr().out
+    assert main(["explain", "--rules", rules, "/"]) == 0
+    assert "no rule applies" in capsys.readouterr().out
+
+
+def test_a_store_that_is_away_is_told(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "--rules", rules, "--user", "42", "--method", "POST", "/orders"]
+    assert main([*asked, "--store", f"redis://127.0.0.1:{free_port()}"]) == 0
+    assert "the store does not answer (store_unavailable)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/"], "--rules"),
+        (["--rules", "/no/such/file", "/"], "cannot be read"),
+        (["--rules", "RULES", "--attribute", "region", "/"], "NAME=VALUE"),
+        (["--rules", "RULES", "/../etc"], ".."),
+        (["--rules", "RULES", "--cost", "much", "/"], "--cost"),
+        (["--rules", "RULES", "--store", "disk", "/"], "disk"),
+    ],
+)
+def test_wrong_usage(rules: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *[rules if each == "RULES" else each for each in arguments]]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_the_environment_names_rules_and_store(
+    rules: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADGATE_RULES", rules)
+    monkeypatch.setenv("HEADGATE_STORE", "memory")
+    assert main(["explain", "/"]) == 0
+    assert "no rule applies" in capsys.readouterr().out
