@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 import runpy
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 import headgate
+from headgate.cli.__main__ import main
+from headgate.policy.loading import load_file
 from tests.servers import RedisServer, redis_server
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +61,21 @@ def test_every_snippet_is_part_of_an_example(page: Path) -> None:
         assert any(variant in source for variant in variants for source in sources), block
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_rules_in_a_page_are_part_of_a_file_that_loads(page: Path) -> None:
+    files = [path for path in (ROOT / "docs" / "examples").glob("*.yaml") if load_file(path)]
+    for block in blocks(page, "yaml"):
+        assert any(block.strip("\n") in path.read_text() for path in files), block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "docs" / "examples")
+    for line in "".join(blocks(page, "sh")).splitlines():
+        if line.startswith("headgate "):
+            assert main(shlex.split(line, comments=True)[1:]) == 0, line
+
+
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     with redis_server() as server:
@@ -71,7 +89,7 @@ def test_an_example_prints_what_its_comments_claim(
     text = script.read_text()
     if REDIS in text:
         text = text.replace(REDIS, request.getfixturevalue("server").address)
-    exec(compile(text, str(script), "exec"), {"__name__": "__main__"})  # noqa: S102  our own
+    exec(compile(text, str(script), "exec"), {"__name__": "__main__", "__file__": str(script)})  # noqa: S102  our own
     claims = CLAIM.findall(text)
     assert claims
     assert capsys.readouterr().out.splitlines() == claims

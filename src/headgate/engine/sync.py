@@ -25,8 +25,7 @@ class Engine:
     r"""Decides requests by rules.
 
     >>> from headgate.policy.loading import load
-    >>> from headgate.policy.explain import explain
-    from headgate.policy.request import Request
+    >>> from headgate.policy.request import Request
     >>> rules = load("version: 1\nrules: [{id: per-user, limit: 2, window: 1m}]")
     >>> engine = Engine(rules)
     >>> [engine.check(Request({"user": "ada"})).allowed for _ in range(3)]
