@@ -9,7 +9,8 @@
     │   ├── InvalidCost         cost is not a whole number in range
     │   │   └── CostTooLarge    cost is above the capacity: no wait would ever admit it
     │   ├── InvalidStore        a store address that names no known store
-    │   └── InvalidRule         a rule, or a file of rules; says where
+    │   ├── InvalidRule         a rule, or a file of rules; says where
+    │   └── ...                 headgate.policy has InvalidRequest, headgate.web has errors of its own
     ├── StoreError              the store did not answer; an operator acts
     │   ├── StoreUnavailable    surely nothing was done: asking again is safe
     │   └── OutcomeUnknown      the question was sent, and perhaps acted on: it is never sent again by itself
