@@ -15,6 +15,7 @@ from benchmarks import accuracy, decisions, environment, memory, operations, tra
 from benchmarks.on_redis import running as on_redis
 from benchmarks.on_redis.cases import Amount
 from benchmarks.report import MemoryResults, Results, render, summary
+from benchmarks.rules import running as by_rules
 from benchmarks.scenarios import MANY_KEYS, Kind, all_scenarios
 from benchmarks.timing import Pace
 from benchmarks.verdicts import Row
@@ -33,13 +34,24 @@ class Size:
     trace_scale: float
     on_redis: Amount
     redis_pace: Pace
+    rules: tuple[int, ...]
+    rules_pace: Pace
 
 
 FULL = Size(
-    Pace(1.0, 7, 60), Pace(1.0, 7, 60), MANY_KEYS, memory.KEYS, 1.0, Amount(4000, 640, 100, 200), Pace(2, 7, 100)
+    Pace(1.0, 7, 60),
+    Pace(1.0, 7, 60),
+    MANY_KEYS,
+    memory.KEYS,
+    1.0,
+    Amount(4000, 640, 100, 200),
+    Pace(2, 7, 100),
+    by_rules.SIZES,
+    Pace(0.5, 7, 100),
 )
-QUICK = Size(Pace(0, 1, 1), Pace(0, 1, 1), 20, 50, 0.02, Amount(200, 128, 20, 100), Pace(0, 1, 1))
-PARTS = ("memory", "redis")
+ONCE = Pace(0, 1, 1)
+QUICK = Size(ONCE, ONCE, 20, 50, 0.02, Amount(200, 128, 20, 100), ONCE, (10, 100, 1000), ONCE)
+PARTS = ("memory", "redis", "rules")
 
 
 class Progress:
@@ -61,7 +73,10 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     if "redis" in parts:
         redis = on_redis.run(size.on_redis, size.redis_pace, Progress(on_redis.steps(size.on_redis)).done)
         found["redis-server"] = redis.server
-    return Results(found, in_memory, redis)
+    rules = None
+    if "rules" in parts:
+        rules = by_rules.run(size.rules, size.rules_pace, Progress(by_rules.steps()).done)
+    return Results(found, in_memory, redis, rules)
 
 
 def run_in_memory(size: Size) -> MemoryResults:

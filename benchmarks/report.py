@@ -12,6 +12,8 @@ from benchmarks.memory import LOG_ADMISSIONS, Footprint
 from benchmarks.on_redis import report as on_redis
 from benchmarks.on_redis.running import RedisResults
 from benchmarks.operations import NAMES, Operations
+from benchmarks.rules import report as by_rules
+from benchmarks.rules.running import RulesResults
 from benchmarks.scenarios import Kind
 from benchmarks.tables import percent, table, times
 from benchmarks.timing import Figure
@@ -36,8 +38,9 @@ class Results:
     """All that one run measured; None is a part that was left out."""
 
     environment: dict[str, str]
-    memory: MemoryResults | None
-    redis: RedisResults | None
+    memory: MemoryResults | None = None
+    redis: RedisResults | None = None
+    rules: RulesResults | None = None
 
 
 def render(results: Results) -> str:
@@ -47,6 +50,8 @@ def render(results: Results) -> str:
         parts.append(_in_memory(results.memory))
     if results.redis:
         parts.append(on_redis.render(results.redis))
+    if results.rules:
+        parts.append(by_rules.render(results.rules))
     return "\n".join(parts)
 
 
@@ -57,6 +62,8 @@ def summary(results: Results) -> str:
         parts.append(_verdicts(results.memory.rows))
     if results.redis:
         parts.append(on_redis.summary(results.redis.rows))
+    if results.rules:
+        parts.append(by_rules.summary(results.rules.rows))
     return "\n".join(parts)
 
 

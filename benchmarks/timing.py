@@ -1,4 +1,4 @@
-"""The clock work: one loop for all, alternating rounds, the best round counts."""
+"""The clock work: one loop for all, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import monotonic, perf_counter_ns
+from typing import TypeVar
 
-from benchmarks.contenders.base import Call
-
+T = TypeVar("T")
 Round = Callable[[int], float]
 """Runs the round of that number and returns nanoseconds per call."""
 
@@ -18,15 +18,29 @@ Round = Callable[[int], float]
 class Figure:
     """The cost of one call, in nanoseconds."""
 
-    best: float
-    """The fastest round: the least disturbed one."""
-    median: float
-    rounds: int
+    rounds: tuple[float, ...]
+    """Round by round; the contenders that took turns were in each of them."""
+
+    @property
+    def best(self) -> float:
+        """The fastest round: the least disturbed one."""
+        return min(self.rounds)
+
+    @property
+    def median(self) -> float:
+        return median(self.rounds)
 
     @property
     def spread(self) -> float:
         """How far the median round lies above the best one; 0.1 is 10 %."""
         return self.median / self.best - 1
+
+    def over(self, other: Figure) -> float:
+        """Return this cost over that of another in turn with it: the median of the ratios within the rounds.
+
+        What slows a whole round down is in both, and one lucky round of either decides nothing.
+        """
+        return median(ours / theirs for ours, theirs in zip(self.rounds, other.rounds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +52,12 @@ class Pace:
     most: int
 
 
-def time_calls(call: Call, keys: Sequence[str]) -> float:
-    """Call `call` with each key; returns nanoseconds per call."""
+def time_calls(call: Callable[[T], object], arguments: Sequence[T]) -> float:
+    """Call `call` with each argument, a key or a request; returns nanoseconds per call."""
     start = perf_counter_ns()
-    for key in keys:
-        call(key)
-    return (perf_counter_ns() - start) / len(keys)
+    for argument in arguments:
+        call(argument)
+    return (perf_counter_ns() - start) / len(arguments)
 
 
 def alternate(contenders: Mapping[str, Round], pace: Pace) -> dict[str, Figure]:
@@ -67,4 +81,4 @@ def alternate(contenders: Mapping[str, Round], pace: Pace) -> dict[str, Figure]:
     finally:
         if collecting:
             gc.enable()
-    return {name: Figure(min(times), median(times), len(times)) for name, times in samples.items()}
+    return {name: Figure(tuple(times)) for name, times in samples.items()}

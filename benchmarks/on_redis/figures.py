@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.on_redis.cases import Case
@@ -36,7 +37,7 @@ class Cost:
 
     @property
     def per_second(self) -> float:
-        return 1e9 / self.time.best
+        return 1e9 / self.time.median
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ class Row:
     @property
     def best_peer(self) -> Cost | None:
         """The fastest peer call, however little it answers."""
-        return min(self.peers, key=lambda peer: peer.time.best, default=None)
+        return self._closest(self.peers)
 
     @property
     def best_equal_peer(self) -> Cost | None:
         """The fastest peer whose answer says as much as ours."""
-        return min((peer for peer in self.peers if peer.equal), key=lambda peer: peer.time.best, default=None)
+        return self._closest(peer for peer in self.peers if peer.equal)
 
     @property
     def times_peer(self) -> float | None:
@@ -75,12 +76,12 @@ class Row:
     @property
     def times_floor(self) -> float:
         """How many decisions we make in the time of one INCR."""
-        return self.floor.time.best / self.ours.time.best
+        return self.floor.time.over(self.ours.time)
 
     @property
     def latency(self) -> float:
         """Our time over that of an INCR."""
-        return self.ours.time.best / self.floor.time.best
+        return self.ours.time.over(self.floor.time)
 
     @property
     def beats_peers(self) -> bool | None:
@@ -94,6 +95,9 @@ class Row:
     def is_prompt(self) -> bool:
         return self.latency <= MOST_TIMES_INCR_ALONE
 
+    def _closest(self, peers: Iterable[Cost]) -> Cost | None:
+        return min(peers, key=lambda peer: peer.time.over(self.ours.time), default=None)
+
 
 def _times(peer: Cost | None, ours: Cost) -> float | None:
-    return None if peer is None else peer.time.best / ours.time.best
+    return None if peer is None else peer.time.over(ours.time)

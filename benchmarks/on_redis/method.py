@@ -52,8 +52,11 @@ METHOD = f"""\
   Every answer of every timed round is checked afterwards, all allowed or all denied, and none degraded; the run stops
   if one is not.
 - **Timing**: the same loop for all, between two `perf_counter_ns()`; nothing is subtracted. All contenders take turns,
-  round after round, each round starting with another one; the best round counts, and the spread is how far the median
-  round lies above it. The garbage collector is off, as in `timeit`.
+  round after round, each round starting with another one. The garbage collector is off, as in `timeit`.
+- **Noise**: a ratio is the median of the ratios within the rounds, so that what slows a whole round down is in both of
+  its sides, and no lucky round of one side decides. Rates and times beside it are those of the median round, whose
+  quotient may differ a little. The best peer is the one with the smallest ratio. The spread is how far the median round
+  lies above the best one.
 - **Processor time**: of this process by `process_time_ns()`, of the server by `used_cpu_user` + `used_cpu_sys` of
   `INFO cpu`; both around each round and summed over all rounds. The server's includes its sockets.
 - **Bytes** are those of `MEMORY USAGE` with all samples, summed over all keys that a client has. It leaves out the
@@ -61,20 +64,21 @@ METHOD = f"""\
 """
 
 TOGETHER = f"""\
-Decisions per second of {CALLERS} async callers together under one limit, best round.
+Decisions per second of {CALLERS} async callers together under one limit, median round.
 """
 
 ALONE = """\
-Microseconds per decision of one caller under one limit, best round.
+Microseconds per decision of one caller under one limit, median round.
 """
 
 THREE_LIMITS = f"""\
-Decisions per second of {CALLERS} async callers together under three limits. The floor is three `INCR`s in a pipeline.
+Decisions per second of {CALLERS} async callers together under three limits, median round. The floor is three `INCR`s in
+a pipeline.
 """
 
 CLUSTER = f"""\
-Decisions per second of {CALLERS} async callers together in a cluster of {PRIMARIES} primaries, against redis-py's \
-`RedisCluster`.
+Decisions per second of {CALLERS} async callers together in a cluster of {PRIMARIES} primaries, median round, against \
+redis-py's `RedisCluster`.
 """
 
 EVERY_CALL = f"""\

@@ -208,8 +208,8 @@ def _rate(cost: Cost) -> str:
 
 
 def _us(cost: Cost) -> str:
-    return f"{cost.time.best / 1000:,.1f}"
+    return f"{cost.time.median / 1000:,.1f}"
 
 
 def _spread(cost: Cost) -> str:
-    return f"{_us(cost)} +{100 * cost.time.spread:.0f} %"
+    return f"{cost.time.best / 1000:,.1f} +{100 * cost.time.spread:.0f} %"

@@ -52,5 +52,5 @@ def run(amount: Amount, pace: Pace, done: Callable[[str], None]) -> RedisResults
 def told(row: Row) -> str:
     """Say in a line what came out."""
     peers = "" if row.times_peer is None else f", {row.times_peer:.2f}x the fastest peer"
-    each = f"{row.ours.time.best / 1000:.0f} us" if row.case.callers == 1 else f"{row.ours.per_second:,.0f}/s"
+    each = f"{row.ours.time.median / 1000:.0f} us" if row.case.callers == 1 else f"{row.ours.per_second:,.0f}/s"
     return f"{row.case}: {each}, {row.times_floor:.2f}x INCR{peers}, server {row.ours.server_us:.1f} us"

@@ -18,7 +18,7 @@ ALONE = Case(Kind.GCRA, Way.BLOCKING, Traffic.MANY, ALLOWING[:1], 1000, 50)
 
 
 def cost(name: str, us: float, *, equal: bool = True) -> Cost:
-    return Cost(name, "call", equal, Figure(us * 1000, us * 1100, 5), client_us=us / 2, server_us=us / 4)
+    return Cost(name, "call", equal, Figure((us * 1000,) * 5), client_us=us / 2, server_us=us / 4)
 
 
 def row(case: Case, floor: float, ours: float, *peers: tuple[float, bool]) -> Row:

@@ -30,7 +30,17 @@ def test_the_report_has_all_algorithms_peers_and_verdicts(run: pathlib.Path) -> 
 
 def test_the_report_goes_from_verdicts_over_method_to_numbers(run: pathlib.Path) -> None:
     report = (run / "report.md").read_text()
-    titles = ("Environment", "Memory", "Verdicts", "Method", "Decisions", "Memory per key", "Redis", "Redis: verdicts")
+    titles = (
+        "Environment",
+        "Memory",
+        "Verdicts",
+        "Method",
+        "Decisions",
+        "Memory per key",
+        "Redis",
+        "Redis: verdicts",
+        "Rules",
+    )
     places = [report.index(f"## {title}\n" if title != "Decisions" else "## Decisions") for title in titles]
     assert places == sorted(places)
     assert "0.003 %" in report
@@ -45,12 +55,21 @@ def test_the_report_has_all_that_was_asked_of_redis(run: pathlib.Path) -> None:
     assert "| redis-server | " in report
 
 
+def test_the_report_has_all_that_was_asked_of_rules(run: pathlib.Path) -> None:
+    report = (run / "report.md").read_text()
+    parts = ("verdicts", "method", "matching", "Envoy descriptors", "decisions", "building")
+    assert all(f"### Rules: {part}\n" in report for part in parts)
+    for question in ("us per request", "time, 1,000 against 10", "another in each request: us per request"):
+        assert f"rules: {question} |" in report or f"rules, {question} |" in report
+
+
 def test_the_raw_numbers_are_written_on_request(run: pathlib.Path) -> None:
     raw = json.loads((run / "raw.json").read_text())
     assert len(raw["memory"]["rows"]) == 56
     libraries = {"headgate", "limits", "throttled-py", "pyrate-limiter"}
     assert {each["contender"] for each in raw["memory"]["footprints"]} == libraries
     assert {each["contender"] for each in raw["redis"]["footprints"]} == libraries | {"redis-py"}
+    assert all(set(row["times"]) == {"10", "100", "1000"} for row in raw["rules"]["rows"])
 
 
 def test_a_table_is_markdown() -> None:

@@ -12,7 +12,7 @@ SCENARIO = Scenario(Kind.GCRA, Path.ALLOW, 1, (Limit(1000, 3600),))
 
 
 def cost(best: float) -> Figure:
-    return Figure(best=best, median=best * 1.1, rounds=9)
+    return Figure((best, best * 1.1, best * 1.2))
 
 
 def row(floor: float, ours: float, *peers: tuple[float, bool]) -> Row:
@@ -56,4 +56,10 @@ def test_a_failure_stands_out() -> None:
 
 
 def test_the_spread_is_the_distance_of_the_median_from_the_best() -> None:
-    assert Figure(best=100, median=125, rounds=3).spread == pytest.approx(0.25)
+    assert Figure((125, 100, 300)).spread == pytest.approx(0.25)
+
+
+def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds() -> None:
+    ours, theirs = Figure((10, 90, 20, 10, 10)), Figure((50, 450, 100, 20, 1000))
+    assert theirs.over(ours) == pytest.approx(5)  # a slow round counts for both, a lucky one for nobody
+    assert theirs.best / ours.best == pytest.approx(2)

@@ -127,3 +127,26 @@ def test_many_in_one_call_are_answered_as_one_call_each(script: Script, asked: l
     together = questions()
     answers = scripts.answers(script.converse(scripts.evaluation(together, START)), together) if asked else []
     assert answers == [script.answer(question, START) for question in questions()]
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_a_charge_that_two_requests_go_by_is_not_taken_back(script: Script, quota: Quota) -> None:
+    """Otherwise each copy of a request that another shard refuses would take it back once more."""
+    plan = family(quota).plan("user")
+    digest = token(plan, "a")
+    asked = scripts.question(scripts.ONCE, plan, 2, token=digest)
+    first = script.answer(asked, START)
+    assert script.answer(asked, START) == first, "a copy"
+    assert [script.undo(plan, 2, START, START, digest).remaining for _ in range(2)] == [3, 3]
+    assert script.answer(asked, START) == first, "and a third one goes by it still"
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_a_charge_is_taken_back_by_the_request_that_made_it_and_once(script: Script, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    digest = token(plan, "a")
+    script.check(plan, 2, START)
+    script.once(plan, 1, START, digest)
+    assert script.undo(plan, 1, START - 1, START, digest).remaining == 2, "another charge"
+    taken_back = script.undo(plan, 1, START, START, digest).remaining
+    assert script.undo(plan, 1, START, START, digest).remaining == taken_back

@@ -141,11 +141,12 @@ class Lane(asyncio.BufferedProtocol):
         except OutcomeUnknown as error:
             fail(asked, error)
             return
-        if self._address.replicas:
-            self._unconfirmed.extend(zip(asked, answers, strict=True))
-            return
         for each, answer in zip(asked, answers, strict=True):
-            if not each.answer.done():
+            if scripts.has_failed(answer):
+                fail([each], OutcomeUnknown(f"{self._address}: a key of this limit has something else in it"))
+            elif self._address.replicas:
+                self._unconfirmed.append((each, answer))
+            elif not each.answer.done():
                 each.answer.set_result(answer)
 
     def _replicated(self, reply: object) -> None:

@@ -218,6 +218,11 @@ def _answer(limits: int) -> Struct:
     return Struct(f"<{1 + 6 * limits}q")
 
 
+def has_failed(answer: Sequence[int]) -> bool:
+    """Say whether the script could not answer this question, though it answered others."""
+    return answer[0] < 0
+
+
 def decision_of(plan: Plan, answer: Sequence[int]) -> Decision:
     """Return the decision of `plan` that the script answered."""
     if len(plan) == 1:

@@ -10,10 +10,14 @@
 --          calm, warn, queue: doubles. With a calendar, when its period begins, when the next one does, and when that
 --          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
---        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes
+--        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes. If a plan of several fails
+--        (somebody has put something else under its key), all its numbers are -1, and the others are answered.
 --
--- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing
--- undo   takes back a check made at the time `since`, and forgets its record; see common.lua
+-- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing.
+--        The record is then marked by a byte at its end: more than one request goes by it
+-- undo   takes back a check made at the time `since`, and forgets its record; see common.lua. With a record it does so
+--        only for the request that made it, and if no other goes by it: otherwise what one of them took back would be
+--        taken from the other, or taken back twice
 --
 -- Every key has a time to live after every operation: until its state means that nothing is used.
 local time = call('TIME')
@@ -95,21 +99,44 @@ local function decider()
       for index = 1, count do call('DEL', KEYS[first + index]) end
       return pack('<i8', now) .. string.rep('\0', 48 * count)
     elseif verb == 'o' then
-      local recorded = call('GET', record)
-      if recorded and #recorded == 8 + 48 * count and now - unpack_from('<i8', recorded) < RECORD_US then
-        return recorded
+      local recorded, size = call('GET', record), 8 + 48 * count
+      local whole = recorded and (#recorded == size or #recorded == size + 1)
+      if whole and now - unpack_from('<i8', recorded) < RECORD_US then
+        if #recorded == size then call('SET', record, recorded .. '+', 'KEEPTTL') end
+        return recorded:sub(1, size)
       end
       local answer, admitted = decided(plan, 'c', first)
       if admitted then call('SET', record, answer, 'PX', RECORD_MS) end
       return answer
+    elseif record then
+      local recorded = call('GET', record)
+      if not recorded or #recorded ~= 8 + 48 * count or unpack_from('<i8', recorded) ~= plan.since then
+        return (decided(plan, 'p', first))
+      end
+      call('DEL', record)
     end
-    if record then call('DEL', record) end
     return (decided(plan, verb, first))
   end
 end
 
+local decide
+
+-- The answer to one plan, whose keys follow KEYS[first].
+local function answer(plan, first)
+  if plan.verb ~= 'c' or plan.count ~= 1 then
+    decide = decide or decider()
+    return decide(plan, first)
+  end
+  local key, quota = KEYS[first + 1], plan[1]
+  local before
+  if quota.log then before = quota.log.load(key) else before = call('GET', key) end
+  local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, plan.cost, now, key)
+  save(key, quota, before, after, reset)
+  return pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay)
+end
+
 local several = #ARGV > 2
-local plans, replies, first, decide = several and {}, several and {}, 0, nil
+local plans, replies, first = several and {}, several and {}, 0
 for index = 2, #ARGV do
   local text = ARGV[index]
   local plan = several and plans[text]
@@ -131,20 +158,9 @@ for index = 2, #ARGV do
     end
     if several then plans[text] = plan end
   end
-  local reply
-  if plan.verb == 'c' and plan.count == 1 then
-    local key, quota = KEYS[first + 1], plan[1]
-    local before
-    if quota.log then before = quota.log.load(key) else before = call('GET', key) end
-    local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, plan.cost, now, key)
-    save(key, quota, before, after, reset)
-    reply = pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay)
-  else
-    decide = decide or decider()
-    reply = decide(plan, first)
-  end
-  if not several then return reply end
-  replies[index - 1] = reply
+  if not several then return answer(plan, first) end
+  local done, reply = pcall(answer, plan, first)
+  replies[index - 1] = done and reply or string.rep('\255', 8 + 48 * plan.count)
   first = first + plan.count + plan.records
 end
 return concat(replies)
