@@ -70,6 +70,7 @@ def test_the_public_surface_is_this_list() -> None:
         "Passed",
         "Pressure",
         "Quota",
+        "StoreBusy",
         "StoreError",
         "StoreUnavailable",
         "SystemClock",

@@ -47,7 +47,7 @@ def test_the_floor_finds_the_rule_too() -> None:
 
 def test_other_rules_than_expected_are_noticed() -> None:
     wrong = replace(ONE, expected=lambda _: ("another",))
-    with pytest.raises(WrongMatch, match="one rule, 5 rules: found .*, not .*another"):
+    with pytest.raises(WrongMatch, match=r"one rule, 5 rules: found .*, not .*another"):
         list(measure(replace(ENDPOINTS, cases=(wrong,)), SIZES, ONCE))
 
 

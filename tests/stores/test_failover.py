@@ -302,7 +302,7 @@ def test_opening_and_recovery_are_logged_once(make: Callable[..., Subject], capl
         subject.check()
         subject.check()
     assert caplog.messages == [
-        "the store does not answer (told to): mode deny until it does",
+        "the store does not answer (told to): decided without it until it does",
         "the store answers again",
     ]
 

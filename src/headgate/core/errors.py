@@ -13,6 +13,7 @@
     │   └── ...                 headgate.policy has InvalidRequest, headgate.web has errors of its own
     ├── StoreError              the store did not answer; an operator acts
     │   ├── StoreUnavailable    surely nothing was done: asking again is safe
+    │   │   └── StoreBusy       the store is well, but could not take this question now
     │   └── OutcomeUnknown      the question was sent, and perhaps acted on: it is never sent again by itself
     └── LimitExceeded           raised only on request, by ``guard``; carries the decision
 
@@ -60,11 +61,21 @@ class InvalidRule(UsageError):
 
 
 class StoreError(HeadgateError):
-    """The store did not answer."""
+    """The store did not answer.
+
+    Attributes:
+        incident: the same for all errors that have one cause, such as a connection that was lost; None: not known.
+    """
+
+    incident: object = None
 
 
 class StoreUnavailable(StoreError):
     """The store could not be asked, or refused to act; surely nothing was done."""
+
+
+class StoreBusy(StoreUnavailable):
+    """The store is well, but this question could not be taken: too many wait already, or its keys are on the move."""
 
 
 class OutcomeUnknown(StoreError):

@@ -29,7 +29,7 @@ def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
     """
     if not isinstance(store, str):
         return _given(store, clock, asynchronous=False)
-    if store.startswith("redis"):
+    if _is_redis(store):
         return _redis("sync").RedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
     return _memory(store, clock)
 
@@ -37,7 +37,7 @@ def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
 def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | None = None) -> AsyncStore:
     """Do the same for callers in an event loop."""
     if isinstance(store, str):
-        if store.startswith("redis"):
+        if _is_redis(store):
             return _redis("aio").AsyncRedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
         return AsyncMemoryStore(_memory(store, clock))
     if isinstance(store, MemoryStore):
@@ -75,9 +75,13 @@ def open_resilient_async_store(
     return AsyncFailoverStore(opened, mode=mode, nodes=nodes) if mode else opened
 
 
+def _is_redis(address: str) -> bool:
+    return address.lower().startswith("redis")
+
+
 def _mode(store: object, on_store_failure: str | None, nodes: int) -> str | None:
     """Return the mode of the failover store to put around `store`, if any."""
-    far = isinstance(store, str) and store.startswith("redis")
+    far = isinstance(store, str) and _is_redis(store)
     if on_store_failure is None and far:
         return Mode.LOCAL
     if on_store_failure is None or on_store_failure == RAISE:
@@ -111,7 +115,8 @@ def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnySt
 def _memory(address: str, clock: Clock | None) -> MemoryStore:
     scheme, _, query = address.partition(":?") if address != "memory:" else ("memory", "", "")
     if scheme != "memory":
-        raise InvalidStore(f"unknown store {short(address)}: use {ACCEPTED}")
+        shown = short(address) if "://" not in address else f"that begins with {short(address.partition('://')[0])}"
+        raise InvalidStore(f"unknown store {shown}: use {ACCEPTED}")  # the rest may have a password
     options = parse_qsl(query, keep_blank_values=True)
     for name, value in options:
         if name != "max_keys" or len(options) > 1:

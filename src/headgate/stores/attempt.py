@@ -15,7 +15,7 @@ from types import MappingProxyType, TracebackType
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
-from headgate.core.errors import InvalidStore, StoreError, StoreUnavailable
+from headgate.core.errors import InvalidStore, StoreBusy, StoreError, StoreUnavailable
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Family, Limit, Plan
@@ -94,6 +94,7 @@ class Failover:
         self._only = self._breaker()
         self._breakers = {} if shard_of else {ONLY_SHARD: self._only}
         self._openings = self._recoveries = 0  # of circuits that are forgotten
+        self.incident: object = None  # what failed last
 
     @property
     def is_sharded(self) -> bool:
@@ -230,8 +231,15 @@ class Attempt:
         failover, self._error = self._failover, error
         unavailable = isinstance(error, StoreUnavailable)
         self._reason = Reason.STORE_UNAVAILABLE if unavailable else Reason.OUTCOME_UNKNOWN
+        incident = error.incident or error  # many who lose one connection are one failure
         with failover.lock:
             failover.failures[self._reason] += 1
+            if isinstance(error, StoreBusy):  # no news: the store as such is well
+                self._breaker.abandoned(self._ticket, failover.ticks())
+                return
+            if incident is failover.incident:
+                return
+            failover.incident = incident
             opened = self._breaker.failed(self._ticket, failover.ticks())
         if opened:
             _LOG.warning("the store%s does not answer (%s): decided without it until it does", self._where(), error)

@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.numbers import short, whole
@@ -80,7 +79,7 @@ class CachedStore:
         check_colour(store, asynchronous=False, outer=type(self))
         self._store = store
         self.clock = store.clock
-        self._cache = _Cache(store.clock, peeks, denials, max_entries)
+        self._cache = _Cache(store, peeks, denials, max_entries)
 
     def check(self, plan: Plan, cost: int) -> Decision:
         question = self._cache.denials.ask(plan, cost)
@@ -150,7 +149,7 @@ class AsyncCachedStore:
         check_colour(store, asynchronous=True, outer=type(self))
         self._store = store
         self.clock = store.clock
-        self._cache = _Cache(store.clock, peeks, denials, max_entries)
+        self._cache = _Cache(store, peeks, denials, max_entries)
 
     async def check(self, plan: Plan, cost: int) -> Decision:
         question = self._cache.denials.ask(plan, cost)
@@ -214,10 +213,12 @@ class AsyncCachedStore:
 class _Cache:
     """What both stores share: the answers of either kind."""
 
-    def __init__(self, clock: Clock, peeks: float, denials: object, max_entries: int) -> None:
+    def __init__(self, store: Store | AsyncStore, peeks: float, denials: object, max_entries: int) -> None:
         if not isinstance(denials, bool):
             raise InvalidStore(f"denials must be True or False, not {short(denials)}")
         most = whole("max_entries", max_entries, 1, 1 << 40, InvalidStore)
+        self._sharded = isinstance(store, Sharded)
+        clock = store.clock
         self.peeks = _Answers(clock.ticks, microseconds("peeks", peeks, or_none=True), most)
         self.denials = _Answers(clock.ticks, _FOREVER if denials else 0, most)
 
@@ -229,6 +230,8 @@ class _Cache:
         if decision.allowed:
             self.denials.forget(plan)
             return decision
+        if self._sharded and any(limit.principal != plan[0].principal for limit in plan):
+            return decision  # it may be due to what another try has taken for a moment, and gives back
         return question.keep(decision)
 
     def forget(self, plan: Plan) -> None:

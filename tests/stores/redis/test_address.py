@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidStore
+from headgate.stores import open_store
 from headgate.stores.redis.address import Address, Cluster, Place, Role, Service, parse
 
 
@@ -46,7 +47,7 @@ from headgate.stores.redis.address import Address, Cluster, Place, Role, Service
                     Address(host, port, user="s", password="p@", role=Role.SENTINEL)  # noqa: S106
                     for host, port in (("a", 26379), ("b", 1))
                 ),
-                Address("a", 26379, database=3, password="pw", role=Role.PRIMARY),  # noqa: S106
+                Address("a", 26379, database=3, password="pw", role=Role.PRIMARY, label="the service 'main'"),  # noqa: S106
             ),
         ),
     ],
@@ -117,6 +118,34 @@ def test_no_error_shows_a_piece_of_a_password_that_is_not_escaped(trap: str) -> 
         parse(f"redis://user:qqq{trap}zzz@cache:bad/one?colour=red")
     assert "qqq" not in str(caught.value)
     assert "zzz" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "valkey://user:hunter2@host",
+        "redis+teleport://user:hunter2@host",
+        "redis+sentinal://host/main?sentinel_password=hunter2",
+        "redis://a,b?sentinel_password=hunter2",
+        "rediss+unix:///x?sentinel_password=hunter2",
+        "Redis://u:hunter2@h:0",
+    ],
+)
+def test_no_address_that_is_refused_shows_its_password(address: str) -> None:
+    with pytest.raises(InvalidStore) as caught:
+        open_store(address)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_ipv6_addresses_in_lists_and_a_plus_in_a_password() -> None:
+    cluster = parse("redis+cluster://[::1],[::2]:7000,h:7001")
+    assert isinstance(cluster, Cluster)
+    assert [(seed.host, seed.port) for seed in cluster.seeds] == [("::1", 6379), ("::2", 7000), ("h", 7001)]
+    service = parse("redis+sentinel://h/main?sentinel_password=a+b")
+    assert isinstance(service, Service)
+    assert service.sentinels[0].password == "a+b"  # noqa: S105
+    assert str(service.primary) == "the service 'main'"
+    assert str(service.primary.at("h", 1)) == "redis://h:1"
 
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -36,8 +36,9 @@ from headgate.stores.redis import flights, scripts, wire
 from headgate.stores.redis.address import Address, parse
 from headgate.stores.redis.aio import AsyncRedisStore
 from headgate.stores.redis.flights import Flights
-from headgate.stores.redis.lane import LONGEST_PAUSE, Asked
+from headgate.stores.redis.lane import Asked
 from headgate.stores.redis.pool import Pool
+from headgate.stores.redis.resting import LONGEST_PAUSE
 from headgate.stores.redis.sync import RedisStore
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS, family

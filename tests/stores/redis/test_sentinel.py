@@ -116,7 +116,8 @@ class TestFailover:
 
     def test_a_store_that_slept_meanwhile_finds_the_new_primary(self, own: RedisSentinels, opened: Open) -> None:
         store, plan = opened(own.address), a_plan()
-        assert store.check(plan, 1).remaining == LIMIT - 1
+        assert store.peek(plan, 1)
+        assert opened(f"{own.address}&replicas=2").check(plan, 1).degraded == "", "it is on the replicas"
         own.failover()
         assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 2, "it has what the old one had"
         for turn in range(3, 20):

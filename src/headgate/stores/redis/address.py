@@ -24,8 +24,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headgate.core.errors import InvalidStore
 
@@ -65,13 +65,17 @@ class Address:
     replicas: int = 0
     """How many replicas must have what an answer wrote."""
     role: Role = Role.ALONE
+    label: str = ""
+    """What to call it, as long as nobody knows where it is."""
 
     def at(self, host: str, port: int) -> Address:
         """Return the address of another server that is talked to in the same way."""
-        return replace(self, host=host, port=port)
+        return replace(self, host=host, port=port, label="")
 
     def __str__(self) -> str:
         """Return the address without its secrets."""
+        if self.label:
+            return self.label
         if self.path:
             return f"redis+unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -101,21 +105,21 @@ Place: TypeAlias = Address | Service | Cluster
 def parse(text: str) -> Place:
     """Read an address. Raises InvalidStore, without showing a password."""
     try:
-        parts = urlsplit(text)
-        scheme, tls = _scheme(parts)
+        parts = _split(text)
         credentials, _, hosts = parts.netloc.rpartition("@")
-        places = [_place(host, _PORTS.get(scheme, 0)) for host in hosts.split(",")]
+        places = [_place(host, _PORTS.get(parts.scheme, 0)) for host in hosts.split(",")]
     except ValueError:  # it would show a piece of a password that is not escaped
         raise InvalidStore(
             f"bad host or port in a store address: use {ACCEPTED}, with / ? # , in a password escaped"
         ) from None
+    scheme, tls = parts.scheme, parts.tls
     if "@" in parts.path + parts.query + parts.fragment:
         raise InvalidStore(f"bad store address: use {ACCEPTED}, with @ / ? # escaped where they are not delimiters")
     options = _options(parts.query)
     path = parts.path.removeprefix("/").rstrip("/")
     wanted = {"redis": len(places) == 1, "redis+unix": not parts.netloc and bool(path)}
     if scheme not in _PORTS or not wanted.get(scheme, True) or parts.fragment:
-        raise InvalidStore(f"bad store address {_without_secret(text)!r}: use {ACCEPTED}")
+        raise InvalidStore(f"bad store address that begins with {scheme[:20]!r}: use {ACCEPTED}")
     service, database = "", path
     if scheme == "redis+sentinel":
         service, _, database = path.partition("/")
@@ -147,10 +151,25 @@ def parse(text: str) -> Place:
     return _whole(scheme, address, places, unquote(service), sentinel_login)
 
 
-def _scheme(parts: SplitResult) -> tuple[str, bool]:
-    """Return the scheme as it is without TLS, and whether it is with TLS."""
-    first, plus, rest = parts.scheme.partition("+")
-    return ("redis" + plus + rest, True) if first == "rediss" and rest != "unix" else (parts.scheme, False)
+class _Parts(NamedTuple):
+    scheme: str
+    """As it is without TLS."""
+    tls: bool
+    netloc: str
+    path: str
+    query: str
+    fragment: str
+
+
+def _split(text: str) -> _Parts:
+    """Take an address apart. (The standard library refuses lists of IPv6 addresses.)"""
+    scheme, _, rest = text.partition("://")
+    rest, _, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    first, plus, topology = scheme.lower().partition("+")
+    tls = first == "rediss" and topology != "unix"
+    return _Parts("redis" + plus + topology if tls else scheme.lower(), tls, netloc, slash + path, query, fragment)
 
 
 def _place(text: str, default: int) -> tuple[str, int]:
@@ -162,7 +181,7 @@ def _place(text: str, default: int) -> tuple[str, int]:
 
 
 def _options(query: str) -> dict[str, str]:
-    named = parse_qsl(query, keep_blank_values=True)
+    named = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)  # a plus is a plus
     options = dict(named)
     if len(options) < len(named):
         raise InvalidStore("an option is repeated in a store address")
@@ -178,7 +197,7 @@ def _whole(
         user, password = sentinel_login
         sentinel = replace(address, role=Role.SENTINEL, user=user, password=password, database=0)
         sentinels = tuple([sentinel.at(host, port) for host, port in places])
-        return Service(service, sentinels, replace(address, role=Role.PRIMARY))
+        return Service(service, sentinels, replace(address, role=Role.PRIMARY, label=f"the service {service!r}"))
     return address
 
 
@@ -215,8 +234,3 @@ def _context(options: dict[str, str]) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise InvalidStore(f"the certificates of a store address cannot be read: {error}") from None
     return context
-
-
-def _without_secret(text: str) -> str:
-    before, at, after = text.rpartition("@")
-    return f"{before.split('//')[0]}//...@{after}" if at else text

@@ -37,6 +37,7 @@ class AsyncRedisStore:
         self._slots = SlotMap(place) if isinstance(place, Cluster) else None
         if self._slots:  # otherwise there are no shards to be told apart
             self.shard_of = partial(spread.shard_of, self._slots)
+        self._timeout = place.seeds[0].timeout if isinstance(place, Cluster) else 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: Flights | AsyncCluster | None = None
         self._process = os.getpid()
@@ -90,15 +91,17 @@ class AsyncRedisStore:
         return decided(plan, await self._ask(question(verb, plan, cost)))
 
     async def _play(self, flow: spread.Flow) -> Decision:
+        servers = self._here()
+        deadline = asyncio.get_running_loop().time() + self._timeout
         try:
-            asked = next(flow)
+            step = next(flow)
             while True:
                 try:
-                    answer = await self._ask(asked)
+                    answer = await servers.ask(step.question, 0 if step.late else deadline)
                 except StoreError as error:
-                    asked = flow.throw(error)
+                    step = flow.throw(error)
                 else:
-                    asked = flow.send(answer)
+                    step = flow.send(answer)
         except StopIteration as stop:
             decision: Decision = stop.value
             return decision

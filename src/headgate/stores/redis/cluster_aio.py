@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from headgate.clock import Clock
-from headgate.core.errors import StoreError
+from headgate.core.errors import StoreError, StoreUnavailable
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address, Cluster
 from headgate.stores.redis.answers import Answer
@@ -25,10 +25,13 @@ class AsyncCluster:
         self._flights: dict[Address, Flights] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = -REFRESH_EVERY
+        self._closed = False
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question, deadline: float = 0) -> Answer:
+        """Return the answer; `deadline` is when to stop waiting for it, by the loop's clock, if not the usual."""
         slot = slot_of(question.keys[0])
-        return await self._follow(route(self._slots, slot), question, slot, self._loop.time() + self._timeout)
+        deadline = deadline or self._loop.time() + self._timeout
+        return await self._follow(route(self._slots, slot), question, slot, deadline)
 
     async def ready(self) -> None:
         await self._refresh(self._loop.time() + self._timeout, 0)
@@ -36,6 +39,7 @@ class AsyncCluster:
 
     def close(self) -> list[asyncio.Task[None]]:
         """Hang up; whoever waits is told. Returns what is still to end."""
+        self._closed = True
         ending = [task for flights in self._flights.values() for task in flights.close()]
         if self._refreshing:
             self._refreshing.cancel()
@@ -74,6 +78,7 @@ class AsyncCluster:
             await asyncio.wait([self._refreshing], timeout=max(0, deadline - self._loop.time()))
 
     def _refresh_later(self, every: float) -> None:
+        self._check_open()
         under_way = self._refreshing and not self._refreshing.done()
         if not under_way and self._loop.time() >= self._refreshed_at + every:
             self._refreshing = self._loop.create_task(self._renew())
@@ -88,5 +93,11 @@ class AsyncCluster:
     def _to(self, server: Address) -> Flights:
         flights = self._flights.get(server)
         if flights is None:
+            self._check_open()
             flights = self._flights[server] = Flights(server, self._clock, self._loop)
         return flights
+
+    def _check_open(self) -> None:
+        """Let nobody who was on the way when the store was closed open anything again."""
+        if self._closed:
+            raise StoreUnavailable("the store was closed")

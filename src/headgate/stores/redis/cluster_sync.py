@@ -34,13 +34,16 @@ class BlockingCluster:
         self._refreshing = threading.Lock()
         self._process = os.getpid()
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question, give_up: float = 0) -> Answer:
+        """Return the answer; `give_up` is when to stop waiting for it, as `monotonic` tells time, if not the usual."""
         if self._process != os.getpid():
             self._begin()
-        give_up = monotonic() + self._timeout
+        give_up = give_up or monotonic() + self._timeout
         return self._follow(route(self.slots, slot_of(question.keys[0])), question, give_up)
 
     def ready(self) -> None:
+        if self._process != os.getpid():
+            self._begin()
         self._refresh(monotonic() + self._timeout, 0)
         for probe in readiness.probes(self.slots):
             self.ask(probe)
@@ -65,8 +68,11 @@ class BlockingCluster:
                     continue
                 if step is Pass.PAUSE:
                     sleep(max(0, min(PAUSE, give_up - monotonic())))
-                else:
-                    self._refresh(give_up, REFRESH_EVERY if step is Pass.REFRESH else HINT_EVERY)
+                elif step is Pass.REFRESH:
+                    self._refresh(give_up, REFRESH_EVERY)
+                elif monotonic() >= self._refreshed_at + HINT_EVERY and not self._refreshing.locked():
+                    later = monotonic() + self.slots.patience
+                    threading.Thread(target=self._refresh, args=(later, HINT_EVERY), daemon=True).start()
                 step = next(way)
         except StopIteration as stop:
             found: Answer = stop.value

@@ -39,23 +39,23 @@ class Sentinels:
         """Seconds for each of them."""
 
     def primary(self) -> Inquiry[Address]:
-        """Find out where the primary is. If no Sentinel tells, it may still be where it was last."""
+        """Find out where the primary is. If no Sentinel answers, it may still be where it was last."""
         service = self._service
         question = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.name.encode())
-        reasons = []
-        for sentinel in tuple(self._order):
+        reasons, away = [], True
+        for sentinel in self._order:
             reply = yield sentinel, question
             match reply:
-                case [bytes(host), bytes(port)] if port.isdigit() and len(port) < 6:
-                    self._order.remove(sentinel)
-                    self._order.insert(0, sentinel)
+                case [bytes(host), bytes(port)] if port.isdigit() and len(port) < 6 and 0 < int(port) < 65536:
+                    self._order = [sentinel, *(each for each in self._order if each != sentinel)]
                     self._last = service.primary.at(host.decode(errors="replace"), int(port))
                     return self._last
                 case None:
+                    away = False
                     reasons.append(f"{sentinel}: it does not know the service {service.name!r}")
                 case _:
                     reasons.append(f"{reply}")
-        if self._last:
+        if self._last and away:
             return self._last
         raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
 

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 
 from headgate.clock import Clock
-from headgate.core.errors import StoreUnavailable
+from headgate.core.errors import StoreBusy, StoreUnavailable
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer
@@ -43,7 +43,8 @@ class Flights:
     ) -> None:
         self._address, self._loop = address, loop
         self._queue: deque[Asked] = deque()
-        self._dispatching = self._watching = False
+        self._dispatching = False
+        self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
         self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
         self.lanes = [Lane(address, clock, loop, self._free, locate) for _ in range(address.connections or CONNECTIONS)]
 
@@ -62,13 +63,13 @@ class Flights:
         answer: asyncio.Future[Answer] = self._loop.create_future()
         queue = self._queue
         if len(queue) >= LONGEST_QUEUE:
-            answer.set_exception(StoreUnavailable(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
+            answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
             return answer
         asked = Asked(question, answer, deadline or self._loop.time() + self._address.timeout, slot, asking, alone)
-        if queue and asked.deadline < queue[0].deadline:
-            queue.appendleft(asked)
-        else:
-            queue.append(asked)
+        place = len(queue)
+        while place and asked.deadline < queue[place - 1].deadline:  # it was redirected, and has waited elsewhere
+            place -= 1
+        queue.insert(place, asked)
         if (self._alone and len(queue) == 1) or (
             len(queue) == LEAVES_EARLY and any(each.is_free for each in self.lanes)
         ):
@@ -124,12 +125,12 @@ class Flights:
 
     def _watch(self) -> None:
         """See to it that nobody waits in the queue beyond the deadline."""
-        if self._queue and not self._watching:
-            self._watching = True
-            self._loop.call_at(self._queue[0].deadline, self._expire)
+        if self._queue and (self._watch_until == 0 or self._queue[0].deadline < self._watch_until):
+            self._watch_until = self._queue[0].deadline
+            self._loop.call_at(self._watch_until, self._expire)
 
     def _expire(self) -> None:
-        self._watching = False
+        self._watch_until = 0.0
         self._give_up_late()
         self._watch()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
 from functools import partial
-from random import uniform
 from typing import NamedTuple, TypeAlias, cast
 
 import hiredis
@@ -17,9 +17,8 @@ from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.stores.redis import scripts, wire
 from headgate.stores.redis.address import Address, Role
 from headgate.stores.redis.answers import Answer, Unconfirmed
+from headgate.stores.redis.resting import pause_after
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds between attempts to connect."""
 _BUFFER = 65_536
 Locate: TypeAlias = Callable[[], Awaitable[Address]]
 
@@ -223,10 +222,9 @@ class Lane(asyncio.BufferedProtocol):
             self._free()
 
     def _failed(self, error: StoreError) -> None:
-        """Rest before the next attempt, longer each time and not in step with other processes."""
-        self._failures = min(self._failures + 1, 10)
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self._failures)
-        self._retry_at = self._loop.time() + uniform(pause / 2, pause)
+        """Rest before the next attempt."""
+        self._failures += 1
+        self._retry_at = self._loop.time() + pause_after(self._failures)
         self.connecting = None
         self._drop(error)
 
@@ -251,6 +249,7 @@ class Lane(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  replies are read in pieces of this size
         return self._buffer
@@ -272,7 +271,9 @@ class Lane(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self._drop(wire.lost(self._address, exc))
+            error = wire.lost(self._address, exc)
+            error.incident = error  # of all who lose their answer by it
+            self._drop(error)
 
     def close(self) -> None:
         """Hang up; whoever waits for an answer is told."""

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from headgate.core.errors import StoreUnavailable
+from headgate.core.errors import StoreBusy, StoreUnavailable
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer
 from headgate.stores.redis.discovery import SlotMap
@@ -44,9 +44,9 @@ class Ask(NamedTuple):
 Route: TypeAlias = Generator[Ask | Pass, Answer, Answer]
 
 
-def route(slots: SlotMap, slot: int) -> Route:
+def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each answer
     """Return the way of a question about keys in `slot`."""
-    owner, asking, alone, attempts = slots.owner(slot), False, False, 0
+    owner, asking, moving, attempts = slots.owner(slot), False, False, 0
     refused: StoreUnavailable | None = None
     while attempts < ATTEMPTS:
         if owner is None:
@@ -55,24 +55,26 @@ def route(slots: SlotMap, slot: int) -> Route:
             if owner is None:
                 break
         try:
-            return (yield Ask(owner, asking, alone or asking))
+            return (yield Ask(owner, asking, moving or asking))
+        except StoreBusy:
+            raise
         except StoreUnavailable as error:
             word, place = (error.word, error.place) if isinstance(error, Refused) else ("", ("", 0))
-            if word:
-                refused = error
-            if word == "TRYAGAIN":  # for as long as the caller has time
-                yield Pass.PAUSE
-                owner, asking, alone = slots.owner(slot), False, True
-                continue
-            attempts += 1
-            if word == "MOVED":
-                owner, asking = slots.learn(slot, owner, place), False
-                yield Pass.HINT
-            elif word == "ASK":
-                owner, asking = slots.named(owner, place), True
-            else:  # gone, or demoted: somebody else may have the slot by now
-                yield Pass.REFRESH
-                before, owner, asking = owner, slots.owner(slot), False
-                if owner == before:
-                    raise refused or error from None
+            refused = error if word or refused is None else refused
+        attempts += not moving  # while keys move, for as long as the caller has time
+        if word == "MOVED":
+            owner, asking = slots.learn(slot, owner, place), False
+            yield Pass.HINT
+        elif word == "ASK":
+            owner, asking = slots.named(owner, place), True
+        elif word == "TRYAGAIN":
+            yield Pass.PAUSE
+            owner, asking, moving = slots.owner(slot), False, True
+        elif moving:
+            raise StoreBusy(str(refused))
+        else:  # gone, or demoted: somebody else may have the slot by now
+            yield Pass.REFRESH
+            before, owner, asking = owner, slots.owner(slot), False
+            if owner == before:
+                raise refused
     raise refused or StoreUnavailable(slots.trouble or f"no server of the cluster has slot {slot}")

@@ -3,11 +3,14 @@
 No script reaches more than one slot, so such a plan is not atomic, but what it promises is nearly as good:
 
 * It never admits too much. Each limit takes the cost atomically; what a refusal takes back from the limits before it is
-  never more than what the try took and what is still counted of it (see the `UNDO` verb of the script).
+  never more than what the try took and what is still counted of it (see the `UNDO` verb of the script). The exception:
+  if somebody resets or refunds such a limit in the very moment between, the same units may be given back twice.
 * It may refuse too much for a moment: while the cost of a request that is refused later stays taken, others find that
-  much less. Where it cannot be taken back exactly (another use of a sliding log came in between, a window ended, the
-  server is gone), it stays until it expires.
-* If a shard does not answer, nothing is admitted and the error says so; what was taken before is taken back.
+  much less. Where it cannot be taken back exactly (another use of a sliding log or of a queue came in between, a window
+  ended, a copy of the request goes by the same idempotency key, the server is gone, the caller was cancelled), it stays
+  until it expires.
+* If a shard does not answer, nothing is admitted and the error says so; what was taken before is taken back. A refusal
+  by a shard that answers stands, whatever the others do.
 
 Put the limit that refuses most often first, and the one that everybody shares last.
 
@@ -17,19 +20,33 @@ Nothing here waits: a *flow* is a generator that yields questions, and is sent t
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from headgate.core.decision import Decision
-from headgate.core.errors import StoreError
+from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.core.plan import Plan, blocking, most_restrictive
+from headgate.core.pressure import Pressure
+from headgate.stores.fallback import marked
 from headgate.stores.redis import scripts
-from headgate.stores.redis.answers import decided
+from headgate.stores.redis.answers import UNKNOWN, Answer, decided
 from headgate.stores.redis.discovery import SlotMap, slot_of
 from headgate.stores.redis.scripts import Question, key_of, question
 
 _LOG = logging.getLogger("headgate.stores")
-Flow: TypeAlias = Generator[Question, Sequence[int], Decision]
+
+
+class Step(NamedTuple):
+    """A question of a flow."""
+
+    question: Question
+    late: bool = False
+    """Whether it is asked even when the time for the whole is over: to take something back."""
+
+
+Flow: TypeAlias = Generator[Step, Answer, Decision]
 
 
 class Piece(NamedTuple):
@@ -68,9 +85,10 @@ def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
     found: dict[int, Decision] = {}
     for piece in pieces:
         try:
-            answer = yield question(verb, piece.plan, cost, token=token)
-        except StoreError:
-            yield from _taken_back(taken, cost, token)
+            answer = yield Step(question(verb, piece.plan, cost, token=token))
+        except StoreError as error:
+            if not (yield from _taken_back(taken, cost, token)):
+                raise OutcomeUnknown(str(error)) from None
             raise
         decision = decided(piece.plan, answer)
         found.update(zip(piece.places, decision.limits, strict=True))
@@ -78,8 +96,7 @@ def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
             yield from _taken_back(taken, cost, token)
             for other in pieces:
                 if other is not piece:
-                    answer = yield question(scripts.PEEK, other.plan, cost)
-                    found.update(zip(other.places, decided(other.plan, answer).limits, strict=True))
+                    found.update((yield from _looked_at(other, cost)))
             break
         taken.append((piece, answer[0]))
     return _combined(found)
@@ -89,23 +106,41 @@ def all_of(verb: bytes, plan: Plan, cost: int) -> Flow:
     """Do what needs no all-or-nothing, in each slot: peek, refund, reset."""
     found: dict[int, Decision] = {}
     for piece in pieces_of(plan):
-        answer = yield question(verb, piece.plan, cost)
+        try:
+            answer = yield Step(question(verb, piece.plan, cost))
+        except StoreUnavailable as error:
+            if found and verb == scripts.REFUND:  # some of it was done, so asking again is not safe
+                raise OutcomeUnknown(str(error)) from None
+            raise
         found.update(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
     return _combined(found)
 
 
-def _taken_back(
-    taken: list[tuple[Piece, int]], cost: int, token: bytes | None
-) -> Generator[Question, Sequence[int], None]:
-    """Undo what was taken, the last first. What cannot be undone stays taken: too little is admitted, not too much."""
+def _looked_at(piece: Piece, cost: int) -> Generator[Step, Answer, dict[int, Decision]]:
+    """Return what limits have, beside another that refuses. If they do not answer, the refusal stands without them."""
+    try:
+        answer = yield Step(question(scripts.PEEK, piece.plan, cost))
+    except StoreError:
+        unknown = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in piece.plan]
+        return {place: marked(each, UNKNOWN) for place, each in zip(piece.places, unknown, strict=True)}
+    return dict(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
+
+
+def _taken_back(taken: list[tuple[Piece, int]], cost: int, token: bytes | None) -> Generator[Step, Answer, bool]:
+    """Undo what was taken, the last first; says whether all shards have. What cannot be undone stays taken."""
+    done = True
     for piece, since in reversed(taken):
         try:
-            yield question(scripts.UNDO, piece.plan, cost, token=token, since=since)
+            yield Step(question(scripts.UNDO, piece.plan, cost, token=token, since=since), late=True)
         except StoreError as error:
+            done = False
             _LOG.warning("a request that was not admitted stays counted: %s", error)
+    return done
 
 
 def _combined(found: dict[int, Decision]) -> Decision:
     decisions = [found[place] for place in sorted(found)]
     admitted = all(decision.allowed for decision in decisions)
-    return most_restrictive(decisions) if admitted else blocking(decisions)
+    combined = most_restrictive(decisions) if admitted else blocking(decisions)
+    reasons = [decision.degraded for decision in decisions if decision.degraded]
+    return msgspec.structs.replace(combined, degraded=reasons[0]) if reasons else combined

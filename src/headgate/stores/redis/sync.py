@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from time import monotonic
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
@@ -30,6 +31,7 @@ class RedisStore:
         self.clock: Clock = clock or SystemClock()
         self._servers: BlockingCluster | Pool
         self._servers = BlockingCluster(place, clock) if isinstance(place, Cluster) else _pool(place, clock)
+        self._timeout = place.seeds[0].timeout if isinstance(place, Cluster) else 0.0
         self._slots = self._servers.slots if isinstance(self._servers, BlockingCluster) else None
         if self._slots:  # otherwise there are no shards to be told apart
             self.shard_of = partial(spread.shard_of, self._slots)
@@ -79,15 +81,16 @@ class RedisStore:
         return decided(plan, self._servers.ask(question(verb, plan, cost)))
 
     def _play(self, flow: spread.Flow) -> Decision:
+        give_up = monotonic() + self._timeout
         try:
-            asked = next(flow)
+            step = next(flow)
             while True:
                 try:
-                    answer = self._servers.ask(asked)
+                    answer = self._servers.ask(step.question, 0 if step.late else give_up)
                 except StoreError as error:
-                    asked = flow.throw(error)
+                    step = flow.throw(error)
                 else:
-                    asked = flow.send(answer)
+                    step = flow.send(answer)
         except StopIteration as stop:
             decision: Decision = stop.value
             return decision

@@ -128,7 +128,7 @@ def is_replicated(address: Address, reply: object) -> bool:
 def _place(text: str) -> tuple[str, int]:
     """Read what a redirection points to: ``slot host:port``."""
     host, _, port = text.partition(" ")[2].rpartition(":")
-    return (host, int(port)) if port.isdecimal() and len(port) < 6 else ("", 0)
+    return (host, int(port)) if port.isdecimal() and len(port) < 6 and int(port) < 65536 else ("", 0)
 
 
 def _unfitness(address: Address, info: object) -> str | None:
