@@ -163,7 +163,9 @@ class _Parts(NamedTuple):
 
 def _split(text: str) -> _Parts:
     """Take an address apart. (The standard library refuses lists of IPv6 addresses.)"""
-    scheme, _, rest = text.partition("://")
+    scheme, delimiter, rest = text.partition("://")
+    if not delimiter:
+        raise ValueError(scheme)
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")
