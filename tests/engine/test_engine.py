@@ -197,3 +197,4 @@ class TestTheStoreIsAway:
             engine.ready()
         engine.check(Request({"user": "ada"}, "/work"))
         assert sum(engine.statistics().degraded.values()) == 1
+        assert make(load(self.RULES)).statistics() is None

@@ -12,7 +12,7 @@ from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Flow, Verb, ruled
-from headgate.engine.ruling import Ruling
+from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.request import Request
@@ -20,7 +20,7 @@ from headgate.policy.selection import Selection
 from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.failover import AsyncFailoverStore, Statistics
-from headgate.stores.memory import MemoryStore
+from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 
 
 class AsyncEngine:
@@ -46,7 +46,10 @@ class AsyncEngine:
         mode = checked_mode(on_store_failure)
         opened = open_async_store(store, clock=clock)
         self._book = Book(rules)
-        self._store = AsyncFailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
+        self._failover: AsyncFailoverStore | None = None
+        self._store: AsyncStore = opened
+        if not isinstance(opened, AsyncMemoryStore):  # memory is never away
+            self._store = self._failover = AsyncFailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
         self._clock = opened.clock
 
     @property
@@ -59,8 +62,11 @@ class AsyncEngine:
 
         Raises InvalidRequest, InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
         """
-        policy = self.policy
-        return await self._run(ruled(self._selected(policy, request), Verb.CHECK, request.cost, policy.version))
+        policy = self._book.policy()
+        selection, cost = policy.plan(request, self._clock.now()), request.cost
+        if selection.shadow or not (selection.enforced.plan and cost):
+            return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
+        return ruling_of(selection, await self._store.check(selection.enforced.plan, cost), policy.version)
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
@@ -104,9 +110,9 @@ class AsyncEngine:
         """Raise StoreError unless the store can decide now."""
         await self._store.ready()
 
-    def statistics(self) -> Statistics:
-        """Return how the store did so far, for metrics."""
-        return self._store.statistics()
+    def statistics(self) -> Statistics | None:
+        """Return how the store did so far, for metrics; None in memory, which is never away."""
+        return self._failover.statistics() if self._failover else None
 
     async def close(self) -> None:
         self._book.close()

@@ -16,7 +16,7 @@ from headgate.core.decision import Decision
 from headgate.core.key import once_token
 from headgate.core.plan import Plan
 from headgate.core.pressure import Pressure
-from headgate.engine.ruling import RuleDecision, Ruling, rule_decisions, rule_of
+from headgate.engine.ruling import RuleDecision, Ruling, rule_decisions, ruling_of
 from headgate.policy.selection import Limits, Selection, Verdict
 
 
@@ -61,17 +61,7 @@ def ruled(selection: Selection, verb: Verb, cost: int, version: int, idempotency
         decisions = yield [_shadow_call(taking, limits, cost, idempotency_key) for limits in selection.shadow]
         for limits, each in zip(selection.shadow, decisions, strict=True):
             shadow += _refused(limits, each) if limits.too_small else rule_decisions(limits.rules, each)
-    return Ruling(
-        allowed,
-        selection.verdict,
-        decision,
-        rule_of(enforced.rules, decision) if decision is not None else "",
-        rule_decisions(enforced.rules, decision) if decision is not None else (),
-        tuple(shadow),
-        selection.matched,
-        selection.reason,
-        version,
-    )
+    return ruling_of(selection, decision, version, tuple(shadow))
 
 
 def _shadow_call(verb: Verb, limits: Limits, cost: int, idempotency_key: str) -> Call:

@@ -6,7 +6,7 @@ import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
-from headgate.policy.selection import Verdict
+from headgate.policy.selection import Selection, Verdict
 
 
 class RuleDecision(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +56,19 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
 def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDecision, ...]:
     """Return what each limit says, with the rule that it belongs to."""
     return tuple([RuleDecision(rule, part) for rule, part in zip(rules, decision.limits, strict=True)])
+
+
+def ruling_of(
+    selection: Selection, decision: Decision | None, version: int, shadow: tuple[RuleDecision, ...] = ()
+) -> Ruling:
+    """Return the ruling on a request about which the store has said all it was asked."""
+    rules = selection.enforced.rules
+    if decision is None:
+        allowed = selection.verdict is not Verdict.DENIED
+        return Ruling(allowed, selection.verdict, None, "", (), shadow, selection.matched, selection.reason, version)
+    limits = rule_decisions(rules, decision)
+    rule = rules[0] if len(rules) == 1 else rule_of(rules, decision)
+    return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, True, "", version)
 
 
 def rule_of(rules: tuple[str, ...], decision: Decision) -> str:

@@ -11,7 +11,7 @@ from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Flow, Verb, ruled
-from headgate.engine.ruling import Ruling
+from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.request import Request
@@ -19,6 +19,7 @@ from headgate.policy.selection import Selection
 from headgate.stores import open_store
 from headgate.stores.base import Store
 from headgate.stores.failover import FailoverStore, Statistics
+from headgate.stores.memory import MemoryStore
 
 
 class Engine:
@@ -53,7 +54,10 @@ class Engine:
         mode = checked_mode(on_store_failure)
         opened = open_store(store, clock=clock)
         self._book = Book(rules)
-        self._store = FailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
+        self._failover: FailoverStore | None = None
+        self._store: Store = opened
+        if not isinstance(opened, MemoryStore):  # memory is never away
+            self._store = self._failover = FailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
         self._clock = opened.clock
 
     @property
@@ -66,8 +70,11 @@ class Engine:
 
         Raises InvalidRequest, InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
         """
-        policy = self.policy
-        return self._run(ruled(self._selected(policy, request), Verb.CHECK, request.cost, policy.version))
+        policy = self._book.policy()
+        selection, cost = policy.plan(request, self._clock.now()), request.cost
+        if selection.shadow or not (selection.enforced.plan and cost):
+            return self._run(ruled(selection, Verb.CHECK, cost, policy.version))
+        return ruling_of(selection, self._store.check(selection.enforced.plan, cost), policy.version)
 
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
@@ -111,9 +118,9 @@ class Engine:
         """Raise StoreError unless the store can decide now."""
         self._store.ready()
 
-    def statistics(self) -> Statistics:
-        """Return how the store did so far, for metrics."""
-        return self._store.statistics()
+    def statistics(self) -> Statistics | None:
+        """Return how the store did so far, for metrics; None in memory, which is never away."""
+        return self._failover.statistics() if self._failover else None
 
     def close(self) -> None:
         self._book.close()
