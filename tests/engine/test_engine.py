@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import CostTooLarge, InvalidStore, StoreError
+from headgate import CostTooLarge, InvalidRule, InvalidStore, StoreError
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Verdict
 from headgate.testing import ManualClock
 from tests.engine.conftest import Make
-from tests.servers import free_port
+from tests.servers import free_port, redis_server, until
 
 RULES = """
 version: 1
@@ -112,6 +114,13 @@ def test_peeks_refunds_resets_and_retries(make: Make) -> None:
     assert engine.peek(order()).shadow[0].decision.remaining == 1
 
 
+def test_a_cost_of_nothing_takes_nothing_and_gives_nothing_back(make: Make) -> None:
+    engine = make(load(RULES))
+    engine.check(order(cost=2))
+    for ruling in (engine.refund(order(cost=0)), engine.check_once(order(cost=0), "k"), engine.check(order(cost=0))):
+        assert ruling.limits[0].decision.remaining == 1
+
+
 def test_a_shadow_that_is_too_small_for_a_cost_would_always_refuse(make: Make) -> None:
     engine = make(load(RULES))
     ruling = engine.check(order(cost=2))
@@ -160,6 +169,64 @@ def test_an_override_ends_by_itself(make: Make, manual_clock: ManualClock) -> No
     assert engine.peek(Request({"user": "7"})).decision.limit == 2
     manual_clock.advance(us=1_000_000)
     assert engine.peek(Request({"user": "7"})).decision.limit == 1
+
+
+def test_rules_that_change_act_on_the_next_request_and_keep_what_was_used(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    text = "version: 1\nrules:\n- {id: a, limit: 3, window: 1h}\n- {id: b, limit: 9, window: 1h, algorithm: gcra}\n"
+    file.write_text(text)
+    engine = make(file)
+    for _ in range(3):
+        assert engine.check(Request({"user": "ada"}))
+    assert not engine.check(Request({"user": "ada"}))
+    file.write_text(text.replace("limit: 3", "limit: 5"))
+    until(lambda: engine.rules_statistics().loads == 2, "the new rules are in force")
+    ruling = engine.check(Request({"user": "ada"}))
+    assert [each.decision.remaining for each in ruling.limits] == [1, 5]
+    file.write_text("version: 1\nrules: [{id: a, limit: many}]")
+    until(lambda: engine.rules_statistics().failures == 1, "the bad rules were seen")
+    assert engine.check(Request({"user": "ada"}))
+    assert "many" in engine.rules_statistics().error
+
+
+def test_what_is_no_rules_is_refused_and_nothing_stays_behind(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("version: 1")
+    before = threading.active_count()
+    wrong: Any
+    for wrong in ({"rules": []}, 5, tmp_path / "none", "/etc/passwd/x", "a\0b", "x" * 5000):
+        with pytest.raises(InvalidRule):
+            make(wrong)
+    with pytest.raises(InvalidStore):
+        make(file, store="redis://127.0.0.1", nodes=0)
+    assert threading.active_count() == before
+    assert make(load("version: 1")).rules_statistics() is None
+
+
+def test_limits_of_one_request_in_several_modes(make: Make) -> None:
+    rules = load(
+        "version: 1\nrules:\n- {id: a, limit: 2, window: 1h}\n"
+        "- {id: b, limit: 1, window: 1h, dimension: ip, on_store_failure: allow}\n"
+        "- {id: c, endpoint: /pay, limit: 1, window: 1h, dimension: global, on_store_failure: deny}\n"
+    )
+    engine = make(rules, store=f"redis://127.0.0.1:{free_port()}/0")
+    denied = engine.check(Request({"user": "ada", "ip": "192.0.2.1"}, "/pay"))
+    assert (denied.allowed, denied.rule_id) == (False, "c")
+    asked = [engine.check(Request({"user": "ada", "ip": "192.0.2.1"}, "/read")) for _ in range(3)]
+    assert [ruling.allowed for ruling in asked] == [True, True, False]
+    assert asked[2].rule_id == "a"
+
+
+def test_on_a_real_server_several_principals_are_decided_in_one_step(make: Make) -> None:
+    with redis_server() as server:
+        engine = make(load(RULES), store=server.address)
+        engine.ready()
+        assert [engine.check(order()).allowed for _ in range(4)] == [True, True, True, False]
+        assert [engine.check(order("bob")).rule_id for _ in range(3)] == ["all-ip", "all-ip", "all-ip"]
+        assert engine.check_once(order("eve", "198.51.100.1"), "k") == engine.check_once(
+            order("eve", "198.51.100.1"), "k"
+        )
+        assert engine.statistics().degraded == {}
 
 
 class TestTheStoreIsAway:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from headgate.policy.live import LivePolicy
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 from headgate.policy.request import Request
-from headgate.policy.source import FileSource
+from headgate.policy.source import FileSource, FolderSource, yaml_files
 from tests.servers import until
 
 GOOD, OTHER, BAD = (f"version: 1\nrules: [{{id: a, limit: {limit}, window: 1m}}]\n" for limit in ("10", "20", "many"))
@@ -135,7 +137,7 @@ def test_without_first_rules_there_is_nothing_to_go_on_with(tmp_path: Path) -> N
 
 
 def test_a_source_that_raises_anything_does_not_end_the_watch(file: Path) -> None:
-    class Moody(FileSource):
+    class Moody(FileSource[Ruleset]):
         looks = 0
 
         def changed(self) -> Ruleset | None:
@@ -146,7 +148,7 @@ def test_a_source_that_raises_anything_does_not_end_the_watch(file: Path) -> Non
 
     with LivePolicy(Moody(file), every=0.01) as live:
         until(lambda: limit_of(live) == 20, "the rules are in force")
-        assert live.statistics().failures == 2
+        assert (live.statistics().failures, live.statistics().error) == (2, "")
 
 
 def test_no_request_sees_half_of_a_change(tmp_path: Path) -> None:
@@ -184,7 +186,62 @@ def test_no_request_sees_half_of_a_change(tmp_path: Path) -> None:
     assert mixed == []
 
 
-@pytest.mark.parametrize("every", [0, -1, 301, "often", None])
+def test_two_looks_at_once_never_put_the_older_rules_in_force(file: Path) -> None:
+    seen, may_go = threading.Event(), threading.Event()
+
+    class Slow(FileSource[Ruleset]):
+        def changed(self) -> Ruleset | None:
+            found = load(file.read_text())
+            seen.set()
+            assert may_go.wait(20)
+            return found
+
+    live = LivePolicy(Slow(file))
+    first = threading.Thread(target=live.refresh)
+    first.start()
+    assert seen.wait(20)
+    replaced(file, OTHER)
+    second = threading.Thread(target=live.refresh)
+    second.start()
+    may_go.set()
+    first.join()
+    second.join()
+    assert (limit_of(live), live.policy.version) == (20, 3)
+
+
+def test_a_forked_child_goes_on_watching(file: Path) -> None:
+    with LivePolicy(FileSource(file), every=0.01) as live:
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
+            child = os.fork()
+        if child == 0:  # nothing of pytest may run here
+            os.read(reading, 1)
+            give_up = time.monotonic() + 20
+            while limit_of(live) != 20 and time.monotonic() < give_up:
+                time.sleep(0.01)
+            os._exit(0 if limit_of(live) == 20 else 1)
+        replaced(file, OTHER)
+        os.write(writing, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    def names(folder: Path) -> list[str]:
+        return [path.name for path in yaml_files(folder)]
+
+    (tmp_path / "b.yaml").write_text("b")
+    source = FolderSource(tmp_path, names)
+    assert source.read() == ["b.yaml"]
+    (tmp_path / "a.yml").write_text("a")
+    for other in (".hidden.yaml", "notes.txt"):
+        (tmp_path / other).write_text("no rules")
+    assert [source.changed(), source.changed(), source.changed()] == [None, ["a.yml", "b.yaml"], None]
+    (tmp_path / "b.yaml").unlink()
+    assert [source.changed(), source.changed()] == [None, ["a.yml"]]
+
+
+@pytest.mark.parametrize("every", [True, 0, -1, 301, "often", None])
 def test_bad_intervals_are_refused(file: Path, every: object) -> None:
     with pytest.raises(UsageError, match="every"):
         LivePolicy(FileSource(file), every=every)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from headgate.engine.flow import Call, Flow, Verb, ruled
 from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
+from headgate.policy.live import LoadStatistics
 from headgate.policy.request import Request
 from headgate.policy.selection import Selection
 from headgate.stores import open_async_store
@@ -44,13 +45,14 @@ class AsyncEngine:
         clock: Clock | None = None,
     ) -> None:
         mode = checked_mode(on_store_failure)
-        opened = open_async_store(store, clock=clock)
         self._book = Book(rules)
+        opened = open_async_store(store, clock=clock)
         self._failover: AsyncFailoverStore | None = None
         self._store: AsyncStore = opened
         if not isinstance(opened, AsyncMemoryStore):  # memory is never away
             self._store = self._failover = AsyncFailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
         self._clock = opened.clock
+        self._book.open()
 
     @property
     def policy(self) -> Policy:
@@ -109,6 +111,10 @@ class AsyncEngine:
     async def ready(self) -> None:
         """Raise StoreError unless the store can decide now."""
         await self._store.ready()
+
+    def rules_statistics(self) -> LoadStatistics | None:
+        """Return how loading the rules went so far, for metrics; None where they do not change."""
+        return self._book.statistics()
 
     def statistics(self) -> Statistics | None:
         """Return how the store did so far, for metrics; None in memory, which is never away."""

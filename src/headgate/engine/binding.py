@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from headgate.core.errors import InvalidStore
+from headgate.core.errors import InvalidRule, InvalidStore
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Limit, Plan
 from headgate.policy.compiled import Policy
-from headgate.policy.live import LivePolicy
+from headgate.policy.live import LivePolicy, LoadStatistics
 from headgate.policy.model import Ruleset
 from headgate.policy.selection import Selection
-from headgate.policy.source import FileSource
+from headgate.policy.source import rules_file
 
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""
@@ -23,16 +23,23 @@ class Book:
     """The policy in force, whatever it was given as."""
 
     def __init__(self, rules: Rules) -> None:
-        self._own: LivePolicy | None = None
+        self._live: LivePolicy | None = None
+        self._own = isinstance(rules, str | os.PathLike)
         if isinstance(rules, str | os.PathLike):
-            rules = self._own = LivePolicy(FileSource(rules))
-            self._own.start()
+            rules = LivePolicy(rules_file(rules))
         if isinstance(rules, LivePolicy):
-            live = rules
+            live = self._live = rules
             self.policy: Callable[[], Policy] = lambda: live.policy
-        else:
+        elif isinstance(rules, Ruleset | Policy):
             fixed = rules if isinstance(rules, Policy) else Policy(rules)
             self.policy = lambda: fixed
+        else:
+            raise InvalidRule(f"rules are a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
+
+    def open(self) -> None:
+        """Begin to watch a file, unless the caller does that."""
+        if self._live and self._own:
+            self._live.start()
 
     def mode_of(self, default: Mode) -> Callable[[Limit], Mode]:
         """Return the function that says what is to be answered for a limit when the store does not."""
@@ -43,10 +50,14 @@ class Book:
 
         return mode
 
+    def statistics(self) -> LoadStatistics | None:
+        """Return how loading the rules went; None where they do not change."""
+        return self._live.statistics() if self._live else None
+
     def close(self) -> None:
         """Stop watching a file, unless the caller does that."""
-        if self._own:
-            self._own.close()
+        if self._live and self._own:
+            self._live.close()
 
 
 def _rule_id(space: str) -> str:

@@ -47,7 +47,7 @@ def ruled(selection: Selection, verb: Verb, cost: int, version: int, idempotency
     Enforced limits first, all or nothing. Shadow rules take their cost where the request passes, each on its own, as
     they would if they were enforced; where it does not pass, they are only asked.
     """
-    if verb is Verb.CHECK and not cost:
+    if not cost:  # it takes nothing, and gives nothing back
         verb = Verb.PEEK
     enforced = selection.enforced
     decision: Decision | None = None

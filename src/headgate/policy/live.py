@@ -1,26 +1,33 @@
 """The policy in force, renewed when its source has new rules.
 
 A bad change never replaces a good policy: it is logged, counted and left alone until the source changes again. Readers
-take `LivePolicy.policy` once per request; it is a whole, immutable snapshot, and swapping it is one assignment, so no
-request ever sees half of a change.
+take `Live.policy` once per request; it is a whole, immutable snapshot, and swapping it is one assignment, so no request
+ever sees half of a change.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from headgate.core.errors import InvalidRule, UsageError
 from headgate.policy.compiled import Policy
+from headgate.policy.model import Ruleset
 from headgate.policy.source import RuleSource
 
 EVERY = 0.5
 """Seconds between two looks at a source."""
 _LOG = logging.getLogger("headgate.policy")
+_FOREVER = 300
+W = TypeVar("W")
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +44,49 @@ class LoadStatistics:
     """Why the last change was not acceptable; empty if it was."""
 
 
-class LivePolicy:
+class Live(Generic[W, P]):
     """Keeps a policy up to date. As a context manager it does so from a thread of its own until the block ends.
 
     Args:
         source: where the rules come from.
-        every: seconds between two looks at it.
+        compiled: makes a policy of them, given also its version: 1, 2, and so on.
+        every: seconds between two looks at the source.
 
     Raises:
         InvalidRule: the first rules are not acceptable, or cannot be had: there is no good policy to go on with.
+
+    A process that forks goes on watching in the child as well.
     """
 
-    def __init__(self, source: RuleSource, *, every: float = EVERY) -> None:
-        if not isinstance(every, int | float) or not 0.01 <= every <= 300:
-            raise UsageError(f"every is a number of seconds from 0.01 to 300, not {every!r}")
-        self._source, self._every = source, every
+    def __init__(self, source: RuleSource[W], compiled: Callable[[W, int], P], *, every: float = EVERY) -> None:
+        if isinstance(every, bool) or not isinstance(every, int | float) or not 0.01 <= every <= _FOREVER:
+            raise UsageError(f"every is a number of seconds from 0.01 to {_FOREVER}, not {every!r}")
+        self._source, self._compiled, self._every = source, compiled, every
         self._loads, self._failures, self._loaded_at, self._error = 1, 0, time.time(), ""
-        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.policy = Policy(source.read(), version=1)
+        self._begin()
+        self.policy = compiled(source.read(), 1)
         """The policy in force."""
+        reborn = weakref.WeakMethod(self._reborn)
+        os.register_at_fork(after_in_child=lambda: (found := reborn()) and found())
+
+    def _begin(self) -> None:
+        self._lock, self._stop = threading.Lock(), threading.Event()
 
     def refresh(self) -> bool:
-        """Look at the source once; says whether another policy is in force now. For one thread at a time."""
-        try:
-            ruleset = self._source.changed()
-            if ruleset is None:
+        """Look at the source once; says whether another policy is in force now."""
+        with self._lock:  # two at once could put the older one in force last
+            try:
+                written = self._source.changed()
+                if written is None:
+                    return False
+                policy = self._compiled(written, self._loads + 1)
+            except (InvalidRule, OSError) as error:
+                self._failed(error)
                 return False
-            policy = Policy(ruleset, version=self._loads + 1)
-        except (InvalidRule, OSError) as error:
-            self._failures += 1
-            self._error = str(error)
-            _LOG.error("%s: the rules in force stay: %s", self._source.name, error)
-            return False
-        self.policy = policy
-        self._loads, self._loaded_at, self._error = policy.version, time.time(), ""
-        _LOG.info("%s: version %d of the rules is in force", self._source.name, policy.version)
+            self.policy = policy
+            self._loads, self._loaded_at, self._error = self._loads + 1, time.time(), ""
+        _LOG.info("%s: version %d of the rules is in force", self._source.name, self._loads)
         return True
 
     def statistics(self) -> LoadStatistics:
@@ -93,13 +107,26 @@ class LivePolicy:
             self._stop.set()
             thread.join()
 
+    def _reborn(self) -> None:
+        """Go on in a forked child, which has no thread of its parent, and must not wait for one."""
+        watched, self._thread = self._thread, None
+        self._begin()
+        if watched:
+            self.start()
+
     def _watch(self) -> None:
-        while not self._stop.wait(self._every):
+        stop = self._stop
+        while not stop.wait(self._every):
             try:
                 self.refresh()
-            except Exception:  # noqa: BLE001  whatever a source may raise: the policy in force must not depend on it
-                self._failures += 1
-                _LOG.exception("%s: the rules in force stay", self._source.name)
+            except Exception as error:  # noqa: BLE001  whatever a source may raise: the policy must not depend on it
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        self._error = str(error) or type(error).__name__
+        expected = isinstance(error, InvalidRule | OSError)
+        _LOG.error("%s: the rules in force stay: %s", self._source.name, error, exc_info=None if expected else error)
 
     def __enter__(self) -> Self:
         self.start()
@@ -109,3 +136,10 @@ class LivePolicy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LivePolicy(Live[Ruleset, Policy]):
+    """Keeps the policy of a ruleset up to date; see `Live`."""
+
+    def __init__(self, source: RuleSource[Ruleset], *, every: float = EVERY) -> None:
+        super().__init__(source, lambda ruleset, version: Policy(ruleset, version=version), every=every)

@@ -1,4 +1,4 @@
-"""Where rules come from: the contract of a source, and a file as one.
+"""Where rules come from: the contract of a source, and files as one.
 
 A source is asked again and again and says what is new. It may block: `headgate.policy.live` asks from a thread of its
 own.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headgate.policy.loading import load_file
 from headgate.policy.model import Ruleset
 
+T = TypeVar("T")
+Written_co = TypeVar("Written_co", covariant=True)
 
-class RuleSource(Protocol):
+
+class RuleSource(Protocol[Written_co]):
     """Has rules, which may change."""
 
     @property
@@ -23,12 +26,12 @@ class RuleSource(Protocol):
         """What to call it in messages."""
         ...
 
-    def read(self) -> Ruleset:
+    def read(self) -> Written_co:
         """Return the rules as they are now. Raises InvalidRule, or OSError where they cannot be had."""
         ...
 
-    def changed(self) -> Ruleset | None:
-        """Return the rules if they are not those that were returned last, else None. Raises as `read` does, once."""
+    def changed(self) -> Written_co | None:
+        """Return the rules if they are not those that were read last, else None. Raises as `read` does, once."""
         ...
 
 
@@ -43,46 +46,75 @@ class _Mark(NamedTuple):
     size: int
 
 
-class FileSource:
-    """Rules in a file.
+class _Watched(Generic[T]):
+    """Rules in files.
 
     A file may be replaced (renamed over, as editors and deployment tools do), rewritten in place, or be behind a
-    symbolic link that is swapped, as in a Kubernetes ConfigMap. A change counts when the file has stayed the same
+    symbolic link that is swapped, as in a Kubernetes ConfigMap. A change counts when the files have stayed the same
     between two looks, so that a file that is still being written is left alone.
-
-    Args:
-        path: the file.
-        load: reads it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], load: Callable[[Path], Ruleset] = load_file) -> None:
+    def __init__(self, path: str | os.PathLike[str], load: Callable[[Path], T]) -> None:
         self._path = Path(path)
         self._load = load
-        self._seen: _Mark | None = None  # what was read last, well or not
-        self._noticed: _Mark | None = None  # what may have to be read next
+        self._seen: object = None  # what was read last, well or not
+        self._noticed: object = None  # what may have to be read next
 
     @property
     def name(self) -> str:
         return str(self._path)
 
-    def read(self) -> Ruleset:
-        self._seen = self._noticed = self._mark()
+    def read(self) -> T:
+        self._seen = self._noticed = self._marks()
         return self._load(self._path)
 
-    def changed(self) -> Ruleset | None:
-        mark = self._mark()
-        settled, self._noticed = mark == self._noticed, mark
-        if mark == self._seen or not settled:
+    def changed(self) -> T | None:
+        marks = self._marks()
+        settled, self._noticed = marks == self._noticed, marks
+        if marks == self._seen or not settled:
             return None
-        self._seen = mark
-        if mark is None:
-            raise FileNotFoundError(f"{self._path} is gone")
+        self._seen = marks
         return self._load(self._path)
 
-    def _mark(self) -> _Mark | None:
-        try:
-            path = self._path.resolve(strict=True)
-            found = path.stat()
-        except FileNotFoundError:
-            return None
-        return _Mark(str(path), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    def _marks(self) -> object:
+        raise NotImplementedError
+
+
+class FileSource(_Watched[T]):
+    """Rules in one file; see `headgate.policy.loading` for its form."""
+
+    def __init__(self, path: str | os.PathLike[str], load: Callable[[Path], T] = load_file) -> None:  # type: ignore[assignment]
+        super().__init__(path, load)
+
+    def _marks(self) -> object:
+        return _mark(self._path)
+
+
+class FolderSource(_Watched[T]):
+    """Rules in all YAML files of a folder, such as those of envoyproxy/ratelimit."""
+
+    def _marks(self) -> object:
+        return [_mark(path) for path in yaml_files(self._path)]
+
+
+def yaml_files(folder: Path) -> list[Path]:
+    """Return the YAML files of a folder, in the order of their names, hidden ones left out; none if it is gone."""
+    try:
+        found = [path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"}]
+    except OSError:
+        return []
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def rules_file(path: str | os.PathLike[str]) -> FileSource[Ruleset]:
+    """Return a file of rules as a source."""
+    return FileSource(path)
+
+
+def _mark(path: Path) -> _Mark | None:
+    try:
+        real = path.resolve(strict=True)
+        found = real.stat()
+    except (OSError, RuntimeError, ValueError):  # gone, a circle of links, or no path at all: the loader says which
+        return None
+    return _Mark(str(real), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
