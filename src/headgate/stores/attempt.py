@@ -18,7 +18,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, StoreBusy, StoreError, StoreUnavailable
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Family, Limit, Plan
+from headgate.core.plan import Limit, Plan
 from headgate.stores import breaker as breakers
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
 from headgate.stores.fallback import Allow, Deny, Fallback, Local, Mixed, marked
@@ -204,12 +204,6 @@ class Attempt:
         if self._reason is Reason.OUTCOME_UNKNOWN:
             return self.peek(plan, 1)
         return self._noted(plan, self._failover.fallback.refund(plan, cost, self._wait_us()))
-
-    def bound_check(self, family: Family, key: str, cost: int) -> Decision:
-        plan = family.plan(key)
-        if type(cost) is int and cost == 0:
-            return self.peek(plan, 1)
-        return self.check(plan, family.checked_cost(cost))
 
     def reset(self, plan: Plan) -> None:
         self._failover.fallback.reset(plan)

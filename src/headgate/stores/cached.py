@@ -35,6 +35,7 @@ from headgate.core.errors import InvalidStore
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Family, Plan
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
+from headgate.stores.binding import plain_async_check, plain_check
 from headgate.stores.inner import check_colour, microseconds
 
 PEEKS = 0.05
@@ -79,6 +80,8 @@ class CachedStore:
         check_colour(store, asynchronous=False, outer=type(self))
         self._store = store
         self.clock = store.clock
+        if isinstance(store, Sharded):
+            self.shard_of = store.shard_of
         self._cache = _Cache(store, peeks, denials, max_entries)
 
     def check(self, plan: Plan, cost: int) -> Decision:
@@ -116,17 +119,7 @@ class CachedStore:
             self._cache.forget(plan)
 
     def bind(self, family: Family) -> Check:
-        def check(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return self.peek(plan, 1)
-            return self.check(plan, family.checked_cost(cost))
-
-        return check
-
-    def shard_of(self, plan: Plan) -> str:
-        """Return the part of the inner store that the plan lives on."""
-        return self._store.shard_of(plan) if isinstance(self._store, Sharded) else ""
+        return plain_check(self, family)
 
     def ready(self) -> None:
         self._store.ready()
@@ -149,6 +142,8 @@ class AsyncCachedStore:
         check_colour(store, asynchronous=True, outer=type(self))
         self._store = store
         self.clock = store.clock
+        if isinstance(store, Sharded):
+            self.shard_of = store.shard_of
         self._cache = _Cache(store, peeks, denials, max_entries)
 
     async def check(self, plan: Plan, cost: int) -> Decision:
@@ -186,17 +181,7 @@ class AsyncCachedStore:
             self._cache.forget(plan)
 
     def bind(self, family: Family) -> AsyncCheck:
-        async def check(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return await self.peek(plan, 1)
-            return await self.check(plan, family.checked_cost(cost))
-
-        return check
-
-    def shard_of(self, plan: Plan) -> str:
-        """Return the part of the inner store that the plan lives on."""
-        return self._store.shard_of(plan) if isinstance(self._store, Sharded) else ""
+        return plain_async_check(self, family)
 
     async def ready(self) -> None:
         await self._store.ready()

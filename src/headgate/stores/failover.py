@@ -29,6 +29,7 @@ from headgate.core.mode import Mode
 from headgate.core.plan import Family, Limit, Plan
 from headgate.stores.attempt import Failover, Reason, Statistics
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
+from headgate.stores.binding import plain_async_check, plain_check
 from headgate.stores.deadline import Timely
 from headgate.stores.inner import check_colour
 
@@ -119,14 +120,7 @@ class FailoverStore:
         raise attempt.error()
 
     def bind(self, family: Family) -> Check:
-        failover = self._failover
-
-        def careful(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return self.peek(plan, 1)
-            return self.check(plan, family.checked_cost(cost))
-
+        failover, careful = self._failover, plain_check(self, family)
         if failover.is_sharded:
             return careful
         bound = self._store.bind(family)
@@ -138,7 +132,7 @@ class FailoverStore:
             with attempt as may_ask:
                 if may_ask:
                     return bound(key, cost)
-            return attempt.bound_check(family, key, cost)
+            return plain_check(attempt, family)(key, cost)
 
         return check
 
@@ -212,14 +206,7 @@ class AsyncFailoverStore:
         raise attempt.error()
 
     def bind(self, family: Family) -> AsyncCheck:
-        failover = self._failover
-
-        async def careful(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return await self.peek(plan, 1)
-            return await self.check(plan, family.checked_cost(cost))
-
+        failover, careful = self._failover, plain_async_check(self, family)
         if failover.is_sharded:
             return careful
         bound = self._store.bind(family)
@@ -231,7 +218,7 @@ class AsyncFailoverStore:
             with attempt as may_ask:
                 if may_ask:
                     return await bound(key, cost)
-            return attempt.bound_check(family, key, cost)
+            return plain_check(attempt, family)(key, cost)
 
         return check
 
