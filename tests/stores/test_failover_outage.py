@@ -25,6 +25,8 @@ SHARES = NODES * 38
 """N * ceil(L / N), the published bound of the mode local."""
 QUOTA = Quota(LIMIT, 24 * 3600 * 1_000_000, algorithm=Algorithm.SLIDING_WINDOW_LOG)
 GIVE_UP = 60
+FROZEN = 10
+"""Seconds that a server is stopped for."""
 PAUSE, LONGEST_PAUSE = 0.05, 0.2
 
 either_fault = pytest.mark.parametrize("killed", [True, False], ids=["killed", "frozen"])
@@ -53,9 +55,11 @@ def outage(server: RedisServer, nodes: Sequence[Callable[[], Statistics]], *, ki
                 time.sleep(0.01)
 
     more_calls()
+    gone = time.monotonic()
     server.stop() if killed else server.send(signal.SIGSTOP)
     until(lambda seen: seen.openings > 0)
     more_calls()
+    until(lambda _: killed or time.monotonic() > gone + FROZEN)
     server.start() if killed else server.send(signal.SIGCONT)
     until(lambda seen: seen.recoveries > 0)
     more_calls()
@@ -88,6 +92,7 @@ def test_threads_are_answered_within_the_bound(*, killed: bool) -> None:
             limiter, answers = Limiter([QUOTA], store=store), list[Decision]()
             while not stop.is_set():
                 answers.append(limiter.check("user"))
+                time.sleep(0.0005)
             return answers
 
         with ThreadPoolExecutor(NODES * CALLERS) as pool:
@@ -117,7 +122,7 @@ def test_tasks_are_answered_within_the_bound(*, killed: bool) -> None:
             limiter, answers = AsyncLimiter([QUOTA], store=store), list[Decision]()
             while not stop.is_set():
                 answers.append(await limiter.check("user"))
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.0005)
             return answers
 
         loads = [asyncio.create_task(load(store)) for store in stores for _ in range(CALLERS)]

@@ -30,7 +30,6 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable, UsageError
 from headgate.core.plan import Plan
 from headgate.core.quota import Quota
-from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Store
 from headgate.stores.redis import flights, scripts, wire
 from headgate.stores.redis.address import Address, parse
@@ -52,21 +51,6 @@ PERSON = "user:ada@example.org"
 """A key that must not show in an error message."""
 FILES = [("cert", "cert"), ("key", "key"), ("ca-cert", "cert")]
 Open = Callable[[str], Store]
-
-
-@pytest.fixture(params=["sync", "async"])
-def opened(request: pytest.FixtureRequest) -> Iterator[Open]:
-    """Opens stores of either kind, and closes them after the test."""
-    stores: list[Store] = []
-
-    def open_one(address: str) -> Store:
-        asynchronous = request.param == "async"
-        stores.append(Blocking(open_async_store(address)) if asynchronous else open_store(address))
-        return stores[-1]
-
-    yield open_one
-    for store in stores:
-        store.close()
 
 
 @pytest.fixture

@@ -9,27 +9,12 @@ import pytest
 
 from headgate.core.errors import StoreError, StoreUnavailable
 from headgate.core.quota import Quota
-from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Store
-from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import family
 from tests.servers import RedisServer, redis_server, until
 
 QUOTA = Quota(5, 3600 * 1_000_000)
 Open = Callable[[str], Store]
-
-
-@pytest.fixture(params=["sync", "async"])
-def opened(request: pytest.FixtureRequest) -> Iterator[Open]:
-    stores: list[Store] = []
-
-    def open_one(address: str) -> Store:
-        stores.append(Blocking(open_async_store(address)) if request.param == "async" else open_store(address))
-        return stores[-1]
-
-    yield open_one
-    for store in stores:
-        store.close()
 
 
 @pytest.fixture(scope="module")
