@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.__main__ import main
+from headgate.core.errors import InvalidRule
 from headgate.policy.schema import schema
 from tests.policy.written import BAD, FILES, GOOD
 
@@ -53,9 +54,9 @@ def test_a_bad_file_is_explained_to_programs(path: Path, capsys: Printed) -> Non
 def test_warnings_do_not_make_a_file_invalid(capsys: Printed) -> None:
     assert main(["rules", "validate", SEED]) == 0
     told = capsys.readouterr()
-    assert told.err.count("warning") == 4
+    assert told.err.count("warning") == 5
     assert main(["rules", "validate", "--json", SEED]) == 0
-    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 4
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 5
 
 
 def test_a_file_that_does_not_exist_is_wrong_usage(capsys: Printed) -> None:
@@ -63,11 +64,13 @@ def test_a_file_that_does_not_exist_is_wrong_usage(capsys: Printed) -> None:
     assert capsys.readouterr().err.startswith("no-such.yaml: error: cannot be read: No such file")
 
 
-def test_what_only_the_compiled_policy_knows_is_found_too(tmp_path: Path, capsys: Printed) -> None:
-    path = tmp_path / "circle.yaml"
-    path.write_text("version: 1\nrules: [{id: a, quota: 1/s, replaces: [b]}, {id: b, quota: 1/s, replaces: [a]}]")
-    assert main(["rules", "validate", str(path)]) == 1
-    assert "circle" in capsys.readouterr().err
+def test_what_only_the_compiled_policy_knows_is_found_too(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise InvalidRule("it makes no sense")
+
+    monkeypatch.setattr("headgate.cli.rule_files.Policy", refuse)
+    assert main(["rules", "validate", DESIGN]) == 1
+    assert f"{DESIGN}: error: it makes no sense" in capsys.readouterr().err
 
 
 def test_the_standard_input(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +91,73 @@ def test_a_file_for_envoy(tmp_path: Path, capsys: Printed) -> None:
     assert f"{path}:3:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["rules", "list"], ["rules", "diff", DESIGN], ["explain", "/orders", "--rules"]],
+    ids=["list", "diff", "explain"],
+)
+def test_other_commands_know_a_file_for_envoy_when_they_see_one(
+    command: list[str], tmp_path: Path, capsys: Printed
+) -> None:
+    path = tmp_path / "envoy.yaml"
+    path.write_text("domain: edge\ndescriptors: []\n")
+    assert main([*command, str(path)]) == (2 if command[0] == "explain" else 1)
+    told = capsys.readouterr().err
+    assert "this is a file of envoyproxy/ratelimit" in told
+    assert "`headgate rules validate` reads it" in told
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, domain in (("one.yaml", "edge"), ("two.yml", "mesh"), ("notes.txt", "none")):
+        (tmp_path / name).write_text(
+            f"domain: {domain}\ndescriptors: [{{key: a, rate_limit: {{unit: second, requests_per_unit: 1}}}}]\n"
+        )
+    return tmp_path
+
+
+def test_files_for_envoy_are_validated_together(folder: Path, capsys: Printed) -> None:
+    one, two = str(folder / "one.yaml"), str(folder / "two.yml")
+    for given in ([str(folder)], [one, two]):
+        assert main(["rules", "validate", *given]) == 0
+        assert capsys.readouterr().out == f"{one}, {two}: descriptors of edge, mesh, nothing wrong\n"
+    (folder / "two.yml").write_text("domain: edge\ndescriptors: [{key: b}]\n")
+    assert main(["rules", "validate", str(folder)]) == 1
+    assert f"the domain 'edge' is that of {one}, too" in capsys.readouterr().err
+    assert main(["rules", "validate", "--merge-domains", str(folder)]) == 0
+
+
+def test_many_files_are_summed_up(folder: Path, capsys: Printed) -> None:
+    for number in range(9):
+        (folder / f"{number}.yaml").write_text(f"domain: d{number}\n")
+    assert main(["rules", "validate", str(folder)]) == 0
+    assert "2.yaml and 8 more: descriptors of " in capsys.readouterr().out
+
+
+def test_files_of_both_kinds_and_all_their_problems(folder: Path, capsys: Printed) -> None:
+    assert main(["rules", "validate", DESIGN, str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{DESIGN}: 1 rule, nothing wrong"
+    assert len(lines) == 2
+    (folder / "one.yaml").write_text("domain: edge\ndescriptors: 5\n")
+    bad = str(FILES / "bad" / "list.yaml")
+    assert main(["rules", "validate", bad, DESIGN, str(folder)]) == 1
+    assert capsys.readouterr().err.endswith("2 files: 2 problems; these rules would not be used\n")
+    assert main(["rules", "validate", bad, "no-such.yaml"]) == 2
+
+
+def test_a_folder_without_files_is_wrong_usage(tmp_path: Path, capsys: Printed) -> None:
+    assert main(["rules", "validate", str(tmp_path)]) == 2
+    assert "no file in this folder ends in .yaml or .yml" in capsys.readouterr().err
+
+
 def test_a_list_for_people(capsys: Printed) -> None:
     assert main(["rules", "list", str(FILES / "good" / "everything.yaml")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ID", "COUNTS", "BY", "ENDPOINT", "FOR", "LIMIT"]
     (line,) = (line for line in lines if line.startswith("404"))
     assert "disabled, shadow, enforced for 5%, replaces several, text" in line
-    assert lines[-1] == "tiers: 2, users: 3, allowed: 3, denied: 2"
+    assert lines[-1] == "tiers: 3, users: 3, allowed: 3, denied: 2"
 
 
 def test_a_list_for_programs_can_be_read_back(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

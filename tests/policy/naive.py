@@ -7,12 +7,11 @@ that decides who is enforced.
 from __future__ import annotations
 
 from fnmatch import translate
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from re import fullmatch
 from typing import NamedTuple
 
 from headgate.core.key import Principal, bounded, space
-from headgate.core.mode import Mode
 from headgate.core.quota import Quota
 from headgate.policy.model import Entry, Rule, Ruleset, User
 from headgate.policy.paths import normalised
@@ -26,7 +25,6 @@ class NaiveLimit(NamedTuple):
     space: str
     principal: Principal
     quota: Quota
-    mode: Mode | None
 
 
 class NaiveAnswer(NamedTuple):
@@ -60,11 +58,16 @@ def does_match(rule: Rule, ruleset: Ruleset, request: Request) -> bool:
     return (
         rule.enabled
         and fits(rule.endpoint.strip("/").split("/"), normalised(request.endpoint).strip("/").split("/"))
-        and (not rule.methods or request.method.upper() in rule.methods)
+        and (not rule.methods or method_counted(rule, request) in rule.methods)
         and (not rule.tier or rule.tier == tier_of(ruleset, request))
         and all(fact(request, name) == value for name, value in rule.when.items())
         and fact(request, rule.dimension) is not None
     )
+
+
+def method_counted(rule: Rule, request: Request) -> str:
+    method = request.method.upper()
+    return "GET" if method == "HEAD" and "HEAD" not in rule.methods else method
 
 
 def fits(pattern: list[str], path: list[str]) -> bool:
@@ -83,15 +86,16 @@ def fact(request: Request, name: str) -> str | None:
     if name == "endpoint":
         return normalised(request.endpoint)
     if name == "ip" and "ip" in request.principal:
-        return str(plain(request.principal["ip"]))
+        address = plain(request.principal["ip"])
+        return str(ip_network((address, 64), strict=False) if address.version == 6 else address)
     if name in request.principal:
         return request.principal[name]
     return None if name in {"user", "ip", "apikey"} else request.attributes.get(name)
 
 
-def plain(text: str) -> object:
+def plain(text: str) -> IPv4Address | IPv6Address:
     address = ip_address(text)
-    return address.ipv4_mapped or address if address.version == 6 else address
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
 def user_of(ruleset: Ruleset, request: Request) -> User:
@@ -114,15 +118,15 @@ def limits_of(rule: Rule, ruleset: Ruleset, request: Request, now: int) -> list[
         if change is not None and (change.until is None or now < change.until):
             quotas = change.apply(quotas)
     principal = bounded(fact(request, rule.dimension) or "")
-    return [
-        NaiveLimit(rule.id, space(space_name(rule), quota), principal, quota, rule.on_store_failure) for quota in quotas
-    ]
+    return [NaiveLimit(rule.id, space(space_name(rule), quota), principal, quota) for quota in quotas]
 
 
 def is_listed(entry: Entry, request: Request) -> bool:
     value = fact(request, entry.dimension)
     if value is None:
         return False
+    if entry.dimension == "ip":
+        value = str(plain(request.principal["ip"]))
     if entry.network is not None:
         return ip_address(value) in entry.network
     if "*" in entry.value:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections import ChainMap
+from enum import StrEnum
+from http import HTTPMethod
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,15 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import Calendar
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, InvalidRule
+from headgate.core.key import checked_name, space
 from headgate.core.mode import Mode
-from headgate.core.plan import Limit
+from headgate.core.plan import Family, Limit
+from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits, Selection, Verdict
+from headgate.policy.terms import rule_id_of, space_name
+from headgate.stores.memory import MemoryStore
+from headgate.testing import ManualClock
 from tests.policy.naive import NaiveAnswer, NaiveLimit, naive_plan
 
 SECOND = 1_000_000
@@ -25,6 +36,11 @@ MINUTE = 60 * SECOND
 QUOTAS = Quota.parse("10/minute")
 IDS = ["r0", "r1", "r2", "r3", "r4", "r5"]
 NOW = 1_000
+
+
+class Tier(StrEnum):
+    LOW = "low"
+
 
 patterns = st.one_of(
     st.just("**"),
@@ -49,7 +65,9 @@ def rules(draw: st.DrawFn, rule_id: str, replaceable: list[str]) -> Rule:
         quotas=draw(quotas),
         dimension=draw(dimensions),
         endpoint=draw(patterns),
-        methods=draw(st.sampled_from([frozenset()] * 3 + [frozenset({"GET"}), frozenset({"GET", "POST"})])),
+        methods=draw(
+            st.sampled_from([frozenset()] * 3 + [frozenset({"GET"}), frozenset({"GET", "POST"}), frozenset({"HEAD"})])
+        ),
         tier=draw(st.sampled_from(["", "", "", "free", "pro"])),
         when=draw(st.one_of(st.just({}), st.just({}), conditions)),
         shadow=draw(st.sampled_from([False] * 5 + [True])),
@@ -100,21 +118,18 @@ def requests(draw: st.DrawFn) -> Request:
             {},
             optional={
                 "user": st.sampled_from(["u1", "u2", "u" * 200, "ü"]),
-                "ip": st.sampled_from(["10.0.0.1", "::ffff:10.0.0.1", "192.0.2.7", "::1"]),
+                "ip": st.sampled_from(["10.0.0.1", "::ffff:10.0.0.1", "192.0.2.7", "::1", "::2"]),
                 "tenant": st.sampled_from(["x", "y"]),
             },
         )
     )
     attributes = draw(st.dictionaries(st.sampled_from(["r", "c", "tenant", "user", "ip"]), st.sampled_from(["x", "y"])))
     path = "/" + "/".join(draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3)))
-    return Request(principal, path, draw(st.sampled_from(["", "GET", "post"])), attributes, tier=draw(tiers))
+    return Request(principal, path, draw(st.sampled_from(["", "GET", "post", "HEAD"])), attributes, tier=draw(tiers))
 
 
 def flat(limits: Limits) -> list[NaiveLimit]:
-    return [
-        NaiveLimit(rule, *limit, mode)
-        for rule, limit, mode in zip(limits.rules, limits.plan, limits.modes, strict=True)
-    ]
+    return [NaiveLimit(rule, *limit) for rule, limit in zip(limits.rules, limits.plan, strict=True)]
 
 
 def answer(selection: Selection) -> NaiveAnswer:
@@ -233,12 +248,34 @@ class TestTiersAndOverrides:
                 Change(algorithm=Algorithm.GCRA),
             )
         ]
-        assert spaces == ["r|tb:60000000", "r|tb:60000000", "r|tb:1000000", "r|gcra:60000000"]
+        assert spaces == ["r@user|tb:60000000", "r@user|tb:60000000", "r@user|tb:1000000", "r@user|gcra:60000000"]
 
-    def test_an_override_that_makes_no_quota_on_top_of_a_tier_is_refused(self) -> None:
-        tiers = {"pro": {"r": Change(algorithm=Algorithm.FIXED_WINDOW)}}
-        with pytest.raises(InvalidRule, match="rule 'r' on top of tier 'pro': fixed_window has no burst"):
-            self.policy(tiers=tiers, users={"u1": User("", {"r": Change(burst=5)})})
+    FIXED = {"pro": {"r": Change(limit=50, algorithm=Algorithm.FIXED_WINDOW, until=20)}}  # noqa: RUF012  a constant
+
+    @pytest.mark.parametrize("given", [{"users": {"u1": User("pro", {"r": Change(burst=5)})}}, {"default_tier": "pro"}])
+    def test_an_override_that_makes_no_quota_on_top_of_the_usual_tier_is_refused(self, given: dict[str, Any]) -> None:
+        with pytest.raises(
+            InvalidRule, match="user 'u1': the override of rule 'r' on top of tier 'pro': fixed_window has no burst"
+        ):
+            self.policy(tiers=self.FIXED, **{"users": {"u1": User("", {"r": Change(burst=5)})}, **given})
+
+    def test_an_override_that_makes_no_quota_on_top_of_a_tier_that_a_request_brings_changes_the_rule(self) -> None:
+        policy = self.policy(tiers=self.FIXED, users={"u1": User("", {"r": Change(burst=5, until=10)})})
+        asked = Request({"user": "u1"}, tier="pro")
+        for _ in range(2):
+            assert limits(policy, asked, 9) == [("r", "10/minute burst 5")]
+            assert limits(policy, asked, 10) == [("r", "50/minute fixed_window")]
+            assert limits(policy, asked, 20) == [("r", "10/minute")]
+        found = {rule.rule: rule.source for rule in explain(policy, asked, 9).rules}
+        assert found["r"] == "override until 1970-01-01T00:00:00.000010Z"
+
+    def test_an_override_is_on_top_of_whatever_tier_a_request_brings(self) -> None:
+        tiers = {f"t{number}": {"r": Change(limit=number)} for number in range(1, 50)}
+        policy = self.policy(tiers=tiers, users={"u1": User("t1", {"r": Change(burst=7)})}, default_tier="t2")
+        for number in (1, 2, 7, 7, 49):
+            asked = Request({"user": "u1"}, tier=f"t{number}")
+            assert limits(policy, asked) == [("r", f"{number}/minute burst 7")]
+        assert limits(policy, Request({"user": "u1"}, tier="unheard-of")) == [("r", "10/minute burst 7")]
 
     def test_a_rule_with_several_limits_is_changed_as_a_whole(self) -> None:
         change = Change(quotas=Quota.parse("2/s; 20/h; 100/day"))
@@ -258,13 +295,34 @@ class TestResetOnChange:
     def test_another_limit_is_another_place(self) -> None:
         places = [self.space(Quota.parse(text)) for text in ("10/minute", "11/minute", "10/minute burst 1")]
         assert len(set(places)) == 3
-        assert all(place.startswith("r#") and place.endswith("|tb:60000000") for place in places)
+        assert all(place.startswith("r@user#") and place.endswith("|tb:60000000") for place in places)
         assert places[0] == self.space(QUOTAS)
 
     def test_tiers_and_overrides_are_not(self) -> None:
         """Else whoever has two tiers, or an override that ends, would have two budgets."""
         users = {"u1": User("", {"r": Change(limit=5)})}
         assert self.space(QUOTAS, users=users) == self.space(QUOTAS)
+
+
+class TestPlaces:
+    def test_no_limiter_counts_where_a_rule_does(self) -> None:
+        rule = Rule("default", QUOTAS)
+        with pytest.raises(InvalidKey):
+            checked_name(space_name(rule))
+        policy = Policy(Ruleset(default=rule))
+        (limit,) = policy.plan(Request({"user": "42"}), NOW).enforced.plan
+        assert limit.space not in Family("default", QUOTAS).spaces
+
+    def test_another_dimension_is_another_place(self) -> None:
+        """User 42 is not the API key 42."""
+        names = {space_name(Rule(one, QUOTAS, dimension=other)) for one in ("a", "a:a") for other in ("a", "a:a", "b")}
+        assert len(names) == 6
+
+    @pytest.mark.parametrize("quota", [*QUOTAS, Quota.per(5, Calendar("month", "Europe/Berlin"))])
+    @pytest.mark.parametrize("reset_on_change", [False, True])
+    def test_a_space_says_whose_it_is(self, quota: Quota, *, reset_on_change: bool) -> None:
+        rule = Rule("a:b/c", (quota,), dimension="x:y", reset_on_change=reset_on_change)
+        assert rule_id_of(space(space_name(rule), quota)) == "a:b/c"
 
 
 class TestReplaces:
@@ -327,7 +385,7 @@ class TestLists:
     def test_who_is_allowed_passes_without_limits(self) -> None:
         selection = self.POLICY.plan(Request({"ip": "::ffff:10.1.2.3"}), NOW)
         assert selection == Selection(Verdict.ALLOWED, reason="ip 10.1.2.3 is on the allow list: 10.0.0.0/8")
-        assert self.POLICY.plan(Request({}, "//health"), NOW).verdict is Verdict.ALLOWED
+        assert self.POLICY.plan(Request({}, "/health//"), NOW).verdict is Verdict.ALLOWED
         assert self.POLICY.plan(Request({"ip": "192.0.2.1"}), NOW).verdict is Verdict.LIMITED
 
     def test_who_is_denied_is_refused_even_if_also_allowed(self) -> None:
@@ -341,13 +399,20 @@ class TestLists:
         assert self.POLICY.plan(Request(counted, address="2001:db8::900d"), NOW).verdict is Verdict.LIMITED
         assert self.POLICY.plan(Request(counted), NOW).verdict is Verdict.LIMITED
 
+    def test_a_list_sees_the_whole_address_if_it_was_given(self) -> None:
+        denied = self.POLICY.plan(Request({"ip": "2001:DB8::bad"}), NOW)
+        assert denied == Selection(Verdict.DENIED, reason="ip 2001:db8::bad is on the deny list: 2001:db8::bad")
+        assert self.POLICY.plan(Request({"ip": "2001:db8::900d"}), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.rule_plan("r", "2001:db8::bad", NOW).verdict is Verdict.DENIED
+        assert self.POLICY.rule_plan("r", "2001:db8::900d", NOW).verdict is Verdict.LIMITED
+
 
 class TestIdentity:
     def test_an_attribute_cannot_claim_to_be_a_principal(self) -> None:
         """An unverified header must not choose whose limit is used."""
         policy = Policy(Ruleset((Rule("r", QUOTAS), Rule("t", QUOTAS, dimension="tenant"))))
         claimed = Request({"tenant": "t1"}, attributes={"user": "victim", "tenant": "t2"})
-        assert policy.plan(claimed, NOW).enforced.plan == (Limit("t|tb:60000000", "t1", QUOTAS[0]),)
+        assert policy.plan(claimed, NOW).enforced.plan == (Limit("t@tenant|tb:60000000", "t1", QUOTAS[0]),)
 
     def test_one_address_has_one_key(self) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="ip"),)))
@@ -356,19 +421,56 @@ class TestIdentity:
         assert keys == {"203.0.113.9"}
 
     @pytest.mark.parametrize(
-        "request_",
+        ("text", "counted"),
         [
-            Request({"user": ""}),
-            Request({"user": 7}),  # type: ignore[dict-item]
-            Request({"ip": "203.0.113.9:4711"}),
-            Request({"ip": "x" * 1000}),
-            Request({"user": "u"}, "/a/../b"),
-            Request({"user": "u"}, attributes={"region": ["eu"]}),  # type: ignore[dict-item]
+            ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+            ("2001:DB8:1:2:ffff:0:0:9%eth0", "2001:db8:1:2::/64"),
+            ("2001:db8:1:2::/64", "2001:db8:1:2::/64"),
+            ("2001:db8:1::/48", "2001:db8:1::/48"),
+            ("2001:db8:1:2::1/128", "2001:db8:1:2::1"),
         ],
     )
-    def test_what_cannot_be_matched_is_refused(self, request_: Request) -> None:
-        with pytest.raises(InvalidRequest):
-            Policy(Ruleset((Rule("r", QUOTAS),))).plan(request_, NOW)
+    def test_an_ipv6_network_has_one_key(self, text: str, counted: str) -> None:
+        """Whoever has one address of a /64 has all of them."""
+        policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="ip"),)))
+        for selection in (policy.plan(Request({"ip": text}), NOW), policy.rule_plan("r", text, NOW)):
+            assert [limit.principal for limit in selection.enforced.plan] == [counted]
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"principal": {"user": ""}}, "principal 'user' has at least one character"),
+            ({"principal": {"user": 7}}, "principal 'user' is text, not 7"),
+            ({"principal": {7: "user"}}, "the name of a principal is text, not 7"),
+            ({"principal": None}, "principal is a mapping of text to text, such as {'user': '42'}, not None"),
+            ({"principal": "user"}, "principal is a mapping"),
+            ({"principal": {"ip": "203.0.113.9:4711"}}, "ip is an address such as 203.0.113.9"),
+            ({"principal": {"ip": "x" * 1000}}, "ip is an address such as 203.0.113.9"),
+            ({"endpoint": "/a/../b"}, "the path '/a/../b' is not accepted"),
+            ({"endpoint": None}, "the endpoint is a path"),
+            ({"method": None}, "method is text, not None"),
+            ({"method": ["GET"]}, "method is text, not ['GET']"),
+            ({"method": "POST "}, "method is an HTTP method such as POST, and nothing else, not 'POST '"),
+            ({"method": "GÉT"}, "method is an HTTP method"),
+            ({"method": "GET\n"}, "method is an HTTP method"),
+            ({"attributes": {"region": ["eu"]}}, "attribute 'region' is text, not ['eu']"),
+            ({"attributes": {None: "eu"}}, "the name of an attribute is text, not None"),
+            ({"attributes": [("region", "eu")]}, "attributes is a mapping of text to text"),
+            ({"tier": None}, "tier is text, not None"),
+            ({"address": b"203.0.113.9"}, "address is text, not b'203.0.113.9'"),
+        ],
+    )
+    def test_what_cannot_be_matched_is_refused(self, given: dict[str, Any], said: str) -> None:
+        for allow in ((), (Entry("user", "*"),)):
+            with pytest.raises(InvalidRequest, match=re.escape(said)):
+                Policy(Ruleset((Rule("r", QUOTAS),), allow=allow)).plan(
+                    Request(**{"principal": {"user": "u"}, **given}), NOW
+                )
+
+    def test_any_mapping_and_any_text_will_do(self) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset({"POST"}), tier="low"),)))
+        asked = Request(MappingProxyType({"user": Pressure.WARNING}), "/", HTTPMethod.POST, ChainMap(), tier=Tier.LOW)
+        assert policy.plan(asked, NOW).enforced.plan[0].principal == "warning"
 
     @pytest.mark.parametrize("user", ["\ud800", "x" * 70_000])
     def test_what_cannot_be_a_key_is_refused(self, user: str) -> None:
@@ -379,6 +481,15 @@ class TestIdentity:
         policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset({"POST"})),)))
         assert limits(policy, Request({"user": "u"}, method="pOsT"))
         assert not limits(policy, Request({"user": "u"}, method="GET"))
+
+    def test_a_rule_for_get_is_for_head_too(self) -> None:
+        for methods, met in [({"GET"}, "GET HEAD"), ({"HEAD"}, "HEAD"), ({"POST"}, "POST"), ((), "GET HEAD POST")]:
+            policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset(methods)),)))
+            asked = {method: Request({"user": "u"}, method=method) for method in ("GET", "HEAD", "POST")}
+            assert " ".join(method for method, request in asked.items() if limits(policy, request)) == met
+            assert [explain(policy, request, NOW).rules[0].applies for request in asked.values()] == [
+                method in met.split() for method in asked
+            ]
 
     def test_capitals_of_the_path_matter_unless_told(self) -> None:
         for ignore_case in (False, True):
@@ -407,8 +518,25 @@ class TestCost:
     @pytest.mark.parametrize("cost", [-1, 100_001, 1.0, True, None, "1"])
     def test_a_cost_is_a_whole_number_in_range(self, cost: Any) -> None:
         for policy in (self.POLICY, Policy(Ruleset())):
-            with pytest.raises(InvalidCost):
+            with pytest.raises(InvalidCost, match="cost must be a whole number from 0 to 100000, not"):
                 policy.plan(Request({"user": "u"}, cost=cost), NOW)
+
+    def test_what_was_taken_can_be_given_back_after_a_limit_was_lowered(self) -> None:
+        """As much as the store has counted as used, and no more."""
+        before, after = (
+            Policy(Ruleset((Rule("r", Quota.parse(text)), Rule("s", Quota.parse(text), shadow=True))))
+            for text in ("10/h", "4/h")
+        )
+        asked, store = Request({"user": "u"}, cost=8), MemoryStore(clock=ManualClock())
+        for limits in (before.plan(asked, NOW).enforced, *before.plan(asked, NOW).shadow):
+            assert store.check(limits.plan, 8)
+        with pytest.raises(CostTooLarge):
+            after.plan(asked, NOW)
+        found = after.plan(asked, NOW, asking=False)
+        assert [limits.too_small for limits in found.shadow] == [False]
+        for limits in (found.enforced, *found.shadow):
+            assert store.peek(limits.plan, 1).remaining == 0
+            assert store.refund(limits.plan, 8).remaining == 4
 
     def test_zero_only_asks(self) -> None:
         assert self.POLICY.plan(Request({"user": "u"}, cost=0), NOW).matched
@@ -459,7 +587,7 @@ class TestOneRule:
         assert self.plan("r", "u2") == [("r", "u2", "10/minute")]
         assert self.plan("r", "u1") == [("r", "u1", "50/minute")]
         assert self.plan("all", "") == [("all", "global", "10/minute")]
-        assert self.plan("e", "//b/") == [("e", "/b", "10/minute")]
+        assert self.plan("e", "/b//") == [("e", "/b", "10/minute")]
         assert self.plan("i", "::ffff:192.0.2.1") == [("i", "192.0.2.1", "10/minute")]
         assert self.plan("i", "192.0.2.1", user="u1") == [("i", "192.0.2.1", "70/minute")]
 
@@ -485,6 +613,12 @@ class TestOneRule:
             self.POLICY.rule_plan("r", "", NOW)
         with pytest.raises(CostTooLarge):
             self.POLICY.rule_plan("r", "u2", NOW, cost=11)
+
+    @pytest.mark.parametrize("name", ["rule_id", "value", "user", "tier"])
+    @pytest.mark.parametrize("wrong", [None, 7, ["r"], b"r"])
+    def test_what_is_not_text_is_refused(self, name: str, wrong: Any) -> None:
+        with pytest.raises(InvalidRequest, match=f"{name} is text, not"):
+            self.POLICY.rule_plan(**{"rule_id": "r", "value": "u1", "now": NOW, name: wrong})
 
 
 def test_a_thousand_other_rules_change_nothing() -> None:

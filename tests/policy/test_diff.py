@@ -7,9 +7,13 @@ import json
 import pytest
 from hypothesis import given, settings
 
+from headgate import MemoryStore
+from headgate.engine import Engine
 from headgate.policy.diff import Diff, FieldChange, State, compare
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
+from headgate.policy.request import Request
+from headgate.testing import ManualClock
 from tests.policy.written import rulesets
 
 BASE = "id: a, limit: 10, window: 1m"
@@ -63,6 +67,28 @@ def test_a_changed_rule(old: str, new: str, fields: list[tuple[str, object, obje
     }
     assert change.state is state
     assert bool(change.because) is (state is not State.KEPT)
+
+
+@pytest.mark.parametrize(
+    ("new", "state", "because"),
+    [
+        (f"{BASE}, dimension: ip", State.AFRESH, "it counts by ip now"),
+        (f"{BASE}, dimension: ip, algorithm: gcra, reset_on_change: true", State.AFRESH, "it counts by ip now"),
+        ("id: a, limit: 10, window: 2m", State.AFRESH, "the algorithm or the window is another"),
+        (f"{BASE}, reset_on_change: true", State.AFRESH, "of reset_on_change"),
+        ("id: a, quota: 10/m; 5/s", State.PARTLY, "there was no 5/second before"),
+    ],
+)
+def test_why_a_rule_starts_afresh(new: str, state: State, because: str) -> None:
+    """Rather than believe the words: what was used is still there, or not."""
+    (change,) = difference(BASE, new).changed
+    assert (change.state, change.because) == (state, because)
+    store = MemoryStore(clock=ManualClock())
+    same = {"user": "10.0.0.1", "ip": "10.0.0.1"}
+    for text, used in ((BASE, {"a": 1}), (new, {"a": 1 if state is State.AFRESH else 2})):
+        with Engine(load(f"version: 1\nrules: [{{{text}}}]"), store=store) as engine:
+            ruling = engine.check(Request(same))
+            assert {limit.rule_id: 10 - limit.decision.remaining for limit in ruling.limits[:1]} == used
 
 
 def test_only_what_is_meant_counts_not_how_it_is_written() -> None:

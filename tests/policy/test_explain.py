@@ -88,7 +88,7 @@ def test_the_default_says_that_it_is_used() -> None:
         is_enforced=True,
         quotas=QUOTAS,
         source="the rule",
-        limits=(Limit("default|tb:60000000", "192.0.2.1", QUOTAS[0]),),
+        limits=(Limit("default@ip|tb:60000000", "192.0.2.1", QUOTAS[0]),),
     )
 
 
@@ -126,6 +126,12 @@ def test_the_facts_are_shown_as_they_are_compared() -> None:
     found = explain(POLICY, Request({"ip": "::ffff:192.0.2.1"}, "/a/%62//", attributes={"user": "x", "r": "y"}), 0)
     assert found.facts == {"ip": "192.0.2.1", "endpoint": "/a/b", "global": "global", "r": "y"}
     assert found.tier == "free"
+
+
+def test_an_ipv6_address_is_shown_as_it_is_counted() -> None:
+    found = explain(POLICY, Request({"ip": "2001:db8:1:2::9"}), 0)
+    assert found.facts["ip"] == "2001:db8:1:2::/64"
+    assert [limit.principal for rule in found.rules for limit in rule.limits] == ["2001:db8:1:2::/64"]
 
 
 def test_values_that_could_deceive_a_terminal_are_quoted() -> None:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidRule
-from headgate.policy.addresses import address_of
+from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.lists import Entries, Pattern
 from headgate.policy.model import Entry
 from headgate.policy.request import InvalidRequest
+from headgate.web.node import key_of, parse
 
 
 def found(entries: list[tuple[str, str]], address: str = "", **facts: str) -> str | None:
@@ -114,7 +115,6 @@ def test_every_dimension_is_looked_at() -> None:
     entries = [("user", "u1"), ("ip", "10.0.0.0/8"), ("agent", "*bot*")]
     assert found(entries, user="u2", ip="192.0.2.1", agent="robot") == "*bot*"
     assert found(entries, user="u2") is None
-    assert not Entries([])
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,30 @@ def test_every_dimension_is_looked_at() -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"ip is an address such as 203\.0\.113\.9"):
         address_of(text)
+
+
+@given(st.ip_addresses().map(str) | st.ip_addresses(v=4).map(lambda four: f"::ffff:{four}"))
+def test_an_address_is_counted_as_web_counts_it(text: str) -> None:
+    node = parse(text)
+    assert node is not None
+    assert counted_by(text) == key_of(node) == counted_by(key_of(node))
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("203.0.113.0/24", "203.0.113.0/24"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("64:ff9b::203.0.113.9", "203.0.113.9"),
+        ("2001:DB8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("2001:db8:1:2::/64", "2001:db8:1:2::/64"),
+        ("2001:db8:1::/48", "2001:db8:1::/48"),
+        ("2001:db8::1/128", "2001:db8::1"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_an_address_is_counted_by_its_network_if_it_is_ipv6(text: str, counted: str) -> None:
+    assert counted_by(text) == counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from headgate import Quota
 from headgate.core.mode import Mode
 from headgate.policy.compiled import Policy
-from headgate.policy.loading import InvalidRules, load, load_file, read_file
+from headgate.policy.loading import InvalidRules, load, load_file, read, read_file
 from headgate.policy.model import Rule
 from headgate.policy.request import Request
 from tests.policy.written import FILES
@@ -57,10 +58,34 @@ def test_the_example_is_that_of_the_document() -> None:
 
 def test_what_is_not_about_rules_is_said() -> None:
     told = {odd.path: odd.hint for odd in read_file(SEED).warnings}
-    assert told.keys() == {
-        f"runtime.{key}" for key in ("enable_read_cache", "read_cache_ttl_ms", "redis", "health_check")
-    }
+    elsewhere = ("enable_read_cache", "read_cache_ttl_ms", "redis", "health_check")
+    assert told.keys() == {"rate_limits[1].name", *(f"runtime.{key}" for key in elsewhere)}
     assert told["runtime.redis"] == "Give the server --store redis://redis.default.svc.cluster.local:6379/0."
+
+
+def test_what_is_guessed_is_said() -> None:
+    (guess,) = (odd for odd in read_file(SEED).warnings if odd.path == "rate_limits[1].name")
+    assert guess.line == 10
+    assert guess.message == (
+        "is taken as the limit of tier 'premium', and 'api_standard_user', the one with the least capacity, as that of "
+        "others"
+    )
+
+
+def test_the_order_of_limits_does_not_matter() -> None:
+    limits = [
+        f"  - {{name: api_{tier}_user, scope: user, capacity: {capacity}, refill_rate: 1}}\n"
+        for tier, capacity in (("gold", 500), ("free", 10), ("premium", 100))
+    ]
+    for order in permutations(limits):
+        loaded = read("rate_limits:\n" + "".join(order))
+        tiers = {rule.id: (rule.tier, {*rule.replaces}) for rule in loaded.ruleset.rules}
+        assert tiers == {
+            "api_free_user": ("", set()),
+            "api_gold_user": ("gold", {"api_free_user"}),
+            "api_premium_user": ("premium", {"api_free_user"}),
+        }
+        assert len(loaded.warnings) == 2
 
 
 @pytest.mark.parametrize(("tier", "applied"), [("", "api_standard_user"), ("premium", "api_premium_user")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.model import Rule, Ruleset
-from headgate.policy.paths import LONGEST, normalised
+from headgate.policy.paths import LONGEST, MOST_SEGMENTS, normalised
 from headgate.policy.request import InvalidRequest, Request
 
 PATH = "/api/v1/orders/pending"
@@ -35,10 +35,10 @@ SAME = {
     "".join(f"%{ord(letter):02X}" if letter != "/" else letter for letter in PATH),
     "http://example.com" + PATH,
     "HTTPS://user:pass@example.com:8443" + PATH,
-    "http://" + PATH,
-    "http://[2001:db8::1]/" + PATH,
+    "http://[2001:db8::1]" + PATH,
     "ws://example.com" + PATH + "/?q",
-    *[put(text, place, 1) for place in SLASHES for text in ("//", "///", "/./", "/.//./", "/%2e/", "/%2E//")],
+    *[put(text, place, 1) for place in SLASHES for text in ("/./", "/././", "/%2e/", "/%2E/")],
+    *[put(text, place, 1) for place in SLASHES[1:] for text in ("//", "///", "/.//./", "/%2E//")],
     *[
         put(text, place)
         for place in (*SLASHES[1:], len(PATH))
@@ -76,6 +76,9 @@ REFUSED = {
         put(text, len(PATH))
         for text in ("%ff", "%E9", "%25%34%31", "%2%35", ";%2f..", ";%00", ";\\", "\ud800", "%ED%A0%80")
     ],
+    *[before + PATH for before in ("/", "//", "/./", "/.//.", "/%2E/", "/;", "/;x", "//x", "//x:80", "//u@x")],
+    *[before + PATH for before in ("http://", "http:///", "http://example.com/", "http://example.com/./", "http:")],
+    *[before + PATH for before in ("http:/", "http:x", "example.com:80", "javascript:")],
     PATH + "/x/..",
     "/x/.." + PATH,
     "/.." + PATH,
@@ -134,7 +137,13 @@ def test_what_servers_may_read_differently_is_refused(path: str) -> None:
         ("/a%3Fb%23c", "/a%3Fb%23c"),
         ('/<>"[]^`{|}', "/%3C%3E%22%5B%5D%5E%60%7B%7C%7D"),
         ("/http://example.com/a", "/http:/example.com/a"),
-        ("//example.com/a", "/example.com/a"),
+        ("///", "/"),
+        ("//.", "/"),
+        ("//?a", "/"),
+        ("/a//b///c", "/a/b/c"),
+        ("/a" * MOST_SEGMENTS, "/a" * MOST_SEGMENTS),
+        ("/a" * 2 + "/" * (MOST_SEGMENTS - 2), "/a/a"),
+        ("/" + "a" * 1000 + "/a" * (MOST_SEGMENTS - 1), "/" + "a" * 1000 + "/a" * (MOST_SEGMENTS - 1)),
         ("/" + "a" * (LONGEST - 1), "/" + "a" * (LONGEST - 1)),
         ("/a?" + "q" * 2 * LONGEST, "/a"),
     ],
@@ -153,6 +162,11 @@ def test_one_documented_behaviour_each(path: str, canonical: str) -> None:
         ("/%2541", "it is encoded twice"),
         ("/%E9", "it is not UTF-8"),
         ("/a#b", "it has a #, which is written %23"),
+        ("//x/api/login", "'//x/api/login' is not accepted: it begins with //, after which some servers expect a host"),
+        ("http:/x/login", "it begins with neither a slash nor http:// and a host"),
+        ("/a" * (MOST_SEGMENTS + 1), "it has 257 segments: 256 are accepted"),
+        ("/" + "a" * 1000 + "/a" * MOST_SEGMENTS, "it has 257 segments"),
+        ("a/" * MOST_SEGMENTS + "a", "it has 257 segments"),
         ("/" + "a" * LONGEST, "the path has 8193 characters: 8192 are accepted"),
         (b"/a", "the endpoint is a path, such as '/api/orders', not b'/a'"),
         (None, "the endpoint is a path"),
@@ -182,6 +196,16 @@ def test_the_canonical_form_of_a_canonical_path_is_that_path(path: str) -> None:
     except InvalidRequest:
         return
     assert normalised(canonical) == canonical
+
+
+@given(paths)
+def test_what_takes_a_path_for_an_address_finds_the_same_path(path: str) -> None:
+    """As Python's servers do. What they find there is of the form that we count."""
+    try:
+        canonical = normalised(path)
+    except InvalidRequest:
+        return
+    assert normalised(urlsplit(path).path) == canonical
 
 
 @given(paths)

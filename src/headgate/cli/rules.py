@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import sys
 from typing import Any
 
 from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, add_command
 from headgate.cli.problems import tell, to_data
+from headgate.cli.rule_files import checked
 from headgate.cli.rules_diff import tell_diff
 from headgate.cli.rules_list import tell_rules
+from headgate.cli.rules_validate import validated
 from headgate.cli.terminal import Terminal, safe
-from headgate.core.errors import InvalidRule
-from headgate.policy import envoy
-from headgate.policy.compiled import Policy
 from headgate.policy.diff import compare
 from headgate.policy.dumping import to_data as rules_data
-from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
+from headgate.policy.loading import InvalidRules
 from headgate.policy.problems import Kind
 from headgate.policy.schema import schema
-from headgate.policy.yaml_nodes import MAX_BYTES, decoded
 
-STDIN = "-"
-_ENVOY = re.compile("^domain *:", re.MULTILINE)
-"""By this a file of envoyproxy/ratelimit is known."""
 _CODES = "Exit codes: 0 {}, 1 {}, 2 wrong usage, or no such file."
 
 
@@ -37,13 +30,18 @@ def add(commands: Commands) -> None:
         actions,
         "validate",
         _explained(_validate),
-        summary="say what is wrong with a file of rules, and where",
-        more="Files of envoyproxy/ratelimit (domain and descriptors) can be validated, too.\n\n"
+        summary="say what is wrong with files of rules, and where",
+        more="A folder stands for its files *.yaml and *.yml. Each file of rules is validated on its own; those of\n"
+        "envoyproxy/ratelimit (domain and descriptors) together, as one configuration.\n\n"
         + _CODES.format("the rules can be used", "they cannot"),
         examples="headgate rules validate rules.yaml\nheadgate rules validate - < rules.yaml\n"
-        "headgate rules validate rules.yaml --json | jq '.problems[].message'",
+        "headgate rules validate rules.yaml --json | jq '.problems[].message'\n"
+        "headgate rules validate ratelimit/config",
     )
-    _file(validate, "file", "FILE")
+    _file(validate, "files", "FILE", nargs="+", about="YAML files, folders of them, or - for the standard input")
+    validate.add_argument(
+        "--merge-domains", action="store_true", help="files of envoyproxy/ratelimit may share a domain"
+    )
     listing = add_command(
         actions, "list", _explained(_list), summary="list the rules of a file, and how much each lets pass"
     )
@@ -73,29 +71,30 @@ def add(commands: Commands) -> None:
     )
 
 
-def _file(parser: argparse.ArgumentParser, name: str, shown: str) -> None:
-    parser.add_argument(name, metavar=shown, help="a YAML file, or - for the standard input")
+def _file(
+    parser: argparse.ArgumentParser,
+    name: str,
+    shown: str,
+    *,
+    nargs: str | None = None,
+    about: str = "a YAML file, or - for the standard input",
+) -> None:
+    parser.add_argument(name, metavar=shown, nargs=nargs, help=about)
 
 
 def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    text = _text(arguments.file)
-    if _ENVOY.search(text):
-        policy = envoy.load({_name(arguments.file): text})
-        warnings, what = policy.warnings, f"descriptors of {', '.join(policy.domains)}"
-    else:
-        loaded = _checked(text, arguments.file)
-        warnings, count = loaded.warnings, len(loaded.ruleset.rules)
-        what = f"{count} rule{'s' * (count != 1)}"
+    found, warnings = validated(arguments.files, merge_domains=arguments.merge_domains)
     if arguments.json:
         _say_json(terminal, {"valid": True, "problems": [], "warnings": [to_data(odd) for odd in warnings]})
         return OK
     tell(warnings, terminal, warning=True)
-    terminal.say(terminal.styled(f"{_name(arguments.file)}: {safe(what)}, nothing wrong", "green"))
+    for line in found:
+        terminal.say(terminal.styled(f"{safe(line)}, nothing wrong", "green"))
     return OK
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    loaded = _checked(_text(arguments.file), arguments.file)
+    loaded = checked(arguments.file)
     if arguments.json:
         _say_json(terminal, rules_data(loaded.ruleset))
     else:
@@ -104,7 +103,7 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    old, new = (_checked(_text(file), file).ruleset for file in (arguments.old, arguments.new))
+    old, new = (checked(file).ruleset for file in (arguments.old, arguments.new))
     diff = compare(old, new)
     if arguments.json:
         _say_json(terminal, diff.to_data())
@@ -131,29 +130,13 @@ def _explained(run: Command) -> Command:
             _say_json(terminal, {"valid": False, "problems": data, "warnings": []})
         else:
             tell(problems, terminal)
-            count = len(problems)
-            told = f"{problems[0].file}: {count} problem{'s' * (count != 1)}; these rules would not be used"
+            count, files = len(problems), {problem.file: None for problem in problems}
+            where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
+            told = f"{safe(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
             terminal.complain(terminal.styled(told, "red", err=True))
-        return WRONG_USAGE if problems[0].kind is Kind.FILE else NO
+        return WRONG_USAGE if any(problem.kind is Kind.FILE for problem in problems) else NO
 
     return explaining
-
-
-def _checked(text: str, file: str) -> Loaded:
-    loaded = read(text, name=_name(file))
-    try:
-        Policy(loaded.ruleset)
-    except InvalidRule as error:
-        raise InvalidRules([Problem(str(error), file=_name(file), kind=Kind.MEANING)]) from None
-    return loaded
-
-
-def _text(file: str) -> str:
-    return decoded(sys.stdin.buffer.read(MAX_BYTES + 1), _name(file)) if file == STDIN else text_of(file)
-
-
-def _name(file: str) -> str:
-    return "stdin" if file == STDIN else file
 
 
 def _say_json(terminal: Terminal, data: Any) -> None:

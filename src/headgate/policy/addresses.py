@@ -1,14 +1,17 @@
 """Addresses of the dimension "ip" in one form: the same client has one key, and is found on lists.
 
 An IPv4 address inside IPv6 (``::ffff:203.0.113.9``, ``64:ff9b::203.0.113.9``) *is* that IPv4 address. A zone
-(``fe80::1%eth0``) is left out. A network (``2001:db8:1:2::/64``) may stand where a client is counted by its network.
+(``fe80::1%eth0``) is left out.
+
+A client is counted by its IPv4 address, or by the /64 network of its IPv6 address: whoever has one address there has
+all of them. A network (``2001:db8:1::/48``, also ``2001:db8::1/128``) is counted as it stands. Lists see the address.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import NamedTuple
 
 from headgate.core.numbers import short
@@ -17,6 +20,10 @@ from headgate.policy.request import InvalidRequest
 UNKNOWN = "unknown"
 """Stands for the address of all whose address is not known, such as those on a Unix socket."""
 _LONGEST = 64
+_COUNTED_BITS = 64
+"""How many bits of an IPv6 address are its network's, unless told."""
+_REMEMBERED = 4096
+"""Of short texts, and reading one anew costs a few microseconds: nothing to be gained by flooding."""
 _ZONE = re.compile(r"%[^/%]+(?=/|$)")
 _WITHIN_IPV6 = {0xFFFF, 0x64_FF9B << 64}
 """The 96 bits before an IPv4 address: IPv4-mapped, and NAT64."""
@@ -41,6 +48,14 @@ def address_of(text: str) -> Address:
     return _read(text)
 
 
+def counted_by(text: str) -> str:
+    """Return what stands for a client of that address in keys; see this module. Raises InvalidRequest."""
+    address = address_of(text)
+    if address.version != 6 or address.length != 128 or "/" in text:
+        return address.text
+    return _network_of(address.number)
+
+
 def canonical_network(network: IPv4Network | IPv6Network) -> Address:
     """Return a network in the form in which addresses are compared with it."""
     number, length = int(network.network_address), network.prefixlen
@@ -51,9 +66,13 @@ def canonical_network(network: IPv4Network | IPv6Network) -> Address:
     return Address(text, network.version, number, length)
 
 
-@lru_cache(
-    maxsize=4096
-)  # of short texts, and reading one anew costs a few microseconds: nothing to be gained by flooding
+@lru_cache(maxsize=_REMEMBERED)
+def _network_of(number: int) -> str:
+    hosts = 128 - _COUNTED_BITS
+    return f"{IPv6Address(number >> hosts << hosts)}/{_COUNTED_BITS}"
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def _read(text: str) -> Address:
     if text == UNKNOWN:
         return Address(text, 0, 0, 0)

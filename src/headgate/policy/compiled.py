@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from headgate.core.errors import InvalidRule
+from headgate.policy.addresses import address_of
 from headgate.policy.conditions import Indexed
-from headgate.policy.facts import facts_of, shown
+from headgate.policy.facts import check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import ENDPOINT, GLOBAL, Entry, Ruleset, User
 from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
@@ -39,7 +41,7 @@ class Policy:
 
     Raises:
         InvalidRule: a pattern is malformed, rules replace each other in a circle, or the override of a user makes no
-            quota on top of a tier.
+            quota on top of that user's tier.
     """
 
     __slots__ = (
@@ -66,21 +68,24 @@ class Policy:
         self.rules: Mapping[str, PreparedRule] = MappingProxyType({rule.id: rule for rule in prepared})
         """All rules by id, in the order of the ruleset, the default last."""
         self._in_order = prepared
+        self._default_tier = ruleset.default_tier
         ordinary = len(ruleset.rules)
         self._trie = _trie_of(enumerate(prepared[:ordinary]))
         self._default = _trie_of(enumerate(prepared[ordinary:], ordinary))
-        self._users = {name: self._special(user, drafting) for name, user in ruleset.users.items()}
+        self._users = {name: self._special(name, user, drafting) for name, user in ruleset.users.items()}
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
-        self._default_tier = ruleset.default_tier
         self.has_lists = bool(ruleset.allow or ruleset.deny)
 
-    def plan(self, request: Request, now: int) -> Selection:
+    def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
         """Return what is to be done about `request`.
 
         Args:
             request: who asks for what.
             now: microseconds since the epoch, for overrides that end.
+            asking: whether the cost is to be taken. Not for a refund or a reset: they name the limits of a request that
+                passed earlier, perhaps under higher limits, so that no cost is too large. (A store gives back no more
+                than a limit has counted as used.)
 
         Raises:
             InvalidRequest: the request cannot be matched with rules; it must not pass.
@@ -89,10 +94,10 @@ class Policy:
         """
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
         if self.has_lists:
-            listed = self.listed(facts, request.address)
+            listed = self.listed(facts, request.address or request.principal.get("ip", ""))
             if listed is not None:
                 return listed
-        return select(self.applying(request, facts, now), request.cost)
+        return select(self.applying(request, facts, now), request.cost, asking=asking)
 
     def rule_plan(
         self, rule_id: str, value: str, now: int, *, user: str = "", tier: str = "", cost: int = 1
@@ -110,6 +115,7 @@ class Policy:
 
         Raises as `plan` does.
         """
+        check_text(rule_id=rule_id, value=value, user=user, tier=tier)
         rule = self.rules.get(rule_id)
         if rule is None or not rule.rule.enabled:
             if self.ruleset.unknown_rule == "error":
@@ -120,14 +126,14 @@ class Policy:
             principal[dimension] = value
         request = Request(principal, value if dimension == ENDPOINT else "/")
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        listed = self.listed({name: facts[name] for name in (*principal, dimension)})
+        listed = self.listed({name: facts[name] for name in (*principal, dimension)}, principal.get("ip", ""))
         if listed is not None:
             return listed
         special = self.special_of(user or facts.get("user", ""))
         return select([self.apply(rule, facts[dimension], special, tier or self.tier_of(special), now)], cost)
 
     def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
-        """Return what is to be done about somebody who is on a list."""
+        """Return what is to be done about somebody who is on a list; `address` is the whole one, as it was given."""
         entry = self._deny.find(facts, address)
         if entry is not None:
             return Selection(Verdict.DENIED, reason=_on_list("deny", entry, facts, address))
@@ -175,10 +181,11 @@ class Policy:
 
     def apply(self, rule: PreparedRule, value: str, special: Special | None, tier: str, now: int) -> Applied:
         """Return what a rule means for somebody, at a time in microseconds since the epoch."""
-        schedules = rule.schedules
-        if special is not None:
-            schedules = special.overrides.get(rule.id, schedules)
-        schedule = schedules.by_tier.get(tier, schedules.untiered)
+        override = special.overrides.get(rule.id) if special is not None else None
+        if override is None:
+            schedule = rule.schedules.by_tier.get(tier, rule.schedules.untiered)
+        else:
+            schedule = override.schedule(tier)
         terms = schedule[0]
         if now >= terms.until:
             terms = in_force(schedule, now)
@@ -187,22 +194,27 @@ class Policy:
             is_enforced = share_of(rule.id, value) < rule.rule.enforce_percent
         return Applied(rule, value, terms, is_enforced)
 
-    def _special(self, user: User, drafting: Drafting) -> Special:
-        overrides = {
-            rule_id: drafting.schedules(self.rules[rule_id].rule, change) for rule_id, change in user.overrides.items()
-        }
+    def _special(self, name: str, user: User, drafting: Drafting) -> Special:
+        usual = user.tier, self._default_tier
+        try:
+            overrides = {
+                rule_id: drafting.overridden(self.rules[rule_id].rule, change, usual)
+                for rule_id, change in user.overrides.items()
+            }
+        except InvalidRule as error:
+            raise InvalidRule(f"user {name!r}: {error}") from None
         return Special(user.tier, overrides)
 
 
 def _trie_of(rules: Iterable[tuple[int, PreparedRule]]) -> Trie[int]:
     """Return a trie that finds the places of rules: numbers are sorted faster than anything."""
     return Trie(
-        (prepared.segments, Indexed(prepared.rule.methods, prepared.rule.tier, prepared.rule.when), place)
+        (prepared.segments, Indexed(prepared.methods, prepared.rule.tier, prepared.rule.when), place)
         for place, prepared in rules
         if prepared.rule.enabled
     )
 
 
 def _on_list(name: str, entry: Entry, facts: Mapping[str, str], address: str) -> str:
-    value = address if entry.dimension == "ip" and address else facts[entry.dimension]
+    value = address_of(address).text if entry.dimension == "ip" and address else facts[entry.dimension]
     return f"{entry.dimension} {shown(value)} is on the {name} list: {shown(entry.value)}"

@@ -1,7 +1,7 @@
 """What changes from one set of rules to another, and what becomes of what was used.
 
-State lives under the rule's id, its algorithm and its window, for each principal. So a changed limit or burst keeps it;
-another algorithm, window or dimension, or a change of a rule with `reset_on_change`, starts afresh.
+State lives under the rule's id, dimension, algorithm and window, for each principal. So a changed limit or burst keeps
+it; another dimension, algorithm or window, or a change of a rule with `reset_on_change`, starts afresh.
 """
 
 from __future__ import annotations

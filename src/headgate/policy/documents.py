@@ -14,9 +14,10 @@ the rest of ``runtime``                nothing: it is the server's business, not
 =====================================  ==========================================================================
 
 Two limits of one scope and resource whose names differ in one word (api_standard_user, api_premium_user) are tiers: the
-first is for everyone, and each other one is for the tier that its word names ("premium"), for which it replaces the
-first. Were both applied, the stricter would hold and the other mean nothing; were the last one to win, as in the
-document's own code, everyone would be premium.
+one with the smallest capacity is for everyone, wherever it stands, and each other one is for the tier that its word
+names ("premium"), for which it replaces that one. Were both applied, the stricter would hold and the other mean
+nothing; were the last one to win, as in the document's own code, everyone would be premium. It is a guess all the same,
+and a warning says so.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def ruleset_of(data: dict[str, Any], findings: Findings, warnings: Findings) -> 
     mode = _mode(runtime, findings, warnings)
     read = _FILE.read({key: value for key, value in data.items() if key != "runtime"}, (), findings)
     limits = (read or {}).get(KEY, [])
-    rules = _tiered(dict(_rules(limits, mode, findings)), findings)
+    rules = _tiered(dict(_rules(limits, mode, findings)), findings, warnings)
     return None if findings.count else Ruleset(rules=tuple(rules))
 
 
@@ -134,28 +135,40 @@ def _endpoint(resource: str) -> str:
     return resource if resource.startswith("/") else f"/{resource}"
 
 
-def _tiered(rules: dict[int, Rule], findings: Findings) -> list[Rule]:
+def _tiered(rules: dict[int, Rule], findings: Findings, warnings: Findings) -> list[Rule]:
     """Make tiers of rules, by their place in the file, that are for the same scope and resource."""
-    first: dict[tuple[str, str], Rule] = {}
+    bases: dict[tuple[str, str], Rule] = {}
     names: dict[str, int] = {}
-    result = []
     for index, rule in rules.items():
-        if rule.id in names:
-            where = render((KEY, names[rule.id]))
-            findings.add((KEY, index, "name"), f"{rule.id!r} is the name of {where} already", kind=Kind.MEANING)
+        first = names.setdefault(rule.id, index)
+        if first != index:
+            message = f"{rule.id!r} is the name of {render((KEY, first))} already"
+            findings.add((KEY, index, "name"), message, kind=Kind.MEANING)
             continue
-        names[rule.id] = index
-        same = first.setdefault((rule.dimension, rule.endpoint), rule)
-        if same is rule:
-            result.append(rule)
-            continue
-        tier = _word_of_difference(same.id, rule.id)
-        if not tier:
-            message = f"has the scope and resource of {same.id!r}, and no tier can be told from its name"
-            accepted = "names that differ in one word, such as api_standard_user and api_premium_user"
-            findings.add((KEY, index, "name"), message, accepted, kind=Kind.MEANING)
-        result.append(replace(rule, tier=tier, replaces=frozenset({same.id})))
+        same = bases.setdefault((rule.dimension, rule.endpoint), rule)
+        if rule.quotas[0].capacity < same.quotas[0].capacity:
+            bases[rule.dimension, rule.endpoint] = rule
+    result = []
+    for index in names.values():
+        rule = rules[index]
+        base = bases[rule.dimension, rule.endpoint]
+        result.append(rule if rule is base else _for_tier(rule, base, (KEY, index, "name"), findings, warnings))
     return result
+
+
+def _for_tier(rule: Rule, base: Rule, path: Path, findings: Findings, warnings: Findings) -> Rule:
+    """Return the rule for those of the tier that its name tells, for whom it replaces the base."""
+    tier = _word_of_difference(base.id, rule.id)
+    if not tier:
+        message = f"has the scope and resource of {base.id!r}, and no tier can be told from its name"
+        accepted = "names that differ in one word, such as api_standard_user and api_premium_user"
+        findings.add(path, message, accepted, kind=Kind.MEANING)
+        return rule
+    guess = (
+        f"is taken as the limit of tier {tier!r}, and {base.id!r}, the one with the least capacity, as that of others"
+    )
+    warnings.add(path, guess, hint="`headgate rules list` shows the rules that come of it.")
+    return replace(rule, tier=tier, replaces=frozenset({base.id}))
 
 
 def _word_of_difference(base: str, other: str) -> str:

@@ -86,7 +86,7 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
         yield "disabled"
     if not matches(prepared.segments, facts[ENDPOINT]):
         yield f"endpoint {rule.endpoint} does not match {shown(facts[ENDPOINT])}"
-    if rule.methods and method not in rule.methods:
+    if prepared.methods and method not in prepared.methods:
         yield f"method is {shown(method) if method else 'not known'}, not {' or '.join(sorted(rule.methods))}"
     if rule.tier and tier != rule.tier:
         yield f"tier is {shown(tier) if tier else 'not known'}, not {rule.tier}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from headgate.core.numbers import short
-from headgate.policy.addresses import address_of
+from headgate.policy.addresses import counted_by
 from headgate.policy.model import ENDPOINT, GLOBAL
 from headgate.policy.paths import normalised
 from headgate.policy.request import InvalidRequest, Request
@@ -14,30 +17,71 @@ EVERYBODY = "global"
 """The one principal of the dimension "global"."""
 
 
+_USUAL_METHODS = frozenset({"", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get", "post", "put"})
+_is_token = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]*").fullmatch
+
+
 def facts_of(request: Request, *, ignore_case: bool = False) -> dict[str, str]:
     """Return what is known about `request`: its attributes, over them its principals, its endpoint in canonical form.
 
-    Raises InvalidRequest: the path, an address or a value is not acceptable.
+    Raises InvalidRequest: a field is of the wrong type, or the path, the method, an address or a value not acceptable.
     """
+    principal, attributes = request.principal, request.attributes
+    if (
+        type(principal) is not dict
+        or type(attributes) is not dict
+        or type(request.method) is not str
+        or request.method not in _USUAL_METHODS
+        or type(request.tier) is not str
+        or type(request.address) is not str
+    ):
+        _check_fields(request)
     facts: dict[str, str] = {}
-    if request.attributes:
-        for name, value in request.attributes.items():
-            if type(value) is not str:
-                raise InvalidRequest(f"attribute {short(name)} is text, not {short(value)}")
+    if attributes:
+        for name, value in attributes.items():
+            if type(name) is not str or type(value) is not str:
+                _check_pair("attribute", name, value)
             if name not in IDENTITIES:
                 facts[name] = value
-    for name, value in request.principal.items():
-        if type(value) is not str or not value:
-            raise InvalidRequest(f"principal {short(name)} is text, at least one character, not {short(value)}")
+    for name, value in principal.items():
+        if type(name) is not str or type(value) is not str or not value:
+            _check_pair("principal", name, value)
         facts[name] = value
     if "ip" in facts:
-        facts["ip"] = address_of(facts["ip"]).text
+        facts["ip"] = counted_by(facts["ip"])
     path = normalised(request.endpoint)
     facts[ENDPOINT] = path.lower() if ignore_case else path
     facts[GLOBAL] = EVERYBODY
     return facts
 
 
+def check_text(**fields: object) -> None:
+    """Refuse what is not text, by its name. Raises InvalidRequest."""
+    for name, value in fields.items():
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{name} is text, not {short(value)}")
+
+
 def shown(value: str) -> str:
     """Return a value as it is shown to people: as it is, if it is short and harmless."""
     return value if value.isprintable() and 0 < len(value) <= 100 else short(value)
+
+
+def _check_fields(request: Request) -> None:
+    for name in ("principal", "attributes"):
+        value = getattr(request, name)
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"{name} is a mapping of text to text, such as {{'user': '42'}}, not {short(value)}")
+    check_text(method=request.method, tier=request.tier, address=request.address)
+    if not _is_token(request.method):
+        raise InvalidRequest(f"method is an HTTP method such as POST, and nothing else, not {short(request.method)}")
+
+
+def _check_pair(what: str, name: object, value: object) -> None:
+    """Refuse what is not text; that of a subclass is."""
+    if not isinstance(name, str):
+        raise InvalidRequest(f"the name of {'an' if what[0] == 'a' else 'a'} {what} is text, not {short(name)}")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} {short(name)} is text, not {short(value)}")
+    if not value and what == "principal":
+        raise InvalidRequest(f"principal {short(name)} has at least one character: leave it out if it is not known")

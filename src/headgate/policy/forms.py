@@ -192,7 +192,7 @@ _RULE_FIELDS = {
     ),
     "replaces": Field(Many(RULE_ID, "a list of ids of rules"), "Ids of rules that do not apply when this one does."),
     "on_store_failure": Field(
-        Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; local unless given."
+        Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; the engine's unless given."
     ),
     "reset_on_change": Field(Flag(), "Whether a changed limit or burst forgets what was used."),
     "created_at": Field(Moment(as_written=True), "When the rule was made."),

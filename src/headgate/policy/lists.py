@@ -125,9 +125,6 @@ class Entries:
                     _path_of(entry, ignore_case=ignore_case) if entry.dimension == ENDPOINT else entry.value, entry
                 )
 
-    def __bool__(self) -> bool:
-        return bool(self._by_dimension)
-
     def find(self, facts: Mapping[str, str], address: str = "") -> Entry | None:
         """Return an entry that is about one of `facts`; for the dimension "ip" about `address`, if that is given."""
         for dimension, values in self._by_dimension.items():

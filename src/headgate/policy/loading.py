@@ -11,12 +11,13 @@ Raises `InvalidRules`, with the list of problems; see `headgate.policy.problems`
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn
 
-from headgate.policy import documents
+from headgate.policy import documents, ineffective
 from headgate.policy.building import ruleset_of
 from headgate.policy.forms import FILE
 from headgate.policy.model import Ruleset
@@ -35,6 +36,8 @@ __all__ = [
     "read_file",
     "text_of",
 ]
+_ENVOY = "domain"
+"""By this key a file of envoyproxy/ratelimit is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +88,15 @@ def from_data(data: object, *, name: str = "rules") -> Ruleset:
     return _loaded(data, Locator(name), []).ruleset
 
 
-def read(text: str, *, name: str = "rules") -> Loaded:
-    """Read rules from YAML, and keep the warnings."""
+def read(text: str, *, name: str = "rules", now: int | None = None) -> Loaded:
+    """Read rules from YAML, and keep the warnings; `now` (microseconds since the epoch) is for what has ended."""
     document = Document(text, name)
-    return _loaded(document.data, document, document.problems)
+    return _loaded(document.data, document, document.problems, now)
 
 
-def read_file(path: str | PathLike[str]) -> Loaded:
+def read_file(path: str | PathLike[str], *, now: int | None = None) -> Loaded:
     """Read rules from a YAML file, and keep the warnings. A file that cannot be read raises InvalidRules as well."""
-    return read(text_of(path), name=fspath(path))
+    return read(text_of(path), name=fspath(path), now=now)
 
 
 def text_of(path: str | PathLike[str]) -> str:
@@ -110,13 +113,20 @@ def text_of(path: str | PathLike[str]) -> str:
     return decoded(raw, name)
 
 
-def _loaded(data: object, where: Locator, known: list[Problem]) -> Loaded:
+def _loaded(data: object, where: Locator, known: list[Problem], now: int | None = None) -> Loaded:
     findings, warnings = Findings(), Findings()
-    if isinstance(data, dict) and documents.KEY in data:
+    ruleset: Ruleset | None = None
+    if isinstance(data, dict) and _ENVOY in data and "version" not in data:
+        message = "this is a file of envoyproxy/ratelimit, not one of rules"
+        hint = "`headgate rules validate` reads it and, in Python, headgate.policy.envoy.load."
+        findings.add((_ENVOY,), message, hint=hint, at_key=True)
+    elif isinstance(data, dict) and documents.KEY in data:
         ruleset = documents.ruleset_of(data, findings, warnings)
     else:
         read = FILE.read(data, (), findings)
-        ruleset = ruleset_of(read, data, findings, warnings)
+        ruleset = ruleset_of(read, data, findings)
+        if ruleset is not None:
+            ineffective.note(ruleset, int(time.time() * 1_000_000) if now is None else now, warnings)
     if findings.count or known or ruleset is None:
         raise InvalidRules(in_order([*known, *findings.located(where)]))
     return Loaded(ruleset, tuple(in_order(warnings.located(where))))

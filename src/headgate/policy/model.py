@@ -10,20 +10,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
 from headgate.core.key import checked_name
 from headgate.core.mode import Mode
+from headgate.core.numbers import short
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 
+T = TypeVar("T")
 GLOBAL, ENDPOINT = "global", "endpoint"
 """Dimensions that every request has: one counter for all callers, one for each endpoint."""
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
@@ -39,6 +39,21 @@ class Change:
     """All limits anew, instead of changes to the only one."""
     until: int | None = None
     """When this ends by itself, in microseconds since the epoch; None: not at all."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "burst", "window_us", "until"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise InvalidRule(f"a change: {name} is a whole number, not {short(value)}")
+        if self.algorithm is not None and type(self.algorithm) is not Algorithm:
+            try:
+                object.__setattr__(self, "algorithm", Algorithm.named(self.algorithm))
+            except InvalidQuota as error:
+                raise InvalidRule(f"a change: {error}") from None
+        if self.quotas is not None:
+            object.__setattr__(self, "quotas", _several("a change: quotas", self.quotas, Quota))
+            if not self.quotas:
+                raise InvalidRule("a change: quotas has at least one")
 
     def apply(self, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
         """Return `quotas` as changed. Raises InvalidQuota if that makes no quota."""
@@ -66,11 +81,13 @@ class Rule:
     quotas: tuple[Quota, ...]
     name: str = ""
     dimension: str = "user"
-    """What is counted apart: a principal (user, ip, apikey), "endpoint", "global", or the name of an attribute."""
+    """What is counted apart: a principal (user, ip, apikey), "endpoint", "global", or the name of an attribute.
+    "endpoint" counts each path, not each pattern: a rule for /orders/* has a counter for /orders/1, another for
+    /orders/2. An attribute must be verified, see `headgate.policy.request.Request.attributes`."""
     endpoint: str = "**"
     """A path pattern: literal segments, ``*`` or ``{name}`` for one segment, ``**`` for the rest."""
     methods: frozenset[str] = frozenset()
-    """HTTP methods, in capitals; none: all."""
+    """HTTP methods, in capitals; none: all. GET is also for HEAD, which servers answer as they answer GET."""
     tier: str = ""
     """Only for principals of this tier; empty: for all."""
     when: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +108,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         _named("rule id", self.id)
+        self._check_types()
         _named("dimension", self.dimension)
         if not self.quotas:
             raise InvalidRule(f"rule {self.id!r} has no limit")
@@ -106,6 +124,20 @@ class Rule:
         if self.id in self.replaces:
             raise InvalidRule(f"rule {self.id!r} cannot replace itself")
 
+    def _check_types(self) -> None:
+        where, derive = f"rule {self.id!r}", object.__setattr__  # the instance is frozen; this is a part of its making
+        derive(self, "quotas", _several(f"{where}: quotas", self.quotas, Quota))
+        _texts(where, self, ("name", "endpoint", "tier", "created_at", "updated_at"))
+        _flags(where, self, ("shadow", "enabled", "reset_on_change"))
+        for name in ("methods", "replaces"):
+            value = getattr(self, name)
+            if value or type(value) is not frozenset:
+                derive(self, name, frozenset(_several(f"{where}: {name}", value, str)))
+        if self.when or type(self.when) is not dict:
+            _mapping(f"{where}: when", self.when, str)
+        if self.on_store_failure is not None and type(self.on_store_failure) is not Mode:
+            derive(self, "on_store_failure", _mode(where, self.on_store_failure))
+
 
 @dataclass(frozen=True, slots=True)
 class User:
@@ -113,7 +145,12 @@ class User:
 
     tier: str = ""
     overrides: Mapping[str, Change] = field(default_factory=dict)
-    """By rule id."""
+    """By rule id, each on top of the user's tier. A request may bring another tier along: if the override makes no
+    quota on top of that, it changes the rule as written."""
+
+    def __post_init__(self) -> None:
+        _texts("a user", self, ("tier",))
+        _mapping("a user: overrides", self.overrides, Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +164,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         _named("dimension", self.dimension)
+        _texts("an entry of a list", self, ("value",))
         if not self.value or len(self.value) > 512:
             raise InvalidRule("an entry of a list has 1 to 512 characters")
         object.__setattr__(self, "network", self._network())
@@ -161,6 +199,7 @@ class Ruleset:
     """Whether endpoints that differ only in capitals (of A to Z) are the same, as they are for some servers."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         known: dict[str, Rule] = {}
         for rule in (*self.rules, *([self.default] if self.default else [])):
             if rule.id in known:
@@ -176,6 +215,20 @@ class Ruleset:
                 _check_change(where, rule_id, change, known)
         if self.unknown_rule not in {"allow", "error"}:
             raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
+
+    def _check_types(self) -> None:
+        for name, kind in (("rules", Rule), ("allow", Entry), ("deny", Entry)):
+            object.__setattr__(self, name, _several(name, getattr(self, name), kind))
+        _mapping("tiers", self.tiers, Mapping)
+        for tier, changes in self.tiers.items():
+            if not tier:
+                raise InvalidRule("tiers: the name of a tier has at least one character")
+            _mapping(f"tier {tier!r}", changes, Change)
+        _mapping("users", self.users, User)
+        if self.default is not None and not isinstance(self.default, Rule):
+            raise InvalidRule(f"default is a Rule, not {short(self.default)}")
+        _texts("the rules", self, ("default_tier", "unknown_rule"))
+        _flags("the rules", self, ("ignore_case",))
 
 
 def _check_change(where: str, rule_id: str, change: Change, known: Mapping[str, Rule]) -> None:
@@ -193,3 +246,46 @@ def _named(what: str, name: str) -> None:
         checked_name(name)
     except InvalidKey as error:
         raise InvalidRule(f"bad {what}: {error}") from None
+
+
+def _texts(where: str, value: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not isinstance(getattr(value, name), str):
+            raise InvalidRule(f"{where}: {name} is text, not {short(getattr(value, name))}")
+
+
+def _flags(where: str, value: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        if type(getattr(value, name)) is not bool:
+            raise InvalidRule(f"{where}: {name} is True or False, not {short(getattr(value, name))}")
+
+
+def _several(where: str, values: object, kind: type[T]) -> tuple[T, ...]:
+    """Return `values` as a tuple. Text is not several texts, and one value not several."""
+    if not isinstance(values, tuple | list | frozenset | set):
+        raise InvalidRule(f"{where} is several of {_kind(kind)}, in a tuple or a list, not {short(values)}")
+    for value in values:
+        if not isinstance(value, kind):
+            raise InvalidRule(f"{where} has {_kind(kind)} only, not {short(value)}")
+    return tuple(values)
+
+
+def _mapping(where: str, values: object, kind: type) -> None:
+    if not isinstance(values, Mapping):
+        raise InvalidRule(f"{where} is a mapping of text to {_kind(kind)}, not {short(values)}")
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise InvalidRule(f"{where} has text as names, not {short(name)}")
+        if not isinstance(value, kind):
+            raise InvalidRule(f"{where}: {short(name)} has {_kind(kind)}, not {short(value)}")
+
+
+def _kind(kind: type) -> str:
+    return "text" if kind is str else "a mapping" if kind is Mapping else kind.__name__
+
+
+def _mode(where: str, value: object) -> Mode:
+    for mode in Mode:
+        if value == mode:
+            return mode
+    raise InvalidRule(f"{where}: on_store_failure is one of {', '.join(Mode)}, not {short(value)}")

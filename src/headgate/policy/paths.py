@@ -10,9 +10,12 @@ in the path                           what happens
 ``#fragment``                         refused: no client sends it, and servers disagree (Envoy CVE-2021-32779)
 empty path, ``*`` (``OPTIONS *``)     are ``/``
 ``http://host/a`` (absolute form)     is ``/a``; the host does not matter
+``http:///a``, ``http:a``, ``a:1/b``  refused: an absolute form without a host, or something like it
 ``a/b`` (no slash)                    is ``/a/b``
 ``/a/`` (trailing slash)              is ``/a``
-``/a//b``                             is ``/a/b``
+``//a/b``, ``/.//a``, ``/;x/a``       refused: Node's URL and Python's urlsplit take ``//a`` for a host, and ``/b`` for
+                                      the path; the others become ``//a`` in a proxy that resolves half of it
+``/a//b``                             is ``/a/b``; nothing but slashes is ``/``
 ``/a/./b``                            is ``/a/b``
 ``/a/../b``                           refused: clients resolve it before they send it; some servers do, others do not
 ``;params`` in a segment              cut off, as servlet containers do; after a dot segment (``..;``) refused
@@ -26,6 +29,7 @@ other ``%xx``                         stays encoded, in capitals: ``%c3%a9`` is 
 ``%C0%AE``, ``%E9`` (no UTF-8)        refused
 capitals                              differ from small letters, unless the policy says `ignore_case`
 over 8192 characters without query    refused
+over 256 segments                     refused, empty ones counted too
 ====================================  ==============================================================================
 
 The canonical form of a canonical path is that path.
@@ -41,11 +45,12 @@ from headgate.policy.request import InvalidRequest
 
 LONGEST = 8192
 """The most characters of a path, its query not counted."""
+MOST_SEGMENTS = 256
 _STAND_FOR_THEMSELVES = "!$&'()*+,=:@"
 """Besides letters, digits and ``_.-~``: what RFC 3986 lets stand in a segment, but for the semicolon."""
 _is_plain = re.compile(r"/[A-Za-z0-9_.~!$&'()*+,=:@/-]*").fullmatch
 _is_plain_segment = re.compile(r"[A-Za-z0-9_.~!$&'()*+,=:@-]*").fullmatch
-_ABSOLUTE_FORM = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
+_ABSOLUTE_FORM = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/]+")
 _HALF_ENCODED = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -60,7 +65,7 @@ def normalised(path: str) -> str:
         and "//" not in path
         and "/." not in path
         and (path[-1] != "/" or path == "/")
-        and len(path) <= LONGEST
+        and (len(path) <= 2 * MOST_SEGMENTS or (len(path) <= LONGEST and path.count("/") <= MOST_SEGMENTS))
     ):
         return path
     return _spelled_out(path)
@@ -106,13 +111,23 @@ def _canonical(path: str) -> str:
     if path == "*":
         return "/"
     path = _ABSOLUTE_FORM.sub("", path, count=1)
-    segments = []
-    for written in path.split("/"):
-        segment, *parameters = map(canonical_segment, written.split(";"))
-        if parameters and segment in {".", ".."}:
-            raise InvalidRequest("it has a dot segment with parameters, which servers read differently")
-        if segment == "..":
-            raise InvalidRequest("it has a .. segment: resolve it first")
-        if segment not in {"", "."}:
-            segments.append(segment)
-    return "/" + "/".join(segments)
+    texts = path.removeprefix("/").split("/")
+    if len(texts) > MOST_SEGMENTS:
+        raise InvalidRequest(f"it has {len(texts)} segments: {MOST_SEGMENTS} are accepted")
+    if path[:1] != "/" and ":" in texts[0]:
+        raise InvalidRequest("it begins with neither a slash nor http:// and a host")
+    segments = [segment for segment in map(_segment, texts) if segment != "."]
+    if not segments or segments[0]:
+        return "/" + "/".join(filter(None, segments))
+    if any(segments):
+        raise InvalidRequest("it begins with //, after which some servers expect a host: one slash is enough")
+    return "/"
+
+
+def _segment(written: str) -> str:
+    segment, *parameters = map(canonical_segment, written.split(";"))
+    if parameters and segment in {".", ".."}:
+        raise InvalidRequest("it has a dot segment with parameters, which servers read differently")
+    if segment == "..":
+        raise InvalidRequest("it has a .. segment: resolve it first")
+    return segment

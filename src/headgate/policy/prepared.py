@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.core.errors import InvalidRule
 from headgate.policy.model import Rule
-from headgate.policy.terms import Drafting, Schedules, Terms
+from headgate.policy.terms import Drafting, Overridden, Terms
 from headgate.policy.trie import parsed
 
 
@@ -20,11 +20,13 @@ class PreparedRule:
         InvalidRule: its endpoint is malformed.
     """
 
-    __slots__ = ("dimension", "id", "is_enforced", "replaces", "rule", "schedules", "segments")
+    __slots__ = ("dimension", "id", "is_enforced", "methods", "replaces", "rule", "schedules", "segments")
 
     def __init__(self, rule: Rule, drafting: Drafting, *, ignore_case: bool) -> None:
         self.rule = rule
         self.id, self.dimension, self.replaces = rule.id, rule.dimension, rule.replaces
+        self.methods = rule.methods | {"HEAD"} if "GET" in rule.methods else rule.methods
+        """All that it is for; none: all."""
         self.schedules = drafting.schedules(rule)
         self.is_enforced: bool | None = None
         """None: that depends on the principal."""
@@ -52,7 +54,7 @@ class Special:
 
     __slots__ = ("overrides", "tier")
 
-    def __init__(self, tier: str, overrides: Mapping[str, Schedules]) -> None:
+    def __init__(self, tier: str, overrides: Mapping[str, Overridden]) -> None:
         self.tier = tier
         self.overrides = overrides
 
@@ -68,6 +70,13 @@ def share_of(rule_id: str, value: str) -> int:
 
 def check_circles(rules: Iterable[Rule]) -> None:
     """Refuse rules that replace each other in a circle: where all of them match, none would apply."""
+    circle = circle_among(rules)
+    if circle:
+        raise InvalidRule(f"rules replace each other in a circle: {' -> '.join([*circle, circle[0]])}")
+
+
+def circle_among(rules: Iterable[Rule]) -> list[str]:
+    """Return the ids of rules that replace each other in a circle, each the next one; empty if there is none."""
     replaces = {rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled}
     done: set[str] = set()
     for start in replaces:
@@ -79,9 +88,9 @@ def check_circles(rules: Iterable[Rule]) -> None:
                 del trail[rule_id]
                 done.add(rule_id)
             elif rule_id in trail:
-                circle = [*trail][[*trail].index(rule_id) :]
-                raise InvalidRule(f"rules replace each other in a circle: {' -> '.join([*circle, rule_id])}")
+                return [*trail][[*trail].index(rule_id) :]
             elif rule_id not in done:
                 trail[rule_id] = None
                 stack.append((rule_id, True))
                 stack += [(other, False) for other in sorted(replaces.get(rule_id, ()), reverse=True)]
+    return []

@@ -15,7 +15,10 @@ Path = tuple[str | int, ...]
 """Where a value is in the data: ("rules", 2, "window")."""
 MOST = 1000
 """So many problems of one file are kept."""
+PATIENCE = 100_000
+"""How much of one file is compared with names that it could have meant: letters of the word times the names."""
 _LISTED = 20
+_LONGEST_WORD = 100
 _MOST_NAMES = 2000
 
 
@@ -87,10 +90,12 @@ class InvalidRules(InvalidRule):
 class Findings:
     """The problems found so far, each at its place in the data."""
 
-    __slots__ = ("_found", "count")
+    __slots__ = ("_found", "_near", "_patience", "count")
 
     def __init__(self) -> None:
         self._found: list[tuple[Path, bool, Problem]] = []
+        self._near: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._patience = PATIENCE
         self.count = 0
 
     def add(
@@ -109,8 +114,25 @@ class Findings:
             self._found.append((path, at_key, Problem(message, accepted, hint, render(path), kind=kind)))
 
     def near(self, word: object, names: Iterable[str]) -> str:
-        """Return the question "Did you mean ...?", as long as another problem would be kept: comparing takes time."""
-        return nearest(word, names) if self.count < MOST else ""
+        """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
+        return _question(self.near_name(word, names))
+
+    def near_name(self, word: object, names: Iterable[str]) -> str:
+        """Return the name that a misspelt one was probably meant to be, or nothing.
+
+        Comparing takes time, so there is an end to it: in a file where a thousand words are wrong, the later ones go
+        without a suggestion.
+        """
+        known = tuple(names)
+        if not isinstance(word, str) or not _is_comparable(word, known) or self.count >= MOST:
+            return ""
+        near = self._near.get((word, known))
+        if near is None:
+            if self._patience <= 0:
+                return ""
+            self._patience -= len(word) * len(known)
+            near = self._near[word, known] = nearest_name(word, known)
+        return near
 
     def located(self, where: Locator) -> list[Problem]:
         """Return the problems with their places in the file."""
@@ -181,16 +203,21 @@ def unlike(value: object, what: str) -> str:
 
 def nearest(word: object, names: Iterable[str]) -> str:
     """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
-    near = nearest_name(word, names)
-    return f"Did you mean {near!r}?" if near else ""
+    return _question(nearest_name(word, names))
 
 
 def nearest_name(word: object, names: Iterable[str]) -> str:
     """Return the name that a misspelt one was probably meant to be, or nothing."""
     known = tuple(names)
-    if not isinstance(word, str) or len(word) > 100 or len(known) > _MOST_NAMES:  # comparing takes time
-        return ""
-    return _nearest(word, known)
+    return _nearest(word, known) if isinstance(word, str) and _is_comparable(word, known) else ""
+
+
+def _is_comparable(word: str, names: tuple[str, ...]) -> bool:
+    return len(word) <= _LONGEST_WORD and len(names) <= _MOST_NAMES  # comparing takes time
+
+
+def _question(near: str) -> str:
+    return f"Did you mean {near!r}?" if near else ""
 
 
 @lru_cache(maxsize=1000)

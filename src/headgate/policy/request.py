@@ -18,17 +18,21 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     principal: Mapping[str, str] = {}
     """Who asks, by dimension: ``{"user": "42", "ip": "203.0.113.9"}``. Only what has been verified belongs here. What
-    is not known is left out; an empty text is an error."""
+    is not known is left out; an empty text is an error. A single IPv6 address is counted, and compared by `when`, as
+    its /64 network, while lists see it whole; a network is counted as it stands."""
     endpoint: str = "/"
     """The path as it was sent, *not* decoded (ASGI: raw_path); see `headgate.policy.paths`."""
     method: str = ""
-    """The HTTP method; rules that name methods do not match without one. Upper and lower case do not matter."""
+    """The HTTP method, a token of RFC 9110; rules that name methods do not match without one. Upper and lower case do
+    not matter."""
     attributes: Mapping[str, str] = {}
-    """What else rules may ask for with `when`, or count by."""
+    """What else rules may ask for with `when`, or count by. An attribute that a rule counts by must be verified as a
+    principal is: who chooses its value chooses whose limit is used, and a new one for each request is no limit at all.
+    The names user, ip, apikey, endpoint and global are ignored here."""
     cost: int = 1
     """How much the request takes, 1 to 100 000; 0 to take nothing and only ask."""
     tier: str = ""
     """The tier, if somebody vouches for it (a verified token); empty: that of the user, as the rules have it."""
     address: str = ""
     """The client's whole address, where principal["ip"] is the network it is counted by (2001:db8:1:2::/64): what
-    allow and deny lists look at. Empty: they look at principal["ip"]."""
+    allow and deny lists look at. Empty: they look at principal["ip"] as it was given."""

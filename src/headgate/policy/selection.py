@@ -6,9 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
-from headgate.core.errors import CostTooLarge
+from headgate.core.errors import CostTooLarge, InvalidCost
 from headgate.core.key import LITERAL, Principal, bounded, checked_principal
-from headgate.core.mode import Mode
+from headgate.core.numbers import whole
 from headgate.core.plan import MAX_COST, Limit, Plan, checked_cost
 from headgate.policy.prepared import Applied
 
@@ -32,8 +32,6 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     plan: Plan = ()
     rules: tuple[str, ...] = ()
     """The id of the rule, for each limit of the plan."""
-    modes: tuple[Mode | None, ...] = ()
-    """What the rule says should happen when the store does not answer, for each limit; None: it does not say."""
     too_small: bool = False
     """Shadow limits only: the cost is above a capacity, so that they would refuse without end. Do not ask the store."""
 
@@ -45,7 +43,9 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
     enforced: Limits = Limits()
     """What decides: all or nothing. Possibly for several principals."""
     shadow: tuple[Limits, ...] = ()
-    """What is only counted and reported, rule by rule: each is decided on its own, and refuses nothing."""
+    """What is only counted and reported, rule by rule: each is decided on its own, and refuses nothing. Whether one of
+    them took the cost of a request is known only when it is asked: a refund gives it back to all of them, so also to
+    one that refused then, though never more than that one has counted as used."""
     reason: str = ""
     """Why, for those on a list."""
 
@@ -59,28 +59,29 @@ UNMATCHED = Selection(Verdict.UNLIMITED)
 """No rule has anything to say."""
 
 
-def select(applying: list[Applied], cost: int) -> Selection:
-    """Return what follows from the rules that apply. Raises InvalidCost, CostTooLarge, InvalidKey."""
+def select(applying: list[Applied], cost: int, *, asking: bool = True) -> Selection:
+    """Return what follows from the rules that apply. Raises InvalidCost, InvalidKey, and CostTooLarge if `asking`."""
     if type(cost) is not int or not 0 <= cost <= MAX_COST:
-        checked_cost(cost, ())
+        whole("cost", cost, 0, MAX_COST, InvalidCost)
     plan: list[Limit] = []
     rules: tuple[str, ...] = ()
-    modes: tuple[Mode | None, ...] = ()
     has_shadow = False
     for applied in applying:
         if not applied.is_enforced:
             has_shadow = True
             continue
         terms, principal = applied.terms, principal_of(applied.value)
-        if cost > terms.capacity:
+        if cost > terms.capacity and asking:
             _refuse(applied, cost)
         for place, quota in terms.places:
             plan.append(Limit(place, principal, quota))
         rules += terms.rules
-        modes += terms.modes
-    shadow = tuple([_shadow(applied, cost) for applied in applying if not applied.is_enforced]) if has_shadow else ()
+    shadow: tuple[Limits, ...] = ()
+    if has_shadow:
+        asked = cost if asking else 0
+        shadow = tuple([_shadow(applied, asked) for applied in applying if not applied.is_enforced])
     if plan:
-        return Selection(Verdict.LIMITED, Limits(tuple(plan), rules, modes), shadow)
+        return Selection(Verdict.LIMITED, Limits(tuple(plan), rules), shadow)
     return Selection(Verdict.UNLIMITED, shadow=shadow) if shadow else UNMATCHED
 
 
@@ -99,7 +100,7 @@ def principal_of(value: str) -> Principal:
 
 def _shadow(applied: Applied, cost: int) -> Limits:
     terms = applied.terms
-    return Limits(limits_of(applied), terms.rules, terms.modes, cost > terms.capacity)
+    return Limits(limits_of(applied), terms.rules, cost > terms.capacity)
 
 
 def _refuse(applied: Applied, cost: int) -> None:

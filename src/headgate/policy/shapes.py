@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headgate.policy.kinds import FieldKind, Schema
-from headgate.policy.problems import MOST, Findings, Path, nearest_name, shown, unlike
+from headgate.policy.problems import MOST, Findings, Path, shown, unlike
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Shape:
         """Return the fields that unknown keys were probably meant for: that they are missing need not be said."""
         if value.keys() <= self.fields.keys() or findings.count >= MOST:
             return set()
-        return {nearest_name(key, self.fields) for key in value if key not in self.fields}
+        return {findings.near_name(key, self.fields) for key in value if key not in self.fields}
 
     def _unknown(self, key: object, path: Path, findings: Findings) -> None:
         hint = findings.near(key, self.fields)

@@ -1,12 +1,14 @@
 """The quotas of a rule as they are in force: as written, as a tier or a user's override changes them, and until when.
 
-An override changes what the user's tier made of the rule. All combinations are computed, and so checked, when the
-policy is built; a change that ends at `until` does so by itself, since what comes after it is there already.
+An override changes what the user's tier made of the rule. What a rule is for each tier is computed, and so checked,
+when the policy is built; so is an override for the tier of its user and for the default tier. For a tier that only a
+request brings along, an override is computed when that happens; if the two make no quota together, the override changes
+the rule as written. A change that ends at `until` does so by itself, since what comes after it is there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from headgate.core.errors import InvalidQuota, InvalidRule
@@ -22,7 +24,7 @@ FOREVER = 1 << 62
 class Terms:
     """The quotas of a rule that are in force up to some time, and where their states live."""
 
-    __slots__ = ("capacity", "modes", "override", "places", "quotas", "rules", "tier_change", "until")
+    __slots__ = ("capacity", "override", "places", "quotas", "rules", "tier_change", "until")
 
     def __init__(
         self, rule: Rule, quotas: tuple[Quota, ...], until: int, tier_change: Change | None, override: Change | None
@@ -32,7 +34,6 @@ class Terms:
         self.places = tuple([(space(name, quota), quota) for quota in quotas])
         """Each quota, and the space where its states are kept."""
         self.rules = (rule.id,) * len(quotas)
-        self.modes = (rule.on_store_failure,) * len(quotas)
         self.capacity = min([quota.capacity for quota in quotas])
         """The highest cost that all quotas could admit."""
         self.until = until
@@ -53,7 +54,7 @@ def in_force(schedule: Schedule, now: int) -> Terms:
 
 
 class Schedules:
-    """The terms of a rule, with or without somebody's override, for every tier."""
+    """The terms of a rule for every tier."""
 
     __slots__ = ("by_tier", "untiered")
 
@@ -63,61 +64,130 @@ class Schedules:
         self.by_tier = by_tier
 
 
+class Overridden:
+    """The terms of a rule for one user, who has an override; those of further tiers are made when they are needed."""
+
+    __slots__ = ("_by_tier", "_override", "_rule", "_tiers", "_untiered")
+
+    def __init__(
+        self,
+        rule: Rule,
+        override: Change,
+        tiers: Mapping[str, Change],
+        untiered: Schedule,
+        by_tier: dict[str, Schedule],
+    ) -> None:
+        self._rule = rule
+        self._override = override
+        self._tiers = tiers
+        self._untiered = untiered
+        self._by_tier = by_tier
+
+    def schedule(self, tier: str) -> Schedule:
+        """Return the terms for a tier."""
+        if tier not in self._tiers:
+            return self._untiered
+        schedule = self._by_tier.get(tier)
+        if schedule is None:  # two threads may make it twice: equal ones
+            schedule = _schedule(self._rule, self._tiers[tier], self._override, _changed, strict=False)
+            self._by_tier[tier] = schedule
+        return schedule
+
+
 class Drafting:
-    """Makes the schedules of rules; equal quotas are made once."""
+    """Makes the terms of rules; equal quotas are made once."""
 
     def __init__(self, tiers: Mapping[str, Mapping[str, Change]]) -> None:
-        self._changes: dict[str, dict[str, Change]] = {}
+        self._tiers: dict[str, dict[str, Change]] = {}
         """By rule id, then by tier."""
         for tier, changes in tiers.items():
             for rule_id, change in changes.items():
-                self._changes.setdefault(rule_id, {})[tier] = change
-        self._applied: dict[tuple[object, ...], tuple[Quota, ...]] = {}
+                self._tiers.setdefault(rule_id, {})[tier] = change
+        self._made: dict[tuple[object, ...], tuple[Quota, ...]] = {}
 
-    def schedules(self, rule: Rule, override: Change | None = None) -> Schedules:
-        """Return the terms of a rule, for somebody who has that override. Raises InvalidRule."""
-        tiers = self._changes.get(rule.id, {})
-        untiered = self._schedule(rule, None, override)
+    def schedules(self, rule: Rule) -> Schedules:
+        """Return the terms of a rule."""
+        tiers = self._tiers.get(rule.id, {})
+        by_tier = {tier: _schedule(rule, change, None, self._changed) for tier, change in tiers.items()}
+        return Schedules(_schedule(rule, None, None, self._changed), by_tier)
+
+    def overridden(self, rule: Rule, override: Change, usual: Iterable[str]) -> Overridden:
+        """Return the terms of a rule for somebody who has that override, and usually is of one of those tiers.
+
+        Raises InvalidRule: the override makes no quota on top of such a tier.
+        """
+        tiers = self._tiers.get(rule.id, {})
+        untiered = _schedule(rule, None, override, self._changed)
         by_tier = {}
-        for tier, change in tiers.items():
-            try:
-                by_tier[tier] = self._schedule(rule, change, override)
-            except InvalidQuota as error:
-                raise InvalidRule(f"an override of rule {rule.id!r} on top of tier {tier!r}: {error}") from None
-        return Schedules(untiered, by_tier)
+        for tier in usual:
+            if tier in tiers and tier not in by_tier:
+                try:
+                    by_tier[tier] = _schedule(rule, tiers[tier], override, self._changed)
+                except InvalidQuota as error:
+                    raise InvalidRule(f"the override of rule {rule.id!r} on top of tier {tier!r}: {error}") from None
+        return Overridden(rule, override, tiers, untiered, by_tier)
 
-    def _schedule(self, rule: Rule, tier_change: Change | None, override: Change | None) -> Schedule:
-        ends = {change.until for change in (tier_change, override) if change is not None and change.until is not None}
-        schedule = []
-        for end in (*sorted(ends), FOREVER):
-            of_tier, of_user = _lasting(tier_change, end), _lasting(override, end)
-            quotas = rule.quotas
-            for change in (of_tier, of_user):
-                quotas = self._apply(rule.id, change, quotas) if change is not None else quotas
-            schedule.append(Terms(rule, quotas, end, of_tier, of_user))
-        return tuple(schedule)
+    def _changed(self, rule: Rule, changes: Iterable[Change]) -> tuple[Quota, ...]:
+        quotas = rule.quotas
+        for change in changes:
+            what = (quotas, change.limit, change.burst, change.window_us, change.algorithm, change.quotas)
+            made = self._made.get(what)
+            if made is None:
+                made = self._made[what] = _changed(rule, [change], quotas)
+            quotas = made
+        return quotas
 
-    def _apply(self, rule_id: str, change: Change, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
-        what = (quotas, change.limit, change.burst, change.window_us, change.algorithm, change.quotas)
-        applied = self._applied.get(what)
-        if applied is None:
-            applied = Family(rule_id, change.apply(quotas)).quotas  # no two limits may count in one place
-            self._applied[what] = applied
-        return applied
+
+def _changed(rule: Rule, changes: Iterable[Change], quotas: tuple[Quota, ...] = ()) -> tuple[Quota, ...]:
+    quotas = quotas or rule.quotas
+    for change in changes:
+        quotas = Family(rule.id, change.apply(quotas)).quotas  # no two limits may count in one place
+    return quotas
+
+
+def _schedule(
+    rule: Rule,
+    tier_change: Change | None,
+    override: Change | None,
+    changed: Callable[[Rule, Sequence[Change]], tuple[Quota, ...]],
+    *,
+    strict: bool = True,
+) -> Schedule:
+    """Return the terms that result; unless `strict`, those of the override alone if the two make no quota together."""
+    ends = {change.until for change in (tier_change, override) if change is not None and change.until is not None}
+    schedule = []
+    for end in (*sorted(ends), FOREVER):
+        of_tier, of_user = _lasting(tier_change, end), _lasting(override, end)
+        try:
+            quotas = changed(rule, [change for change in (of_tier, of_user) if change is not None])
+        except InvalidQuota:
+            if strict or of_user is None:
+                raise
+            of_tier, quotas = None, changed(rule, [of_user])
+        schedule.append(Terms(rule, quotas, end, of_tier, of_user))
+    return tuple(schedule)
 
 
 def space_name(rule: Rule) -> str:
-    """Return the name under which the states of a rule are kept.
+    """Return the name under which the states of a rule are kept: ``orders-user@user``.
 
-    With `reset_on_change` it has a fingerprint of the quotas as written: not as tiers and overrides change them, for
-    then whoever has two tiers, or an override that ends, would get a fresh budget by that.
+    It has the dimension, for user 42 is not the API key 42. No name has an ``@``: so the name of a limiter is never
+    that of a rule, and none of the parts can imitate another. With `reset_on_change` there is a fingerprint of the
+    quotas as written: not as tiers and overrides change them, for then whoever has two tiers, or an override that
+    ends, would get a fresh budget by that.
     """
+    name = f"{rule.id}@{rule.dimension}"
     if not rule.reset_on_change:
-        return rule.id
+        return name
     numbers = [
         f"{quota.shape},{quota.limit},{quota.burst},{quota.queue:d},{quota.refill_every_us}" for quota in rule.quotas
     ]
-    return f"{rule.id}#{blake2b(';'.join(numbers).encode(), digest_size=8).hexdigest()}"
+    return f"{name}#{blake2b(';'.join(numbers).encode(), digest_size=8).hexdigest()}"
+
+
+def rule_id_of(space: str) -> str:
+    """Return the id of the rule whose states are in a space."""
+    return space.partition("@")[0]
 
 
 def _lasting(change: Change | None, end: int) -> Change | None:

@@ -45,6 +45,11 @@ class Length:
         if len(text) > _LONGEST_TEXT or not re.fullmatch(_LENGTH, text):
             findings.add(path, f"{shown(text)} is no length of time", _LENGTHS)
             return None
+        if text.strip().lstrip("0123456789_ ") == "M":
+            month = ", or `window: month` with a `calendar`" if self.calendar else ""
+            hint = f"Write {text.strip()[:-1].strip() or 1}m for minutes{month}."
+            findings.add(path, f"{shown(text)} may mean minutes or months", hint=hint, kind=Kind.MEANING)
+            return None
         if self.calendar and text in CALENDAR_UNITS:
             return text
         length = length_of(text)

@@ -118,6 +118,26 @@ class Failover:
         """Begin a call about any plan of a store that has no shards."""
         return Attempt(self, self._only, ONLY_SHARD)
 
+    @property
+    def is_untroubled(self) -> bool:
+        """Is the only circuit closed, with no failure to forget? Then a call needs no attempt unless it fails."""
+        return self._only.is_untroubled
+
+    @property
+    def ticket(self) -> int:
+        """What a call that goes through the only circuit, while that is closed, reports with."""
+        return self._only.epoch
+
+    def failed(self, ticket: int, error: StoreError) -> Attempt:
+        """Note that such a call failed; returns who answers it."""
+        attempt = self.attempt_any()
+        attempt.failed(ticket, error)
+        return attempt
+
+    def succeeded(self, ticket: int) -> None:
+        """Note that such a call was answered, though others failed meanwhile."""
+        self.attempt_any().succeeded(ticket)
+
     def statistics(self) -> Statistics:
         with self.lock:
             seen = {shard: each.statistics() for shard, each in self._breakers.items()}
@@ -181,10 +201,10 @@ class Attempt:
             return False
         if error is None:
             if not self._breaker.is_untroubled:
-                self._succeeded()
+                self.succeeded(self._ticket)
             return False
         if isinstance(error, StoreError):
-            self._failed(error)
+            self.failed(self._ticket, error)
             return True
         with self._failover.lock:  # misuse, or a caller that was cancelled: no news about the store
             self._breaker.abandoned(self._ticket, self._failover.ticks())
@@ -215,13 +235,13 @@ class Attempt:
         seconds = self._wait_us() / 1_000_000
         return StoreUnavailable(f"the store{self._where()} failed before, and is asked again in {seconds:g} s")
 
-    def _succeeded(self) -> None:
+    def succeeded(self, ticket: int) -> None:
         with self._failover.lock:
-            recovered = self._breaker.succeeded(self._ticket)
+            recovered = self._breaker.succeeded(ticket)
         if recovered:
             _LOG.warning("the store%s answers again", self._where())
 
-    def _failed(self, error: StoreError) -> None:
+    def failed(self, ticket: int, error: StoreError) -> None:
         failover, self._error = self._failover, error
         unavailable = isinstance(error, StoreUnavailable)
         self._reason = Reason.STORE_UNAVAILABLE if unavailable else Reason.OUTCOME_UNKNOWN
@@ -229,12 +249,12 @@ class Attempt:
         with failover.lock:
             failover.failures[self._reason] += 1
             if isinstance(error, StoreBusy):  # no news: the store as such is well
-                self._breaker.abandoned(self._ticket, failover.ticks())
+                self._breaker.abandoned(ticket, failover.ticks())
                 return
             if incident is failover.incident:
                 return
             failover.incident = incident
-            opened = self._breaker.failed(self._ticket, failover.ticks())
+            opened = self._breaker.failed(ticket, failover.ticks())
         if opened:
             _LOG.warning("the store%s does not answer (%s): decided without it until it does", self._where(), error)
 

@@ -74,7 +74,6 @@ class Breaker:
 
     __slots__ = (
         "_chance",
-        "_epoch",
         "_failures",
         "_longest_us",
         "_openings",
@@ -85,6 +84,7 @@ class Breaker:
         "_threshold",
         "_unanswered",
         "_until",
+        "epoch",
         "state",
     )
 
@@ -103,7 +103,7 @@ class Breaker:
         self._probe_us = whole("probe_us", probe_us, 1, _HOUR, InvalidStore)
         self._chance = chance
         self.state = Circuit.CLOSED
-        self._epoch = 1  # how often the state changed, and the ticket of those who ask now
+        self.epoch = 1  # how often the state changed, and the ticket of those who ask now
         self._failures = 0
         self._unanswered = 0  # probes in a row that failed
         self._until = 0  # when the pause ends, or the probe is given up
@@ -121,11 +121,11 @@ class Breaker:
                 return 0
             self._change(Circuit.HALF_OPEN, now + self._probe_us)
             self._probes += 1
-        return self._epoch
+        return self.epoch
 
     def succeeded(self, ticket: int) -> bool:
         """Note that the store answered; says whether that closed the breaker."""
-        if ticket != self._epoch:
+        if ticket != self.epoch:
             return False
         self._failures = 0
         if self.state is Circuit.CLOSED:
@@ -137,7 +137,7 @@ class Breaker:
 
     def failed(self, ticket: int, now: int) -> bool:
         """Note that the store did not answer; says whether that began an outage."""
-        if ticket != self._epoch:
+        if ticket != self.epoch:
             return False
         if self.state is Circuit.HALF_OPEN:
             self._unanswered += 1
@@ -153,7 +153,7 @@ class Breaker:
 
     def abandoned(self, ticket: int, now: int) -> None:
         """Note that nobody will know how the call went, for whoever made it gave up. A probe is due again later."""
-        if ticket == self._epoch and self.state is Circuit.HALF_OPEN:
+        if ticket == self.epoch and self.state is Circuit.HALF_OPEN:
             self._pause(now)
 
     def wait_us(self, now: int) -> int:
@@ -174,4 +174,4 @@ class Breaker:
 
     def _change(self, state: Circuit, until: int) -> None:
         self.state, self._until = state, until
-        self._epoch += 1
+        self.epoch += 1

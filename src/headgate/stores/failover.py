@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TypedDict, Unpack
 
 from headgate.core.decision import Decision
-from headgate.core.errors import InvalidStore
+from headgate.core.errors import InvalidStore, StoreError
 from headgate.core.mode import Mode
 from headgate.core.plan import Family, Limit, Plan
 from headgate.stores.attempt import Failover, Reason, Statistics
@@ -212,13 +212,17 @@ class AsyncFailoverStore:
         bound = self._store.bind(family)
 
         async def check(key: str, cost: int = 1) -> Decision:
-            attempt = failover.attempt_any()
-            if not attempt.is_calm:  # what is not acceptable must not become the probe, so look first
+            if not failover.is_untroubled:  # what is not acceptable must not become the probe, so look first
                 return await careful(key, cost)
-            with attempt as may_ask:
-                if may_ask:
-                    return await bound(key, cost)
-            return plain_check(attempt, family)(key, cost)
+            failover.calls += 1  # an event loop has one thread
+            ticket = failover.ticket
+            try:
+                decision = await bound(key, cost)
+            except StoreError as error:
+                return plain_check(failover.failed(ticket, error), family)(key, cost)
+            if not failover.is_untroubled:
+                failover.succeeded(ticket)
+            return decision
 
         return check
 

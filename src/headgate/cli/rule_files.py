@@ -1,0 +1,63 @@
+"""Files of rules as the command line names them: paths, folders, ``-`` for the standard input."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headgate.core.errors import InvalidRule
+from headgate.policy.compiled import Policy
+from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
+from headgate.policy.problems import Kind
+from headgate.policy.yaml_nodes import MAX_BYTES, decoded
+
+STDIN = "-"
+_SUFFIXES = {".yaml", ".yml"}
+_ENVOY = re.compile(r"""^(?:\{\s*)?["']?domain["']?\s*:""", re.MULTILINE)
+"""By this a file of envoyproxy/ratelimit is known."""
+
+
+def is_for_envoy(text: str) -> bool:
+    """Whether it is a file of envoyproxy/ratelimit."""
+    return _ENVOY.search(text) is not None
+
+
+def checked(file: str) -> Loaded:
+    """Return the rules of a file that can be used. Raises InvalidRules."""
+    return checked_text(text(file), shown(file))
+
+
+def checked_text(text: str, name: str) -> Loaded:
+    """Return rules that can be used. Raises InvalidRules."""
+    loaded = read(text, name=name)
+    try:
+        Policy(loaded.ruleset)
+    except InvalidRule as error:  # what only the compiled policy knows
+        raise InvalidRules([Problem(str(error), file=name, kind=Kind.MEANING)]) from None
+    return loaded
+
+
+def expanded(files: Iterable[str]) -> Iterator[str]:
+    """Return the files that are meant: of a folder its YAML files, in the order of their names. Raises InvalidRules."""
+    for file in files:
+        folder = Path(file)
+        if file == STDIN or not folder.is_dir():
+            yield file
+            continue
+        found = sorted(str(path) for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+        if not found:
+            message = "no file in this folder ends in .yaml or .yml"
+            raise InvalidRules([Problem(message, file=file, kind=Kind.FILE)])
+        yield from found
+
+
+def text(file: str) -> str:
+    """Return what is in a file, or came by the standard input. Raises InvalidRules."""
+    return decoded(sys.stdin.buffer.read(MAX_BYTES + 1), shown(file)) if file == STDIN else text_of(file)
+
+
+def shown(file: str) -> str:
+    """Return what to call a file in messages."""
+    return "stdin" if file == STDIN else file
