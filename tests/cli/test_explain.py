@@ -41,7 +41,7 @@ def test_for_people(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
         "",
         "orders-user applies: matches",
         "  3/hour (tier premium): 3 of 3 left, normal",
-        "  key orders-user|tb:3600000000 of 42",
+        "  key orders-user@user|tb:3600000000 of 42",
         "",
         "free-only does not apply: tier is premium, not free",
     ]

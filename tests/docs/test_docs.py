@@ -17,7 +17,8 @@ import pytest
 
 import headgate
 from headgate.cli.__main__ import main
-from headgate.policy.loading import load_file
+from headgate.policy import envoy
+from headgate.policy.loading import read_file
 from tests.servers import RedisServer, redis_server
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,10 @@ def test_every_snippet_is_part_of_an_example(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_rules_in_a_page_are_part_of_a_file_that_loads(page: Path) -> None:
-    files = [path for path in (ROOT / "docs" / "examples").glob("*.yaml") if load_file(path)]
+    examples = ROOT / "docs" / "examples"
+    for_envoy = sorted((examples / "ratelimit").glob("*.yaml"))
+    assert envoy.load({path.name: path.read_text() for path in for_envoy}).warnings == ()
+    files = [*for_envoy, *(path for path in examples.glob("*.yaml") if not read_file(path).warnings)]
     for block in blocks(page, "yaml"):
         assert any(block.strip("\n") in path.read_text() for path in files), block
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import CostTooLarge, InvalidRule, InvalidStore, StoreError
+from headgate import CostTooLarge, InvalidRule, InvalidStore, MemoryStore, StoreError
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Verdict
@@ -187,6 +187,24 @@ def test_rules_that_change_act_on_the_next_request_and_keep_what_was_used(make: 
     until(lambda: engine.rules_statistics().failures == 1, "the bad rules were seen")
     assert engine.check(Request({"user": "ada"}))
     assert "many" in engine.rules_statistics().error
+
+
+def test_what_was_taken_can_be_given_back_after_the_limit_was_lowered(make: Make) -> None:
+    text = "version: 1\nrules: [{id: a, limit: 100, window: 1h}]"
+    store = MemoryStore()
+    assert make(load(text), store=store).check(Request({"user": "ada"}, cost=50))
+    lowered = make(load(text.replace("100", "10")), store=store)
+    assert lowered.refund(Request({"user": "ada"}, cost=50)).decision.remaining == 10
+    lowered.reset(Request({"user": "ada"}, cost=50))
+    with pytest.raises(CostTooLarge):
+        lowered.check(Request({"user": "ada"}, cost=50))
+
+
+def test_what_is_odd_about_a_file_is_in_the_log(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("version: 1\nrules: [{id: a, tier: free, limit: 1, window: 1h}]\ntiers: {premium: {a: {limit: 2}}}")
+    make(file)
+    assert "has no effect" in caplog.text
 
 
 def test_what_is_no_rules_is_refused_and_nothing_stays_behind(make: Make, tmp_path: Path) -> None:

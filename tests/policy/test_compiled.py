@@ -277,6 +277,24 @@ class TestTiersAndOverrides:
             assert limits(policy, asked) == [("r", f"{number}/minute burst 7")]
         assert limits(policy, Request({"user": "u1"}, tier="unheard-of")) == [("r", "10/minute burst 7")]
 
+    def test_overrides_are_not_computed_for_every_tier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else a thousand overrides and fifty tiers would take as long as fifty thousand overrides."""
+        made = []
+        apply = Change.apply
+
+        def counted(change: Change, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
+            made.append(change)
+            return apply(change, quotas)
+
+        monkeypatch.setattr(Change, "apply", counted)
+        tiers = {f"t{number}": {"r": Change(limit=number)} for number in range(1, 51)}
+        for overrides in ([Change(burst=burst) for burst in range(1000)], [Change(burst=5) for _ in range(1000)]):
+            users = {f"u{place}": User(f"t{place % 50 + 1}", {"r": each}) for place, each in enumerate(overrides)}
+            ruleset = Ruleset(self.RULES, tiers, users, default_tier="t1")
+            made.clear()
+            Policy(ruleset)
+            assert len(made) <= 50 + 2 * 2 * min(1000, 50 * len(set(overrides)))
+
     def test_a_rule_with_several_limits_is_changed_as_a_whole(self) -> None:
         change = Change(quotas=Quota.parse("2/s; 20/h; 100/day"))
         policy = self.policy(users={"u1": User("", {"several": change})})

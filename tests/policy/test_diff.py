@@ -86,9 +86,8 @@ def test_why_a_rule_starts_afresh(new: str, state: State, because: str) -> None:
     store = MemoryStore(clock=ManualClock())
     same = {"user": "10.0.0.1", "ip": "10.0.0.1"}
     for text, used in ((BASE, {"a": 1}), (new, {"a": 1 if state is State.AFRESH else 2})):
-        with Engine(load(f"version: 1\nrules: [{{{text}}}]"), store=store) as engine:
-            ruling = engine.check(Request(same))
-            assert {limit.rule_id: 10 - limit.decision.remaining for limit in ruling.limits[:1]} == used
+        ruling = Engine(load(f"version: 1\nrules: [{{{text}}}]"), store=store).check(Request(same))
+        assert {limit.rule_id: 10 - limit.decision.remaining for limit in ruling.limits[:1]} == used
 
 
 def test_only_what_is_meant_counts_not_how_it_is_written() -> None:

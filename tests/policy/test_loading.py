@@ -232,7 +232,7 @@ def test_many_problems_are_bounded() -> None:
 def test_a_thousand_misspelt_names_take_no_time(shape: str) -> None:
     ids = [shape.format(*[number] * 15) for number in range(2000)]
     rules = [{"id": rule_id, "quota": "1/s"} for rule_id in ids]
-    overrides = {f"{rule_id[:-2]}Q{rule_id[-1]}": {"limit": 1} for rule_id in ids[:1000]}
+    overrides = {f"{rule_id}Q": {"limit": 1} for rule_id in ids[:1000]}
     started = time.process_time()
     with pytest.raises(InvalidRules) as caught:
         from_data({"version": 1, "rules": rules, "users": {"ada": {"overrides": overrides}}})

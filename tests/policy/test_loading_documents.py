@@ -66,10 +66,7 @@ def test_what_is_not_about_rules_is_said() -> None:
 def test_what_is_guessed_is_said() -> None:
     (guess,) = (odd for odd in read_file(SEED).warnings if odd.path == "rate_limits[1].name")
     assert guess.line == 10
-    assert guess.message == (
-        "is taken as the limit of tier 'premium', and 'api_standard_user', the one with the least capacity, as that of "
-        "others"
-    )
+    assert guess.message == "is taken as the limit of tier 'premium', and 'api_standard_user' as that of everyone else"
 
 
 def test_the_order_of_limits_does_not_matter() -> None:
@@ -86,6 +83,13 @@ def test_the_order_of_limits_does_not_matter() -> None:
             "api_premium_user": ("premium", {"api_free_user"}),
         }
         assert len(loaded.warnings) == 2
+
+
+def test_a_name_without_a_tier_is_for_everyone() -> None:
+    limit = "scope: user, refill_rate: 1"
+    names = f"[{{name: api_trial_user, capacity: 10, {limit}}}, {{name: api_user, capacity: 100, {limit}}}]"
+    trial, base = load(f"rate_limits: {names}").rules
+    assert (trial.tier, trial.replaces, base.tier) == ("trial", frozenset({"api_user"}), "")
 
 
 @pytest.mark.parametrize(("tier", "applied"), [("", "api_standard_user"), ("premium", "api_premium_user")])

@@ -12,6 +12,7 @@ from headgate import Algorithm, Quota
 from headgate.core.calendar import Calendar
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
+from headgate.policy.compiled import Policy
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from tests.core.quotas import odd_buckets, quotas
 
@@ -81,10 +82,10 @@ entries = st.one_of(
 @st.composite
 def rulesets(draw: st.DrawFn) -> Ruleset:
     ids = draw(st.lists(st.sampled_from(IDS), unique=True, max_size=4))
-    written = [draw(rules(rule_id, [other for other in ids if other != rule_id])) for rule_id in ids]
+    written = [draw(rules(rule_id, ids[:place])) for place, rule_id in enumerate(ids)]
     by_rule = st.dictionaries(st.sampled_from(ids), changes, max_size=2) if ids else st.just({})
     try:
-        return Ruleset(
+        ruleset = Ruleset(
             rules=tuple(written),
             tiers=draw(st.dictionaries(tiers, by_rule, max_size=2)),
             users=draw(st.dictionaries(texts, st.builds(User, st.one_of(st.just(""), tiers), by_rule), max_size=2)),
@@ -95,6 +96,8 @@ def rulesets(draw: st.DrawFn) -> Ruleset:
             unknown_rule=draw(st.sampled_from(["allow", "error"])),
             ignore_case=draw(st.booleans()),
         )
+        Policy(ruleset)
+        return ruleset
     except UsageError:  # a change that makes no quota of a rule
         assume(False)
         raise

@@ -11,10 +11,10 @@ from headgate.core.errors import InvalidRule
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
 from headgate.policy.problems import Kind
+from headgate.policy.source import yaml_files
 from headgate.policy.yaml_nodes import MAX_BYTES, decoded
 
 STDIN = "-"
-_SUFFIXES = {".yaml", ".yml"}
 _ENVOY = re.compile(r"""^(?:\{\s*)?["']?domain["']?\s*:""", re.MULTILINE)
 """By this a file of envoyproxy/ratelimit is known."""
 
@@ -46,7 +46,7 @@ def expanded(files: Iterable[str]) -> Iterator[str]:
         if file == STDIN or not folder.is_dir():
             yield file
             continue
-        found = sorted(str(path) for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+        found = [str(path) for path in yaml_files(folder)]
         if not found:
             message = "no file in this folder ends in .yaml or .yml"
             raise InvalidRules([Problem(message, file=file, kind=Kind.FILE)])

@@ -94,11 +94,12 @@ class AsyncEngine:
     async def refund(self, request: Request) -> Ruling:
         """Give the request's cost back to all limits that apply to it now. Says what is left then."""
         policy = self.policy
-        return await self._run(ruled(self._selected(policy, request), Verb.REFUND, request.cost, policy.version))
+        selection = policy.plan(request, self._clock.now(), asking=False)
+        return await self._run(ruled(selection, Verb.REFUND, request.cost, policy.version))
 
     async def reset(self, request: Request) -> None:
         """Forget all that was used of the limits that apply to the request."""
-        for plan in plans_of(self._selected(self.policy, request)):
+        for plan in plans_of(self.policy.plan(request, self._clock.now(), asking=False)):
             await self._store.reset(plan)
 
     async def explain(self, request: Request) -> Explained:

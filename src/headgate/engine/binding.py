@@ -14,6 +14,7 @@ from headgate.policy.live import LivePolicy, LoadStatistics
 from headgate.policy.model import Ruleset
 from headgate.policy.selection import Selection
 from headgate.policy.source import rules_file
+from headgate.policy.terms import rule_id_of
 
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""
@@ -45,7 +46,7 @@ class Book:
         """Return the function that says what is to be answered for a limit when the store does not."""
 
         def mode(limit: Limit) -> Mode:
-            compiled = self.policy().rules.get(_rule_id(limit.space))  # None: a reload has just removed it
+            compiled = self.policy().rules.get(rule_id_of(limit.space))  # None: a reload has just removed it
             return (compiled.rule.on_store_failure if compiled else None) or default
 
         return mode
@@ -58,11 +59,6 @@ class Book:
         """Stop watching a file, unless the caller does that."""
         if self._live and self._own:
             self._live.close()
-
-
-def _rule_id(space: str) -> str:
-    """Return the id of the rule whose states are in `space`."""
-    return space.partition("|")[0].partition("#")[0]
 
 
 def checked_mode(on_store_failure: object) -> Mode:

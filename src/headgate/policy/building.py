@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
@@ -19,6 +20,8 @@ from headgate.policy.quotas import quotas_of, window_us
 from headgate.policy.trie import parsed
 
 DEFAULT_ID = "default"
+_SHOWN = 10
+"""How many rules of a circle are named."""
 _Values = dict[str, Any]
 _AS_THEY_ARE = (
     *("name", "dimension", "endpoint", "tier", "when", "shadow", "enabled", "enforce_percent"),
@@ -148,7 +151,8 @@ class _Known:
             replaced = (values or {}).get("replaces", [])
             after = following.get((values or {}).get("id", ""))
             if after is not None and after in replaced:
-                message = f"rules replace each other in a circle: {' -> '.join([*circle, circle[0]])}"
+                some = circle if len(circle) <= _SHOWN else [*circle[:_SHOWN], "..."]
+                message = f"rules replace each other in a circle: {' -> '.join([*some, circle[0]])}"
                 path: Path = ("rules", index, "replaces", replaced.index(after))
                 hint = "Where all of them match, none would apply: remove one."
                 findings.add(path, message, hint=hint, kind=Kind.MEANING)
@@ -210,13 +214,23 @@ def _check_change(change: Change, quotas: tuple[Quota, ...], path: Path, told: s
 
 def _check_on_top(ruleset: Ruleset, known: _Known, findings: Findings) -> None:
     """Note overrides that make no quota of what the user's tier makes of the rule."""
+    changed = {
+        tier: {rule_id: change.apply(known.right[rule_id].quotas) for rule_id, change in changes.items()}
+        for tier, changes in ruleset.tiers.items()
+    }
+    right = set()
     for name, user in ruleset.users.items():
-        for tier in sorted({user.tier, ruleset.default_tier} & ruleset.tiers.keys()):
-            changes = ruleset.tiers[tier]
-            for rule_id in changes.keys() & user.overrides.keys():
-                told = f"{rule_id!r} cannot be changed like that on top of tier {tier!r}"
-                quotas = changes[rule_id].apply(known.right[rule_id].quotas)
-                _check_change(user.overrides[rule_id], quotas, ("users", name, "overrides", rule_id), told, findings)
+        for tier in sorted({user.tier, ruleset.default_tier} & changed.keys()):
+            for rule_id in changed[tier].keys() & user.overrides.keys():
+                override = user.overrides[rule_id]
+                what = (tier, rule_id, replace(override, until=None))
+                if what in right:
+                    continue
+                told, before = f"{rule_id!r} cannot be changed like that on top of tier {tier!r}", findings.count
+                path: Path = ("users", name, "overrides", rule_id)
+                _check_change(override, changed[tier][rule_id], path, told, findings)
+                if findings.count == before:
+                    right.add(what)
 
 
 def _entries(read: list[_Values | None], name: str, findings: Findings) -> Iterator[Entry]:

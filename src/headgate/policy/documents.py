@@ -16,8 +16,9 @@ the rest of ``runtime``                nothing: it is the server's business, not
 Two limits of one scope and resource whose names differ in one word (api_standard_user, api_premium_user) are tiers: the
 one with the smallest capacity is for everyone, wherever it stands, and each other one is for the tier that its word
 names ("premium"), for which it replaces that one. Were both applied, the stricter would hold and the other mean
-nothing; were the last one to win, as in the document's own code, everyone would be premium. It is a guess all the same,
-and a warning says so.
+nothing; were the last one to win, as in the document's own code, everyone would be premium. (Of api_user and
+api_trial_user the first is for everyone: only then can the other one's tier be told.) It is a guess all the same, and a
+warning says so.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ KEY = "rate_limits"
 """By this key a file of this form is known."""
 _INTERVAL_MS = 10
 _EVERY_ENDPOINT = {"global", "default", "*", "**"}
+_SEPARATE = str.maketrans("-.:/", "____")
 _SCOPES = ("user", "ip", "api_key", "global")
 _ELSEWHERE = {
     "redis": "Give the server --store redis://{host}:{port}/{db}",
@@ -137,23 +139,32 @@ def _endpoint(resource: str) -> str:
 
 def _tiered(rules: dict[int, Rule], findings: Findings, warnings: Findings) -> list[Rule]:
     """Make tiers of rules, by their place in the file, that are for the same scope and resource."""
-    bases: dict[tuple[str, str], Rule] = {}
     names: dict[str, int] = {}
+    same: dict[tuple[str, str], list[Rule]] = {}
     for index, rule in rules.items():
         first = names.setdefault(rule.id, index)
         if first != index:
             message = f"{rule.id!r} is the name of {render((KEY, first))} already"
             findings.add((KEY, index, "name"), message, kind=Kind.MEANING)
-            continue
-        same = bases.setdefault((rule.dimension, rule.endpoint), rule)
-        if rule.quotas[0].capacity < same.quotas[0].capacity:
-            bases[rule.dimension, rule.endpoint] = rule
+        else:
+            same.setdefault((rule.dimension, rule.endpoint), []).append(rule)
+    bases = {what: _base(limits) for what, limits in same.items()}
     result = []
     for index in names.values():
         rule = rules[index]
         base = bases[rule.dimension, rule.endpoint]
         result.append(rule if rule is base else _for_tier(rule, base, (KEY, index, "name"), findings, warnings))
     return result
+
+
+def _base(limits: list[Rule]) -> Rule:
+    """Return the limit for everyone: the smallest, unless only a shorter name tells the tiers of the others."""
+    smallest = min(limits, key=lambda rule: rule.quotas[0].capacity)
+    shortest = min(limits, key=lambda rule: len(_words(rule.id)))
+    for base in (smallest, shortest):
+        if all(_word_of_difference(base.id, rule.id) for rule in limits if rule is not base):
+            return base
+    return smallest
 
 
 def _for_tier(rule: Rule, base: Rule, path: Path, findings: Findings, warnings: Findings) -> Rule:
@@ -164,16 +175,17 @@ def _for_tier(rule: Rule, base: Rule, path: Path, findings: Findings, warnings: 
         accepted = "names that differ in one word, such as api_standard_user and api_premium_user"
         findings.add(path, message, accepted, kind=Kind.MEANING)
         return rule
-    guess = (
-        f"is taken as the limit of tier {tier!r}, and {base.id!r}, the one with the least capacity, as that of others"
-    )
+    guess = f"is taken as the limit of tier {tier!r}, and {base.id!r} as that of everyone else"
     warnings.add(path, guess, hint="`headgate rules list` shows the rules that come of it.")
     return replace(rule, tier=tier, replaces=frozenset({base.id}))
 
 
 def _word_of_difference(base: str, other: str) -> str:
-    separate = str.maketrans("-.:/", "____")
-    old, new = (name.translate(separate).split("_") for name in (base, other))
+    old, new = _words(base), _words(other)
     extra = [word for word in new if word not in old]
     fewer = [word for word in old if word not in new]
     return extra[0] if len(extra) == 1 and len(fewer) <= 1 else ""
+
+
+def _words(name: str) -> list[str]:
+    return name.translate(_SEPARATE).split("_")

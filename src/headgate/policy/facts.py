@@ -17,7 +17,9 @@ EVERYBODY = "global"
 """The one principal of the dimension "global"."""
 
 
-_USUAL_METHODS = frozenset({"", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get", "post", "put"})
+_METHODS = "", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
+_USUAL_METHODS = frozenset({*_METHODS, *map(str.lower, _METHODS)})
+"""What needs no closer look."""
 _is_token = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]*").fullmatch
 
 

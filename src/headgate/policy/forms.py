@@ -35,7 +35,7 @@ QUOTA_FIELDS = {
     "calendar": Field(
         Zone(), "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
     ),
-    "queue": Field(Flag(), "Leaky bucket only: requests are delayed to a constant flow, rather than refused."),
+    "queue": Field(Flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
     "capacity": Field(Whole(1), "How many units may pass at once, instead of `burst`; with `refill_rate`, the bucket."),
     "refill_rate": Field(Rate(), "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."),
     "min_refill_interval_ms": Field(

@@ -112,10 +112,11 @@ class Rule:
         _named("dimension", self.dimension)
         if not self.quotas:
             raise InvalidRule(f"rule {self.id!r} has no limit")
-        try:
-            Family(self.id, self.quotas)  # no two limits may count in one place
-        except InvalidQuota as error:
-            raise InvalidRule(f"rule {self.id!r}: {error}") from None
+        if len(self.quotas) > 1:
+            try:
+                Family(self.id, self.quotas)  # no two limits may count in one place
+            except InvalidQuota as error:
+                raise InvalidRule(f"rule {self.id!r}: {error}") from None
         for method in self.methods:
             if not _METHOD.fullmatch(method):
                 raise InvalidRule(f"rule {self.id!r}: {method!r} is no HTTP method: write it as POST")
@@ -236,7 +237,9 @@ def _check_change(where: str, rule_id: str, change: Change, known: Mapping[str, 
     if rule is None:
         raise InvalidRule(f"{where} changes rule {rule_id!r}, which does not exist")
     try:
-        Family(rule_id, change.apply(rule.quotas))
+        quotas = change.apply(rule.quotas)
+        if len(quotas) > 1:
+            Family(rule_id, quotas)
     except InvalidQuota as error:
         raise InvalidRule(f"{where}, rule {rule_id!r}: {error}") from None
 

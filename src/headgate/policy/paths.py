@@ -21,7 +21,7 @@ empty path, ``*`` (``OPTIONS *``)     are ``/``
 ``;params`` in a segment              cut off, as servlet containers do; after a dot segment (``..;``) refused
 ``%2E``, ``%61``, ``%40``             decoded once: a character that may stand for itself does, and then counts as such
 other ``%xx``                         stays encoded, in capitals: ``%c3%a9`` is ``%C3%A9``
-``é``, a space, ``"<>[]^`{|}``        are encoded, as UTF-8
+``é``, a space, ``"<>[]^`{|}``        are encoded, as UTF-8; a space at either end is refused: some servers strip it
 ``%2F  %5C  %3B  \``                   refused: a separator for some servers and not for others
 ``%00`` and all control characters    refused, encoded or not
 ``%``, ``%4``, ``%zz``, ``%u002e``    refused: no encoding
@@ -108,6 +108,8 @@ def _canonical(path: str) -> str:
         raise InvalidRequest("it has a #, which is written %23")
     if "\\" in path:
         raise InvalidRequest("it has a backslash, which servers read differently")
+    if path[:1] == " " or path[-1:] == " ":
+        raise InvalidRequest("it has a space at one end, which is written %20")
     if path == "*":
         return "/"
     path = _ABSOLUTE_FORM.sub("", path, count=1)

@@ -6,14 +6,16 @@ own.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from headgate.policy.loading import load_file
+from headgate.policy.loading import load_file, read_file
 from headgate.policy.model import Ruleset
 
+_LOG = logging.getLogger("headgate.policy")
 T = TypeVar("T")
 Written_co = TypeVar("Written_co", covariant=True)
 
@@ -107,8 +109,15 @@ def yaml_files(folder: Path) -> list[Path]:
 
 
 def rules_file(path: str | os.PathLike[str]) -> FileSource[Ruleset]:
-    """Return a file of rules as a source."""
-    return FileSource(path)
+    """Return a file of rules as a source; what is odd about it without being wrong goes to the log."""
+    return FileSource(path, _told)
+
+
+def _told(path: Path) -> Ruleset:
+    loaded = read_file(path)
+    for warning in loaded.warnings:
+        _LOG.warning("%s", warning)
+    return loaded.ruleset
 
 
 def _mark(path: Path) -> _Mark | None:

@@ -1,9 +1,9 @@
 """The quotas of a rule as they are in force: as written, as a tier or a user's override changes them, and until when.
 
-An override changes what the user's tier made of the rule. What a rule is for each tier is computed, and so checked,
-when the policy is built; so is an override for the tier of its user and for the default tier. For a tier that only a
-request brings along, an override is computed when that happens; if the two make no quota together, the override changes
-the rule as written. A change that ends at `until` does so by itself, since what comes after it is there already.
+An override changes what the user's tier made of the rule. What a rule is for each tier is computed when the policy is
+built; an override is then checked with the tier of its user and with the default tier, and computed when it is needed
+first. If it makes no quota on top of a tier that only a request brings along, it changes the rule as written. A change
+that ends at `until` does so by itself, since what comes after it is there already.
 """
 
 from __future__ import annotations
@@ -65,37 +65,38 @@ class Schedules:
 
 
 class Overridden:
-    """The terms of a rule for one user, who has an override; those of further tiers are made when they are needed."""
+    """The terms of a rule for those who have a certain override; made for a tier when they are needed first."""
 
-    __slots__ = ("_by_tier", "_override", "_rule", "_tiers", "_untiered")
+    __slots__ = ("_by_tier", "_override", "_rule", "_tiers")
 
-    def __init__(
-        self,
-        rule: Rule,
-        override: Change,
-        tiers: Mapping[str, Change],
-        untiered: Schedule,
-        by_tier: dict[str, Schedule],
-    ) -> None:
+    def __init__(self, rule: Rule, override: Change, tiers: Mapping[str, Change]) -> None:
         self._rule = rule
         self._override = override
         self._tiers = tiers
-        self._untiered = untiered
-        self._by_tier = by_tier
+        self._by_tier: dict[str, Schedule] = {}
+        """The empty text stands for all tiers that change nothing."""
 
     def schedule(self, tier: str) -> Schedule:
         """Return the terms for a tier."""
-        if tier not in self._tiers:
-            return self._untiered
+        tier = tier if tier in self._tiers else ""
         schedule = self._by_tier.get(tier)
         if schedule is None:  # two threads may make it twice: equal ones
-            schedule = _schedule(self._rule, self._tiers[tier], self._override, _changed, strict=False)
+            schedule = _schedule(self._rule, self._tiers.get(tier), self._override, _changed)
             self._by_tier[tier] = schedule
         return schedule
 
+    def check(self, tier: str) -> None:
+        """Raise InvalidRule if the override makes no quota on top of a tier."""
+        if tier not in self._tiers:
+            return
+        try:
+            _changed(self._rule, [self._tiers[tier], self._override])
+        except InvalidQuota as error:
+            raise InvalidRule(f"the override of rule {self._rule.id!r} on top of tier {tier!r}: {error}") from None
+
 
 class Drafting:
-    """Makes the terms of rules; equal quotas are made once."""
+    """Makes the terms of rules; equal quotas and equal overrides are made once."""
 
     def __init__(self, tiers: Mapping[str, Mapping[str, Change]]) -> None:
         self._tiers: dict[str, dict[str, Change]] = {}
@@ -104,6 +105,8 @@ class Drafting:
             for rule_id, change in changes.items():
                 self._tiers.setdefault(rule_id, {})[tier] = change
         self._made: dict[tuple[object, ...], tuple[Quota, ...]] = {}
+        self._overridden: dict[tuple[str, Change], Overridden] = {}
+        self._checked: set[tuple[str, Change, str]] = set()
 
     def schedules(self, rule: Rule) -> Schedules:
         """Return the terms of a rule."""
@@ -116,32 +119,34 @@ class Drafting:
 
         Raises InvalidRule: the override makes no quota on top of such a tier.
         """
-        tiers = self._tiers.get(rule.id, {})
-        untiered = _schedule(rule, None, override, self._changed)
-        by_tier = {}
+        overridden = self._overridden.get((rule.id, override))
+        if overridden is None:
+            overridden = Overridden(rule, override, self._tiers.get(rule.id, {}))
+            self._overridden[rule.id, override] = overridden
         for tier in usual:
-            if tier in tiers and tier not in by_tier:
-                try:
-                    by_tier[tier] = _schedule(rule, tiers[tier], override, self._changed)
-                except InvalidQuota as error:
-                    raise InvalidRule(f"the override of rule {rule.id!r} on top of tier {tier!r}: {error}") from None
-        return Overridden(rule, override, tiers, untiered, by_tier)
+            if (rule.id, override, tier) not in self._checked:
+                overridden.check(tier)
+                self._checked.add((rule.id, override, tier))
+        return overridden
 
-    def _changed(self, rule: Rule, changes: Iterable[Change]) -> tuple[Quota, ...]:
-        quotas = rule.quotas
-        for change in changes:
-            what = (quotas, change.limit, change.burst, change.window_us, change.algorithm, change.quotas)
-            made = self._made.get(what)
-            if made is None:
-                made = self._made[what] = _changed(rule, [change], quotas)
-            quotas = made
-        return quotas
+    def _changed(self, rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
+        """Return the quotas of a rule as a tier changes them, if one does."""
+        if not changes:
+            return rule.quotas
+        (change,) = changes
+        what = (rule.quotas, change.limit, change.burst, change.window_us, change.algorithm, change.quotas)
+        made = self._made.get(what)
+        if made is None:
+            made = self._made[what] = _changed(rule, changes)
+        return made
 
 
-def _changed(rule: Rule, changes: Iterable[Change], quotas: tuple[Quota, ...] = ()) -> tuple[Quota, ...]:
-    quotas = quotas or rule.quotas
+def _changed(rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
+    quotas = rule.quotas
     for change in changes:
-        quotas = Family(rule.id, change.apply(quotas)).quotas  # no two limits may count in one place
+        quotas = change.apply(quotas)
+    if len(quotas) > 1:
+        Family(rule.id, quotas)  # no two limits may count in one place
     return quotas
 
 
@@ -150,10 +155,8 @@ def _schedule(
     tier_change: Change | None,
     override: Change | None,
     changed: Callable[[Rule, Sequence[Change]], tuple[Quota, ...]],
-    *,
-    strict: bool = True,
 ) -> Schedule:
-    """Return the terms that result; unless `strict`, those of the override alone if the two make no quota together."""
+    """Return the terms that result; those of the override alone where the two make no quota together."""
     ends = {change.until for change in (tier_change, override) if change is not None and change.until is not None}
     schedule = []
     for end in (*sorted(ends), FOREVER):
@@ -161,7 +164,7 @@ def _schedule(
         try:
             quotas = changed(rule, [change for change in (of_tier, of_user) if change is not None])
         except InvalidQuota:
-            if strict or of_user is None:
+            if of_tier is None or of_user is None:
                 raise
             of_tier, quotas = None, changed(rule, [of_user])
         schedule.append(Terms(rule, quotas, end, of_tier, of_user))
