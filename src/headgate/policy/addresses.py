@@ -23,7 +23,8 @@ _LONGEST = 64
 _COUNTED_BITS = 64
 """How many bits of an IPv6 address are its network's, unless told."""
 _REMEMBERED = 4096
-"""Of short texts, and reading one anew costs a few microseconds: nothing to be gained by flooding."""
+"""Of short texts (no error is remembered), and reading one anew costs a few microseconds: nothing to be gained by
+flooding."""
 _ZONE = re.compile(r"%[^/%]+(?=/|$)")
 _WITHIN_IPV6 = {0xFFFF, 0x64_FF9B << 64}
 """The 96 bits before an IPv4 address: IPv4-mapped, and NAT64."""
@@ -41,19 +42,27 @@ class Address(NamedTuple):
     """How many bits are the network's: all of them for a single address."""
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def address_of(text: str) -> Address:
     """Return the address, or network, that `text` is. Raises InvalidRequest."""
-    if len(text) > _LONGEST:
-        raise InvalidRequest(f"ip is an address such as 203.0.113.9, not {short(text)}")
-    return _read(text)
+    if text == UNKNOWN:
+        return Address(text, 0, 0, 0)
+    try:
+        if len(text) <= _LONGEST:
+            return canonical_network(ip_network(_ZONE.sub("", text) if ":" in text else text, strict=False))
+    except ValueError:
+        pass
+    raise InvalidRequest(f"ip is an address such as 203.0.113.9, without a port, or 'unknown', not {short(text)}")
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def counted_by(text: str) -> str:
     """Return what stands for a client of that address in keys; see this module. Raises InvalidRequest."""
     address = address_of(text)
     if address.version != 6 or address.length != 128 or "/" in text:
         return address.text
-    return _network_of(address.number)
+    hosts = 128 - _COUNTED_BITS
+    return f"{IPv6Address(address.number >> hosts << hosts)}/{_COUNTED_BITS}"
 
 
 def canonical_network(network: IPv4Network | IPv6Network) -> Address:
@@ -64,21 +73,3 @@ def canonical_network(network: IPv4Network | IPv6Network) -> Address:
         number, length = int(network.network_address), network.prefixlen
     text = str(network.network_address) if length == network.max_prefixlen else str(network)
     return Address(text, network.version, number, length)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _network_of(number: int) -> str:
-    hosts = 128 - _COUNTED_BITS
-    return f"{IPv6Address(number >> hosts << hosts)}/{_COUNTED_BITS}"
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _read(text: str) -> Address:
-    if text == UNKNOWN:
-        return Address(text, 0, 0, 0)
-    try:
-        return canonical_network(ip_network(_ZONE.sub("", text) if ":" in text else text, strict=False))
-    except ValueError:
-        raise InvalidRequest(
-            f"ip is an address such as 203.0.113.9, without a port, or 'unknown', not {short(text)}"
-        ) from None
