@@ -68,7 +68,7 @@ def test_anything_else_is_no_address(text: str) -> None:
         ("2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
         ("2001:db8:1:2:3:4:5:6", 56, "2001:db8:1::/56"),
         ("2001:db8:1:2:3:4:5:6", 48, "2001:db8:1::/48"),
-        ("2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6"),
+        ("2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6/128"),
     ],
 )
 def test_the_key_is_the_address_or_its_network(text: str, prefix: int, key: str) -> None:

@@ -45,7 +45,7 @@ def parse(text: str) -> Node | None:
 
 def key_of(node: Node, ipv6_prefix: int = 64) -> str:
     """Return the text that stands for an address in keys."""
-    return node.text if node.version == 4 or ipv6_prefix == 128 else _network(node.number, ipv6_prefix)
+    return node.text if node.version == 4 else _network(node.number, ipv6_prefix)
 
 
 @lru_cache(maxsize=_REMEMBERED)  # most peers are known; a flood of others costs what it would cost without
