@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# How many tests run at the same time: most of them wait for servers.
+JOBS ?= 2
 
 .PHONY: run test servers lint format bench plots clean
 .DEFAULT_GOAL := test
@@ -11,8 +13,7 @@ run: $(VENV)/.run
 	@$(BIN)/python docs/examples/demo.py
 
 test: lint servers
-	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest
+	@$(BIN)/pytest -n $(JOBS) --cov --cov-report=
 	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100
 

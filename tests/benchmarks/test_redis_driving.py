@@ -48,7 +48,7 @@ def participants() -> list[tuple[RedisContender, Case]]:
     ]
 
 
-@pytest.mark.parametrize(("contender", "case"), participants(), ids=str)
+@pytest.mark.parametrize(("contender", "case"), participants(), ids=lambda value: getattr(value, "name", str(value)))
 def test_a_contender_refuses_when_the_limit_is_used_up(
     contender: RedisContender, case: Case, server: Server, runner: asyncio.Runner
 ) -> None:
