@@ -13,7 +13,9 @@ run: $(VENV)/.run
 	@$(BIN)/python docs/examples/demo.py
 
 test: lint servers
-	@$(BIN)/pytest -n $(JOBS) --cov --cov-report=
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -n $(JOBS)
+	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100
 
