@@ -14,3 +14,6 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # measured is what tests do here, not what the processes do that they start
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
