@@ -1,0 +1,39 @@
+"""What counts as a failure of a store, and what does not."""
+
+from __future__ import annotations
+
+from headgate.core.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
+from headgate.stores.attempt import Failover
+from headgate.testing import ManualClock
+
+
+def openings_after(*errors: StoreError) -> int:
+    failover = Failover(ManualClock())
+    for error in errors:
+        with failover.attempt_any() as may_ask:
+            assert may_ask or failover.statistics().openings
+            if may_ask:
+                raise error
+    assert sum(failover.statistics().failures.values()) >= min(len(errors), 5)
+    return failover.statistics().openings
+
+
+def test_five_failures_in_a_row_open_the_circuit() -> None:
+    assert openings_after(*[StoreUnavailable("away") for _ in range(5)]) == 1
+    assert openings_after(*[StoreUnavailable("away") for _ in range(4)]) == 0
+
+
+def test_a_store_that_is_busy_is_not_broken() -> None:
+    assert openings_after(*[StoreBusy("full") for _ in range(20)]) == 0
+
+
+def test_one_connection_that_is_lost_is_one_failure_for_all_who_used_it() -> None:
+    lost = object()
+
+    def told() -> StoreError:
+        error = OutcomeUnknown("connection lost")
+        error.incident = lost
+        return error
+
+    assert openings_after(*[told() for _ in range(64)]) == 0
+    assert openings_after(*[OutcomeUnknown("connection lost") for _ in range(5)]) == 1
