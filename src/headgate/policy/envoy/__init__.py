@@ -9,7 +9,8 @@
 
 (A match with 0 hits is peeked at, one with `refund` is refunded.) Everything here is pure: to ask the store is the
 service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `fields` and `loading`,
-how they are written; `matching`, which of them apply; `answering`, what comes of it.
+how they are written; `live`, a folder that is watched; `matching`, which of them apply; `answering`, what comes of
+it.
 
 What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loading`, what differs in
 `headgate.policy.envoy.matching` and `headgate.policy.envoy.answering`.
@@ -18,6 +19,7 @@ What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loa
 from __future__ import annotations
 
 from headgate.policy.envoy.answering import Answer, Code, Status, combine, passed_metadata
+from headgate.policy.envoy.live import LiveDescriptors
 from headgate.policy.envoy.loading import load
 from headgate.policy.envoy.matching import DescriptorPolicy, Match, Matching, Outcome
 from headgate.policy.envoy.request import Descriptor, Override, Unit
@@ -28,6 +30,7 @@ __all__ = [
     "Code",
     "Descriptor",
     "DescriptorPolicy",
+    "LiveDescriptors",
     "Match",
     "Matching",
     "Outcome",
