@@ -193,6 +193,13 @@ def test_the_sentinel_that_answered_is_asked_first_next_time() -> None:
     assert next(sentinels.primary())[0] == B
 
 
+def test_without_sentinels_the_primary_is_where_it_was_unless_one_says_that_it_knows_none() -> None:
+    sentinels = Sentinels(Service("main", (A, B), C))
+    found = inquired(sentinels.primary(), [b"h", b"9"])
+    assert inquired(sentinels.primary(), StoreUnavailable("gone"), StoreUnavailable("gone")) == found
+    assert isinstance(inquired(sentinels.primary(), None, StoreUnavailable("gone")), StoreUnavailable)
+
+
 def test_sentinels_that_do_not_know_the_service_say_so() -> None:
     error = inquired(Sentinels(Service("main", (A, B), C)).primary(), None, StoreUnavailable("gone"))
     assert "'main'" in str(error)

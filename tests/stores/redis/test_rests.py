@@ -1,0 +1,41 @@
+"""What does not happen: connecting again and again to what is away, and opening anything after the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.core.errors import StoreUnavailable
+from headgate.stores.redis.address import Address, Cluster, Role
+from headgate.stores.redis.cluster_aio import AsyncCluster
+from headgate.stores.redis.discovery import SlotMap
+from headgate.stores.redis.pool import Pool
+from headgate.stores.redis.readiness import probe
+from tests.servers import free_port
+
+
+def test_threads_rest_after_a_failed_attempt_to_connect() -> None:
+    attempts = []
+
+    def locate() -> Address:
+        attempts.append(1)
+        return Address("127.0.0.1", free_port())
+
+    pool = Pool(Address(), None, locate)
+    for _ in range(50):
+        with pytest.raises(StoreUnavailable, match="cannot connect"):  # why it rests is told, too
+            pool.ask(probe())
+    assert len(attempts) < 50
+
+
+def test_a_cluster_that_is_closed_opens_nothing_again() -> None:
+    async def story() -> None:
+        cluster = Cluster((Address("127.0.0.1", free_port(), role=Role.NODE),))
+        servers = AsyncCluster(cluster, None, asyncio.get_running_loop(), SlotMap(cluster))
+        servers.close()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await servers.ask(probe())
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(story())
