@@ -57,5 +57,5 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing headgate and what its tests need ..."
-	@$(BIN)/pip install --quiet --editable '.[redis]' --group test --group bench --group docs
+	@$(BIN)/pip install --quiet --editable '.[server]' --group test --group bench --group docs
 	@touch $@ $(VENV)/.run

@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "testing": {"core", "clock", "stores"},
     "web": {"core"},
     "engine": {"core", "clock", "stores", "policy"},
-    "cli": {"core", "clock", "stores", "policy", "engine", "web"},
+    "observe": {"core", "clock", "stores", "policy", "engine"},
+    "server": {"core", "clock", "stores", "policy", "engine", "web", "observe"},
+    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server"},
 }
 """Which parts of the package a part may import, besides itself."""
 NOT_PURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "threading", "time", "typing_extensions"}

@@ -1,0 +1,1 @@
+"""Seeing what a node does: metrics, hot keys, logs and traces."""

@@ -1,0 +1,1 @@
+"""What is asked over gRPC: our own service, health and reflection."""

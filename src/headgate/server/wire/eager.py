@@ -1,0 +1,58 @@
+"""Running a coroutine at once, up to where it has to wait; most never do.
+
+A task would be scheduled for the next turn of the loop, and cost more than a decision in memory. What runs here has no
+task: it may await futures, but nothing that needs `asyncio.current_task`, such as `asyncio.timeout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def start(
+    coroutine: Coroutine[Any, Any, T], done: Callable[[T], object], failed: Callable[[BaseException], object]
+) -> None:
+    """Run it until it waits, and go on when it need not wait any more; `done` or `failed` is told how it ended."""
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration as stop:
+        done(stop.value)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told
+        failed(error)
+    else:
+        _Waiting(coroutine, done, failed).wait(awaited)
+
+
+class _Waiting:
+    """A coroutine that waits for a future."""
+
+    __slots__ = ("_coroutine", "_done", "_failed")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        done: Callable[[Any], object],
+        failed: Callable[[BaseException], object],
+    ) -> None:
+        self._coroutine, self._done, self._failed = coroutine, done, failed
+
+    def wait(self, awaited: Any) -> None:
+        if awaited is None:  # it gives way to others
+            asyncio.get_running_loop().call_soon(self._go_on, None)
+            return
+        awaited._asyncio_future_blocking = False  # noqa: SLF001  the protocol between futures and who drives them
+        awaited.add_done_callback(self._go_on)
+
+    def _go_on(self, _: Any) -> None:
+        try:
+            awaited = self._coroutine.send(None)
+        except StopIteration as stop:
+            self._done(stop.value)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
+            self._failed(error)
+        else:
+            self.wait(awaited)

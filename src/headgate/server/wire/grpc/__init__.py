@@ -1,0 +1,1 @@
+"""gRPC over HTTP/2: calls, their messages, deadlines and statuses."""

@@ -1,0 +1,41 @@
+"""What happens on an HTTP/2 connection, as far as those above it need to know."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from headgate.server.wire.messages import Headers
+
+
+class Opened(msgspec.Struct, frozen=True, gc=False):
+    """A stream began: the headers of a request, checked, pseudo-headers among them, first."""
+
+    stream: int
+    headers: Headers
+    ended: bool
+    """Whether that is all."""
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A part of the body; trailers are checked, and left out."""
+
+    stream: int
+    data: bytes
+    ended: bool
+
+
+class Aborted(msgspec.Struct, frozen=True, gc=False):
+    """A stream is over before its time: the client reset it, or broke the protocol. Nothing more can be sent on it."""
+
+    stream: int
+
+
+class Writable(msgspec.Struct, frozen=True, gc=False):
+    """All data that waited for the client's window is on its way."""
+
+    stream: int
+
+
+Event: TypeAlias = Opened | Received | Aborted | Writable
