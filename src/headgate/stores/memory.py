@@ -97,7 +97,12 @@ class MemoryStore:
 
     def check(self, plan: Plan, cost: int) -> Decision:
         with self._lock:
-            return self._run(plans.check, plan, cost, self.clock.now())
+            now = self.clock.now()
+            if len(plan) != 1:
+                return self._run(plans.check, plan, cost, now)
+            if now >= self._next_due:
+                self._sweep(now)
+            return self._first(plan[0], cost, now)
 
     def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         with self._lock:
