@@ -17,6 +17,8 @@ from benchmarks.on_redis.cases import Amount
 from benchmarks.report import MemoryResults, Results, render, summary
 from benchmarks.rules import running as by_rules
 from benchmarks.scenarios import MANY_KEYS, Kind, all_scenarios
+from benchmarks.service import running as by_service
+from benchmarks.service.load import LoadError, require
 from benchmarks.timing import Pace
 from benchmarks.verdicts import Row
 
@@ -36,6 +38,7 @@ class Size:
     redis_pace: Pace
     rules: tuple[int, ...]
     rules_pace: Pace
+    service: by_service.Amount
 
 
 FULL = Size(
@@ -48,10 +51,22 @@ FULL = Size(
     Pace(2, 7, 100),
     by_rules.SIZES,
     Pace(0.5, 7, 100),
+    by_service.Amount(2.0, Pace(0, 7, 7)),
 )
 ONCE = Pace(0, 1, 1)
-QUICK = Size(ONCE, ONCE, 20, 50, 0.02, Amount(200, 128, 20, 100), ONCE, (10, 100, 1000), ONCE)
-PARTS = ("memory", "redis", "rules")
+QUICK = Size(
+    ONCE,
+    ONCE,
+    20,
+    50,
+    0.02,
+    Amount(200, 128, 20, 100),
+    ONCE,
+    (10, 100, 1000),
+    ONCE,
+    by_service.Amount(0.1, ONCE),
+)
+PARTS = ("memory", "redis", "rules", "service")
 
 
 class Progress:
@@ -76,7 +91,11 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     rules = None
     if "rules" in parts:
         rules = by_rules.run(size.rules, size.rules_pace, Progress(by_rules.steps()).done)
-    return Results(found, in_memory, redis, rules)
+    service = None
+    if "service" in parts:
+        service = by_service.run(size.service, Progress(by_service.steps()).done)
+        found |= service.versions
+    return Results(found, in_memory, redis, rules, service)
 
 
 def run_in_memory(size: Size) -> MemoryResults:
@@ -118,7 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only", choices=PARTS, default=None, help="measure this part alone; the report goes to the terminal"
     )
     options = parser.parse_args(arguments)
-    results = run(QUICK if options.quick else FULL, [options.only] if options.only else PARTS)
+    parts = [options.only] if options.only else PARTS
+    if "service" in parts:
+        try:
+            require()
+        except LoadError as error:  # now, not when everything else is measured
+            sys.exit(str(error))
+    results = run(QUICK if options.quick else FULL, parts)
     report = render(results)
     if options.json:
         options.json.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,22 @@ import os
 import platform
 from importlib.metadata import version
 
-LIBRARIES = ("headgate", "limits", "throttled-py", "pyrate-limiter", "msgspec", "redis", "hiredis", "coredis")
+LIBRARIES = (
+    "headgate",
+    "limits",
+    "throttled-py",
+    "pyrate-limiter",
+    "msgspec",
+    "redis",
+    "hiredis",
+    "coredis",
+    "uvloop",
+    "hpack",
+    "uvicorn",
+    "httptools",
+    "grpcio",
+    "protobuf",
+)
 
 
 def describe() -> dict[str, str]:

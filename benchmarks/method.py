@@ -14,8 +14,8 @@ def _limits(limits: tuple[Limit, ...]) -> str:
 
 
 REPORT = """\
-What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; and what it
-costs to find the rules for a request.
+What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; what it
+costs to find the rules for a request; and what a check costs over the wire.
 
 Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
 """

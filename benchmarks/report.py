@@ -15,6 +15,8 @@ from benchmarks.operations import NAMES, Operations
 from benchmarks.rules import report as by_rules
 from benchmarks.rules.running import RulesResults
 from benchmarks.scenarios import Kind
+from benchmarks.service import report as by_service
+from benchmarks.service.running import ServiceResults
 from benchmarks.tables import percent, table, times
 from benchmarks.timing import Figure
 from benchmarks.trace import PATTERNS
@@ -41,6 +43,7 @@ class Results:
     memory: MemoryResults | None = None
     redis: RedisResults | None = None
     rules: RulesResults | None = None
+    service: ServiceResults | None = None
 
 
 def render(results: Results) -> str:
@@ -52,6 +55,8 @@ def render(results: Results) -> str:
         parts.append(on_redis.render(results.redis))
     if results.rules:
         parts.append(by_rules.render(results.rules))
+    if results.service:
+        parts.append(by_service.render(results.service))
     return "\n".join(parts)
 
 
@@ -64,6 +69,8 @@ def summary(results: Results) -> str:
         parts.append(on_redis.summary(results.redis.rows))
     if results.rules:
         parts.append(by_rules.summary(results.rules.rows))
+    if results.service:
+        parts.append(by_service.summary(results.service.costs))
     return "\n".join(parts)
 
 

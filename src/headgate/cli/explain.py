@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate.cli.command import NO, OK, Commands, add_command
+from headgate.cli.request_options import add_request_options, attributes_of, principal_of
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.decision import Decision
-from headgate.core.errors import UsageError
 from headgate.engine import Engine, Explained
 from headgate.policy.explain import Considered
 from headgate.policy.loading import load_file
 from headgate.policy.request import Request
-
-_PRINCIPALS = ("user", "ip", "apikey")
 
 
 def add(commands: Commands) -> None:
@@ -40,12 +38,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--store", metavar="ADDRESS", default=store, help="where the state is; memory (empty) unless told"
     )
-    for name in _PRINCIPALS:
-        parser.add_argument(f"--{name}", metavar="VALUE", help=f"who asks: the {name}")
-    parser.add_argument("--attribute", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
-    parser.add_argument("--method", default="GET", help="the HTTP method; GET unless told")
-    parser.add_argument("--tier", default="", help="the tier; that of the user unless told")
-    parser.add_argument("--cost", type=int, default=1, help="what the request takes; 1 unless told")
+    add_request_options(parser)
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
@@ -60,18 +53,10 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> Request:
-    principal = {name: getattr(arguments, name) for name in _PRINCIPALS if getattr(arguments, name) is not None}
-    attributes = dict(_named(text) for text in arguments.attribute)
+    principal, attributes = principal_of(arguments), attributes_of(arguments)
     return Request(
         principal, arguments.endpoint, arguments.method, attributes, cost=arguments.cost, tier=arguments.tier
     )
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise UsageError(f"--attribute takes NAME=VALUE, such as region=eu, not {text!r}")
-    return name, value
 
 
 def _tell(explained: Explained, terminal: Terminal) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
 from headgate.engine.explained import Explained, joined
-from headgate.engine.flow import Call, Flow, Verb, ruled
+from headgate.engine.flow import Call, Verb, ruled
 from headgate.engine.ruling import Ruling, ruling_of
+from headgate.engine.together import Part, together
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.live import LoadStatistics
@@ -22,6 +24,9 @@ from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.failover import AsyncFailoverStore, Statistics
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+from headgate.stores.traffic import TrafficStatistics, Travelled
+
+Answer = TypeVar("Answer")
 
 
 class AsyncEngine:
@@ -49,6 +54,7 @@ class AsyncEngine:
         opened = open_async_store(store, clock=clock)
         self._failover: AsyncFailoverStore | None = None
         self._store: AsyncStore = opened
+        self._travelled = opened if isinstance(opened, Travelled) else None
         if not isinstance(opened, AsyncMemoryStore):  # memory is never away
             self._store = self._failover = AsyncFailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
         self._clock = opened.clock
@@ -58,6 +64,11 @@ class AsyncEngine:
     def policy(self) -> Policy:
         """The policy in force."""
         return self._book.policy()
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is for the rules."""
+        return self._clock
 
     async def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
@@ -81,15 +92,51 @@ class AsyncEngine:
         policy = self.policy
         return await self._run(ruled(self._selected(policy, request), Verb.PEEK, request.cost, policy.version))
 
-    async def check_rule(self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "") -> Ruling:
-        """Check one rule, by its id, for one value of its dimension.
+    async def check_rule(
+        self,
+        rule_id: str,
+        value: str,
+        cost: int = 1,
+        *,
+        user: str = "",
+        tier: str = "",
+        dimension: str = "",
+        idempotency_key: str = "",
+    ) -> Ruling:
+        """Check one rule, by its id, for one value of its dimension; with an idempotency key, as `check_once` does.
 
         A rule that does not exist, or is disabled, lets everything pass and matches nothing, unless the rules say that
-        this is an error.
+        this is an error. `dimension` is what the caller takes `value` for: another is an error.
         """
-        policy = self.policy
-        selection = policy.rule_plan(rule_id, value, self._clock.now(), user=user, tier=tier, cost=cost)
-        return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
+        policy = self._book.policy()
+        now, verb = self._clock.now(), Verb.CHECK_ONCE if idempotency_key else Verb.CHECK
+        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
+        return await self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
+
+    async def peek_rule(
+        self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
+    ) -> Ruling:
+        """Say what `check_rule` would answer; take nothing."""
+        policy, now = self._book.policy(), self._clock.now()
+        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
+        return await self._run(ruled(selection, Verb.PEEK, cost, policy.version))
+
+    async def reset_rule(
+        self, rule_id: str, value: str, *, user: str = "", tier: str = "", dimension: str = ""
+    ) -> bool:
+        """Forget all that one value of a rule's dimension has used; False for a rule that matches nothing."""
+        policy, now = self._book.policy(), self._clock.now()
+        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, dimension=dimension, asking=False)
+        for plan in plans_of(selection):
+            await self._store.reset(plan)
+        return selection.matched
+
+    async def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+        """Take the costs of several requests if all of them pass, else none; see `headgate.engine.together`.
+
+        Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
+        """
+        return await self._run(together(self._book.policy(), parts, self._clock.now()))
 
     async def refund(self, request: Request) -> Ruling:
         """Give the request's cost back to all limits that apply to it now. Says what is left then."""
@@ -121,6 +168,10 @@ class AsyncEngine:
         """Return how the store did so far, for metrics; None in memory, which is never away."""
         return self._failover.statistics() if self._failover else None
 
+    def traffic(self) -> TrafficStatistics | None:
+        """Return what came back from the servers of the store so far, for metrics; None in memory."""
+        return self._travelled.traffic() if self._travelled else None
+
     async def close(self) -> None:
         self._book.close()
         await self._store.close()
@@ -136,7 +187,7 @@ class AsyncEngine:
     def _selected(self, policy: Policy, request: Request) -> Selection:
         return policy.plan(request, self._clock.now())
 
-    async def _run(self, flow: Flow) -> Ruling:
+    async def _run(self, flow: Generator[Sequence[Call], Sequence[Decision], Answer]) -> Answer:
         try:
             calls = next(flow)
             while True:
@@ -145,8 +196,8 @@ class AsyncEngine:
                 else:
                     calls = flow.send(await asyncio.gather(*map(self._call, calls)))
         except StopIteration as stop:
-            ruling: Ruling = stop.value
-            return ruling
+            answer: Answer = stop.value
+            return answer
 
     async def _call(self, call: Call) -> Decision:
         if call.verb is Verb.CHECK:

@@ -55,13 +55,21 @@ def ruled(selection: Selection, verb: Verb, cost: int, version: int, idempotency
     if enforced.plan:
         (decision,) = yield (_call(verb, enforced, cost, idempotency_key),)
         allowed = decision.allowed
-    shadow: list[RuleDecision] = []
+    shadow: tuple[RuleDecision, ...] = ()
     if selection.shadow:
-        taking = verb if allowed else Verb.PEEK
-        decisions = yield [_shadow_call(taking, limits, cost, idempotency_key) for limits in selection.shadow]
-        for limits, each in zip(selection.shadow, decisions, strict=True):
-            shadow += _refused(limits, each) if limits.too_small else rule_decisions(limits.rules, each)
-    return ruling_of(selection, decision, version, tuple(shadow))
+        shadow = yield from shadowed(selection.shadow, verb if allowed else Verb.PEEK, cost, idempotency_key)
+    return ruling_of(selection, decision, version, shadow)
+
+
+def shadowed(
+    shadow: tuple[Limits, ...], verb: Verb, cost: int, idempotency_key: str = ""
+) -> Generator[Sequence[Call], Sequence[Decision], tuple[RuleDecision, ...]]:
+    """Ask shadow rules, each on its own."""
+    decisions = yield [_shadow_call(verb, limits, cost, idempotency_key) for limits in shadow]
+    told: list[RuleDecision] = []
+    for limits, each in zip(shadow, decisions, strict=True):
+        told += _refused(limits, each) if limits.too_small else rule_decisions(limits.rules, each)
+    return tuple(told)
 
 
 def _shadow_call(verb: Verb, limits: Limits, cost: int, idempotency_key: str) -> Call:

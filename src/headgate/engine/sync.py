@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
 from headgate.engine.explained import Explained, joined
-from headgate.engine.flow import Call, Flow, Verb, ruled
+from headgate.engine.flow import Call, Verb, ruled
 from headgate.engine.ruling import Ruling, ruling_of
+from headgate.engine.together import Part, together
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.live import LoadStatistics
@@ -21,6 +23,8 @@ from headgate.stores import open_store
 from headgate.stores.base import Store
 from headgate.stores.failover import FailoverStore, Statistics
 from headgate.stores.memory import MemoryStore
+
+Answer = TypeVar("Answer")
 
 
 class Engine:
@@ -67,6 +71,11 @@ class Engine:
         """The policy in force."""
         return self._book.policy()
 
+    @property
+    def clock(self) -> Clock:
+        """What time it is for the rules."""
+        return self._clock
+
     def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
 
@@ -89,15 +98,49 @@ class Engine:
         policy = self.policy
         return self._run(ruled(self._selected(policy, request), Verb.PEEK, request.cost, policy.version))
 
-    def check_rule(self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "") -> Ruling:
-        """Check one rule, by its id, for one value of its dimension.
+    def check_rule(
+        self,
+        rule_id: str,
+        value: str,
+        cost: int = 1,
+        *,
+        user: str = "",
+        tier: str = "",
+        dimension: str = "",
+        idempotency_key: str = "",
+    ) -> Ruling:
+        """Check one rule, by its id, for one value of its dimension; with an idempotency key, as `check_once` does.
 
         A rule that does not exist, or is disabled, lets everything pass and matches nothing, unless the rules say that
-        this is an error.
+        this is an error. `dimension` is what the caller takes `value` for: another is an error.
         """
-        policy = self.policy
-        selection = policy.rule_plan(rule_id, value, self._clock.now(), user=user, tier=tier, cost=cost)
-        return self._run(ruled(selection, Verb.CHECK, cost, policy.version))
+        policy = self._book.policy()
+        now, verb = self._clock.now(), Verb.CHECK_ONCE if idempotency_key else Verb.CHECK
+        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
+        return self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
+
+    def peek_rule(
+        self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
+    ) -> Ruling:
+        """Say what `check_rule` would answer; take nothing."""
+        policy, now = self._book.policy(), self._clock.now()
+        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
+        return self._run(ruled(selection, Verb.PEEK, cost, policy.version))
+
+    def reset_rule(self, rule_id: str, value: str, *, user: str = "", tier: str = "", dimension: str = "") -> bool:
+        """Forget all that one value of a rule's dimension has used; False for a rule that matches nothing."""
+        policy, now = self._book.policy(), self._clock.now()
+        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, dimension=dimension, asking=False)
+        for plan in plans_of(selection):
+            self._store.reset(plan)
+        return selection.matched
+
+    def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+        """Take the costs of several requests if all of them pass, else none; see `headgate.engine.together`.
+
+        Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
+        """
+        return self._run(together(self._book.policy(), parts, self._clock.now()))
 
     def refund(self, request: Request) -> Ruling:
         """Give the request's cost back to all limits that apply to it now. Says what is left then."""
@@ -144,14 +187,14 @@ class Engine:
     def _selected(self, policy: Policy, request: Request) -> Selection:
         return policy.plan(request, self._clock.now())
 
-    def _run(self, flow: Flow) -> Ruling:
+    def _run(self, flow: Generator[Sequence[Call], Sequence[Decision], Answer]) -> Answer:
         try:
             calls = next(flow)
             while True:
                 calls = flow.send([self._call(call) for call in calls])
         except StopIteration as stop:
-            ruling: Ruling = stop.value
-            return ruling
+            answer: Answer = stop.value
+            return answer
 
     def _call(self, call: Call) -> Decision:
         if call.verb is Verb.CHECK:

@@ -1,13 +1,259 @@
-"""Counts and times what a node decides."""
+"""Counts and times what a node decides.
+
+This is on the way of every decision, so what most decisions need is done here in few steps, and all else is left to
+others: refusals, several rules at once, shadows and decisions without the store take the longer way.
+"""
 
 from __future__ import annotations
 
-from headgate.engine import Ruling
+import logging
+from collections.abc import Iterable
+
+from headgate.engine import AsyncEngine, Ruling
+from headgate.latency import BUCKETS, FINEST_NS, LAST, bucket_of
+from headgate.observe import families
+from headgate.observe.board import Board
+from headgate.observe.copies import Copies, Source, of_engine, of_process
+from headgate.observe.denials import Denials
+from headgate.observe.hot_keys import EVERY, HotKeys
+from headgate.observe.logs import fields
+from headgate.observe.principals import Principals
+from headgate.observe.rule_series import DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
+from headgate.observe.slots import Slots
+from headgate.observe.values import descriptor_value, value_of
+from headgate.policy.envoy.answering import Answer
+from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.request import Request
+from headgate.policy.selection import Verdict
+
+_ACCESS = logging.getLogger("headgate.access")
 
 
 class Recorder:
-    """Takes note of every decision; on the hot path, so it does little."""
+    """Takes note of every decision.
 
-    def ruled(self, ruling: Ruling, request: Request, elapsed_ns: int) -> None:
+    Args:
+        slots: where the workers of the node keep their counters; without it, this process is alone.
+        slot: which of them is this process's.
+        principals: what is shown of those who asked; digests unless told.
+        denials_per_second: the most log lines in a second about refusals by one rule; 0: none.
+        access_log: whether every call is logged.
+    """
+
+    def __init__(
+        self,
+        slots: Slots | None = None,
+        slot: int = 0,
+        *,
+        principals: Principals | None = None,
+        denials_per_second: int = 10,
+        access_log: bool = False,
+    ) -> None:
+        principals = principals or Principals()
+        self._board = Board(slots, slot)
+        table = self._table = self._board.table
+        self._copies = Copies(table)
+        self._copies.add(of_process(str(slot)))
+        self._hot = HotKeys(principals)
+        self._denials = Denials(principals, per_rule=denials_per_second)
+        self._engine: AsyncEngine | None = None
+        self._series = RuleSeries(table)
+        self._cells, self._allowed = table.cells, self._series.allowed
+        self._calls: dict[str, tuple[int, dict[str, int]]] = {}
+        self._took = table.place_of(families.DECISION_DURATION)
+        self._until_sample = EVERY
+        self._unlogged = table.place_of(families.DENIALS_UNLOGGED)
+        self._peeks = table.place_of(families.PEEKS)
+        self._refunds, self._resets = table.place_of(families.REFUNDS), table.place_of(families.RESETS)
+        if access_log:
+            self.called = self._called_and_logged  # type: ignore[method-assign]  no cost where it is off
+
+    def watch(self, engine: AsyncEngine) -> None:
+        """Show also what the engine knows of its rules and its store."""
+        if self._engine is None:
+            self._engine = engine
+            self._copies.add(of_engine(engine))
+
+    def add(self, source: Source) -> None:
+        """Show also what another part of the process counts."""
+        self._copies.add(source)
+
+    def ruled(self, ruling: Ruling, request: Request, elapsed_ns: int, api: str = "") -> None:
         """Note a decision by rules."""
+        cells, took = self._cells, self._took
+        bucket = (elapsed_ns // FINEST_NS).bit_length()
+        cells[took + (min(LAST, bucket))] += 1
+        cells[took + BUCKETS] += elapsed_ns
+        if not request.cost:
+            cells[self._peeks] += 1
+            return
+        decision = ruling.decision
+        if ruling.allowed and decision is not None and not (decision.parts or decision.degraded or ruling.shadow):
+            place = self._allowed.get(ruling.rule_id)
+            if place is None:
+                self._series.count(ruling.rule_id, "allowed")
+            else:
+                cells[place] += 1
+        else:
+            self._count(ruling, request, api)
+        self._until_sample -= 1
+        if not self._until_sample:
+            self._until_sample = EVERY
+            self._hot.asked(ruling.rule_id, value_of(request, ruling.rule_id, self._engine))
+
+    def ruled_alone(self, ruling: Ruling, value: str, elapsed_ns: int, api: str = "") -> None:
+        """Note a decision by one rule that was asked for by its id, about a value of its dimension."""
+        self._time(elapsed_ns)
+        self._count(ruling, value, api)
+        if self._is_sampled():
+            self._hot.asked(ruling.rule_id, value)
+
+    def answered(self, matching: Matching, answer: Answer, elapsed_ns: int, api: str = "rls") -> None:
+        """Note a decision by an Envoy descriptor tree."""
+        self._time(elapsed_ns)
+        series = self._series
+        for match, status in zip(matching.matches, answer.statuses, strict=True):
+            rule = match.rule
+            if rule is None or match.outcome is Outcome.UNLIMITED or match.outcome is Outcome.REPLACED:
+                if match.outcome is not Outcome.INVALID:
+                    self._unlimited("unlimited")
+                continue
+            if match.refund:
+                self.refunded()
+                continue
+            if not match.hits:
+                self._cells[self._peeks] += 1
+                continue
+            name = ".".join(rule.stat or match.stat)
+            if not status.over:
+                series.count(name, SHADOW_ALLOWED if rule.shadow_mode else "allowed")
+            else:
+                series.count(name, SHADOW_DENIED if rule.shadow_mode else DENIED)
+                if not rule.shadow_mode:
+                    self._refused(name, match, api, status.duration_until_reset, "")
+            if answer.degraded:
+                series.count(name, DEGRADED)
+            if self._is_sampled():
+                self._hot.asked(name, descriptor_value(match))
+
+    def called(self, api: str, outcome: str, elapsed_ns: int) -> None:
+        """Note a call of an API, from the request to the answer.
+
+        Args:
+            api: which: check, batch, forward_auth, json, rls, grpc_check and so on. A name of ours, never a client's.
+            outcome: allowed, denied, error (the caller's or ours) or shed (refused to protect the node).
+            elapsed_ns: how long it took, in nanoseconds.
+        """
+        known = self._calls.get(api)
+        took, outcomes = self._known(api) if known is None else known
+        cells = self._cells
+        cells[outcomes[outcome]] += 1
+        bucket = (elapsed_ns // FINEST_NS).bit_length()
+        cells[took + (min(LAST, bucket))] += 1
+        cells[took + BUCKETS] += elapsed_ns
+
+    def looked(self, elapsed_ns: int) -> None:
+        """Note that somebody asked without taking anything."""
+        self._time(elapsed_ns)
+        self._cells[self._peeks] += 1
+
+    def refunded(self) -> None:
+        """Note that a cost was given back."""
+        self._cells[self._refunds] += 1
+
+    def was_reset(self) -> None:
+        """Note that limits were reset."""
+        self._cells[self._resets] += 1
+
+    def publish(self) -> None:
+        """Let a second pass: show the others what is not counted call by call. To be called every second."""
+        self._copies.refresh()
+        self._cells[self._unlogged] += self._denials.second()
+        self._hot.second()
+        self._board.show(self._hot.top())
+
+    def metrics(self, accept: bytes | None = None) -> tuple[bytes, bytes]:
+        """Return the content type and the body of ``/metrics``, for all workers together.
+
+        It may run in a thread, after `refresh` in the one that decides.
+        """
+        return self._board.metrics(accept)
+
+    def refresh(self) -> None:
+        """Show now what is shown every second."""
+        self._copies.refresh()
+
+    def hot_keys(self) -> bytes:
+        """Return the JSON of ``/hotkeys``, for all workers together: as of the last second."""
+        return self._board.hot_keys(self._hot.top())
+
+    def close(self) -> None:
+        """Let go of the shared files; what was counted stays in them."""
+        self._copies.refresh()
+        self._board.close()
+
+    def _time(self, elapsed_ns: int) -> None:
+        cells, took = self._cells, self._took
+        cells[took + bucket_of(elapsed_ns)] += 1
+        cells[took + BUCKETS] += elapsed_ns
+
+    def _is_sampled(self) -> bool:
+        self._until_sample -= 1
+        if self._until_sample:
+            return False
+        self._until_sample = EVERY
+        return True
+
+    def _known(self, api: str) -> tuple[int, dict[str, int]]:
+        table = self._table
+        outcomes = {outcome: table.place_of(families.CHECKS, api, outcome) for outcome in families.OUTCOMES}
+        known = self._calls[api] = table.place_of(families.CHECK_DURATION, api), outcomes
+        return known
+
+    def _called_and_logged(self, api: str, outcome: str, elapsed_ns: int) -> None:
+        Recorder.called(self, api, outcome, elapsed_ns)
+        _ACCESS.info("called", extra=fields(api=api, outcome=outcome, microseconds=elapsed_ns // 1000))
+
+    def _count(self, ruling: Ruling, who: Request | str, api: str) -> None:
+        """Count a decision the longer way."""
+        if ruling.decision is None:
+            self._unlimited(ruling.verdict)
+        for rule, is_allowed in _by_rule((each.rule_id, each.decision.allowed) for each in ruling.limits):
+            if not is_allowed:
+                self._series.count(rule, DENIED)
+            elif ruling.allowed:
+                self._series.count(rule, "allowed")
+            if ruling.degraded:
+                self._series.count(rule, DEGRADED)
+        for rule, is_allowed in _by_rule((each.rule_id, each.decision.allowed) for each in ruling.shadow):
+            self._series.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
+        if not ruling.allowed:
+            decision = ruling.decision
+            retry_after = decision.retry_after if decision else None
+            reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
+            self._refused(ruling.rule_id, who, api, retry_after, reason)
+
+    def _unlimited(self, verdict: str) -> None:
+        self._cells[self._table.place_of(families.UNLIMITED, verdict)] += 1
+
+    def _refused(self, rule: str, who: Request | Match | str, api: str, retry_after: float | None, reason: str) -> None:
+        weight = self._hot.wants_denial()
+        is_logged = self._denials.is_on and self._denials.wants(rule)
+        if not (weight or is_logged):
+            return
+        if isinstance(who, Request):
+            value = value_of(who, rule, self._engine)
+        else:
+            value = descriptor_value(who) if isinstance(who, Match) else who
+        if weight:
+            self._hot.denied(rule, value, weight)
+        if is_logged:
+            self._denials.log(rule, value, api=api, retry_after=retry_after, reason=reason)
+
+
+def _by_rule(decisions: Iterable[tuple[str, bool]]) -> Iterable[tuple[str, bool]]:
+    """Return what each rule says: no, if one of its limits says no."""
+    found: dict[str, bool] = {}
+    for rule, is_allowed in decisions:
+        found[rule] = found.get(rule, True) and is_allowed
+    return found.items()

@@ -24,7 +24,7 @@ from headgate.policy.facts import check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import ENDPOINT, GLOBAL, Entry, Ruleset, User
 from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
-from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
 from headgate.policy.terms import Drafting, in_force
 from headgate.policy.trie import Trie
@@ -100,27 +100,41 @@ class Policy:
         return select(self.applying(request, facts, now), request.cost, asking=asking)
 
     def rule_plan(
-        self, rule_id: str, value: str, now: int, *, user: str = "", tier: str = "", cost: int = 1
+        self,
+        rule_id: str,
+        value: str,
+        now: int,
+        *,
+        user: str = "",
+        tier: str = "",
+        cost: int = 1,
+        dimension: str = "",
+        asking: bool = True,
     ) -> Selection:
         """Return what is to be done about a request for one rule, named by its id, whatever else that rule asks for.
 
         Args:
             rule_id: the rule. One that does not exist, or is disabled, matches nothing, unless `unknown_rule` of the
-                ruleset is "error" (raises InvalidRequest).
+                ruleset is "error" (raises UnknownRule).
             value: the value of the rule's dimension: who is counted. A rule with the dimension "global" ignores it.
             now: microseconds since the epoch.
             user: whose overrides and tier apply; for a rule with the dimension "user" that is `value` unless told.
             tier: the tier, if somebody vouches for it.
             cost: as in `Request`.
+            dimension: what `value` is, if the caller says so; a rule that counts by something else raises
+                InvalidRequest.
+            asking: as in `plan`.
 
         Raises as `plan` does.
         """
-        check_text(rule_id=rule_id, value=value, user=user, tier=tier)
+        check_text(rule_id=rule_id, value=value, user=user, tier=tier, dimension=dimension)
         rule = self.rules.get(rule_id)
         if rule is None or not rule.rule.enabled:
             if self.ruleset.unknown_rule == "error":
-                raise InvalidRequest(f"rule {rule_id!r:.100} {'does not exist' if rule is None else 'is disabled'}")
+                raise UnknownRule(f"rule {rule_id!r:.100} {'does not exist' if rule is None else 'is disabled'}")
             return UNMATCHED
+        if dimension and dimension != rule.dimension:
+            raise InvalidRequest(f"rule {rule_id!r:.100} counts by {rule.dimension}, not by {shown(dimension)}")
         dimension, principal = rule.dimension, {"user": user} if user else {}
         if dimension not in {ENDPOINT, GLOBAL}:
             principal[dimension] = value
@@ -130,7 +144,8 @@ class Policy:
         if listed is not None:
             return listed
         special = self.special_of(user or facts.get("user", ""))
-        return select([self.apply(rule, facts[dimension], special, tier or self.tier_of(special), now)], cost)
+        applied = self.apply(rule, facts[dimension], special, tier or self.tier_of(special), now)
+        return select([applied], cost, asking=asking)
 
     def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
         """Return what is to be done about somebody who is on a list; `address` is the whole one, as it was given."""

@@ -13,6 +13,10 @@ class InvalidRequest(UsageError):
     """The request cannot be matched with rules as it is: answer 400. Never let it pass unlimited instead."""
 
 
+class UnknownRule(InvalidRequest):
+    """A rule was named that does not exist, or is disabled, and `unknown_rule` of the rules is "error"."""
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """Who asks for what. Nothing is checked here; `headgate.policy.compiled.Policy.plan` does that."""
 

@@ -16,11 +16,16 @@ class Decisions:
         engine: the rules and the store.
         recorder: what counts and times decisions.
 
-    Everything raises what the engine raises: UsageError and its kind for requests that make no sense.
+    Everything raises what the engine raises: UsageError and its kind for requests that make no sense. What only looks
+    (`peek`, and a check with a cost of 0) is timed and not counted: it decided nothing.
     """
 
+    __slots__ = ("_ruled", "engine", "recorder")
+
     def __init__(self, engine: AsyncEngine, recorder: Recorder) -> None:
-        self.engine, self._recorder = engine, recorder
+        self.engine, self.recorder = engine, recorder
+        self._ruled = recorder.ruled
+        recorder.watch(engine)
 
     async def check(self, request: Request, idempotency_key: str = "") -> Ruling:
         """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""
@@ -29,5 +34,63 @@ class Decisions:
             ruling = await self.engine.check_once(request, idempotency_key)
         else:
             ruling = await self.engine.check(request)
-        self._recorder.ruled(ruling, request, perf_counter_ns() - began)
+        self._ruled(ruling, request, perf_counter_ns() - began)
         return ruling
+
+    async def peek(self, request: Request) -> Ruling:
+        """Say what `check` would answer; take nothing."""
+        began = perf_counter_ns()
+        ruling = await self.engine.peek(request)
+        self.recorder.looked(perf_counter_ns() - began)
+        return ruling
+
+    async def check_rule(
+        self,
+        rule_id: str,
+        value: str,
+        cost: int = 1,
+        *,
+        user: str = "",
+        tier: str = "",
+        dimension: str = "",
+        idempotency_key: str = "",
+    ) -> Ruling:
+        """Check one rule, by its id, for one value of its dimension; see `AsyncEngine.check_rule`."""
+        began = perf_counter_ns()
+        ruling = await self.engine.check_rule(
+            rule_id, value, cost, user=user, tier=tier, dimension=dimension, idempotency_key=idempotency_key
+        )
+        if cost:
+            self.recorder.ruled_alone(ruling, value, perf_counter_ns() - began)
+        else:
+            self.recorder.looked(perf_counter_ns() - began)
+        return ruling
+
+    async def peek_rule(
+        self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
+    ) -> Ruling:
+        """Say what `check_rule` would answer; take nothing."""
+        began = perf_counter_ns()
+        ruling = await self.engine.peek_rule(rule_id, value, cost, user=user, tier=tier, dimension=dimension)
+        self.recorder.looked(perf_counter_ns() - began)
+        return ruling
+
+    async def refund(self, request: Request) -> Ruling:
+        """Give the request's cost back to all limits that apply to it now. Says what is left then."""
+        ruling = await self.engine.refund(request)
+        self.recorder.refunded()
+        return ruling
+
+    async def reset(self, request: Request) -> None:
+        """Forget all that was used of the limits that apply to the request. Raises StoreError if that failed."""
+        await self.engine.reset(request)
+        self.recorder.was_reset()
+
+    async def reset_rule(
+        self, rule_id: str, value: str, *, user: str = "", tier: str = "", dimension: str = ""
+    ) -> bool:
+        """Forget all that one value of a rule's dimension has used; False for a rule that matches nothing."""
+        was_reset = await self.engine.reset_rule(rule_id, value, user=user, tier=tier, dimension=dimension)
+        if was_reset:
+            self.recorder.was_reset()
+        return was_reset

@@ -27,6 +27,16 @@ def start(
         _Waiting(coroutine, done, failed).wait(awaited)
 
 
+def go_on(
+    coroutine: Coroutine[Any, Any, T],
+    awaited: Any,
+    done: Callable[[T], object],
+    failed: Callable[[BaseException], object],
+) -> None:
+    """Take over a coroutine that somebody else started, and that waits for `awaited`."""
+    _Waiting(coroutine, done, failed).wait(awaited)
+
+
 class _Waiting:
     """A coroutine that waits for a future."""
 

@@ -20,6 +20,7 @@ from headgate.stores.redis.discovery import Sentinels, SlotMap
 from headgate.stores.redis.flights import Flights
 from headgate.stores.redis.inquiry import inquire
 from headgate.stores.redis.scripts import Question, question
+from headgate.stores.traffic import Traffic, TrafficStatistics
 
 
 class AsyncRedisStore:
@@ -41,6 +42,7 @@ class AsyncRedisStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: Flights | AsyncCluster | None = None
         self._process = os.getpid()
+        self._traffic = Traffic()
 
     async def check(self, plan: Plan, cost: int) -> Decision:
         if self._is_spread(plan):
@@ -74,6 +76,10 @@ class AsyncRedisStore:
     async def ready(self) -> None:
         """Run the script on every server that decides. Raises StoreError."""
         await self._here().ready()
+
+    def traffic(self) -> TrafficStatistics:
+        """Return what came back from the servers so far, for metrics."""
+        return self._traffic.statistics()
 
     async def close(self) -> None:
         here = self._loop is asyncio.get_running_loop()
@@ -122,11 +128,17 @@ class AsyncRedisStore:
         place = self._place
         if isinstance(place, Cluster):
             assert self._slots is not None  # noqa: S101  a cluster has them
-            return AsyncCluster(place, self._manual, loop, self._slots)
+            return AsyncCluster(place, self._manual, loop, self._slots, self._traffic)
         if isinstance(place, Address):
-            return Flights(place, self._manual, loop)
+            return Flights(place, self._manual, loop, traffic=self._traffic)
         sentinels = Sentinels(place)
-        return Flights(place.primary, self._manual, loop, lambda: inquire(sentinels.primary(), sentinels.patience))
+        return Flights(
+            place.primary,
+            self._manual,
+            loop,
+            lambda: inquire(sentinels.primary(), sentinels.patience),
+            self._traffic,
+        )
 
     def _leave(self) -> list[asyncio.Task[None]]:
         """Give up the event loop that the store was used in; returns what is still to end there."""

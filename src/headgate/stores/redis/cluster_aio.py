@@ -14,13 +14,21 @@ from headgate.stores.redis.flights import Flights
 from headgate.stores.redis.inquiry import inquire
 from headgate.stores.redis.routing import HINT_EVERY, PAUSE, REFRESH_EVERY, Ask, Pass, Route, route
 from headgate.stores.redis.scripts import Question
+from headgate.stores.traffic import Traffic
 
 
 class AsyncCluster:
     """Asks the servers of a cluster."""
 
-    def __init__(self, cluster: Cluster, clock: Clock | None, loop: asyncio.AbstractEventLoop, slots: SlotMap) -> None:
-        self._slots, self._clock, self._loop = slots, clock, loop
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock | None,
+        loop: asyncio.AbstractEventLoop,
+        slots: SlotMap,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._slots, self._clock, self._loop, self._traffic = slots, clock, loop, traffic
         self._timeout = cluster.seeds[0].timeout
         self._flights: dict[Address, Flights] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -94,7 +102,7 @@ class AsyncCluster:
         flights = self._flights.get(server)
         if flights is None:
             self._check_open()
-            flights = self._flights[server] = Flights(server, self._clock, self._loop)
+            flights = self._flights[server] = Flights(server, self._clock, self._loop, traffic=self._traffic)
         return flights
 
     def _check_open(self) -> None:

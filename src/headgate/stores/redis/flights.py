@@ -20,6 +20,7 @@ from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer
 from headgate.stores.redis.lane import Asked, Lane, Locate, fail
 from headgate.stores.redis.scripts import Question
+from headgate.stores.traffic import Traffic
 
 CONNECTIONS = 2
 LARGEST_FLIGHT = 128
@@ -36,17 +37,24 @@ class Flights:
         clock: makes the script decide at this clock's time rather than at the server's, if given.
         loop: the event loop that all this happens in.
         locate: finds out where the server is, for each new connection; unless it is at `address`.
+        traffic: counts what comes back.
     """
 
     def __init__(
-        self, address: Address, clock: Clock | None, loop: asyncio.AbstractEventLoop, locate: Locate | None = None
+        self,
+        address: Address,
+        clock: Clock | None,
+        loop: asyncio.AbstractEventLoop,
+        locate: Locate | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self._address, self._loop = address, loop
         self._queue: deque[Asked] = deque()
         self._dispatching = False
         self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
         self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
-        self.lanes = [Lane(address, clock, loop, self._free, locate) for _ in range(address.connections or CONNECTIONS)]
+        count = address.connections or CONNECTIONS
+        self.lanes = [Lane(address, clock, loop, self._free, locate, traffic=traffic) for _ in range(count)]
 
     def ask(
         self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False

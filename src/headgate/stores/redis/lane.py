@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
 from functools import partial
+from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias, cast
 
 import hiredis
@@ -18,6 +19,7 @@ from headgate.stores.redis import scripts, wire
 from headgate.stores.redis.address import Address, Role
 from headgate.stores.redis.answers import Answer, Unconfirmed
 from headgate.stores.redis.resting import pause_after
+from headgate.stores.traffic import Traffic
 
 _BUFFER = 65_536
 Locate: TypeAlias = Callable[[], Awaitable[Address]]
@@ -58,6 +60,7 @@ class Lane(asyncio.BufferedProtocol):
         loop: the event loop that all this happens in.
         free: called when the lane is free, and when it cannot be opened.
         locate: finds out where the server is, for each new connection; unless it is at `address`.
+        traffic: counts what comes back.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class Lane(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         free: Callable[[], None],
         locate: Locate | None = None,
+        *,
+        traffic: Traffic | None = None,
     ) -> None:
+        self._traffic = traffic or Traffic()
         self._address, self._clock, self._loop, self._free, self._locate = address, clock, loop, free, locate
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
@@ -75,6 +81,7 @@ class Lane(asyncio.BufferedProtocol):
         self._expected: deque[Callable[[object], None]] = deque()  # who gets the next reply
         self._greeted: asyncio.Future[object] | None = None  # waits for the reply to a greeting
         self._flight: list[Asked] = []
+        self._left_ns = 0  # when it left
         self._in_the_air = 0  # legs of the flight that have not landed
         self._forgotten: list[_Leg] = []  # those that found no script
         self._unconfirmed: list[tuple[Asked, Answer]] = []  # answers that wait for replicas
@@ -101,7 +108,7 @@ class Lane(asyncio.BufferedProtocol):
 
     def fly(self, asked: list[Asked]) -> None:
         """Send questions, in as few calls of the script as can be."""
-        self._flight, self._reloads = asked, 0
+        self._flight, self._reloads, self._left_ns = asked, 0, perf_counter_ns()
         self._deadline = self._loop.call_at(min([each.deadline for each in asked]), self._late)
         self._send([_Leg(asked, asking=False)] if self._address.role is not Role.NODE else _legs(asked))
 
@@ -164,6 +171,7 @@ class Lane(asyncio.BufferedProtocol):
             self._expected.append(_ignored)
             self._send(legs, wire.LOAD)
             return
+        self._traffic.landed(len(self._flight), perf_counter_ns() - self._left_ns)
         self._flight = []
         if self._deadline:
             self._deadline.cancel()

@@ -9,6 +9,25 @@ import msgspec
 from headgate.server.wire.messages import Headers
 
 
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """The headers of a request, checked. One value stands for all requests with the same header block: never change it."""
+
+    method: bytes
+    path: bytes
+    """With the query, as it was sent: begins with a slash, or is ``*``."""
+    scheme: bytes
+    authority: bytes
+    """What ``:authority`` says, or else ``host``; empty without either."""
+    headers: Headers
+    """All of them, pseudo-headers first."""
+    fields: Headers
+    """Those that are no pseudo-headers."""
+    is_grpc: bool
+    """Whether the content type is one of gRPC."""
+    content_length: int
+    """Negative if it is not given."""
+
+
 class Opened(msgspec.Struct, frozen=True, gc=False):
     """A stream began: the headers of a request, checked, pseudo-headers among them, first."""
 
@@ -16,6 +35,8 @@ class Opened(msgspec.Struct, frozen=True, gc=False):
     headers: Headers
     ended: bool
     """Whether that is all."""
+    head: Head
+    """The same headers, taken apart."""
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +54,7 @@ class Aborted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Writable(msgspec.Struct, frozen=True, gc=False):
-    """All data that waited for the client's window is on its way."""
+    """All data that waited for the client's window is on its way, and the stream has not ended."""
 
     stream: int
 

@@ -1,0 +1,1 @@
+"""The part of the benchmark that asks servers over the wire: ours, nginx, uvicorn and grpcio."""

@@ -1,0 +1,179 @@
+"""Runs wrk and h2load for a bounded time or number of requests, and reads what they found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from benchmarks.service.asking import USERS, Question, Wire, check_body
+
+PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light", "redis-server": "redis-server"}
+"""Programs that this part needs, and the packages of Debian that have them."""
+CONNECTIONS = 64
+STREAMS = 32
+"""Calls in flight on one connection of gRPC."""
+GRPC_CONNECTIONS = 8
+PATIENCE = 120.0
+"""Seconds after which a load that does not end is a failure."""
+
+
+class LoadError(RuntimeError):
+    """A program is missing, or the load did not go well, so that its numbers would mean nothing."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What came of a load."""
+
+    requests: int
+    seconds: float
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What came of a load at a constant rate. Times in milliseconds."""
+
+    asked: float
+    """Requests per second that were asked for."""
+    rate: float
+    """Requests per second that were answered."""
+    p50: float
+    p99: float
+    worst: float
+
+
+def require(programs: Iterable[str] = PACKAGES) -> None:
+    """Raise LoadError, with the words that install them, if programs are missing."""
+    missing = [PACKAGES[program] for program in programs if not shutil.which(program)]
+    if missing:
+        raise LoadError(f"this part needs more programs: apt-get install --no-install-recommends {' '.join(missing)}")
+
+
+class Loader:
+    """Puts load on one port of the loopback.
+
+    Args:
+        question: what is asked.
+        port: who is asked.
+        cores: the processor cores that the load may use.
+        tls: whether to encrypt.
+    """
+
+    def __init__(self, question: Question, port: int, cores: Iterable[int], *, tls: bool = False) -> None:
+        self._question = question
+        self._pin = ["taskset", "-c", ",".join(map(str, cores))]
+        self._url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
+
+    def flat_out(self, seconds: float, rate: float) -> Load:
+        """Ask as fast as answers come, for about so many seconds; `rate` is a guess of the rate."""
+        if self._question.wire is Wire.HTTP:
+            return self._wrk(seconds)
+        return self._h2load(max(CONNECTIONS, int(seconds * rate)), GRPC_CONNECTIONS)
+
+    def at_rate(self, rate: float, seconds: float) -> Latency:
+        """Ask at a constant rate, whatever the answers take."""
+        clients = CONNECTIONS if self._question.wire is Wire.HTTP else GRPC_CONNECTIONS
+        each = max(1.0, rate / clients)
+        with TemporaryDirectory(prefix="headgate-bench-") as folder:
+            log = Path(folder) / "log"
+            options = (f"--rps={each:.3f}", f"--log-file={log}")
+            found = self._h2load(max(clients, int(seconds * each) * clients), clients, options)
+            return latency(rate, found, log.read_text())
+
+    def _wrk(self, seconds: float) -> Load:
+        script = Path(__file__).with_name("many_users.lua")
+        body = check_body("{user}").decode()
+        whole = max(1, round(seconds))
+        words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{whole}s", "-s", str(script), self._url]
+        told = self._run([*words, self._question.path, str(USERS), body])
+        return read_wrk(told)
+
+    def _h2load(self, requests: int, clients: int, options: Sequence[str] = ()) -> Load:
+        question = self._question
+        with TemporaryDirectory(prefix="headgate-bench-") as folder:
+            body = Path(folder) / "body"
+            words = ["h2load", "-t1", f"-c{clients}", f"-n{requests}", "-d", str(body), *options]
+            words += ["-H", f"content-type: {question.content_type}"]
+            if question.wire is Wire.HTTP:
+                body.write_bytes(question.body)
+                words += ["--h1"]
+            else:
+                body.write_bytes(framed(question.body))
+                words += [f"-m{STREAMS}", "-H", "te: trailers"]
+            told = self._run([*words, self._url + question.path])
+        return read_h2load(told)
+
+    def _run(self, words: Sequence[str]) -> str:
+        ended = subprocess.run(  # noqa: S603  programs of this list, on the path
+            [*self._pin, *words], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        if ended.returncode:
+            raise LoadError(f"{words[0]} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
+        return ended.stdout
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message as gRPC sends it: not compressed, and its length before it."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def read_wrk(told: str) -> Load:
+    """Read the line that our script for wrk ends with.
+
+    Raises LoadError if a request failed, or there was none.
+    """
+    return _good(msgspec.json.decode(told.rstrip().rpartition("\n")[2], type=Load), told)
+
+
+def read_h2load(told: str) -> Load:
+    """Read what h2load says at its end.
+
+    Raises LoadError if a request failed, or was not answered 200, or there was none.
+    """
+    lines = {name: rest for name, _, rest in (line.partition(":") for line in told.splitlines())}
+    took = next((line for line in told.splitlines() if line.startswith("finished in ")), None)
+    if took is None or "requests" not in lines or "status codes" not in lines:
+        raise LoadError(f"h2load does not say how it went:\n{told}")
+    counts = {what: int(number) for number, what in _pairs(lines["requests"])}
+    fine = {what: int(number) for number, what in _pairs(lines["status codes"])}["2xx"]
+    return _good(Load(counts["done"], _seconds(took.split()[2]), counts["total"] - fine), told)
+
+
+def latency(asked: float, found: Load, log: str) -> Latency:
+    """Read the times of all requests from h2load's log: start, status, microseconds."""
+    took = sorted(int(line.split("\t")[2]) for line in log.splitlines())
+    if not took:
+        raise LoadError("h2load's log is empty")
+    return Latency(asked, found.requests / found.seconds, _share(took, 0.5), _share(took, 0.99), took[-1] / 1000)
+
+
+def _share(took: Sequence[int], share: float) -> float:
+    """Return the milliseconds within which that share was answered."""
+    return took[min(len(took) - 1, int(len(took) * share))] / 1000
+
+
+def _pairs(counts: str) -> Iterable[tuple[str, str]]:
+    for each in counts.split(","):
+        number, what = each.split()
+        yield number, what
+
+
+def _seconds(duration: str) -> float:
+    """Read a duration of h2load's: ``1.05s,``, ``950.20ms,`` or ``800us,``."""
+    number = duration.rstrip(",")
+    for unit, size in (("ms", 1e-3), ("us", 1e-6), ("s", 1.0)):
+        if number.endswith(unit):
+            return float(number.removesuffix(unit)) * size
+    raise LoadError(f"no duration: {duration!r}")
+
+
+def _good(found: Load, told: str) -> Load:
+    if found.failed or found.requests <= 0:
+        raise LoadError(f"{found.failed} of {found.requests} requests failed:\n{told}")
+    return found

@@ -1,0 +1,36 @@
+"""The options that say who asks for what, as ``explain`` and ``check`` have them."""
+
+from __future__ import annotations
+
+import argparse
+
+from headgate.core.errors import UsageError
+
+_PRINCIPALS = ("user", "ip", "apikey")
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who asks, and how."""
+    for name in _PRINCIPALS:
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"who asks: the {name}")
+    parser.add_argument("--attribute", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
+    parser.add_argument("--method", default="GET", help="the HTTP method; GET unless told")
+    parser.add_argument("--tier", default="", help="the tier; that of the user unless told")
+    parser.add_argument("--cost", type=int, default=1, help="what the request takes; 1 unless told")
+
+
+def principal_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return who asks."""
+    return {name: getattr(arguments, name) for name in _PRINCIPALS if getattr(arguments, name) is not None}
+
+
+def attributes_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the attributes; UsageError if one has no name."""
+    return dict(_named(text) for text in arguments.attribute)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--attribute takes NAME=VALUE, such as region=eu, not {text!r}")
+    return name, value

@@ -1,0 +1,127 @@
+"""The options of ``headgate serve``: as arguments, or as ``HEADGATE_*`` in the environment; arguments win."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import NamedTuple
+
+from headgate.core.errors import UsageError
+from headgate.core.mode import Mode
+from headgate.core.numbers import short
+from headgate.server.settings import LOG_FORMATS, LOG_LEVELS, STORE_SECONDS, InvalidSetting, Settings
+
+
+class Option(NamedTuple):
+    """One option."""
+
+    setting: str
+    """The field of `Settings`."""
+    metavar: str
+    about: str
+
+    @property
+    def argument(self) -> str:
+        """As it is typed."""
+        return "--" + self.setting.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """As it is in the environment."""
+        return "HEADGATE_" + self.setting.upper()
+
+
+GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "rules and state": (
+        Option("rules", "FILE", "the rules, watched for changes; a small example unless given"),
+        Option("envoy_config", "DIR", "files of envoyproxy/ratelimit, watched: they answer Envoy instead of the rules"),
+        Option(
+            "store",
+            "ADDRESS",
+            "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; a store on "
+            f"the network gets {STORE_SECONDS * 1000:g} ms for an answer unless its address has a timeout",
+        ),
+        Option("on_store_failure", "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}"),
+        Option("nodes", "N", "services that share the limits, this one included, for the mode local"),
+    ),
+    "listening": (
+        Option("host", "HOST", "the address to listen on; 0.0.0.0 or :: for all"),
+        Option("http_port", "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any that is free"),
+        Option("grpc_port", "PORT", "for gRPC, Envoy's included; 0 takes any that is free"),
+        Option("tls_cert", "FILE", "the certificate chain (PEM): TLS on both ports"),
+        Option("tls_key", "FILE", "its private key (PEM)"),
+        Option("client_ca", "FILE", "authorities (PEM) of client certificates, which are demanded then"),
+    ),
+    "forward authentication": (
+        Option("deny_status", "STATUS", "what a refusal is answered with; nginx needs 401 or 403"),
+        Option("trusted_proxies", "NETWORKS", "whose X-Forwarded-* headers are believed: 10.0.0.0/8,192.0.2.7"),
+    ),
+    "processes": (
+        Option("workers", "N", "processes that share the ports; more than one needs a store on the network"),
+        Option("drain_seconds", "SECONDS", "for requests in progress to end after SIGTERM"),
+    ),
+    "self-protection": (
+        Option("max_checks_per_second", "N", "by all workers together, more are refused with 503; 0 for any number"),
+        Option("max_in_flight", "N", "requests in progress at once, by all workers together"),
+        Option("max_connections", "N", "open at once, by all workers together"),
+        Option("caller_keys", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key"),
+    ),
+    "logs": (
+        Option("log_format", "FORMAT", f"one of {', '.join(LOG_FORMATS)}"),
+        Option("log_level", "LEVEL", f"one of {', '.join(LOG_LEVELS)}"),
+    ),
+}
+_DEFAULTS = {field.name: field.default for field in fields(Settings)}
+
+
+def options() -> Iterator[Option]:
+    """Return all options."""
+    for group in GROUPS.values():
+        yield from group
+
+
+def default_of(option: Option) -> object:
+    """Return what counts when an option is not given."""
+    return _DEFAULTS[option.setting]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add all options to the parser of the command."""
+    for title, group in GROUPS.items():
+        arguments = parser.add_argument_group(title)
+        for option in group:
+            default = default_of(option)
+            known = f" [{default}]" if default not in {"", ()} else ""
+            arguments.add_argument(option.argument, metavar=option.metavar, help=f"{option.about}{known}")
+
+
+def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+    """Return the settings that the arguments and the environment make. Raises UsageError."""
+    given: dict[str, object] = {}
+    named: dict[str, str] = {}
+    for option in options():
+        argument, variable = getattr(arguments, option.setting), environment.get(option.variable)
+        text = variable if argument is None else argument
+        named[option.setting] = option.argument if argument is not None or not variable else option.variable
+        if text is not None and (text or argument is not None):  # an empty variable is one that is not set
+            given[option.setting] = _parsed(named[option.setting], text, default_of(option))
+    try:
+        return Settings(**given)  # type: ignore[arg-type]  each has the type of its default
+    except InvalidSetting as error:
+        raise UsageError(f"{named[error.name]}: {error}") from None
+
+
+def _parsed(name: str, text: str, default: object) -> object:
+    """Return what a text means, as the type of the default."""
+    try:
+        match default:
+            case int():
+                return int(text)
+            case float():
+                return float(text)
+            case tuple():
+                return tuple(part.strip() for part in text.split(",") if part.strip())
+    except ValueError:
+        raise UsageError(f"{name}: a number, not {short(text)}") from None
+    return text

@@ -1,0 +1,76 @@
+"""What ``headgate serve`` does, apart from its options: binds the ports, and serves until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+
+from headgate.cli import greeting
+from headgate.cli.command import NO, OK
+from headgate.cli.terminal import Terminal, safe
+from headgate.observe import logs
+from headgate.server import process
+from headgate.server.node import Node
+from headgate.server.ports import Port, listen
+from headgate.server.preflight import described_store, examined
+from headgate.server.settings import LOG_FORMATS, Settings
+from headgate.server.supervisor import CannotStart, Supervisor
+
+_LOG = logging.getLogger("headgate.server")
+
+
+def check(settings: Settings, terminal: Terminal) -> int:
+    """Say whether a service could start with these settings, as far as that can be known without starting it."""
+    rules = examined(settings)
+    store = described_store(settings)
+    terminal.say(terminal.styled(f"it could start: {rules} rules, {safe(store)}", "green"))
+    return OK
+
+
+def run(settings: Settings, terminal: Terminal) -> int:
+    """Serve; returns the exit code."""
+    logs.setup(settings.log_format, settings.log_level)
+    store = described_store(settings)
+    with ExitStack() as stack:
+        ports = _ports(settings, stack)
+        folder = stack.enter_context(TemporaryDirectory(prefix="headgate-"))
+
+        def greet(rules: int) -> None:
+            numbers = {port.name: port.number for port in ports}
+            if settings.log_format == LOG_FORMATS[0]:
+                greeting.tell(settings, numbers, rules, store, terminal)
+            else:
+                facts = logs.fields(rules=rules, store=store, workers=settings.workers, **numbers)
+                _LOG.info("serving", extra=facts)
+
+        try:
+            _run(settings, ports, folder, greet)
+        except CannotStart as error:
+            terminal.complain(f"headgate: {error}")
+            return NO
+    _LOG.info("ended")
+    return OK
+
+
+def _run(settings: Settings, ports: list[Port], folder: str, greet: Callable[[int], None]) -> None:
+    if settings.workers > 1:
+        asyncio.run(Supervisor(settings, ports, folder, lambda report: greet(report.rules)).run())
+        return
+
+    def serving(node: Node) -> None:
+        greet(node.rules)
+
+    sockets = {port.name: port.sockets[0] for port in ports}
+    process.run(process.serve(settings, sockets, serving, folder=folder))
+
+
+def _ports(settings: Settings, stack: ExitStack) -> list[Port]:
+    ports = []
+    for name, number in (("http", settings.http_port), ("grpc", settings.grpc_port)):
+        port = listen(name, settings.host, number, settings.workers)
+        stack.callback(port.close)
+        ports.append(port)
+    return ports

@@ -1,0 +1,192 @@
+"""Several requests that pass together or not at all, such as the descriptors of one call of Envoy.
+
+All limits of all requests make one plan, which the store decides in one call. More calls are needed where costs differ,
+since a store takes one cost from all limits of a plan:
+
+- A limit that several of the requests share is asked once, for the sum of their costs.
+- Limits with different costs are asked one cost after the other. When a later one refuses, what the earlier ones took
+  is given back. In between, others may be refused that would have passed; and if a window ends just then, what is given
+  back is given to the new one.
+- Costs of 0 are asked first: whether a cost of 1 would pass.
+
+Refunds are made in any case. Shadow rules, which refuse nothing, come last, as for a single request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from headgate.core.decision import Decision
+from headgate.core.plan import Limit, Plan, blocking, most_restrictive
+from headgate.core.pressure import Pressure
+from headgate.engine.flow import Call, Verb, shadowed
+from headgate.engine.ruling import RuleDecision, Ruling, ruling_of
+from headgate.policy.compiled import Policy
+from headgate.policy.request import Request
+from headgate.policy.selection import Limits, Selection, Verdict
+
+
+class Part(NamedTuple):
+    """One of several requests."""
+
+    request: Request
+    refund: bool = False
+    """Whether its cost is to be given back instead."""
+    instead: Limits = Limits()
+    """Limits that came with the request. If there are any, they stand for all that the rules have; lists still hold."""
+
+
+JointFlow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], tuple[Ruling, ...]]
+_Asking: TypeAlias = Generator[Sequence[Call], Sequence[Decision], None]
+_Key: TypeAlias = tuple[object, ...]
+_Known: TypeAlias = dict[_Key, Decision]
+"""What limits said, each to what it was last asked."""
+
+
+def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
+    """Return the rulings on requests that pass together or not at all; each says what its own limits say.
+
+    A cost that is above the capacity of a limit is refused, not an error: the other requests want their answers.
+
+    Raises InvalidRequest, InvalidKey, InvalidCost; before anything is asked.
+    """
+    asked = [_Asked(part, _selected(policy, part, now)) for part in parts]
+    by_verb = {verb: [each for each in asked if each.verb is verb] for verb in (Verb.PEEK, Verb.CHECK, Verb.REFUND)}
+    looked: _Known = {}
+    yield from _ask(Verb.PEEK, _groups(_charges(by_verb[Verb.PEEK], summed=False)), looked)
+    may_pass = all(decision.allowed for decision in looked.values()) and not any(each.is_denied for each in asked)
+    taken: _Known = {}
+    allowed = yield from _taken(_charges(by_verb[Verb.CHECK]), taken, may_pass=may_pass)
+    returned: _Known = {}
+    refunds = [_Charge(limit, min(cost, limit.quota.capacity)) for limit, cost in _charges(by_verb[Verb.REFUND])]
+    yield from _ask(Verb.REFUND, _groups(refunds), returned)
+    known = {Verb.PEEK: looked, Verb.CHECK: taken, Verb.REFUND: returned}
+    rulings = []
+    for each in asked:
+        shadow: tuple[RuleDecision, ...] = ()
+        if each.selection.shadow:
+            verb = each.verb if allowed or each.verb is Verb.REFUND else Verb.PEEK
+            shadow = yield from shadowed(each.selection.shadow, verb, each.cost)
+        rulings.append(ruling_of(each.selection, each.decision(known[each.verb]), policy.version, shadow))
+    return tuple(rulings)
+
+
+class _Asked:
+    """A request, and what is to be done about it."""
+
+    __slots__ = ("cost", "is_denied", "selection", "verb")
+
+    def __init__(self, part: Part, selection: Selection) -> None:
+        self.selection, self.cost = selection, part.request.cost
+        self.verb = Verb.PEEK if not self.cost else Verb.REFUND if part.refund else Verb.CHECK
+        self.is_denied = selection.verdict is Verdict.DENIED and not part.refund
+
+    def decision(self, known: _Known) -> Decision | None:
+        """Return what its limits say together."""
+        parts = [known[_key(limit)] for limit in self.selection.enforced.plan]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        decision = most_restrictive(parts) if all(part.allowed for part in parts) else blocking(parts)
+        reason = next((part.degraded for part in parts if part.degraded), "")
+        return msgspec.structs.replace(decision, degraded=reason) if reason else decision
+
+
+class _Charge(NamedTuple):
+    """What is asked of one limit."""
+
+    limit: Limit
+    cost: int
+
+
+class _Group(NamedTuple):
+    """Limits of which the same is asked, in one call."""
+
+    plan: Plan
+    cost: int
+
+
+def _selected(policy: Policy, part: Part, now: int) -> Selection:
+    selection = policy.plan(part.request, now, asking=False)
+    if part.instead.plan and selection.verdict not in {Verdict.ALLOWED, Verdict.DENIED}:
+        return Selection(Verdict.LIMITED, part.instead)
+    if selection.shadow and not part.refund:
+        cost = part.request.cost
+        shadow = [
+            Limits(limits.plan, limits.rules, any(cost > limit.quota.capacity for limit in limits.plan))
+            for limits in selection.shadow
+        ]
+        return msgspec.structs.replace(selection, shadow=tuple(shadow))
+    return selection
+
+
+def _key(limit: Limit) -> _Key:
+    return limit.space, limit.principal, id(limit.quota)
+
+
+def _charges(asked: Iterable[_Asked], *, summed: bool = True) -> list[_Charge]:
+    """Return what is asked of each limit, by all requests together; of those that only look, 1."""
+    charges: dict[_Key, _Charge] = {}
+    for each in asked:
+        for limit in each.selection.enforced.plan:
+            key = _key(limit)
+            before = charges[key].cost if key in charges and summed else 0
+            charges[key] = _Charge(limit, before + (each.cost or 1))
+    return list(charges.values())
+
+
+def _groups(charges: Iterable[_Charge]) -> list[_Group]:
+    """Return the calls that it takes. None has two limits that count in one place: a store would take one cost."""
+    groups: list[tuple[int, dict[_Key, Limit]]] = []
+    for limit, cost in charges:
+        place = limit.space, limit.principal
+        for common, group in groups:
+            if common == cost and place not in group:
+                group[place] = limit
+                break
+        else:
+            groups.append((cost, {place: limit}))
+    return [_Group(tuple(group.values()), cost) for cost, group in groups]
+
+
+def _taken(
+    charges: list[_Charge], known: _Known, *, may_pass: bool
+) -> Generator[Sequence[Call], Sequence[Decision], bool]:
+    """Take all charges, if they may pass and all limits admit them; says whether they did."""
+    beyond = [charge for charge in charges if charge.cost > charge.limit.quota.capacity]
+    groups = _groups([charge for charge in charges if charge not in beyond] if beyond else charges)
+    if not may_pass or beyond:
+        yield from _ask(Verb.PEEK, groups, known)
+        yield from _ask(Verb.PEEK, [_Group((limit,), limit.quota.capacity) for limit, _ in beyond], known)
+        for limit, _ in beyond:
+            known[_key(limit)] = _refused(known[_key(limit)])
+        return False
+    for index, group in enumerate(groups):
+        (decision,) = yield (Call(Verb.CHECK, *group),)
+        _note(group.plan, decision, known)
+        if not decision.allowed:
+            yield from _ask(Verb.REFUND, groups[:index], known)
+            yield from _ask(Verb.PEEK, groups[index + 1 :], known)
+            return False
+    return True
+
+
+def _ask(verb: Verb, groups: Iterable[_Group], known: _Known) -> _Asking:
+    """Do something about all groups, and note what their limits say."""
+    calls = [Call(verb, *group) for group in groups]
+    if calls:
+        decisions = yield calls
+        for call, decision in zip(calls, decisions, strict=True):
+            _note(call.plan, decision, known)
+
+
+def _note(plan: Plan, decision: Decision, known: _Known) -> None:
+    for limit, part in zip(plan, decision.limits, strict=True):
+        known[_key(limit)] = part
+
+
+def _refused(decision: Decision) -> Decision:
+    refusal: Mapping[str, object] = {"allowed": False, "state": Pressure.THROTTLED}
+    return msgspec.structs.replace(decision, **refusal)

@@ -1,0 +1,104 @@
+"""One connection of a run: a machine on a transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headgate.load.machine import Machine
+from headgate.load.outcomes import LOST, NOT_UNDERSTOOD, BadAnswer, Outcome
+
+
+class Connection(asyncio.Protocol):
+    """Carries questions and answers.
+
+    Args:
+        machine: the client's end of the protocol.
+        on_answer: is told how a question ended, and when it was due.
+        on_room: is told that it may be asked.
+        on_end: is told that it is gone, and why what is still open has no answer.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        on_answer: Callable[[Outcome | None, int], object],
+        on_room: Callable[[Connection], object],
+        on_end: Callable[[Connection, Outcome], object],
+    ) -> None:
+        self._machine, self._on_answer, self._on_room, self._on_end = machine, on_answer, on_room, on_end
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, tuple[int, int]] = {}
+        """When open questions were due, and when they were asked."""
+        self._outgoing: list[bytes] = []
+        self._why = LOST
+        self._is_ending = False
+        self.gone = asyncio.Event()
+        self.answered = False
+        """Whether anything was answered on it."""
+        self.is_listed = False
+        """For its owner: whether it is among those with room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  TCP has no other
+        self._transport = transport
+        if greeting := self._machine.greeting():
+            transport.write(greeting)
+        if self._machine.room():
+            self._on_room(self)
+
+    def data_received(self, data: bytes) -> None:
+        machine = self._machine
+        try:
+            ended = machine.receive(data)
+        except BadAnswer:
+            self._why = NOT_UNDERSTOOD
+            self.abort()
+            return
+        for number, outcome in ended:
+            due, _ = self._waiting.pop(number)
+            self.answered = True
+            self._on_answer(outcome, due)
+        if reply := machine.reply():
+            self._outgoing.append(reply)
+        if machine.is_over and not self._waiting:
+            self._is_ending = True
+            if self._transport is not None:
+                self._transport.close()
+            return
+        if machine.room():
+            self._on_room(self)
+        self.flush()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  it is lost, whatever it says
+        self._on_end(self, self._why)
+        self.gone.set()
+
+    def has_room(self) -> bool:
+        return not self._is_ending and self._machine.room() > 0
+
+    def ask(self, user: int, due: int, now: int) -> None:
+        """Ask a question; it goes out with the next `flush`."""
+        number, data = self._machine.ask(user)
+        self._waiting[number] = (due, now)
+        self._outgoing.append(data)
+
+    def flush(self) -> None:
+        if self._outgoing and self._transport is not None:
+            outgoing, self._outgoing = self._outgoing, []
+            self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+
+    def asked_before(self, moment: int) -> bool:
+        """Is there an open question that was asked before `moment`?"""
+        return any(asked < moment for _, asked in self._waiting.values())
+
+    def take_all(self) -> list[tuple[int, int]]:
+        """Return when its open questions were due and asked, and forget them."""
+        waiting, self._waiting = self._waiting, {}
+        return list(waiting.values())
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        self._is_ending = True
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,118 @@
+"""What other parts of the process count themselves, copied into the table every second and before it is shown.
+
+Their counters begin with 0 in a new process, while those of the table go on: a copy is added to what a predecessor had
+left there.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from typing import NamedTuple, TypeAlias
+
+from headgate.engine import AsyncEngine
+from headgate.observe import families
+from headgate.observe.families import NANO, Family, Kind
+from headgate.observe.process import usage
+from headgate.observe.table import Table
+from headgate.stores.breaker import Circuit
+
+_STATES = {Circuit.CLOSED: 0, Circuit.HALF_OPEN: 1, Circuit.OPEN: 2}
+
+
+class Reading(NamedTuple):
+    """A number to be shown."""
+
+    family: Family
+    labels: tuple[str, ...]
+    value: int | tuple[int, ...]
+    """A counter counts from the start of the process. A histogram has its buckets, then the sum."""
+
+
+Source: TypeAlias = Callable[[], Iterable[Reading]]
+
+
+class Copies:
+    """Copies what sources say into a table."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._before: dict[int, int] = {}  # what a predecessor had counted, by cell
+        self._sources: list[Source] = []
+
+    def add(self, source: Source) -> None:
+        """Ask this one, too."""
+        self._sources.append(source)
+
+    def refresh(self) -> None:
+        """Ask all sources."""
+        for source in self._sources:
+            for family, labels, value in source():
+                place = self._table.place_of(family, *labels)
+                values = value if isinstance(value, tuple) else (value,)
+                for cell, each in enumerate(values, place):
+                    self._set(family, cell, each)
+
+    def _set(self, family: Family, cell: int, value: int) -> None:
+        cells = self._table.cells
+        if family.kind is Kind.GAUGE:
+            cells[cell] = value
+            return
+        before = self._before.get(cell)
+        if before is None:
+            before = self._before[cell] = cells[cell]
+        cells[cell] = before + value
+
+
+def of_process(worker: str) -> Source:
+    """Return what is to be shown of this process."""
+    started = time.time_ns()
+    build = Reading(families.BUILD, (version("headgate"), platform.python_version()), 1)
+
+    def read() -> Iterable[Reading]:
+        used = usage()
+        yield build
+        yield Reading(families.WORKER_STARTS, (), 1)
+        yield Reading(families.STARTED_AT, (worker,), started)
+        yield Reading(families.CPU, (worker,), used.cpu_ns)
+        yield Reading(families.RESIDENT, (worker,), used.resident_bytes)
+        yield Reading(families.OPEN_FILES, (worker,), used.open_files)
+
+    return read
+
+
+def of_engine(engine: AsyncEngine) -> Source:
+    """Return what an engine knows of its rules and its store."""
+
+    def read() -> Iterable[Reading]:
+        yield Reading(families.RULES, (), len(engine.policy.rules))
+        loading = engine.rules_statistics()
+        if loading is not None:
+            yield Reading(families.RULES_LOADS, (), loading.loads)
+            yield Reading(families.RULES_FAILURES, (), loading.failures)
+            yield Reading(families.RULES_BROKEN, (), int(bool(loading.error)))
+            yield Reading(families.RULES_LOADED_AT, (), int(loading.loaded_at * NANO))
+        yield from _of_store(engine)
+
+    return read
+
+
+def _of_store(engine: AsyncEngine) -> Iterable[Reading]:
+    store = engine.statistics()
+    if store is not None:
+        yield Reading(families.STORE_CALLS, (), store.calls)
+        for reason, failures in store.failures.items():
+            yield Reading(families.STORE_FAILURES, (reason,), failures)
+        for (mode, reason), decisions in store.degraded.items():
+            yield Reading(families.STORE_DEGRADED, (mode, reason), decisions)
+        yield Reading(families.CIRCUIT_OPENINGS, (), store.openings)
+        yield Reading(families.CIRCUIT_RECOVERIES, (), store.recoveries)
+        for shard, breaker in store.breakers.items():
+            yield Reading(families.CIRCUIT_STATE, (shard,), _STATES[breaker.state])
+    traffic = engine.traffic()
+    if traffic is not None:
+        yield Reading(families.STORE_FLIGHTS, (), traffic.flights)
+        yield Reading(families.STORE_QUESTIONS, (), traffic.questions)
+        yield Reading(families.STORE_DURATION, (), traffic.durations)

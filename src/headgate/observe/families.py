@@ -1,0 +1,127 @@
+"""All metrics there are: their names, what they mean, and how the workers' numbers become one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+import msgspec
+
+from headgate.latency import BUCKETS
+
+NANO = 1_000_000_000
+OUTCOMES = ("allowed", "denied", "error", "shed")
+"""How a call of an API may end."""
+
+
+class Kind(StrEnum):
+    """What a metric is, in the words of Prometheus."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Merge(StrEnum):
+    """How the numbers of several workers become one."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+class Family(msgspec.Struct, frozen=True):
+    """A metric with all its labels.
+
+    Counters and histograms are summed over all workers, those that ended included. Gauges are merged as told, over the
+    workers that live.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    scale: int = 1
+    """Cells hold whole numbers; the metric is in units of so many."""
+    merge: Merge = Merge.SUM
+
+    @property
+    def cells(self) -> int:
+        """How many cells one series has: a histogram has its buckets, then the sum."""
+        return BUCKETS + 1 if self.kind is Kind.HISTOGRAM else 1
+
+    @property
+    def shown_name(self) -> str:
+        """The name in the text format, where counters end with ``_total``."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+def _counter(name: str, text: str, *labels: str, scale: int = 1) -> Family:
+    return Family(f"headgate_{name}", Kind.COUNTER, text, labels, scale)
+
+
+def _gauge(name: str, text: str, *labels: str, scale: int = 1, merge: Merge = Merge.SUM) -> Family:
+    return Family(f"headgate_{name}", Kind.GAUGE, text, labels, scale, merge)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Family:
+    return Family(f"headgate_{name}_seconds", Kind.HISTOGRAM, text, labels, NANO)
+
+
+CHECKS = _counter("checks", "Calls of an API, by how they ended: allowed, denied, error, shed.", "api", "outcome")
+CHECK_DURATION = _histogram("check_duration", "From a request to its answer, by API.", "api")
+DECISION_DURATION = _histogram("decision_duration", "From a question to the engine to its ruling, store included.")
+RULE_DECISIONS = _counter(
+    "rule_decisions",
+    "What each rule said: allowed, denied, shadow_allowed, shadow_denied. A request counts for every rule it met.",
+    "rule",
+    "outcome",
+)
+RULE_DEGRADED = _counter("rule_degraded", "What each rule said without the store.", "rule")
+UNLIMITED = _counter(
+    "unlimited_decisions", "Requests no limit was asked about: unlimited, or on the list allowed or denied.", "verdict"
+)
+PEEKS = _counter("peeks", "Questions that took nothing.")
+REFUNDS = _counter("refunds", "Costs given back.")
+RESETS = _counter("resets", "Limits reset.")
+DENIALS_UNLOGGED = _counter("denials_unlogged", "Denials left out of the log, which is sampled.")
+
+STORE_CALLS = _counter("store_calls", "Questions to the store, also while its circuit is open.")
+STORE_FAILURES = _counter("store_failures", "Questions that the store did not answer.", "reason")
+STORE_DEGRADED = _counter("store_degraded", "Decisions that the store did not make, by mode.", "mode", "reason")
+STORE_FLIGHTS = _counter("store_flights", "Round trips to Redis.")
+STORE_QUESTIONS = _counter("store_questions", "Questions on those round trips: divided, how many travel together.")
+STORE_DURATION = _histogram("store_flight_duration", "From sending a flight of questions to Redis to its last answer.")
+CIRCUIT_STATE = _gauge(
+    "store_circuit_state", "The circuit of a shard: 0 closed, 1 half-open, 2 open; the worst.", "shard", merge=Merge.MAX
+)
+CIRCUIT_OPENINGS = _counter("store_circuit_openings", "Outages: how often a circuit opened.")
+CIRCUIT_RECOVERIES = _counter("store_circuit_recoveries", "How often a circuit closed again.")
+
+RULES = _gauge("rules", "Rules in force.", merge=Merge.MAX)
+RULES_LOADS = _counter("rules_loads", "Sets of rules that came into force; every worker loads them.")
+RULES_FAILURES = _counter("rules_load_failures", "Changes that were not acceptable, or could not be read.")
+RULES_BROKEN = _gauge("rules_broken", "1 while the last change was not acceptable.", merge=Merge.MAX)
+RULES_LOADED_AT = _gauge(
+    "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
+)
+
+CONNECTIONS = _gauge("connections", "Connections open now.", "listener")
+CONNECTIONS_OPENED = _counter("connections_opened", "Connections accepted.", "listener")
+CONNECTIONS_REFUSED = _counter("connections_refused", "Connections closed at once, as there were too many.", "listener")
+RECEIVED_BYTES = _counter("received_bytes", "Bytes read from clients.", "listener")
+SENT_BYTES = _counter("sent_bytes", "Bytes written to clients.", "listener")
+
+WORKERS = _gauge("workers", "Worker processes that live.")
+WORKER_STARTS = _counter("worker_starts", "Worker processes started, the first ones included.")
+CPU = _counter("process_cpu_seconds", "Processor time used, user and system.", "worker", scale=NANO)
+RESIDENT = _gauge("process_resident_memory_bytes", "Resident memory.", "worker")
+OPEN_FILES = _gauge("process_open_fds", "Open file descriptors.", "worker")
+STARTED_AT = _gauge("process_start_time_seconds", "When the worker started.", "worker", scale=NANO)
+BUILD = _gauge("build_info", "Always 1; the labels say what runs.", "version", "python", merge=Merge.MAX)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {family.name: family for family in tuple(globals().values()) if isinstance(family, Family)}
+)
+"""All of them by name, in the order they are shown."""

@@ -1,0 +1,180 @@
+"""The answer to a check, as JSON, and its header fields as the wire sends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND, Quota
+from headgate.engine import RuleDecision, Ruling
+from headgate.server.wire.messages import Fields, Response
+from headgate.web.headers import ResponseHeaders, raw
+
+_JSON = (b"content-type", b"application/json")
+_NORMAL = Pressure.NORMAL
+_REMEMBERED = 4096
+
+
+class LimitAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What one limit says."""
+
+    rule_id: str
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_at: int
+    retry_after: int
+    state: Pressure
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a check. What is None has no meaning here: no limit decided."""
+
+    allowed: bool
+    limit: int | None
+    """The most that can pass at once, under the limit that blocks longest or is the most restrictive one."""
+    remaining: int | None
+    reset_at: int | None
+    """Unix time in seconds, rounded up: when nothing counts as used any more if nobody asks."""
+    retry_after: int | None
+    """Whole seconds, at least 1 on refusal, 0 when allowed; None: waiting does not help, a list refuses."""
+    current_count: int | None
+    """What is taken of the limit now."""
+    rule_id: str
+    state: Pressure
+    degraded: bool
+    """Whether the store did not decide this."""
+    matched: bool
+    """Whether any rule matched."""
+    reason: str
+    """Why: who is on which list, or why it is degraded; else empty."""
+    delay: float
+    """A leaky bucket that queues: seconds until it is this request's turn; else 0."""
+    limits: tuple[LimitAnswer, ...]
+    shadow: tuple[LimitAnswer, ...] = ()
+    """What the limits of shadow rules say, which refuse nothing."""
+
+
+encode = msgspec.json.Encoder().encode
+
+
+def answer_of(ruling: Ruling, now: int) -> Answer:
+    """Return what is answered to a check that began at `now`, in microseconds since the epoch.
+
+    It is the time from before the decision: with a later one, the end of a fixed window would seem to move.
+    """
+    decision = ruling.decision
+    shadow = _limits(ruling.shadow, now) if ruling.shadow else ()
+    if decision is None:
+        return _unlimited(ruling, shadow)
+    reset_at = -(-(now + decision.reset_after_us) // SECOND)
+    retry_after = 0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1
+    limit, remaining, state, rule_id = decision.limit, decision.remaining, decision.state, ruling.rule_id
+    if decision.parts:
+        limits = _limits(ruling.limits, now)
+    else:
+        limits = (LimitAnswer(rule_id, decision.allowed, limit, remaining, reset_at, retry_after, state),)
+    return Answer(
+        decision.allowed,
+        limit,
+        remaining,
+        reset_at,
+        retry_after,
+        limit - remaining,
+        rule_id,
+        state,
+        decision.degraded != "",
+        True,
+        decision.degraded,
+        decision.delay_us / SECOND,
+        limits,
+        shadow,
+    )
+
+
+def _unlimited(ruling: Ruling, shadow: tuple[LimitAnswer, ...]) -> Answer:
+    retry_after = 0 if ruling.allowed else None
+    facts = False, ruling.matched, ruling.reason, 0.0, (), shadow
+    return Answer(ruling.allowed, None, None, None, retry_after, None, "", ruling.state, *facts)
+
+
+def _limits(rulings: tuple[RuleDecision, ...], now: int) -> tuple[LimitAnswer, ...]:
+    return tuple([_limit(each.rule_id, each.decision, now) for each in rulings])
+
+
+def _limit(rule_id: str, decision: Decision, now: int) -> LimitAnswer:
+    return LimitAnswer(
+        rule_id,
+        decision.allowed,
+        decision.limit,
+        decision.remaining,
+        -(-(now + decision.reset_after_us) // SECOND),
+        0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1,
+        decision.state,
+    )
+
+
+def fields_of(ruling: Ruling, headers: ResponseHeaders, now: int) -> Fields:
+    """Return the header fields of a ruling on a request that came at `now`; none where no limit decided."""
+    if ruling.decision is None:
+        return ()
+    names = [each.rule_id for each in ruling.limits]
+    return tuple(raw(headers.of(ruling.decision, names, now=now)))
+
+
+class Answers:
+    """Makes responses of rulings, always 200: that a request is refused is what was asked for.
+
+    What is usual, one limit that admits in normal times, is the same but for a few numbers each time: it is kept as a
+    template for each rule.
+
+    Args:
+        headers: which header fields, in which version.
+    """
+
+    def __init__(self, headers: ResponseHeaders) -> None:
+        self._headers = headers
+        self._known: dict[str, tuple[Quota, bytes, Fields]] = {}
+        self._has_templates = headers.legacy and headers.ietf == "off"
+        self._is_epoch = headers.reset_format == "epoch"
+
+    def response(self, ruling: Ruling, now: int) -> Response:
+        """Return the response to a request that came at `now`, in microseconds since the epoch."""
+        decision = ruling.decision
+        if (
+            decision is None
+            or decision.state is not _NORMAL
+            or decision.parts
+            or decision.degraded
+            or decision.delay_us
+            or ruling.shadow
+            or not self._has_templates
+        ):
+            fields = (_JSON, *fields_of(ruling, self._headers, now))
+            return Response(200, encode(answer_of(ruling, now)), fields)
+        known = self._known.get(ruling.rule_id)
+        if known is None or known[0] is not decision.quota:
+            known = self._remember(ruling.rule_id, decision)
+        _, template, start = known
+        remaining, after_us = decision.remaining, decision.reset_after_us
+        reset_at = -(-(now + after_us) // SECOND)
+        reset = reset_at if self._is_epoch else -(-after_us // SECOND)
+        return Response(
+            200,
+            template % (remaining, reset_at, decision.limit - remaining, remaining, reset_at),
+            (*start, (b"x-ratelimit-remaining", b"%d" % remaining), (b"x-ratelimit-reset", b"%d" % reset)),
+        )
+
+    def _remember(self, rule_id: str, decision: Decision) -> tuple[Quota, bytes, Fields]:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        number: Any = msgspec.Raw(b"%d")  # no id of a rule has a % in it
+        limit = LimitAnswer(rule_id, True, decision.limit, number, number, 0, _NORMAL)
+        facts = rule_id, _NORMAL, False, True, "", 0.0, (limit,)
+        template = encode(Answer(True, decision.limit, number, number, 0, number, *facts))
+        start = (_JSON, (b"x-ratelimit-limit", b"%d" % decision.limit))
+        known = self._known[rule_id] = decision.quota, template, start
+        return known

@@ -1,0 +1,257 @@
+"""What a body asks: three forms, told apart by their members.
+
+==========  ===================================================================================================
+canonical   principal, endpoint, method, cost, consume, idempotency_key, timestamp, attributes, tier
+by rule     key_type, key_value, rule_id, request_count; with them consume, idempotency_key, timestamp, tier
+by name     identifier and dimension (USER, IP, API_KEY ...) in the place of principal; the rest is canonical
+==========  ===================================================================================================
+
+A member that no form has, members of two forms, a member that is there twice: each is refused, and the refusal says
+what would be right. One reads as fast as a single form: all members are in one struct, and which of them are there says
+which form it is.
+"""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headgate.core.errors import UsageError
+from headgate.policy.request import Request
+from headgate.web.problem import shown
+
+
+class InvalidBody(UsageError):
+    """The body cannot be understood.
+
+    Attributes:
+        errors: where and what: pairs of a JSON pointer and a text.
+    """
+
+    def __init__(self, message: str, *errors: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """All members of all forms, in an order that `question` relies on."""
+
+    principal: dict[str, str] | UnsetType = UNSET
+    endpoint: str | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    cost: int | UnsetType = UNSET
+    consume: bool | UnsetType = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
+    timestamp: int | float | UnsetType | None = UNSET
+    attributes: dict[str, str] | UnsetType = UNSET
+    tier: str | UnsetType = UNSET
+    identifier: str | UnsetType = UNSET
+    dimension: str | UnsetType = UNSET
+    key_type: str | UnsetType = UNSET
+    key_value: str | UnsetType = UNSET
+    rule_id: str | UnsetType = UNSET
+    request_count: int | UnsetType = UNSET
+
+
+class Question(msgspec.Struct, frozen=True, gc=False):
+    """What is asked, whatever form it had."""
+
+    request: Request
+    """By rule: who is counted is its only principal, and the cost its cost."""
+    consume: bool = True
+    idempotency_key: str = ""
+    timestamp: float | None = None
+    rule_id: str = ""
+    """By rule: which; empty in the other forms."""
+    dimension: str = ""
+    """By rule: of the value."""
+    value: str = ""
+
+
+_FORMS = "principal {...}, or key_type, key_value and rule_id, or identifier and dimension"
+_ACCEPTED = {
+    "principal": 'an object of text, such as {"user": "u1", "ip": "203.0.113.9"}',
+    "endpoint": 'text: the path that is asked for, such as "/api/v1/orders"',
+    "method": 'text: an HTTP method, such as "POST"',
+    "cost": "a whole number from 0 to 100000",
+    "consume": "true, or false to take nothing and only ask",
+    "idempotency_key": "text of 1 to 512 characters, or null",
+    "timestamp": "Unix time, in seconds or milliseconds, or null",
+    "attributes": 'an object of text, such as {"region": "eu"}',
+    "tier": "text: the name of a tier",
+    "identifier": "text: a user's id, an address or an API key's name",
+    "dimension": "USER, IP, API_KEY, or another dimension that rules count by",
+    "key_type": "user, ip, api_key, or another dimension that rules count by",
+    "key_value": "text: a user's id, an address or an API key's name",
+    "rule_id": "text: the id of a rule",
+    "request_count": "a whole number from 0 to 100000",
+}
+_MEMBERS = len(_ACCEPTED)
+_NOTHING: dict[str, str] = {}
+_NO_SHORT_FORM = (UNSET,) * 6
+_FORM_1 = ("key_type", "key_value", "rule_id", "request_count")
+_FORM_2 = ("identifier", "dimension")
+_NOT_WITH_RULE = ("principal", "endpoint", "method", "cost", "attributes", *_FORM_2)
+_DIMENSIONS = {"USER": "user", "user": "user", "IP": "ip", "ip": "ip", "API_KEY": "apikey", "api_key": "apikey"}
+_decode = msgspec.json.Decoder(Asked).decode
+_members = msgspec.structs.astuple
+
+
+def question(body: bytes) -> Request | Question:
+    """Return what a body asks: a request that is to be checked, or a question with more to it. Raises InvalidBody."""
+    try:
+        asked = _decode(body)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(error, body, _ACCEPTED) from None
+    members = _members(asked)
+    principal, endpoint, method, cost, consume, key, timestamp, attributes, tier = members[:9]
+    told = _MEMBERS - members.count(UNSET)
+    if principal is not UNSET:
+        told += len(principal)
+    if attributes is not UNSET:
+        told += len(attributes)
+    if body.count(b":") != told:
+        refuse_repeated(body, told)
+    if members[9:] != _NO_SHORT_FORM:
+        if asked.identifier is UNSET and asked.dimension is UNSET:
+            return _by_rule(asked)
+        principal = _named(asked)
+    elif principal is UNSET:
+        raise InvalidBody("the body does not say who asks", ("", f"it has one of {_FORMS}"))
+    request = Request(
+        principal,
+        "/" if endpoint is UNSET else endpoint,
+        "" if method is UNSET else method,
+        _NOTHING if attributes is UNSET else attributes,
+        1 if cost is UNSET else cost,
+        "" if tier is UNSET else tier,
+    )
+    if consume is not False and (key is UNSET or key is None) and (timestamp is UNSET or timestamp is None):
+        return request
+    return Question(request, consume is not False, _key(key), None if timestamp is UNSET else timestamp)
+
+
+def dimension_of(text: str) -> str:
+    """Return a dimension as rules have it: in lower case, API_KEY as apikey."""
+    found = _DIMENSIONS.get(text)
+    return found if found is not None else _DIMENSIONS.get(text.upper(), text.lower())
+
+
+def _by_rule(asked: Asked) -> Question:
+    foreign = [name for name in _NOT_WITH_RULE if getattr(asked, name) is not UNSET]
+    if foreign:
+        raise InvalidBody(
+            "the body has members of two forms",
+            *[(f"/{name}", f"does not go with {', '.join(_present(asked, _FORM_1))}") for name in foreign],
+        )
+    missing = [name for name in _FORM_1[:3] if getattr(asked, name) is UNSET]
+    if missing:
+        raise _incomplete(missing)
+    dimension, value = dimension_of(str(asked.key_type)), str(asked.key_value)
+    cost = 1 if asked.request_count is UNSET else asked.request_count
+    request = Request({dimension: value}, cost=cost, tier="" if asked.tier is UNSET else asked.tier)
+    return Question(
+        request,
+        asked.consume is not False,
+        _key(asked.idempotency_key),
+        None if asked.timestamp is UNSET else asked.timestamp,
+        str(asked.rule_id) or _empty("rule_id"),
+        dimension or _empty("key_type"),
+        value or _empty("key_value"),
+    )
+
+
+def _named(asked: Asked) -> dict[str, str]:
+    """Return the principal that `identifier` and `dimension` name."""
+    foreign = _present(asked, ("principal", *_FORM_1))
+    if foreign:
+        raise InvalidBody(
+            "the body has members of two forms",
+            *[(f"/{name}", f"does not go with {', '.join(_present(asked, _FORM_2))}") for name in foreign],
+        )
+    missing = [name for name in _FORM_2 if getattr(asked, name) is UNSET]
+    if missing:
+        raise _incomplete(missing)
+    dimension, value = str(asked.dimension), str(asked.identifier)
+    return {dimension_of(dimension or _empty("dimension")): value or _empty("identifier")}
+
+
+def _incomplete(missing: list[str]) -> InvalidBody:
+    return InvalidBody(
+        "the body does not say enough", *[(f"/{name}", f"is missing: {_ACCEPTED[name]}") for name in missing]
+    )
+
+
+def _present(asked: Asked, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(asked, name) is not UNSET]
+
+
+def _empty(name: str) -> str:
+    raise InvalidBody(f"{name} is empty", (f"/{name}", f"is {_ACCEPTED[name]}"))
+
+
+def _key(key: str | UnsetType | None) -> str:
+    if key is UNSET or key is None:
+        return ""
+    return str(key) or _empty("idempotency_key")
+
+
+def unreadable(error: Exception, body: bytes, accepted: dict[str, str]) -> InvalidBody:
+    """Return what is wrong with a body that msgspec does not accept; `accepted` says what each member may be."""
+    if isinstance(error, msgspec.ValidationError):
+        return _unlike(str(error), body, accepted)
+    return InvalidBody(f"the body is not JSON: {error}", ("", "it is one JSON object, in UTF-8"))
+
+
+def _unlike(message: str, body: bytes, accepted: dict[str, str]) -> InvalidBody:
+    """Say in our words what msgspec says in its own."""
+    what, _, place = message.partition(" - at `$")
+    if what.startswith("Object contains unknown field `"):
+        name = what.removeprefix("Object contains unknown field `").removesuffix("`")
+        near = get_close_matches(name.lower(), accepted, 1)
+        right = f"{near[0]} may be meant: {accepted[near[0]]}" if near else f"there are {', '.join(accepted)}"
+        return InvalidBody(f"the body has an unknown member {shown(name)}", (_pointer(name), f"is unknown; {right}"))
+    member, _, inner = place.removesuffix("`").removeprefix(".").partition("[")
+    if not member:
+        return InvalidBody(f"the body is not as expected: {what}", ("", f"it is a JSON object with {_FORMS}"))
+    pointer = _pointer(member) + (_first_unlike_text(member, body) if inner else "")
+    found = what.partition(", got ")[2].strip("`") or what
+    right = "text" if inner else accepted.get(member, "something else")
+    return InvalidBody(f"{pointer} is not as expected", (pointer, f"is {right}, not {found}"))
+
+
+def _first_unlike_text(member: str, body: bytes) -> str:
+    """Return where in an object of text something is no text; its JSON is well-formed so far."""
+    try:
+        found = json.loads(body)[member]
+    except (ValueError, RecursionError):  # what follows is not well-formed
+        return ""
+    return next((_pointer(name) for name, value in found.items() if not isinstance(value, str)), "")
+
+
+def _pointer(name: str) -> str:
+    return f"/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def refuse_repeated(body: bytes, told: int) -> None:
+    """Refuse an object that has a member twice, of which parsers take different ones; `told` were understood.
+
+    Each member has a colon. So as many colons as members, as is usual, means that none is there twice; where texts have
+    colons in them, those that follow a quotation mark are counted; and where even that is not sure, all is read again.
+    """
+    if body.count(b":") == told or b"".join(body.split()).count(b'":') == told:
+        return
+    json.loads(body, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        raise InvalidBody(f"the body has {shown(name)} twice", (_pointer(name), "is there more than once"))
+    return found

@@ -1,0 +1,82 @@
+"""``POST /api/v1/rate-limit/check``: one question, one answer. The hot path of HTTP begins and ends here."""
+
+from __future__ import annotations
+
+from headgate.core.errors import InvalidCost, StoreError, UsageError
+from headgate.engine import Ruling
+from headgate.server.api.answer import Answers
+from headgate.server.api.body import InvalidBody, Question, question
+from headgate.server.api.idempotency import key_in
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.decisions import Decisions
+from headgate.server.wire.messages import Fields, Request, Response
+from headgate.web.problem import CONTENT_TYPE, Problem, bad_request, of_status
+
+PROBLEM = (b"content-type", CONTENT_TYPE.encode())
+
+
+class Checks:
+    """Answers questions.
+
+    Args:
+        decisions: what decides.
+        answers: what makes responses of rulings.
+        timestamps: what clients' timestamps may be.
+    """
+
+    def __init__(self, decisions: Decisions, answers: Answers, timestamps: Timestamps) -> None:
+        self._decisions, self._timestamps = decisions, timestamps
+        self._now, self._check, self._response = decisions.engine.clock.now, decisions.check, answers.response
+
+    async def check(self, request: Request) -> Response:
+        """Answer a request."""
+        now = self._now()
+        try:
+            asked, key = question(request.body), key_in(request.headers)
+            if isinstance(asked, Question):
+                ruling = await self.decide(asked, key, now)
+            else:
+                ruling = await self._check(asked, key)
+        except (UsageError, StoreError) as error:
+            return problem_response(problem_of(error))
+        return self._response(ruling, now)
+
+    async def decide(self, asked: Question, key: str, now: int) -> Ruling:
+        """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
+        if asked.timestamp is not None:
+            self._timestamps.check(asked.timestamp, now)
+        if asked.idempotency_key:
+            if key and key != asked.idempotency_key:
+                raise InvalidBody(
+                    "the header and the body have different idempotency keys",
+                    ("/idempotency_key", "is the same as in the header, or only in one of them"),
+                )
+            key = asked.idempotency_key
+        request, rule_id = asked.request, asked.rule_id
+        if not rule_id:
+            return await (self._decisions.check(request, key) if asked.consume else self._decisions.peek(request))
+        value, cost = asked.value, request.cost
+        if not asked.consume:
+            return await self._decisions.peek_rule(rule_id, value, cost, tier=request.tier, dimension=asked.dimension)
+        return await self._decisions.check_rule(
+            rule_id, value, cost, tier=request.tier, dimension=asked.dimension, idempotency_key=key
+        )
+
+
+def problem_of(error: UsageError | StoreError) -> Problem:
+    """Return what is answered to a question that cannot be."""
+    if isinstance(error, StoreError):
+        return of_status(503, "the store did not answer; nothing is known about this request")
+    if isinstance(error, InvalidBody):
+        return bad_request(str(error), error.errors)
+    if isinstance(error, InvalidCost):
+        return bad_request(str(error), [("/cost", "is what the request takes, and no more than a limit can admit")])
+    return bad_request(str(error))
+
+
+def problem_response(problem: Problem, *more: tuple[bytes, bytes]) -> Response:
+    """Return a problem as a response, with more header fields."""
+    fields: Fields = (PROBLEM, (b"cache-control", b"no-store"), *more)
+    if problem.status == 503:
+        fields = (*fields, (b"retry-after", b"1"))
+    return Response(problem.status, problem.encode(), fields)

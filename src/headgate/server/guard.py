@@ -1,0 +1,190 @@
+"""How a node protects itself: a ceiling of requests, bounded work in flight, and callers that prove who they are.
+
+The ceiling is a limit like any other: a token bucket of our own core. Tokens are taken from it in handfuls and given
+out one by one, so that a request costs a subtraction.
+
+What is in flight is bounded, and shared fairly. Where three quarters of the bound are taken, a connection that has more
+than its share of it (the bound over the connections that have something in flight) is refused first, so that one that
+floods the node takes nothing from the others.
+
+Whoever asks for health, readiness or metrics is let in always: a node that is busy is not dead.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from headgate.clock import Clock
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
+from headgate.server.callers import CallerKeys
+from headgate.server.wire.admission import Refusal
+from headgate.server.wire.grpc.status import Code
+from headgate.server.wire.messages import Headers, Peer
+from headgate.stores.memory import MemoryStore
+
+EXEMPT: Final = frozenset(
+    {b"/healthz", b"/readyz", b"/metrics", b"/grpc.health.v1.Health/Check", b"/grpc.health.v1.Health/Watch"}
+)
+_LOG = logging.getLogger("headgate.server")
+_RETRY = ((b"retry-after", b"1"),)
+_PUSHBACK = ((b"grpc-retry-pushback-ms", b"1000"),)
+TOO_FAST: Final = Refusal(
+    503,
+    Code.RESOURCE_EXHAUSTED,
+    "this node is asked more often than it may be: try again, or elsewhere",
+    _RETRY,
+    _PUSHBACK,
+)
+TOO_MUCH: Final = Refusal(
+    503, Code.RESOURCE_EXHAUSTED, "this node has too much in flight: try again, or elsewhere", _RETRY, _PUSHBACK
+)
+UNFAIR: Final = Refusal(
+    503,
+    Code.RESOURCE_EXHAUSTED,
+    "this connection has more than its share of what is in flight: try again later",
+    _RETRY,
+    _PUSHBACK,
+)
+UNKNOWN_CALLER: Final = Refusal(
+    401,
+    Code.UNAUTHENTICATED,
+    "who asks is not known: send Authorization: Bearer KEY, or X-Api-Key: KEY",
+    ((b"www-authenticate", b'Bearer realm="headgate"'),),
+)
+_TOLD_EVERY = 10.0
+
+
+class Guard:
+    """The gate of one process.
+
+    Args:
+        per_second: requests that it lets in; 0 for any number.
+        in_flight: at once.
+        keys: whose callers are let in; None for everybody.
+        shed: called for each request that is refused to protect the node, with its path.
+        clock: of the ceiling, for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        per_second: int = 0,
+        in_flight: int = 10_000,
+        keys: CallerKeys | None = None,
+        shed: Callable[[bytes], object] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.left = 0
+        """Requests that may be let in before the bucket is asked again."""
+        self.in_flight = 0
+        self.busy = 0
+        """Connections that have something in flight."""
+        self.keys = keys
+        self._bound, self._shed = in_flight, shed
+        self.crowded = in_flight - in_flight // 4
+        """From here on, shares count."""
+        self._handful = max(1, min(1000, per_second // 1000))
+        self._take = _bucket(per_second, clock) if per_second else None
+        self._refused, self._tell_at = 0, 0.0
+
+    def sit(self, peer: Peer) -> Place:  # noqa: ARG002  all peers are equal
+        """Return a seat for a new connection."""
+        return Place(self)
+
+    def considered(self, place: Place, path: bytes, headers: Headers) -> Refusal | None:
+        """Decide about a request that cannot be let in without looking."""
+        if path in EXEMPT:
+            return None
+        if self.keys is not None and not place.is_known(self.keys, headers):
+            return UNKNOWN_CALLER
+        refusal = None
+        if self.in_flight >= self._bound:
+            refusal = TOO_MUCH
+        elif self.in_flight >= self.crowded and place.in_flight >= max(1, self._bound // max(1, self.busy)):
+            refusal = UNFAIR
+        elif not self._has_token():
+            refusal = TOO_FAST
+        if refusal:
+            self._note(path, refusal)
+        return refusal
+
+    def _has_token(self) -> bool:
+        if self._take is None:
+            self.left = 1_000_000
+        elif self.left <= 0:
+            if not self._take(self._handful):
+                return False
+            self.left += self._handful
+        self.left -= 1
+        return True
+
+    def _note(self, path: bytes, refusal: Refusal) -> None:
+        """Count it, and say so now and then: once for a flood."""
+        self._refused += 1
+        self._shed(path)
+        now = monotonic()
+        if now >= self._tell_at:
+            _LOG.warning("%s: %d refused since the last message", refusal.detail, self._refused)
+            self._refused, self._tell_at = 0, now + _TOLD_EVERY
+
+
+class Place:
+    """The seat of one connection."""
+
+    __slots__ = ("_credential", "_guard", "_keys", "in_flight")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self.in_flight = 0
+        self._credential = b""  # what was accepted last, by these keys
+        self._keys: CallerKeys | None = None
+
+    def admit(self, path: bytes, headers: Headers) -> Refusal | None:
+        """Let a request in, or say why not."""
+        guard = self._guard
+        if guard.left > 0 and guard.in_flight < guard.crowded and guard.keys is None:
+            guard.left -= 1
+        elif refusal := guard.considered(self, path, headers):
+            return refusal
+        guard.in_flight += 1
+        if not self.in_flight:
+            guard.busy += 1
+        self.in_flight += 1
+        return None
+
+    def release(self) -> None:
+        """Tell that a request that was let in is over."""
+        guard = self._guard
+        guard.in_flight -= 1
+        self.in_flight -= 1
+        if not self.in_flight:
+            guard.busy -= 1
+
+    def leave(self) -> None:
+        """Tell that the connection is gone."""
+
+    def is_known(self, keys: CallerKeys, headers: Headers) -> bool:
+        """Say whether the request has a key; one that was accepted on this connection is not hashed again."""
+        if self._credential and self._keys is keys:
+            sent = [value for name, value in headers if name in _CREDENTIALS]
+            if len(sent) == 1 and hmac.compare_digest(sent[0], self._credential):
+                return True
+        name, self._credential = keys.caller(headers)
+        self._keys = keys
+        return bool(name)
+
+
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+
+
+def _bucket(per_second: int, clock: Clock | None) -> Callable[[int], bool]:
+    """Return the function that takes tokens of a second's worth, of which a tenth may be taken at once."""
+    capacity = max(1, per_second // 10)
+    quota = Quota(per_second, 1_000_000, capacity - per_second)
+    check = MemoryStore(clock=clock).bind(Family("node", [quota]))
+    return lambda cost: check("node", cost).allowed

@@ -1,0 +1,153 @@
+"""One process of the decision service, put together: rules and store, what decides, what is asked, and the ports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from socket import socket
+from typing import Any
+
+from headgate.core.errors import StoreError, UsageError
+from headgate.engine import AsyncEngine
+from headgate.observe.recorder import Recorder
+from headgate.policy.envoy.live import LiveDescriptors
+from headgate.policy.live import Live, LivePolicy
+from headgate.policy.source import rules_file
+from headgate.server.decisions import Decisions
+from headgate.server.guard import Guard
+from headgate.server.ports import deafen
+from headgate.server.preflight import callers_of, rules_path, tls_of
+from headgate.server.settings import Settings
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.listener import Listener
+
+_LOG = logging.getLogger("headgate.server")
+_PUBLISH_EVERY = 1.0
+_STORE_TRIES, _STORE_PAUSE = 20, 0.1
+_HANDSHAKES = 0.05
+"""Seconds for connections to come that are being made when a node stops listening."""
+
+
+class Node:
+    """Serves, in the loop that runs when it is made.
+
+    Args:
+        settings: of the service.
+        slot: which of the workers this is, counted from 0.
+        folder: where the workers share what they measure.
+
+    Raises:
+        UsageError: rules, certificates or another file cannot be used.
+    """
+
+    def __init__(self, settings: Settings, *, slot: int, folder: str) -> None:
+        self._settings = settings
+        self._tls = tls_of(settings)
+        self._policy = LivePolicy(rules_file(rules_path(settings)))
+        self._descriptors = LiveDescriptors(settings.envoy_config) if settings.envoy_config else None
+        self._guard = Guard(
+            per_second=_share(settings.max_checks_per_second, settings.workers),
+            in_flight=_share(settings.max_in_flight, settings.workers),
+            keys=callers_of(settings),
+        )
+        self._engine = AsyncEngine(
+            self._policy,
+            store=settings.store_address,
+            on_store_failure=settings.on_store_failure,
+            nodes=settings.shares,
+        )
+        self._recorder = Recorder()
+        self._decisions = Decisions(self._engine, self._recorder)
+        limits = WireLimits(connections=_share(settings.max_connections, settings.workers))
+        self._listener = Listener(limits, self._guard)
+        self._sockets: Mapping[str, socket] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.is_draining = False
+
+    @property
+    def rules(self) -> int:
+        """How many are in force."""
+        return len(self._policy.policy.rules)
+
+    async def open(self, sockets: Mapping[str, socket]) -> None:
+        """Serve on sockets that are bound, by what is spoken there: "http" and "grpc"."""
+        for live in self._lives():
+            live.start()
+        await self._meet_store()
+        self._begin(self._publish())
+        self._sockets = sockets
+        from headgate.server.api.checks import Checks
+        from headgate.server.api.answer import AnswerFields
+        from headgate.server.api.timestamps import Timestamps
+        from headgate.web.headers import ResponseHeaders
+        checks = Checks(self._decisions, AnswerFields(ResponseHeaders()), Timestamps())
+        from headgate.server.wire.grpc.calls import Methods
+        await self._listener.serve_http(checks.check, sockets["http"], self._tls)
+        await self._listener.serve_grpc(Methods(), sockets["grpc"], self._tls)
+
+    def reload(self) -> None:
+        """Look again at rules, certificates and caller keys. What is wrong is logged, and what was in force stays."""
+        _LOG.info("looking again at rules, certificates and caller keys")
+        self._listener.refresh_certificates()
+        try:
+            self._guard.keys = callers_of(self._settings)
+        except UsageError as error:
+            _LOG.error("the caller keys in force stay: %s", error)  # noqa: TRY400  no bug, so no traceback
+        for live in self._lives():
+            self._begin(asyncio.to_thread(_refresh, live))
+
+    async def drain(self, seconds: float) -> None:
+        """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""
+        self.is_draining = True
+        for each in self._sockets.values():
+            deafen(each)
+        await asyncio.sleep(min(_HANDSHAKES, seconds))
+        if not await self._listener.drain(seconds):
+            _LOG.warning("some requests had not ended in %g s, and were cut off", seconds)
+
+    async def close(self) -> None:
+        """End at once, whatever is in progress."""
+        for task in self._tasks:
+            task.cancel()
+        await self._listener.close()
+        for live in self._lives():
+            live.close()
+        await self._engine.close()
+
+    async def _meet_store(self) -> None:
+        """Connect to the store before the first request does. If it is away, requests are answered all the same."""
+        error: StoreError | None = None
+        for _ in range(_STORE_TRIES):
+            try:
+                await self._engine.ready()
+            except StoreError as trouble:
+                error = trouble
+                await asyncio.sleep(_STORE_PAUSE)
+            else:
+                return
+        _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", error)
+
+    async def _publish(self) -> None:
+        while True:
+            self._recorder.publish()
+            await asyncio.sleep(_PUBLISH_EVERY)
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _lives(self) -> list[Live[Any, Any]]:
+        return [self._policy, *([self._descriptors] if self._descriptors else [])]
+
+
+def _share(total: int, workers: int) -> int:
+    """Return the part of one worker; all of them together have at least the total."""
+    return -(-total // workers)
+
+
+def _refresh(live: Live[Any, Any]) -> None:
+    """Look at a source now. It believes in a change that it has seen twice."""
+    live.refresh()
+    live.refresh()

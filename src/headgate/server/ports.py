@@ -1,0 +1,120 @@
+"""Listening sockets: bound once, before any worker starts, and left without losing a client.
+
+Each worker has a socket of its own for every port (SO_REUSEPORT), so that the kernel spreads connections evenly. They
+are bound, and kept open, by the process that supervises the workers: connections that wait in the queue of a worker that
+dies are served by the one that replaces it, not reset.
+
+A listening socket that is closed resets whoever is in its queue. So one that is to be closed is first made deaf: it takes
+no new connections, what is in its queue is accepted, and then it is empty.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import sys
+from dataclasses import dataclass
+
+from headgate.core.errors import UsageError
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted; the system may allow fewer."""
+_ATTACH_FILTER = 26
+_FILTER = (  # of the TCP header, byte 13: if SYN is set, drop the packet, else take it
+    (0x30, 0, 0, 13),
+    (0x45, 0, 1, 0x02),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port that is listened on, by a socket for each worker."""
+
+    name: str
+    """What is spoken there: "http" or "grpc"."""
+    sockets: tuple[socket.socket, ...]
+
+    @property
+    def number(self) -> int:
+        """The port, also where any free one was asked for."""
+        return int(self.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Close all its sockets."""
+        for each in self.sockets:
+            each.close()
+
+
+def listen(name: str, host: str, port: int, count: int = 1) -> Port:
+    """Bind `count` sockets to one port and listen. Raises UsageError, which says why that cannot be."""
+    family, address = _resolved(name, host, port)
+    try:
+        first = _bound(family, address, shared=False)
+        if count == 1:
+            return Port(name, (_listening(first),))
+        # Sockets that share a port would also share it with another service that does: the first one found that out.
+        address = (address[0], first.getsockname()[1], *address[2:])
+        first.close()
+        sockets = [_bound(family, address, shared=True) for _ in range(count)]
+        return Port(name, tuple(_listening(each) for each in sockets))
+    except OSError as error:
+        raise UsageError(_explained(error, name, host, port)) from None
+
+
+def deafen(listening: socket.socket) -> None:
+    """Take no new connections, but keep those that wait to be accepted.
+
+    Clients that try to connect get no answer, and are refused when the socket is closed, or served by whoever listens
+    on the port then. Where the system cannot do this (it is not Linux), new ones keep coming until the socket is closed.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    code = b"".join(
+        operation.to_bytes(2, sys.byteorder) + bytes((then, otherwise)) + value.to_bytes(4, sys.byteorder)
+        for operation, then, otherwise, value in _FILTER
+    )
+    buffer = ctypes.create_string_buffer(code)
+    program = len(_FILTER).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
+    program += ctypes.addressof(buffer).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
+    listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def _resolved(name: str, host: str, port: int) -> tuple[int, tuple[str | int, ...]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--host {host!r} for {name}: {getattr(error, 'strerror', None) or error}") from None
+    return found[0][0], found[0][4]
+
+
+def _bound(family: int, address: tuple[str | int, ...], *, shared: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6 and address[0] == "::":
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _listening(bound: socket.socket) -> socket.socket:
+    bound.listen(BACKLOG)
+    return bound
+
+
+def _explained(error: OSError, name: str, host: str, port: int) -> str:
+    where = f"cannot listen on {host} port {port} for {name}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: another program does; stop it, or choose --{name}-port (0 takes any that is free)"
+    if error.errno == errno.EACCES:
+        return f"{where}: only the administrator may take ports below 1024; choose --{name}-port"
+    return f"{where}: {error.strerror}"

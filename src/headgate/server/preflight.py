@@ -1,0 +1,59 @@
+"""What can be said about settings without serving: whether their files are good, and what their store is called."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from headgate.core.errors import UsageError
+from headgate.policy.envoy.live import LiveDescriptors
+from headgate.policy.loading import load_file
+from headgate.server.callers import CallerKeys
+from headgate.server.settings import Settings
+from headgate.server.wire.tls import Tls, TlsFiles
+from headgate.stores import open_store
+
+EXAMPLE = Path(__file__).with_name("example-rules.yaml")
+"""Rules for those who have none yet."""
+
+
+def rules_path(settings: Settings) -> Path:
+    """Return where the rules are."""
+    return Path(settings.rules) if settings.rules else EXAMPLE
+
+
+def tls_of(settings: Settings) -> Tls | None:
+    """Return the TLS of the service, if any. Raises UsageError."""
+    if not settings.tls_cert:
+        return None
+    authority = Path(settings.client_ca) if settings.client_ca else None
+    try:
+        return Tls(TlsFiles(Path(settings.tls_cert), Path(settings.tls_key), authority))
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificates cannot be used: {error}") from None
+
+
+def callers_of(settings: Settings) -> CallerKeys | None:
+    """Return who may ask; None for everybody. Raises UsageError."""
+    return CallerKeys.read(settings.caller_keys) if settings.caller_keys else None
+
+
+def examined(settings: Settings) -> int:
+    """Read all files, and return the number of rules. Raises UsageError, which says what is wrong with one of them."""
+    rules = len(load_file(rules_path(settings)).rules)
+    if settings.envoy_config:
+        LiveDescriptors(settings.envoy_config)
+    tls_of(settings)
+    callers_of(settings)
+    described_store(settings)
+    return rules
+
+
+def described_store(settings: Settings) -> str:
+    """Return what the store is called, without its password. Raises UsageError if there is no such store."""
+    open_store(settings.store_address).close()  # nothing is connected
+    if not settings.is_shared:
+        return "memory"
+    address = settings.store.partition("?")[0]
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,0 +1,96 @@
+"""The life of one process that serves: from its start to the signal that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from socket import socket
+from typing import Any, TypeVar
+
+from headgate.server.node import Node
+from headgate.server.settings import Settings
+
+_LOG = logging.getLogger("headgate.server")
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the fastest event loop that is installed."""
+    try:
+        import uvloop  # noqa: PLC0415  it is optional, and takes time to load
+    except ImportError:
+        factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
+
+
+class Signals:
+    """What signals ask of this process.
+
+    SIGTERM and SIGINT ask to drain, and the second of them to end at once; SIGHUP to look again at files.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reload: Callable[[], object]) -> None:
+        self.drain, self.end = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, reload)
+
+    def stop(self) -> None:
+        """Ask to drain, or to end if that was asked before."""
+        (self.end if self.drain.is_set() else self.drain).set()
+
+
+async def serve(
+    settings: Settings,
+    sockets: Mapping[str, socket],
+    serving: Callable[[Node], object],
+    *,
+    slot: int = 0,
+    folder: str,
+    orphaned: asyncio.Event | None = None,
+) -> None:
+    """Serve until a signal says otherwise, then drain.
+
+    Args:
+        settings: of the service.
+        sockets: to listen on, by what is spoken there: "http" and "grpc".
+        serving: called when the node serves.
+        slot: which of the workers this is.
+        folder: where the workers share what they measure.
+        orphaned: set when the supervisor is gone, which is a reason to drain as well.
+    """
+    loop = asyncio.get_running_loop()
+    node = Node(settings, slot=slot, folder=folder)
+    try:
+        await node.open(sockets)
+        gc.collect()
+        gc.freeze()  # what is there now stays: no need to look at it again
+        signals = Signals(loop, node.reload)
+        serving(node)
+        await _first_of(signals.drain, orphaned)
+        _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
+        draining = loop.create_task(node.drain(settings.drain_seconds))
+        ending = loop.create_task(signals.end.wait())
+        await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            _LOG.warning("stopped at once: requests in progress are cut off")
+        for task in (draining, ending):
+            task.cancel()
+        await asyncio.wait({draining, ending})
+    finally:
+        await node.close()
+
+
+async def _first_of(*events: asyncio.Event | None) -> None:
+    waits = {asyncio.ensure_future(event.wait()) for event in events if event is not None}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

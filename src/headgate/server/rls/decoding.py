@@ -1,0 +1,177 @@
+"""Reads Envoy's question from the wire. Written by hand: it takes half as long as protobuf, which builds objects first.
+
+It accepts what protobuf accepts, with two exceptions, both of which no encoder writes: a field number, or a length, in
+more bytes than it needs is malformed; and there is a limit to the number of descriptors and entries. Fields that are
+unknown are skipped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headgate.core.errors import UsageError
+from headgate.policy.envoy.request import MAX_UINT32, Descriptor, Override
+
+MOST = 256
+"""Descriptors of a request, and entries of a descriptor. Envoy's actions make a handful of each."""
+_DEEPEST = 16
+"""Of groups within groups: an unknown field may be one, though nobody has written any for 15 years."""
+_ENDED = "it ends in the middle of a field"
+_END_GROUP = 4
+
+
+class MalformedMessage(UsageError):
+    """The bytes are no message of this kind."""
+
+
+class Question(NamedTuple):
+    """What Envoy asks."""
+
+    domain: str
+    descriptors: tuple[Descriptor, ...]
+    hits_addend: int = 0
+    """Of descriptors that have none of their own; 0 means 1."""
+
+
+def decode(raw: bytes) -> Question:
+    """Return the question that a `RateLimitRequest` is. Raises MalformedMessage."""
+    try:
+        return _request(raw)
+    except IndexError:
+        raise MalformedMessage(_ENDED) from None
+    except UnicodeDecodeError:
+        raise MalformedMessage("a text is not UTF-8") from None
+
+
+def _request(raw: bytes) -> Question:
+    position, end = 0, len(raw)
+    domain, hits = "", 0
+    descriptors = []
+    while position < end:
+        tag = raw[position]
+        if tag == 0x12:
+            start, position = _span(raw, position + 1, end)
+            descriptors.append(_descriptor(raw, start, position))
+        elif tag == 0x0A:
+            start, position = _span(raw, position + 1, end)
+            domain = raw[start:position].decode()
+        elif tag == 0x18:
+            hits, position = _varint(raw, position + 1, end)
+        else:
+            position = _skipped(raw, position, end)
+    if len(descriptors) > MOST:
+        raise MalformedMessage(f"it has {len(descriptors)} descriptors; at most {MOST} are decided at once")
+    return Question(domain, tuple(descriptors), hits & MAX_UINT32)
+
+
+def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:  # noqa: C901  a call for each entry would cost a fifth
+    entries = []
+    hits, limit, unit, has_limit, refund = None, 0, 0, False, False
+    while position < end:
+        tag = raw[position]
+        if tag == 0x0A:
+            start, position = _span(raw, position + 1, end)
+            key = value = ""
+            at = start
+            while at < position:
+                kind = raw[at]
+                if kind == 0x0A:
+                    start, at = _span(raw, at + 1, position)
+                    key = raw[start:at].decode()
+                elif kind == 0x12:
+                    start, at = _span(raw, at + 1, position)
+                    value = raw[start:at].decode()
+                else:
+                    at = _skipped(raw, at, position)
+            entries.append((key, value))
+        elif tag == 0x12:
+            start, position = _span(raw, position + 1, end)
+            limit, unit = _numbers(raw, start, position, limit, unit)
+            has_limit = True
+        elif tag == 0x1A:
+            start, position = _span(raw, position + 1, end)
+            hits, _ = _numbers(raw, start, position, hits or 0, 0)
+        elif tag == 0x20:
+            number, position = _varint(raw, position + 1, end)
+            refund = number != 0
+        else:
+            position = _skipped(raw, position, end)
+    if len(entries) > MOST:
+        raise MalformedMessage(f"a descriptor has {len(entries)} entries; at most {MOST} are looked at")
+    if not has_limit:
+        return Descriptor(tuple(entries), hits, None, refund)
+    return Descriptor(tuple(entries), hits, Override(limit & MAX_UINT32, unit & MAX_UINT32), refund)
+
+
+def _numbers(raw: bytes, position: int, end: int, first: int, second: int) -> tuple[int, int]:
+    """Return the fields 1 and 2 of a message that has nothing but numbers; these are what was read of it before."""
+    while position < end:
+        tag = raw[position]
+        if tag == 0x08:
+            first, position = _varint(raw, position + 1, end)
+        elif tag == 0x10:
+            second, position = _varint(raw, position + 1, end)
+        else:
+            position = _skipped(raw, position, end)
+    return first, second
+
+
+def _span(raw: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return where the bytes begin and end whose length is at `position`."""
+    size = raw[position]
+    position += 1
+    if size > 127:
+        size, position = _small(raw, position - 1, end)
+    stop = position + size
+    if stop > end:
+        raise MalformedMessage(_ENDED)
+    return position, stop
+
+
+def _varint(raw: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return a number of up to 64 bits, and the position behind it."""
+    number = shift = 0
+    while position < end:
+        byte = raw[position]
+        position += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number & 0xFFFF_FFFF_FFFF_FFFF, position
+        shift += 7
+        if shift > 63:
+            raise MalformedMessage("a number has more than 10 bytes")
+    raise MalformedMessage(_ENDED)
+
+
+def _small(raw: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return a length, or a field with its kind: below 2^32, in as few bytes as it takes."""
+    number, stop = _varint(raw, position, end)
+    if number > MAX_UINT32 or (stop - position > 1 and not raw[stop - 1]):
+        raise MalformedMessage("the number of a field, or its length, is malformed")
+    return number, stop
+
+
+def _skipped(raw: bytes, position: int, end: int, depth: int = 0) -> int:
+    """Return the position behind an unknown field."""
+    tag, position = _small(raw, position, end)
+    number, kind = tag >> 3, tag & 7
+    if not number:
+        raise MalformedMessage("a field has the number 0")
+    if kind == 0:
+        return _varint(raw, position, end)[1]
+    if kind == 2:
+        return _span(raw, position, end)[1]
+    if kind in {1, 5}:
+        stop = position + (8 if kind == 1 else 4)
+        if stop > end:
+            raise MalformedMessage(_ENDED)
+        return stop
+    if kind == 3 and depth < _DEEPEST:
+        while True:
+            closing, stop = _small(raw, position, end)
+            if closing & 7 == _END_GROUP:
+                if closing >> 3 != number:
+                    raise MalformedMessage("a group does not end as it began")
+                return stop
+            position = _skipped(raw, position, end, depth + 1)
+    raise MalformedMessage("a field is of an unknown kind")

@@ -1,0 +1,94 @@
+"""Writes the parts of Envoy's answer as they go over the wire. Fields that have their default are left out.
+
+Written by hand, as `decoding` is: most of an answer is the same as that of the answer before, and is kept encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from struct import pack
+from typing import Any
+
+from headgate.policy.envoy.answering import Code
+
+OK = b"\x08\x01"
+"""The beginning of an answer: its overall code."""
+OVER_LIMIT = b"\x08\x02"
+_DEEPEST = 32
+"""Of lists and mappings within each other, in metadata."""
+_SMALL = tuple([bytes([number]) for number in range(128)])
+
+
+def varint(number: int) -> bytes:
+    """Return a number that is not negative, in as few bytes as it takes."""
+    if number < 128:
+        return _SMALL[number]
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def framed(tag: bytes, content: bytes) -> bytes:
+    """Return a field with bytes, or with a message."""
+    size = len(content)
+    return tag + (_SMALL[size] if size < 128 else varint(size)) + content
+
+
+def status(code: Code, limit: bytes = b"", remaining: int = 0, seconds: int = 0) -> bytes:
+    """Return one of the `statuses`; `limit` is that of `current_limit`."""
+    content = b"\x08" + _SMALL[code] + limit
+    if remaining:
+        content += b"\x18" + varint(remaining)
+    if seconds:
+        size = varint(seconds)
+        content += b"\x22" + _SMALL[len(size) + 1] + b"\x08" + size
+    elif limit:
+        content += b"\x22\x00"
+    return framed(b"\x12", content)
+
+
+def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:
+    """Return the field of a status that says what the limit is."""
+    content = b"\x08" + varint(requests_per_unit) if requests_per_unit else b""
+    content += b"\x10" + _SMALL[unit]
+    return framed(b"\x12", content + framed(b"\x1a", name.encode()) if name else content)
+
+
+def header(name: str, value: str) -> bytes:
+    """Return one of the `response_headers_to_add`."""
+    return framed(b"\x1a", framed(b"\x0a", name.encode()) + framed(b"\x12", value.encode()))
+
+
+def headers(pairs: Iterable[tuple[str, str]]) -> bytes:
+    return b"".join([header(name, value) for name, value in pairs])
+
+
+def raw_body(body: bytes) -> bytes:
+    return framed(b"\x2a", body)
+
+
+def dynamic_metadata(fields: Mapping[str, Any]) -> bytes:
+    """Return what an access log, or a later filter, may read: text, numbers, booleans, lists and mappings."""
+    return framed(b"\x32", _struct(fields, 0))
+
+
+def _struct(fields: Mapping[str, Any], depth: int) -> bytes:
+    pairs = [framed(b"\x0a", str(key).encode()) + framed(b"\x12", _value(each, depth)) for key, each in fields.items()]
+    return b"".join([framed(b"\x0a", pair) for pair in pairs])
+
+
+def _value(value: Any, depth: int) -> bytes:
+    if isinstance(value, str):
+        return framed(b"\x1a", value.encode())
+    if isinstance(value, bool):
+        return b"\x20\x01" if value else b"\x20\x00"
+    if isinstance(value, int | float):
+        return b"\x11" + pack("<d", value)
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return framed(b"\x2a", _struct(value, depth + 1))
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return framed(b"\x32", b"".join([framed(b"\x0a", _value(each, depth + 1)) for each in value]))
+    return b"\x08\x00" if value is None else framed(b"\x1a", str(value).encode())

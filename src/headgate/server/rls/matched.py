@@ -1,0 +1,110 @@
+"""Answers by the descriptor trees of envoyproxy/ratelimit."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.engine.descriptors import Answered
+from headgate.policy.envoy import Match, Outcome, RateLimit, Status, passed_metadata
+from headgate.policy.envoy.answering import Code
+from headgate.server.rls import encoding
+from headgate.server.rls.answers import Answers, Options, joint
+
+UNNAMED = "default"
+_REFUSED = "The limit of this request is 0, or the request is more than the limit could ever admit."
+_LONGEST_NAME = 64
+
+
+class MatchedAnswers:
+    """Writes answers to what descriptor trees decided.
+
+    Args:
+        options: what is told.
+        denies: whether everything is denied while the store is away.
+    """
+
+    def __init__(self, options: Options, *, denies: bool = False) -> None:
+        self._answers, self._options, self._denies = Answers(options), options, denies
+
+    def of(self, answered: Answered, now: int) -> bytes:
+        """Return the answer; `now` is in microseconds since the epoch."""
+        answer = answered.answer
+        statuses = b"".join(map(_status, answer.statuses))
+        decisions, names = _enforced(answered)
+        fields = self._fields(answered) if self._options.metadata else {}
+        refusing = any(not each.allowed for each in decisions)
+        if answer.code is Code.OVER_LIMIT and not refusing:
+            problem = next(iter(answered.matching.problems), _REFUSED)
+            return self._answers.refused(statuses, problem, fields)
+        if answer.code is Code.OK and refusing:  # quotas that are exceeded, but not all of them; or shadow mode
+            pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
+            decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
+        if not decisions:
+            return self._answers.plain(statuses, fields)
+        decision = joint(decisions)
+        is_ours = decision.degraded != "" and self._denies
+        return self._answers.decided(answer.code, statuses, decision, names, fields, now, is_ours=is_ours)
+
+    def _fields(self, answered: Answered) -> dict[str, Any]:
+        """Return the metadata of the descriptors that passed, and over it our own."""
+        answer = answered.answer
+        fields = passed_metadata(answered.matching, answer)
+        over = [match for match, status in _pairs(answered) if status.over]
+        limits = [status.current_limit for _, status in _pairs(answered) if status.current_limit]
+        state = Pressure.THROTTLED if answer.code is Code.OVER_LIMIT else _worst(answered)
+        fields["state"] = str(state)
+        names = [match.name for match in over if match.name] or [limit.name for limit in limits if limit.name]
+        if names:
+            fields["rule_id"] = names[0]
+        shadowed = [".".join(match.stat) for match in over if match.shadow_mode or answer.shadowed]
+        if shadowed:
+            fields["shadow_denied"] = shadowed
+        if answer.degraded:
+            fields["degraded"] = answer.degraded
+        return fields
+
+
+def _pairs(answered: Answered) -> list[tuple[Match, Status]]:
+    return list(zip(answered.matching.matches, answered.answer.statuses, strict=True))
+
+
+def _enforced(answered: Answered) -> tuple[list[Decision], list[str]]:
+    """Return what each limit says that may refuse, and what to call it."""
+    decisions: list[Decision] = []
+    names: list[str] = []
+    for match, decision in zip(answered.matching.matches, answered.decisions, strict=True):
+        if decision is None or match.rule is None or match.shadow_mode or match.outcome is not Outcome.LIMITED:
+            continue
+        if match.refund and not decision.allowed:
+            continue
+        decisions += decision.limits
+        names += [_policy_name(limit.name) for limit in match.rule.limits]
+    return decisions, names
+
+
+def _worst(answered: Answered) -> Pressure:
+    states = {part.state for decision in answered.decisions if decision for part in decision.limits}
+    return next((state for state in (Pressure.THROTTLED, Pressure.WARNING) if state in states), Pressure.NORMAL)
+
+
+@lru_cache(maxsize=4096)
+def _policy_name(name: str) -> str:
+    """Return a name as header fields can have it."""
+    return name if 0 < len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable() else UNNAMED
+
+
+def _status(status: Status) -> bytes:
+    limit = b"" if status.current_limit is None else _current_limit(status.current_limit)
+    return encoding.status(status.code, limit, status.limit_remaining, status.duration_until_reset)
+
+
+@lru_cache(maxsize=4096)
+def _limit_field(requests_per_unit: int, unit: int, name: str) -> bytes:
+    return encoding.current_limit(requests_per_unit, unit, name)
+
+
+def _current_limit(limit: RateLimit) -> bytes:
+    return _limit_field(limit.requests_per_unit, limit.nearest_unit, limit.name)

@@ -1,0 +1,198 @@
+"""Answers by Headgate's rules. The usual one, to one descriptor that one limit admits, is put together of few pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND, Quota
+from headgate.engine import RuleDecision, Ruling
+from headgate.engine.ruling import rule_of
+from headgate.policy.envoy.answering import Code
+from headgate.policy.envoy.request import MAX_UINT32, Unit
+from headgate.policy.selection import Verdict
+from headgate.server.rls import encoding
+from headgate.server.rls.answers import NOT_ADMITTED, Answers, Options, joint
+from headgate.server.rls.encoding import framed, varint
+
+_NORMAL = Pressure.NORMAL
+_REMEMBERED = 4096
+_BYTE = tuple([bytes([number]) for number in range(128)])
+
+
+class _Usual(NamedTuple):
+    """What answers about one limit of a rule have in common; the rest are two numbers."""
+
+    quota: Quota
+    """Kept, so that no other has its id."""
+    status: bytes
+    """The status up to the remaining hits."""
+    limit: bytes
+    """The first header field."""
+    policy: bytes
+    """The field RateLimit-Policy."""
+    state: bytes
+    """The beginning of the value of the field RateLimit."""
+    metadata: bytes
+
+
+_NO_HEADERS = b""
+_OK_STATUS = encoding.status(Code.OK)
+_DENIED_STATUS = encoding.status(Code.OVER_LIMIT)
+_REMAINING = framed(b"\x0a", b"X-RateLimit-Remaining") + b"\x12"
+_RESET = framed(b"\x0a", b"X-RateLimit-Reset") + b"\x12"
+_STATE = framed(b"\x0a", b"RateLimit") + b"\x12"
+
+
+class RuledAnswers:
+    """Writes answers to what rules decided.
+
+    Args:
+        options: what is told.
+        denies: says of a rule, by its id, whether it denies everything while the store is away.
+    """
+
+    def __init__(self, options: Options, denies: Callable[[str], bool]) -> None:
+        self._answers, self._options, self._denies = Answers(options), options, denies
+        headers = options.headers
+        self._is_usual = headers is None or (
+            headers.legacy and headers.reset_format == "delta" and headers.ietf == "draft-11"
+        )
+        self._has_headers = headers is not None
+        self._known: dict[tuple[str, int], _Usual] = {}
+
+    def one(self, ruling: Ruling, now: Callable[[], int]) -> bytes:
+        """Return the answer to a request of one descriptor."""
+        decision = ruling.decision
+        if (
+            decision is None
+            or not decision.allowed
+            or decision.state is not _NORMAL
+            or decision.parts
+            or decision.degraded
+            or ruling.shadow
+            or not self._is_usual
+            or decision.remaining > MAX_UINT32
+        ):
+            return self.several((ruling,), (False,), now())
+        rule_id, quota = ruling.rule_id, decision.quota
+        usual = self._known.get((rule_id, id(quota)))
+        if usual is None:
+            usual = self._remember(rule_id, decision)
+        remaining, seconds = decision.remaining, -(-decision.reset_after_us // SECOND)
+        after = varint(seconds)
+        status = usual.status + b"\x18" + varint(remaining) if remaining else usual.status
+        if seconds:
+            status += b"\x22" + _BYTE[len(after) + 1] + b"\x08" + after
+        else:
+            status += b"\x22\x00"
+        start = encoding.OK + framed(b"\x12", status)
+        if not self._has_headers:
+            return start + usual.metadata
+        left, until = b"%d" % remaining, b"%d" % seconds
+        size, width = len(left), len(until)
+        state = usual.state + left + b";t=" + until
+        return b"".join(
+            (
+                start,
+                usual.limit,
+                b"\x1a",
+                _BYTE[len(_REMAINING) + 1 + size],
+                _REMAINING,
+                _BYTE[size],
+                left,
+                b"\x1a",
+                _BYTE[len(_RESET) + 1 + width],
+                _RESET,
+                _BYTE[width],
+                until,
+                usual.policy,
+                b"\x1a",
+                _BYTE[len(_STATE) + 1 + len(state)],
+                _STATE,
+                _BYTE[len(state)],
+                state,
+                usual.metadata,
+            )
+        )
+
+    def several(self, rulings: Sequence[Ruling], refunds: Sequence[bool], now: int) -> bytes:
+        """Return the answer to a request of any number of descriptors; a refund is never refused."""
+        statuses = b"".join([_status(ruling, refund) for ruling, refund in zip(rulings, refunds, strict=True)])
+        asked = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
+        limits = [each for ruling in asked for each in ruling.limits]
+        fields: dict[str, Any] = {}
+        shadowed = [each.rule_id for ruling in asked for each in ruling.shadow if not each.decision.allowed]
+        if shadowed:
+            fields["shadow_denied"] = list(dict.fromkeys(shadowed))
+        denied = next((ruling for ruling in asked if ruling.verdict is Verdict.DENIED), None)
+        if denied is not None:
+            fields |= {"state": str(denied.state), "reason": denied.reason}
+            return self._answers.refused(statuses, NOT_ADMITTED, fields)
+        if not limits:
+            return self._answers.plain(statuses, fields | {"state": str(_NORMAL)})
+        decision, rule_id = _joined(asked, limits)
+        fields |= {"rule_id": rule_id, "state": str(decision.state)}
+        if decision.degraded:
+            fields["degraded"] = decision.degraded
+        code = Code.OK if decision.allowed else Code.OVER_LIMIT
+        is_ours = code is Code.OVER_LIMIT and decision.degraded != "" and self._denies(rule_id)
+        names = [each.rule_id for each in limits]
+        return self._answers.decided(code, statuses, decision, names, fields, now, is_ours=is_ours)
+
+    def unacceptable(self, problems: Sequence[str]) -> bytes:
+        """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""
+        statuses = b"".join([_DENIED_STATUS if problem else _OK_STATUS for problem in problems])
+        detail = next(problem for problem in problems if problem)
+        fields = {"state": str(Pressure.THROTTLED), "reason": detail}
+        return self._answers.refused(statuses, detail, fields)
+
+    def _remember(self, rule_id: str, decision: Decision) -> _Usual:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        quota = decision.quota
+        limit = policy = state = _NO_HEADERS
+        headers = self._options.headers
+        if headers is not None:
+            written = dict(headers.of(decision, (rule_id,)))
+            limit = encoding.header("X-RateLimit-Limit", written["X-RateLimit-Limit"])
+            policy = encoding.header("RateLimit-Policy", written["RateLimit-Policy"])
+            state = f"{written['RateLimit'].rpartition(';r=')[0]};r=".encode()
+        status = b"\x08\x01" + _current_limit(rule_id, quota.capacity, quota.window_us)
+        metadata = self._answers.metadata({"rule_id": rule_id, "state": str(_NORMAL)})
+        usual = _Usual(quota, status, limit, policy, state, metadata)
+        self._known[rule_id, id(quota)] = usual
+        return usual
+
+
+def _joined(rulings: Sequence[Ruling], limits: Sequence[RuleDecision]) -> tuple[Decision, str]:
+    """Return what all limits say together, and the rule that it is about."""
+    if len(rulings) == 1 and rulings[0].decision is not None:
+        return rulings[0].decision, rulings[0].rule_id
+    decision = joint([each.decision for each in limits])
+    return decision, rule_of(tuple([each.rule_id for each in limits]), decision)
+
+
+def _status(ruling: Ruling, refund: bool) -> bytes:  # noqa: FBT001  one of a pair that is zipped
+    decision = ruling.decision
+    if decision is None:
+        return _OK_STATUS if ruling.allowed or refund else _DENIED_STATUS
+    limit = _current_limit(ruling.rule_id, decision.quota.capacity, decision.quota.window_us)
+    if decision.allowed or refund:
+        seconds = -(-decision.reset_after_us // SECOND)
+        return encoding.status(Code.OK, limit, min(decision.remaining, MAX_UINT32), seconds)
+    return encoding.status(Code.OVER_LIMIT, limit, 0, -(-decision.retry_after_us // SECOND) or 1)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _current_limit(rule_id: str, capacity: int, window_us: int) -> bytes:
+    return encoding.current_limit(min(capacity, MAX_UINT32), nearest_unit(window_us), rule_id)
+
+
+def nearest_unit(window_us: int) -> Unit:
+    """Return the unit that is closest to a window in proportion: the protocol knows no others."""
+    seconds = max(window_us / SECOND, 1e-6)
+    return min(Unit, key=lambda unit: max(unit.seconds, seconds) / min(unit.seconds, seconds))

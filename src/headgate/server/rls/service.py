@@ -1,0 +1,176 @@
+"""Envoy's rate limit service: a question in, an answer out, by rules, by descriptor trees, or by both.
+
+With both, a domain that the trees know is decided by them, and any other by the rules.
+
+What cannot be matched, such as a path that servers read in different ways, is over the limit rather than an error: at
+an error Envoy lets the request pass, unless it is told otherwise. An error is answered only to a message that is
+malformed, or without a domain or descriptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from headgate.core.errors import HeadgateError, UsageError
+from headgate.core.key import space
+from headgate.core.mode import Mode
+from headgate.core.plan import MAX_COST, Limit
+from headgate.engine import Part
+from headgate.engine.binding import checked_mode
+from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.observe.recorder import Recorder
+from headgate.policy.envoy import Descriptor, Matching, Override, Unit
+from headgate.policy.envoy.matching import principal_of
+from headgate.policy.envoy.tree import made_once
+from headgate.policy.request import InvalidRequest
+from headgate.policy.selection import Limits
+from headgate.server.decisions import Decisions
+from headgate.server.rls import encoding
+from headgate.server.rls.answers import Options
+from headgate.server.rls.decoding import Question, decode
+from headgate.server.rls.mapping import Mapper
+from headgate.server.rls.matched import MatchedAnswers
+from headgate.server.rls.ruled import RuledAnswers
+from headgate.server.wire.grpc.calls import Call
+from headgate.server.wire.grpc.status import Code, RpcError
+
+OVERRIDE = "envoy-override"
+"""The name, in answers and keys, of limits that come with a request."""
+_UNMATCHED = encoding.status(1)
+
+
+class RateLimitService:
+    """Answers Envoy.
+
+    Args:
+        decisions: by Headgate's rules; None for none.
+        trees: the configuration of envoyproxy/ratelimit; None for none. Without either, everything passes.
+        recorder: what counts and times decisions by trees.
+        options: what answers tell besides the decision.
+        trust_tier: see `headgate.server.rls.mapping`.
+        on_store_failure: what happens while the store is away, where a rule does not say.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions | None = None,
+        trees: AsyncDescriptorEngine | None = None,
+        *,
+        recorder: Recorder | None = None,
+        options: Options | None = None,
+        trust_tier: bool = False,
+        on_store_failure: str = Mode.LOCAL,
+    ) -> None:
+        options = Options() if options is None else options
+        self._decisions, self._trees = decisions, trees
+        self._recorder = recorder or Recorder()
+        self._mapper = Mapper(trust_tier=trust_tier)
+        self._mode = checked_mode(on_store_failure)
+        self._ruled = RuledAnswers(options, self._denies)
+        self._matched = MatchedAnswers(options, denies=self._mode is Mode.DENY)
+
+    @property
+    def trees(self) -> AsyncDescriptorEngine | None:
+        """The configuration of envoyproxy/ratelimit, if there is one."""
+        return self._trees
+
+    async def should_rate_limit(self, call: Call) -> bytes:
+        """Answer a call of the service. Raises RpcError: the message is malformed, or asks nothing."""
+        try:
+            return await self.answer(decode(call.message))
+        except UsageError as error:
+            raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
+
+    async def answer(self, question: Question) -> bytes:
+        """Return a `RateLimitResponse`. Raises InvalidRequest: there is no domain, or no descriptor."""
+        domain, descriptors, hits_addend = question
+        if not domain:
+            raise InvalidRequest("the domain is empty")
+        if not descriptors:
+            raise InvalidRequest("there are no descriptors")
+        if self._trees is not None:
+            matching = self._trees.match(domain, descriptors, hits_addend)
+            if matching.known or self._decisions is None:
+                return await self._by_trees(self._trees, matching)
+        if self._decisions is None:
+            return encoding.OK + _UNMATCHED * len(descriptors)
+        return await self._by_rules(self._decisions, domain, descriptors, hits_addend or 1)
+
+    async def _by_trees(self, trees: AsyncDescriptorEngine, matching: Matching) -> bytes:
+        began = perf_counter_ns()
+        answered = await trees.decide(matching)
+        self._recorder.answered(matching, answered.answer, perf_counter_ns() - began)
+        return self._matched.of(answered, trees.clock.now())
+
+    async def _by_rules(
+        self, decisions: Decisions, domain: str, descriptors: Sequence[Descriptor], hits_addend: int
+    ) -> bytes:
+        first = descriptors[0]
+        now = decisions.engine.clock.now
+        if len(descriptors) == 1 and first.override is None and not first.refund:
+            hits = hits_addend if first.hits is None else first.hits
+            try:
+                ruling = await decisions.check(self._mapper.request(domain, first, hits))
+            except UsageError:
+                pass  # more than could ever pass, or not acceptable: in what follows it gets its own answer
+            else:
+                return self._ruled.one(ruling, now)
+        try:
+            parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
+            rulings = await decisions.check_together(parts)
+        except UsageError as error:
+            return self._ruled.unacceptable(self._problems(decisions, domain, descriptors, hits_addend, error))
+        return self._ruled.several(rulings, [descriptor.refund for descriptor in descriptors], now())
+
+    def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> Part:
+        hits = hits_addend if descriptor.hits is None else descriptor.hits
+        if descriptor.refund:
+            hits = min(hits, MAX_COST)
+        request = self._mapper.request(domain, descriptor, hits)
+        if descriptor.override is None:
+            return Part(request, descriptor.refund)
+        limits = _overriding(domain, descriptor, descriptor.override)
+        return Part(request, descriptor.refund, limits)
+
+    def _problems(
+        self,
+        decisions: Decisions,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits_addend: int,
+        error: UsageError,
+    ) -> list[str]:
+        """Return what is wrong with each descriptor, empty where nothing is."""
+        problems = []
+        now = decisions.engine.clock.now()
+        for descriptor in descriptors:
+            problem = ""
+            try:
+                part = self._part(domain, descriptor, hits_addend)
+                decisions.engine.policy.plan(part.request, now, asking=False)
+            except HeadgateError as found:
+                problem = str(found)
+            problems.append(problem)
+        return problems if any(problems) else [str(error)] * len(problems)
+
+    def _denies(self, rule_id: str) -> bool:
+        """Whether a rule denies everything while the store is away."""
+        if self._decisions is None:
+            return False
+        prepared = self._decisions.engine.policy.rules.get(rule_id)
+        return ((prepared.rule.on_store_failure if prepared else None) or self._mode) is Mode.DENY
+
+
+def _overriding(domain: str, descriptor: Descriptor, override: Override) -> Limits:
+    """Return the limit that came with a descriptor: its own, for all of its entries, whatever the rules say."""
+    units = {unit.value for unit in Unit}
+    if override.unit not in units or not override.requests_per_unit:
+        raise InvalidRequest(
+            f"the limit that came with the request, {override.requests_per_unit} per unit {override.unit}, is none: "
+            f"it takes at least 1, and a unit from 1 (second) to 7 (week)"
+        )
+    quota = made_once(override.requests_per_unit, Unit(override.unit)).quota
+    assert quota is not None  # noqa: S101  only a limit of 0 has none
+    principal = principal_of((("domain", domain), *descriptor.entries))
+    return Limits((Limit(space(OVERRIDE, quota), principal, quota),), (OVERRIDE,))

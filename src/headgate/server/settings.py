@@ -1,0 +1,154 @@
+"""The settings of a decision service, checked as a whole before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from pathlib import Path
+
+from headgate.core.errors import UsageError
+from headgate.core.mode import Mode
+from headgate.core.numbers import short
+
+STORE_SECONDS = 0.015
+"""How long a decision waits for a store on the network, where its address does not say: Envoy waits for 20 ms."""
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_WORKERS = 256
+
+
+class InvalidSetting(UsageError):
+    """A setting that cannot work; its message begins with the setting's name."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one service, whatever it was told by. Raises InvalidSetting."""
+
+    rules: str = ""
+    """A file, which is watched; empty for the example rules that come with the package."""
+    envoy_config: str = ""
+    """A folder of files of envoyproxy/ratelimit, which is watched; empty if Envoy is answered by the rules."""
+    store: str = field(default="memory", repr=False)
+    """An address; it may have a password, so it is not shown."""
+    on_store_failure: str = Mode.LOCAL
+    nodes: int = 1
+    """How many services share the limits, this one included."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8080
+    """0 takes any that is free."""
+    grpc_port: int = 8081
+    tls_cert: str = ""
+    """A file with the certificate chain, PEM; empty for no TLS."""
+    tls_key: str = ""
+    client_ca: str = ""
+    """A file with the authorities of client certificates, which are demanded then; empty for none."""
+
+    deny_status: int = 429
+    """Of forward authentication."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks whose word about the client's address is taken."""
+
+    workers: int = 1
+    drain_seconds: float = 25.0
+    """How long requests in progress may take to end after SIGTERM."""
+
+    max_checks_per_second: int = 100_000
+    """On this node, by all workers together; 0 for no ceiling."""
+    max_in_flight: int = 10_000
+    """The same, at once."""
+    max_connections: int = 10_000
+    """The same."""
+    caller_keys: str = ""
+    """A file of those who may ask; empty for everybody who can reach the port."""
+
+    log_format: str = "text"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in ("http_port", "grpc_port"):
+            _whole(self, name, 0, 65_535)
+        _whole(self, "workers", 1, MAX_WORKERS)
+        _whole(self, "nodes", 1, 10_000)
+        _whole(self, "deny_status", 400, 599)
+        _whole(self, "max_checks_per_second", 0, 10_000_000)
+        _whole(self, "max_in_flight", 1, 1_000_000)
+        _whole(self, "max_connections", 1, 1_000_000)
+        _one_of(self, "on_store_failure", tuple(Mode))
+        _one_of(self, "log_format", LOG_FORMATS)
+        _one_of(self, "log_level", LOG_LEVELS)
+        if not 0 <= self.drain_seconds <= 3600:
+            raise InvalidSetting("drain_seconds", f"seconds from 0 to 3600, not {self.drain_seconds:g}")
+        if self.http_port and self.http_port == self.grpc_port:
+            raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
+        if self.workers > 1 and not self.is_shared:
+            raise InvalidSetting(
+                "workers",
+                f"{self.workers} workers need a store that they share: in memory each would count on its own, and "
+                f"{self.workers} times the limit would pass. Use --store redis://HOST:6379/0, or --workers 1",
+            )
+        self._check_tls()
+        self._check_files()
+        for network in self.trusted_proxies:
+            _check_network(network)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same state."""
+        return self.store.lower().startswith("redis")
+
+    @property
+    def store_address(self) -> str:
+        """The address of the store, with a deadline that callers can live with."""
+        if not self.is_shared:
+            return self.store
+        address, _, query = self.store.partition("?")
+        if any(option.startswith("timeout=") for option in query.split("&")):
+            return self.store
+        return f"{address}?{query}{'&' if query else ''}timeout={STORE_SECONDS}"
+
+    @property
+    def shares(self) -> int:
+        """How many processes share the limits, over all nodes."""
+        return self.workers * self.nodes
+
+    def _check_tls(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_cert else "tls_cert"
+            raise InvalidSetting(missing, "a certificate and its key are given together, or neither")
+        if self.client_ca and not self.tls_cert:
+            raise InvalidSetting(
+                "client_ca", "client certificates come with TLS: give --tls-cert and --tls-key as well"
+            )
+
+    def _check_files(self) -> None:
+        for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys"):
+            path = getattr(self, name)
+            if path and not Path(path).exists():
+                raise InvalidSetting(name, f"there is no file {short(path)}")
+        if self.envoy_config and not Path(self.envoy_config).is_dir():
+            raise InvalidSetting("envoy_config", f"there is no folder {short(self.envoy_config)}")
+
+
+def _whole(settings: Settings, name: str, low: int, high: int) -> None:
+    value = getattr(settings, name)
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidSetting(name, f"a whole number from {low} to {high}, not {short(value)}")
+
+
+def _one_of(settings: Settings, name: str, accepted: tuple[str, ...]) -> None:
+    value = getattr(settings, name)
+    if value not in accepted:
+        raise InvalidSetting(name, f"one of {', '.join(accepted)}, not {short(value)}")
+
+
+def _check_network(text: str) -> None:
+    try:
+        ip_network(text)
+    except ValueError as error:
+        raise InvalidSetting("trusted_proxies", f"networks such as 10.0.0.0/8,192.0.2.7: {error}") from None

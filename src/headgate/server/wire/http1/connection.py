@@ -1,0 +1,306 @@
+"""An HTTP/1.1 connection: bytes in, requests out, responses in, bytes out.
+
+Requests may be pipelined: they are handed out as soon as they are complete, up to a bound, and responses are sent in
+the order of their requests, whichever is ready first. A request that cannot be understood is the last: it is answered
+with a problem, and all that follows it is ignored, for nobody knows where the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from headgate.server.wire.http1.chunked import ChunkedBody
+from headgate.server.wire.http1.head import CHUNKED, Head, Heads, Refused
+from headgate.server.wire.http1.responses import CONTINUE, Date, encode, of_problem, of_refused
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.messages import NOBODY, Peer, Request, Response
+
+
+class Phase(Enum):
+    """What a connection waits for, and so how long it may take."""
+
+    IDLE = "idle"
+    """The next request."""
+    HEADERS = "headers"
+    """The rest of the headers of a request."""
+    BODY = "body"
+    """The rest of a body."""
+    BUSY = "busy"
+    """Us: requests are being answered."""
+    OVER = "over"
+    """Nothing: no request is read any more."""
+
+
+_LAST = Head(b"", b"", b"", [], 0, closes=True, expects=False, is_plain=False)
+"""Stands for the request that could not be understood."""
+
+
+class Connection:
+    """The server's side of a connection, for one peer.
+
+    Requests are numbered in the order they come, from 0: `received` of them were handed out.
+    """
+
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_continued",
+        "_date",
+        "_head",
+        "_heads",
+        "_held",
+        "_is_draining",
+        "_is_stalled",
+        "_limits",
+        "_missing",
+        "_no_more",
+        "_outgoing",
+        "_peer",
+        "_unanswered",
+        "answered",
+        "received",
+    )
+
+    def __init__(self, limits: WireLimits, heads: Heads, date: Date, peer: Peer = NOBODY) -> None:
+        self._limits, self._heads, self._date, self._peer = limits, heads, date, peer
+        self._buffer = b""
+        """Not understood yet: a part of a head, or requests that wait because too many are in flight."""
+        self._head: Head | None = None
+        """Of the request whose body is being read."""
+        self._body: list[bytes] | ChunkedBody = []
+        self._missing = 0
+        """Bytes of the body, unless it comes in chunks."""
+        self._unanswered: deque[Head] = deque()
+        self._held: dict[int, Response] = {}
+        """Responses whose turn has not come, by the number of the request."""
+        self._continued: int | None = None
+        """The number of the request whose client waits for ``100 Continue``."""
+        self._outgoing: list[bytes] = []
+        self._no_more = False
+        self._is_draining = False
+        self._is_stalled = False
+        """Whole requests may wait in the buffer."""
+        self.received = 0
+        self.answered = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were handed out and are not answered."""
+        return len(self._unanswered)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many requests are in flight that no more bytes should be read before some are answered."""
+        return len(self._unanswered) >= self._limits.pipelined
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes wait that `receive` might understand, now that requests were answered."""
+        return self._is_stalled and not self._no_more and len(self._unanswered) < self._limits.pipelined
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is said: when `outgoing` is sent, the connection is to be closed."""
+        return self._no_more and not self._unanswered
+
+    @property
+    def phase(self) -> Phase:
+        """What the connection waits for."""
+        if self._no_more:
+            return Phase.BUSY if self._unanswered else Phase.OVER
+        if self.is_full:
+            return Phase.BUSY
+        if self._head is not None:
+            return Phase.BODY
+        if self._buffer:
+            return Phase.HEADERS
+        return Phase.BUSY if self._unanswered else Phase.IDLE
+
+    def receive(self, data: bytes) -> list[Request]:  # noqa: C901, PLR0912  one pass over the bytes, and hot
+        """Take bytes, and return the requests that they complete.
+
+        They are at most so many that the connection is full; the rest waits, and `has_more` says when to call this
+        again, with no bytes.
+        """
+        if self._no_more:
+            return []
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer, self._is_stalled = b"", False
+        requests: list[Request] = []
+        position, end = 0, len(data)
+        while position < end:
+            if self._head is not None:
+                position = self._read_body(self._head, data, position, requests)
+                if self._no_more:
+                    break
+                continue
+            if len(self._unanswered) >= self._limits.pipelined:
+                self._buffer, self._is_stalled = data[position:], True
+                break
+            ending = data.find(b"\r\n\r\n", position)
+            if ending < 0:
+                self._wait_for_head(data[position:])
+                break
+            raw = data[position : ending + 4]
+            head = self._heads.find(raw)
+            if head is None:
+                if raw.startswith(b"\r\n"):  # an empty line before a request is ignored; one
+                    position += 2
+                    ending = data.find(b"\r\n\r\n", position)
+                    if ending < 0:
+                        self._wait_for_head(data[position:])
+                        break
+                    raw = data[position : ending + 4]
+                read = self._heads.read(raw)
+                if isinstance(read, Refused):
+                    self._refuse(read)
+                    break
+                head = read
+            position = ending + 4
+            if not head.length:
+                self._complete(head, b"", requests)
+            elif 0 < head.length <= end - position:
+                body = data[position : position + head.length]
+                position += head.length
+                self._complete(head, body, requests)
+            elif not self._begin_body(head, position == end):
+                break
+            if self._no_more:
+                break
+        return requests
+
+    def answer(self, number: int, response: Response) -> None:
+        """Answer the request with this number; when it is its turn, the response is in `outgoing`.
+
+        Raises:
+            ValueError: the response cannot be sent; another one can.
+        """
+        if number != self.answered:
+            self._held[number] = response
+            return
+        head = self._unanswered[0]
+        if head.is_plain and not self._is_draining:
+            self._outgoing.append(encode(response, self._date))
+            self._unanswered.popleft()
+            self.answered += 1
+        else:
+            self._send(head, response)
+        if self._held or self._continued is not None:
+            self._send_held()
+
+    def outgoing(self) -> bytes:
+        """Return what is to be sent, once."""
+        parts = self._outgoing
+        if not parts:
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return data
+
+    def expire(self) -> None:
+        """Give up on a request that takes too long: it is answered 408 if its headers began to come."""
+        if self.phase is Phase.HEADERS or self.phase is Phase.BODY:
+            self._refuse(Refused(408, "The request took too long to arrive."))
+        self._no_more = True
+
+    def drain(self) -> None:
+        """Say with the last response to what has arrived that it is the last."""
+        self._is_draining = True
+
+    def finish_draining(self) -> None:
+        """Read no more requests than those that have begun."""
+        self._is_draining = True
+        if self.phase is Phase.IDLE:
+            self._no_more = True
+
+    def _complete(self, head: Head, body: bytes, requests: list[Request]) -> None:
+        requests.append(Request(head.method, head.path, head.query, head.headers, body, self._peer))
+        self._unanswered.append(head)
+        self.received += 1
+        if head.closes:
+            self._no_more = True
+
+    def _begin_body(self, head: Head, is_waiting: bool) -> bool:  # noqa: FBT001  a fact, and private
+        if head.length > self._limits.body_bytes:
+            self._refuse(Refused(413, f"The body is longer than {self._limits.body_bytes} bytes."))
+            return False
+        self._head = head
+        self._missing = head.length
+        self._body = ChunkedBody(self._limits) if head.length == CHUNKED else []
+        if head.expects and is_waiting:
+            self._continued = self.received
+            if not self._unanswered:
+                self._send_held()
+        return True
+
+    def _read_body(self, head: Head, data: bytes, position: int, requests: list[Request]) -> int:
+        """Read from a body; return where it ends in `data`, or where `data` ends."""
+        body = self._body
+        if isinstance(body, ChunkedBody):
+            whole = body.receive(data[position:])
+            if body.refused is not None:
+                self._refuse(body.refused)
+                return len(data)
+            position = len(data) - len(body.rest) if whole is not None else len(data)
+        else:
+            part = data[position : position + self._missing]
+            body.append(part)
+            if len(body) > 1024:  # many small ones would take more room than their bytes
+                body[:] = [b"".join(body)]
+            position += len(part)
+            self._missing -= len(part)
+            whole = None if self._missing else b"".join(body)
+        if whole is not None:
+            self._head, self._body = None, []
+            self._continued = None
+            self._complete(head, whole, requests)
+        return position
+
+    def _wait_for_head(self, data: bytes) -> None:
+        """Keep a part of a head, unless it is already clear that it will be refused."""
+        if data.startswith(b"\r\n"):
+            data = data[2:]
+        line = data.find(b"\r\n")
+        if data and not b"A" <= data[:1] <= b"Z" and data != b"\r":
+            self._refuse(Refused(400, "This is no request of HTTP."))
+        elif data.count(b"\n") != data.count(b"\r\n"):
+            self._refuse(Refused(400, "A line does not end with CR LF."))
+        elif line < 0 and len(data) > self._limits.target_bytes + 64:
+            self._refuse(Refused(414, f"The target is longer than {self._limits.target_bytes} bytes."))
+        elif len(data) - max(line, 0) > self._limits.header_bytes + 64 and line >= 0:
+            self._refuse(Refused(431, f"The headers are longer than {self._limits.header_bytes} bytes."))
+        else:
+            self._buffer = data
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer with a problem, when its turn comes, and read no more."""
+        self._no_more = True
+        self._buffer, self._head, self._body = b"", None, []
+        self._continued = None
+        self._unanswered.append(_LAST)
+        self.received += 1
+        self.answer(self.received - 1, of_refused(refused))
+
+    def _send(self, head: Head, response: Response) -> None:
+        """Send a response that is special: without a body, or the last."""
+        is_last = len(self._unanswered) == 1
+        closes = head.closes or (self._is_draining and is_last and self._head is None and not self._buffer)
+        self._outgoing.append(encode(response, self._date, closes=closes, has_body=head.method != b"HEAD"))
+        self._unanswered.popleft()
+        self.answered += 1
+        if closes:
+            self._no_more = True
+
+    def _send_held(self) -> None:
+        """Send what waited for its turn."""
+        while (response := self._held.pop(self.answered, None)) is not None:
+            head = self._unanswered[0]
+            try:
+                self._send(head, response)
+            except ValueError:
+                self._send(head, of_problem(500, "The response could not be sent."))
+        if self._continued == self.answered:
+            self._continued = None
+            self._outgoing.append(CONTINUE)

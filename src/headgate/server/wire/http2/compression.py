@@ -1,0 +1,156 @@
+"""Reading header blocks (RFC 7541): the table that a client fills, and fields that refer to it.
+
+The `hpack` package knows the static table and Huffman's code. Its decoder is not used: it takes some 5 us a field, and
+loses its place when a list of fields is too large, where this one goes on to the end, so that the client can be told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from headgate.server.wire.messages import Headers
+
+TABLE_SIZE: Final = 4096
+"""Bytes of the table that a client may fill, as long as SETTINGS do not say otherwise."""
+FIELD_OVERHEAD: Final = 32
+"""What a field counts besides its name and value."""
+_LARGEST_INTEGER_SHIFT: Final = 28
+_STATIC: Final[tuple[tuple[bytes, bytes], ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_DYNAMIC: Final = len(_STATIC)
+
+
+def size_of(fields: Headers) -> int:
+    """Return what a list of fields counts, by SETTINGS_MAX_HEADER_LIST_SIZE."""
+    return sum(len(name) + len(value) + FIELD_OVERHEAD for name, value in fields)
+
+
+class Undecodable(Exception):
+    """A block that breaks RFC 7541: the table is not what the client believes it to be any more."""
+
+
+class Decoder:
+    """What one client's blocks mean.
+
+    Args:
+        size: the most bytes of a list of fields, each counting 32 more than its name and value.
+        count: the most fields of a list.
+    """
+
+    __slots__ = ("_count", "_entries", "_size", "_table_limit", "_table_size", "changes")
+
+    def __init__(self, size: int, count: int) -> None:
+        self._size, self._count = size, count
+        self._entries: deque[tuple[bytes, bytes]] = deque()  # the newest first
+        self._table_size = 0
+        self._table_limit = TABLE_SIZE
+        self.changes = 0
+        """How often the table was changed: what an index means is certain only until then."""
+
+    def decode(self, block: bytes) -> Headers | None:
+        """Return the fields of a block, or None if they are too many or too large; the table is right either way.
+
+        Raises:
+            Undecodable: the block is broken.
+        """
+        fields: Headers = []
+        room = self._size
+        entries = self._entries
+        position, end = 0, len(block)
+        try:
+            while position < end:
+                first = block[position]
+                if first & 0x80:
+                    index = first & 0x7F
+                    position += 1
+                    if index == 0x7F:
+                        index, position = _integer(block, position, index)
+                    field = _STATIC[index] if 0 < index < _DYNAMIC else self._entry(index)
+                elif first & 0x40:
+                    field, position = self._literal(block, position, 0x3F)
+                    self._add(field)
+                elif first & 0x20:
+                    if fields or room != self._size:
+                        raise Undecodable("the size of the table changes amid a block")
+                    position = self._resize(block, position)
+                    continue
+                else:
+                    field, position = self._literal(block, position, 0x0F)
+                room -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+                if room >= 0:
+                    fields.append(field)
+        except IndexError:
+            raise Undecodable("a block ends amid a field, or refers to a field that is not in the table") from None
+        except HPACKError as error:
+            raise Undecodable(str(error)) from None
+        return fields if room >= 0 and len(fields) <= self._count else None
+
+    def _entry(self, index: int) -> tuple[bytes, bytes]:
+        if index < _DYNAMIC:
+            raise Undecodable("a field with index 0")
+        return self._entries[index - _DYNAMIC]
+
+    def _literal(self, block: bytes, position: int, mask: int) -> tuple[tuple[bytes, bytes], int]:
+        index = block[position] & mask
+        position += 1
+        if index == 0:
+            name, position = _string(block, position)
+        else:
+            if index == mask:
+                index, position = _integer(block, position, index)
+            name = (_STATIC[index] if index < _DYNAMIC else self._entries[index - _DYNAMIC])[0]
+        value, position = _string(block, position)
+        return (name, value), position
+
+    def _add(self, field: tuple[bytes, bytes]) -> None:
+        self.changes += 1
+        self._table_size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+        self._entries.appendleft(field)
+        if self._table_size > self._table_limit:
+            self._evict()
+
+    def _resize(self, block: bytes, position: int) -> int:
+        size, position = block[position] & 0x1F, position + 1
+        if size == 0x1F:
+            size, position = _integer(block, position, size)
+        if size > TABLE_SIZE:
+            raise Undecodable(f"a table of {size} bytes, where {TABLE_SIZE} are allowed")
+        self.changes += 1
+        self._table_limit = size
+        self._evict()
+        return position
+
+    def _evict(self) -> None:
+        while self._table_size > self._table_limit:
+            name, value = self._entries.pop()
+            self._table_size -= len(name) + len(value) + FIELD_OVERHEAD
+
+
+def _integer(block: bytes, position: int, number: int) -> tuple[int, int]:
+    """Read the rest of a number that did not fit into its first byte; return it, and where it ended."""
+    shift = 0
+    while True:
+        byte = block[position]
+        position += 1
+        number += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > _LARGEST_INTEGER_SHIFT:
+            raise Undecodable("a number of too many bytes")
+
+
+def _string(block: bytes, position: int) -> tuple[bytes, int]:
+    first = block[position]
+    length, position = first & 0x7F, position + 1
+    if length == 0x7F:
+        length, position = _integer(block, position, length)
+    end = position + length
+    if end > len(block):
+        raise Undecodable("a string is longer than its block")
+    text = block[position:end]
+    return (decode_huffman(text) if first & 0x80 else text), end

@@ -1,0 +1,151 @@
+"""Frames of HTTP/2 (RFC 9113 sections 4 and 6): their numbers, and how they are written. Either side may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client says first."""
+HEADER_SIZE: Final = 9
+LARGEST_ID: Final = (1 << 31) - 1
+LARGEST_WINDOW: Final = (1 << 31) - 1
+DEFAULT_WINDOW: Final = 65_535
+"""Of a connection, and of every stream until SETTINGS say otherwise."""
+FRAME_SIZE: Final = 16_384
+"""The most a frame may hold until SETTINGS say otherwise, and the least that they can say."""
+LARGEST_FRAME_SIZE: Final = (1 << 24) - 1
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+ACK: Final = 0x01
+END_STREAM: Final = 0x01
+END_HEADERS: Final = 0x04
+PADDED: Final = 0x08
+WITH_PRIORITY: Final = 0x20
+
+
+class Setting(IntEnum):
+    """What SETTINGS can set."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class ErrorCode(IntEnum):
+    """Why a stream was reset, or a connection given up."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+_HEADER = Struct(">IBI")
+_SETTING = Struct(">HI")
+_WORD = Struct(">I")
+_TWO_WORDS = Struct(">II")
+
+read_header = _HEADER.unpack_from
+"""Return (length << 8 | type, flags, stream with its reserved bit) of the frame at an offset.
+
+The first word begins a byte early in no frame: it is the 24 bits of the length, then the 8 bits of the type.
+"""
+
+
+def header(kind: int, flags: int, stream: int, length: int) -> bytes:
+    """Return the nine bytes that begin a frame."""
+    return _HEADER.pack(length << 8 | kind, flags, stream)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a whole frame."""
+    return _HEADER.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def data(stream: int, payload: bytes, *, end: bool = False) -> bytes:
+    """Return a DATA frame; the payload fits into one."""
+    return frame(DATA, END_STREAM if end else 0, stream, payload)
+
+
+def headers(stream: int, block: bytes, *, end: bool = False, size: int = FRAME_SIZE) -> bytes:
+    """Return a HEADERS frame, and CONTINUATION frames for as much of the block as does not fit into it.
+
+    Args:
+        size: the most that a frame may hold.
+    """
+    flags = END_STREAM if end else 0
+    if len(block) <= size:
+        return frame(HEADERS, flags | END_HEADERS, stream, block)
+    parts = [block[start : start + size] for start in range(0, len(block), size)]
+    return b"".join(
+        (
+            frame(HEADERS, flags, stream, parts[0]),
+            *(frame(CONTINUATION, 0, stream, part) for part in parts[1:-1]),
+            frame(CONTINUATION, END_HEADERS, stream, parts[-1]),
+        ),
+    )
+
+
+def settings(values: Iterable[tuple[int, int]]) -> bytes:
+    """Return a SETTINGS frame, of (what, value)."""
+    return frame(SETTINGS, 0, 0, b"".join([_SETTING.pack(what, value) for what, value in values]))
+
+
+SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0, b"")
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """Return (what, value) of each, in order; the payload is whole sixes of bytes."""
+    return list(_SETTING.iter_unpack(payload))
+
+
+def ping(payload: bytes, *, ack: bool = False) -> bytes:
+    """Return a PING frame, of eight bytes."""
+    return frame(PING, ACK if ack else 0, 0, payload)
+
+
+def goaway(last: int, code: ErrorCode, text: bytes = b"") -> bytes:
+    """Return a GOAWAY frame: streams after the last one were not, and will not be, looked at."""
+    return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last, code) + text)
+
+
+def reset(stream: int, code: ErrorCode) -> bytes:
+    """Return a RST_STREAM frame."""
+    return frame(RST_STREAM, 0, stream, _WORD.pack(code))
+
+
+def window_update(stream: int, more: int) -> bytes:
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(more))
+
+
+def word(payload: bytes) -> int:
+    """Return the number that the first four bytes are."""
+    number: int = _WORD.unpack_from(payload)[0]
+    return number

@@ -1,0 +1,69 @@
+"""Attacks that break no rule of the protocol: doing what is allowed, only too often."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headgate.server.wire.http2.faults import ConnectionFault
+from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.http2.streams import Streams
+from headgate.server.wire.limits import WireLimits
+
+_EXCUSED_BY_WORK: Final = 4
+"""Control frames that a client may send for each response or piece of data; WINDOW_UPDATE above all."""
+
+
+class Meter:
+    """Counts what happens in stretches of time.
+
+    Args:
+        most: how often it may happen in a stretch, besides what useful work excuses.
+        seconds: how long a stretch is.
+    """
+
+    __slots__ = ("_count", "_excused", "_most", "_seconds", "_start")
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most, self._seconds = most, seconds
+        self._count, self._start, self._excused = 0, 0.0, 0
+
+    def runs_over(self, now: float, useful: int) -> bool:
+        """Count one; return whether that is too many.
+
+        Args:
+            now: seconds of a monotonic clock.
+            useful: how much useful work was ever done on the connection; each piece in the stretch excuses one.
+        """
+        if not self._count or now - self._start >= self._seconds:
+            self._count, self._start, self._excused = 0, now, useful
+        self._count += 1
+        return self._count > self._most + useful - self._excused
+
+
+class Guard:
+    """Watches one connection.
+
+    * Rapid reset (CVE-2023-44487): streams are opened and reset, and their work is in vain. It counts as well when
+      the client makes *us* reset them by a mistake on the stream (CVE-2025-8671).
+    * Floods of PING, SETTINGS, PRIORITY, empty DATA, WINDOW_UPDATE of a byte, and other frames that bring nothing
+      (CVE-2019-9511 to 9518).
+    """
+
+    __slots__ = ("_control", "_resets", "_streams", "now")
+
+    def __init__(self, limits: WireLimits, streams: Streams) -> None:
+        self._streams = streams
+        self._resets = Meter(limits.resets, limits.reset_time)
+        self._control = Meter(limits.control_frames, limits.reset_time)
+        self.now = 0.0
+        """Seconds of a monotonic clock, set whenever bytes come in."""
+
+    def saw_reset(self) -> None:
+        """Count a stream that was reset; raise ConnectionFault if they are too many."""
+        if self._resets.runs_over(self.now, self._streams.useful):
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
+
+    def saw_control(self) -> None:
+        """Count a frame that brings nothing; raise ConnectionFault if they are too many."""
+        if self._control.runs_over(self.now, self._streams.useful * _EXCUSED_BY_WORK):
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")

@@ -1,0 +1,203 @@
+"""The ports of a process: where connections come from, and how they end without a request lost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from headgate.server.wire.admission import Gate
+from headgate.server.wire.grpc.calls import Methods
+from headgate.server.wire.limits import DEFAULT, WireLimits
+from headgate.server.wire.messages import Handler
+from headgate.server.wire.tls import Tls
+from headgate.server.wire.transports.first import First
+from headgate.server.wire.transports.grpc import Grpc, NoHttp1
+from headgate.server.wire.transports.house import House
+from headgate.server.wire.transports.http1 import Http1
+from headgate.server.wire.transports.http2 import Http2
+
+_BACKLOG = 1024
+_CERTIFICATES_EVERY = 5.0
+"""Seconds between looks at the files of certificates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP port."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 for any that is free."""
+    is_shared: bool = False
+    """With other processes, each with a queue of its own (SO_REUSEPORT)."""
+
+
+Where: TypeAlias = Address | Path | socket.socket
+"""A TCP port, the path of a Unix socket, or a socket that is bound already."""
+
+
+class Listener:
+    """Serves HTTP and gRPC on any number of ports. One for each process, and for the loop that runs when it is made.
+
+    Args:
+        limits: for all connections together.
+        gate: asked before each request.
+    """
+
+    def __init__(self, limits: WireLimits = DEFAULT, gate: Gate | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._house = House(limits, gate, self._loop)
+        self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket.socket] = []
+        self._factories: dict[socket.socket, tuple[Callable[[], First], Tls | None]] = {}
+        self._paths: list[Path] = []
+        self._certificates: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._house.guests)
+
+    async def serve_http(self, handler: Handler, where: Where, tls: Tls | None = None) -> Address | Path:
+        """Serve HTTP/1.1, and HTTP/2 to clients that begin with it or ask for it by ALPN. Return where.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        house = self._house
+        return await self._serve(lambda: Http1(house, handler), lambda: Http2(house, handler), where, tls)
+
+    async def serve_grpc(self, methods: Methods, where: Where, tls: Tls | None = None) -> Address | Path:
+        """Serve gRPC over HTTP/2. Return where.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        house = self._house
+        return await self._serve(lambda: NoHttp1(house), lambda: Grpc(house, methods), where, tls)
+
+    def refresh_certificates(self) -> None:
+        """Read certificates anew whose files have changed; done every few seconds anyway."""
+        for tls in {id(tls): tls for _, tls in self._factories.values() if tls is not None}.values():
+            tls.refresh()
+
+    async def drain(self, grace: float) -> bool:
+        """Accept no more connections, answer what has been asked, and close; after `grace` seconds at the latest.
+
+        Returns:
+            Whether all was answered.
+        """
+        house = self._house
+        house.is_draining = True
+        self._stop_accepting()
+        for guest in list(house.guests):
+            guest.drain()
+        end = self._loop.time() + grace
+        await asyncio.sleep(min(house.tick, grace))  # what was on its way arrives
+        while house.guests and self._loop.time() < end:
+            for guest in list(house.guests):
+                guest.finish_draining()
+            await asyncio.sleep(min(0.02, grace))
+        was_clean = not house.guests
+        await self.close()
+        return was_clean
+
+    async def close(self) -> None:
+        """Close all at once."""
+        self._house.is_draining = True
+        self._stop_accepting()
+        if self._certificates is not None:
+            self._certificates.cancel()
+            self._certificates = None
+        self._house.close()
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
+        while self._house.guests:
+            await asyncio.sleep(0)
+
+    async def _serve(
+        self, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol], where: Where, tls: Tls | None
+    ) -> Address | Path:
+        house = self._house
+        bound = _bind(where)
+        if isinstance(where, Path):
+            self._paths.append(where)
+
+        def factory() -> First:
+            return First(house, http1, http2)
+
+        limits = house.limits
+        server = await self._loop.create_server(
+            factory,
+            sock=bound.dup(),
+            backlog=_BACKLOG,
+            ssl=None if tls is None else tls.context,
+            ssl_handshake_timeout=None if tls is None else limits.header_time,
+            ssl_shutdown_timeout=None if tls is None else min(limits.write_time, 5.0),
+        )
+        self._servers.append(server)
+        self._sockets.append(bound)
+        self._factories[bound] = factory, tls
+        if tls is not None and self._certificates is None:
+            self._certificates = self._loop.call_later(_CERTIFICATES_EVERY, self._look_at_certificates)
+        return where if isinstance(where, Path) else Address(*bound.getsockname()[:2])
+
+    def _look_at_certificates(self) -> None:
+        self.refresh_certificates()
+        self._certificates = self._loop.call_later(_CERTIFICATES_EVERY, self._look_at_certificates)
+
+    def _stop_accepting(self) -> None:
+        """Close the ports; connections that the system has accepted for us are taken first."""
+        for server in self._servers:
+            server.close()
+        for bound in self._sockets:
+            self._take_the_rest(bound)
+            bound.close()
+        self._sockets.clear()
+        for path in self._paths:
+            with suppress(FileNotFoundError):
+                path.unlink()
+        self._paths.clear()
+
+    def _take_the_rest(self, bound: socket.socket) -> None:
+        factory, tls = self._factories[bound]
+        with suppress(OSError):  # until there are no more
+            while True:
+                accepted, _ = bound.accept()
+                accepted.setblocking(False)
+                context = None if tls is None else tls.context
+                self._loop.create_task(self._loop.connect_accepted_socket(factory, accepted, ssl=context))
+
+
+def _bind(where: Where) -> socket.socket:
+    if isinstance(where, socket.socket):
+        where.setblocking(False)
+        return where
+    if isinstance(where, Path):
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(where.stat().st_mode):  # left behind by a process that was killed
+                where.unlink()
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        address: tuple[Any, ...] | str = str(where)
+    else:
+        family, *_, address = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if isinstance(where, Address):
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if where.is_shared:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setblocking(False)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,115 @@
+"""What all connections of a process share, and the one timer that looks after them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+import time
+from typing import Any, Protocol
+
+from headgate.server.wire.admission import Gate
+from headgate.server.wire.http1.head import Heads
+from headgate.server.wire.http1.responses import Date
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.messages import Peer
+
+
+class Guest(Protocol):
+    """A connection, as the house sees it."""
+
+    def look(self, now: float) -> None:
+        """End what takes too long."""
+        ...
+
+    def drain(self) -> None:
+        """Begin no new requests, and close when those in flight are answered."""
+        ...
+
+    def finish_draining(self) -> None:
+        """Close if there is nothing in flight: what was on its way when draining began has arrived."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+
+class House:
+    """One for each process.
+
+    Times are those of the loop, in seconds, as coarse as the timer's `tick`: no request has a timer of its own.
+    """
+
+    __slots__ = ("_timer", "date", "gate", "guests", "heads", "is_draining", "limits", "loop", "tick")
+
+    def __init__(self, limits: WireLimits, gate: Gate | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.limits, self.gate, self.loop = limits, gate, loop
+        self.heads, self.date = Heads(limits), Date()
+        self.guests: set[Guest] = set()
+        self.is_draining = False
+        shortest = min(limits.header_time, limits.body_time, limits.idle_time, limits.write_time)
+        self.tick = min(max(shortest / 4, 0.01), 0.5)
+        self.date.set(time.time())
+        self._timer: asyncio.TimerHandle | None = loop.call_later(self.tick, self._sweep)
+
+    def enter(self, guest: Guest) -> bool:
+        """Count a new connection; false if there is no room for it."""
+        if len(self.guests) >= self.limits.connections:
+            return False
+        self.guests.add(guest)
+        return True
+
+    def leave(self, guest: Guest) -> None:
+        """Forget a connection that is gone."""
+        self.guests.discard(guest)
+
+    def close(self) -> None:
+        """Stop the timer, and close what is still open."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for guest in list(self.guests):
+            guest.abort()
+
+    def _sweep(self) -> None:
+        self.date.set(time.time())
+        now = self.loop.time()
+        for guest in list(self.guests):
+            guest.look(now)
+        self._timer = self.loop.call_later(self.tick, self._sweep)
+
+
+class Stopwatch:
+    """Tells for how long a state has lasted, as far as it was looked at: nothing is done when the state changes."""
+
+    __slots__ = ("_since", "_state")
+
+    def __init__(self) -> None:
+        self._state: object = None
+        self._since = 0.0
+
+    def lasted(self, state: object, now: float) -> float:
+        """Return for how many seconds the state has been this one."""
+        if state != self._state:
+            self._state, self._since = state, now
+        return now - self._since
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer:
+    """Return who is at the other end."""
+    address = transport.get_extra_info("peername")
+    host = address[0] if isinstance(address, tuple) else None
+    certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
+    names = certificate.get("subjectAltName", ())
+    return Peer(host, tuple([f"{kind}:{name}" for kind, name in names]))
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Return whether bytes have arrived at the socket that were not read yet."""
+    try:
+        unread = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+    except (AttributeError, OSError, ValueError):  # it is closed already
+        return False
+    return bool(struct.unpack("i", unread)[0])

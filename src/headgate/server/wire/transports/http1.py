@@ -1,0 +1,220 @@
+"""HTTP/1.1 connections: a handler answers their requests, most of them before the next bytes are read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, cast
+
+from headgate.server.wire import eager
+from headgate.server.wire.admission import Refusal, Seat
+from headgate.server.wire.http1.connection import Connection, Phase
+from headgate.server.wire.http1.responses import of_problem
+from headgate.server.wire.messages import Handler, Request, Response
+from headgate.server.wire.transports.house import House, Stopwatch, has_unread, peer_of
+
+_log = logging.getLogger(__name__)
+_LINGER = 2.0
+"""Seconds for a client to read the last response and close, when it may still be sending."""
+
+
+class Http1(asyncio.Protocol):
+    """A connection. All that its requests are answered at once is written at once."""
+
+    __slots__ = (
+        "_handler",
+        "_has_ended",
+        "_house",
+        "_is_closing",
+        "_is_paused",
+        "_machine",
+        "_seat",
+        "_transport",
+        "_waiting",
+        "_watch",
+    )
+
+    def __init__(self, house: House, handler: Handler) -> None:
+        self._house, self._handler = house, handler
+        self._machine: Connection
+        self._transport: asyncio.Transport | None = None
+        self._seat: Seat | None = None
+        self._waiting = 0
+        """Requests that are in the hands of the handler."""
+        self._is_paused = False
+        """The client does not take what we write."""
+        self._has_ended = False
+        """The client sends no more, and may still read."""
+        self._is_closing = False
+        self._watch = Stopwatch()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # those of uvloop are none by inheritance
+        house = self._house
+        house.guests.add(self)
+        peer = peer_of(transport)
+        self._transport = transport
+        self._machine = Connection(house.limits, house.heads, house.date, peer)
+        transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
+        if house.gate is not None:
+            self._seat = house.gate.sit(peer)
+        if house.is_draining:
+            self._machine.drain()
+
+    def data_received(self, data: bytes) -> None:
+        machine, seat = self._machine, self._seat
+        number = machine.received
+        for request in machine.receive(data):
+            if seat is not None and (refusal := seat.admit(request.path, request.headers)) is not None:
+                machine.answer(number, _refusal(refusal))
+                number += 1
+                continue
+            coroutine = self._handler(request)
+            try:
+                awaited = coroutine.send(None)
+            except StopIteration as stop:
+                self._answer(number, request, stop.value)
+                if seat is not None:
+                    seat.release()
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
+                self._answer(number, request, _failure(request, error))
+                if seat is not None:
+                    seat.release()
+            else:
+                self._wait(number, request, coroutine, awaited)
+            number += 1
+        self._flush()
+
+    def eof_received(self) -> bool:
+        """Answer what was asked, for the client may still read; over TLS it cannot."""
+        self._has_ended = True
+        transport = self._transport
+        return (
+            transport is not None
+            and self._machine.in_flight > 0
+            and not self._is_closing
+            and transport.get_extra_info("ssl_object") is None
+        )
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
+        self._transport = None
+        self._house.leave(self)
+        if self._seat is not None and not self._waiting:
+            self._seat.leave()
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._flush()
+
+    def look(self, now: float) -> None:
+        """End what takes too long."""
+        limits, machine = self._house.limits, self._machine
+        if self._is_closing:
+            if self._watch.lasted("closing", now) > min(_LINGER, limits.write_time):
+                self.abort()
+            return
+        if self._is_paused:
+            if self._watch.lasted("paused", now) > limits.write_time:
+                self.abort()
+            return
+        phase = machine.phase
+        waited = self._watch.lasted((phase, machine.received, machine.answered), now)
+        if phase is Phase.BUSY:
+            return
+        if phase is Phase.OVER or waited > _patience(phase, self._house):
+            machine.expire()
+            self._flush()
+
+    def drain(self) -> None:
+        self._machine.drain()
+
+    def finish_draining(self) -> None:
+        transport = self._transport
+        if transport is not None and not has_unread(transport):
+            self._machine.finish_draining()
+            self._flush()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _answer(self, number: int, request: Request, response: Response) -> None:
+        try:
+            self._machine.answer(number, response)
+        except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
+            self._machine.answer(number, _failure(request, error))
+
+    def _wait(self, number: int, request: Request, coroutine: Coroutine[Any, Any, Response], awaited: Any) -> None:
+        self._waiting += 1
+        eager.go_on(coroutine, awaited, partial(self._done, number, request), partial(self._failed, number, request))
+
+    def _done(self, number: int, request: Request, response: Response) -> None:
+        self._waiting -= 1
+        seat = self._seat
+        if seat is not None:
+            seat.release()
+            if self._transport is None and not self._waiting:
+                seat.leave()
+        if self._transport is not None:
+            self._answer(number, request, response)
+            self._flush()
+
+    def _failed(self, number: int, request: Request, error: BaseException) -> None:
+        self._done(number, request, _failure(request, error))
+
+    def _flush(self) -> None:
+        """Send what is to be sent, and see what is next: more requests, a pause, or the end."""
+        transport, machine = self._transport, self._machine
+        if transport is None:
+            return
+        data = machine.outgoing()
+        if data:
+            transport.write(data)
+        if machine.is_over or (self._has_ended and not machine.in_flight):
+            self._close(transport)
+        elif self._is_paused or machine.is_full:
+            transport.pause_reading()
+        elif machine.has_more:  # others are served in between
+            transport.pause_reading()
+            self._house.loop.call_soon(self._go_on)
+        elif not transport.is_reading() and not transport.is_closing():
+            transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if self._transport is not None and self._machine.has_more and not self._is_paused:
+            self.data_received(b"")
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close so that the last response arrives: a socket with unread bytes that is closed takes them all back."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._has_ended or not self._machine.answered or not transport.can_write_eof():
+            transport.close()
+        else:
+            transport.write_eof()
+            if not transport.is_reading():
+                transport.resume_reading()
+
+
+def _patience(phase: Phase, house: House) -> float:
+    limits = house.limits
+    if phase is Phase.HEADERS:
+        return limits.header_time
+    return limits.body_time if phase is Phase.BODY else limits.idle_time
+
+
+def _refusal(refusal: Refusal) -> Response:
+    return of_problem(refusal.status, refusal.detail, refusal.headers)
+
+
+def _failure(request: Request, error: BaseException) -> Response:
+    _log.error("%s %s failed", request.method.decode(), request.path.decode(errors="replace"), exc_info=error)
+    return of_problem(500, "The request failed. It is logged.")

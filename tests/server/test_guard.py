@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server.callers import CallerKeys
+from headgate.server.guard import EXEMPT, TOO_FAST, TOO_MUCH, UNFAIR, UNKNOWN_CALLER, Guard, Place
+from headgate.server.wire.messages import NOBODY
+from headgate.testing import ManualClock
+from headgate.web.apikey import Holder, digest
+
+CHECK = b"/api/v1/rate-limit/check"
+
+
+def admitted(place: Place, times: int) -> int:
+    return sum(place.admit(CHECK, []) is None for _ in range(times))
+
+
+def test_without_a_ceiling_all_that_fits_is_let_in() -> None:
+    guard = Guard(in_flight=100)
+    assert admitted(guard.sit(NOBODY), 1000) == 100
+    assert guard.in_flight == 100
+
+
+def test_the_ceiling_lets_in_so_many_per_second_and_a_tenth_at_once() -> None:
+    clock = ManualClock()
+    guard = Guard(per_second=10_000, in_flight=1_000_000, clock=clock)
+    place = guard.sit(NOBODY)
+    assert admitted(place, 5000) == 1000
+    assert place.admit(CHECK, []) == TOO_FAST
+    total = 0
+    for _ in range(100):
+        clock.advance(0.01)
+        total += admitted(place, 200)
+    assert 9_980 <= total <= 10_000
+
+
+def test_a_small_ceiling_is_exact() -> None:
+    clock = ManualClock()
+    guard = Guard(per_second=3, clock=clock)
+    assert admitted(guard.sit(NOBODY), 10) == 1
+    clock.advance(1)
+    assert admitted(guard.sit(NOBODY), 10) == 1
+
+
+def test_health_and_metrics_are_let_in_always() -> None:
+    guard = Guard(per_second=1, in_flight=1, keys=CallerKeys({digest("k"): Holder("k")}))
+    places = [guard.sit(NOBODY) for _ in range(3)]
+    for place in places:
+        assert all(place.admit(path, []) is None for path in EXEMPT)
+    assert places[0].admit(CHECK, [(b"x-api-key", b"k")]) == TOO_MUCH
+
+
+def test_a_connection_that_floods_is_refused_before_others() -> None:
+    guard = Guard(in_flight=100)
+    flood, other = guard.sit(NOBODY), guard.sit(NOBODY)
+    assert admitted(flood, 90) == 90
+    assert admitted(other, 1) == 1
+    assert flood.admit(CHECK, []) == UNFAIR
+    assert admitted(other, 9) == 9
+    assert other.admit(CHECK, []) == TOO_MUCH
+    for _ in range(50):
+        flood.release()
+    assert admitted(other, 60) >= 40
+
+
+def test_a_connection_alone_may_use_all() -> None:
+    guard = Guard(in_flight=100)
+    guard.sit(NOBODY)
+    assert admitted(guard.sit(NOBODY), 200) == 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=300))
+def test_what_is_in_flight_is_counted_and_bounded(steps: list[tuple[int, bool]]) -> None:
+    guard = Guard(in_flight=10)
+    places = [guard.sit(NOBODY) for _ in range(5)]
+    for number, arrives in steps:
+        place = places[number]
+        if arrives:
+            place.admit(CHECK, [])
+        elif place.in_flight:
+            place.release()
+        assert guard.in_flight == sum(each.in_flight for each in places) <= 10
+        assert guard.busy == sum(each.in_flight > 0 for each in places)
+
+
+def test_shed_requests_are_counted_and_unknown_callers_are_not_among_them(caplog: pytest.LogCaptureFixture) -> None:
+    shed: list[bytes] = []
+    guard = Guard(in_flight=1, shed=shed.append, keys=CallerKeys({digest("k"): Holder("k")}))
+    place = guard.sit(NOBODY)
+    assert place.admit(CHECK, []) == UNKNOWN_CALLER
+    for _ in range(4):
+        place.admit(CHECK, [(b"x-api-key", b"k")])
+    assert shed == [CHECK] * 3
+    assert len(caplog.records) == 1
+
+
+def test_a_caller_proves_itself_with_every_request() -> None:
+    guard = Guard(keys=CallerKeys({digest("k"): Holder("k"), digest("other"): Holder("o")}))
+    place = guard.sit(NOBODY)
+    good = [(b"authorization", b"Bearer k")]
+    assert [place.admit(CHECK, good) for _ in range(2)] == [None, None]
+    assert place.admit(CHECK, [(b"authorization", b"Bearer other")]) is None
+    assert place.admit(CHECK, [(b"authorization", b"Bearer x")]) == UNKNOWN_CALLER
+    assert place.admit(CHECK, []) == UNKNOWN_CALLER
+    assert place.admit(CHECK, good * 2) == UNKNOWN_CALLER
+    assert guard.in_flight == 3
+
+
+def test_keys_that_are_replaced_count_at_once() -> None:
+    guard = Guard(keys=CallerKeys({digest("k"): Holder("k")}))
+    place = guard.sit(NOBODY)
+    assert place.admit(CHECK, [(b"x-api-key", b"k")]) is None
+    guard.keys = CallerKeys({digest("new"): Holder("k")})
+    assert place.admit(CHECK, [(b"x-api-key", b"k")]) == UNKNOWN_CALLER
+    assert place.admit(CHECK, [(b"x-api-key", b"new")]) is None

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.core.errors import UsageError
+from headgate.server.ports import Port, deafen, listen
+from tests.servers import until
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    port = listen("http", "127.0.0.1", 0)
+    yield port
+    port.close()
+
+
+def test_any_free_port_is_the_same_for_all_workers() -> None:
+    port = listen("http", "127.0.0.1", 0, 3)
+    try:
+        assert {each.getsockname() for each in port.sockets} == {("127.0.0.1", port.number)}
+    finally:
+        port.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_port_in_use_is_refused_even_where_it_could_be_shared(count: int, others: int) -> None:
+    port = listen("grpc", "127.0.0.1", 0, others)
+    try:
+        with pytest.raises(UsageError, match=r"another program does.*--grpc-port"):
+            listen("grpc", "127.0.0.1", port.number, count)
+    finally:
+        port.close()
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "x" * 300])
+def test_a_host_that_is_not_here_is_refused(host: str) -> None:
+    with pytest.raises(UsageError):
+        listen("http", host, 0)
+
+
+def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
+    listening = port.sockets[0]
+    with socket.create_connection(("127.0.0.1", port.number)):
+        deafen(listening)
+        deafen(listening)
+        with socket.socket() as late:
+            late.setblocking(False)
+            assert late.connect_ex(("127.0.0.1", port.number))
+            accepted, _ = listening.accept()
+            accepted.close()
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+            port.close()
+            until(lambda: late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), "the late one is refused")

@@ -1,0 +1,38 @@
+"""A connection of HTTP/1 in a test: what a client sends, what it is answered."""
+
+from __future__ import annotations
+
+from headgate.server.wire.http1.connection import Connection
+from headgate.server.wire.http1.head import Heads
+from headgate.server.wire.http1.responses import Date
+from headgate.server.wire.limits import DEFAULT, WireLimits
+from headgate.server.wire.messages import Request, Response
+
+
+def connection(limits: WireLimits = DEFAULT) -> Connection:
+    return Connection(limits, Heads(limits), Date())
+
+
+def asked(machine: Connection, data: bytes, answer: Response | None = None) -> list[Request]:
+    """Send bytes, answer each request as it comes, and return all of them."""
+    response = Response(200, b"yes") if answer is None else answer
+    requests: list[Request] = []
+    number = machine.received
+    found = machine.receive(data)
+    while found:
+        for request in found:
+            requests.append(request)
+            machine.answer(number, response)
+            number += 1
+        found = machine.receive(b"") if machine.has_more else []
+    return requests
+
+
+def statuses(outgoing: bytes) -> list[int]:
+    """Return the statuses of responses, in order."""
+    return [int(part[:3]) for part in outgoing.split(b"HTTP/1.1 ")[1:]]
+
+
+def request(*headers: str, line: str = "POST /check HTTP/1.1", host: str = "Host: api") -> bytes:
+    """Return a head."""
+    return "".join([f"{each}\r\n" for each in (line, host, *headers) if each]).encode("latin-1") + b"\r\n"
