@@ -52,9 +52,9 @@ def test_memory_cannot_be_shared_by_workers_and_the_reason_is_told() -> None:
     ("store", "address"),
     [
         ("memory:?max_keys=10", "memory:?max_keys=10"),
-        ("redis://host:6379/0", "redis://host:6379/0?timeout=0.015"),
-        ("rediss+cluster://a,b?connections=4", "rediss+cluster://a,b?connections=4&timeout=0.015"),
-        ("redis://host?connect_timeout=3", "redis://host?connect_timeout=3&timeout=0.015"),
+        ("redis://host:6379/0", "redis://host:6379/0?timeout=0.01"),
+        ("rediss+cluster://a,b?connections=4", "rediss+cluster://a,b?connections=4&timeout=0.01"),
+        ("redis://host?connect_timeout=3", "redis://host?connect_timeout=3&timeout=0.01"),
         ("redis://host?timeout=0.5", "redis://host?timeout=0.5"),
     ],
 )

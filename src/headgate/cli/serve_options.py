@@ -10,7 +10,14 @@ from typing import NamedTuple
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.server.settings import LOG_FORMATS, LOG_LEVELS, STORE_SECONDS, InvalidSetting, Settings
+from headgate.server.settings import (
+    LOG_FORMATS,
+    LOG_LEVELS,
+    PROXY_HEADERS,
+    STORE_SECONDS,
+    InvalidSetting,
+    Settings,
+)
 
 
 class Option(NamedTuple):
@@ -35,7 +42,6 @@ class Option(NamedTuple):
 GROUPS: Mapping[str, tuple[Option, ...]] = {
     "rules and state": (
         Option("rules", "FILE", "the rules, watched for changes; a small example unless given"),
-        Option("envoy_config", "DIR", "files of envoyproxy/ratelimit, watched: they answer Envoy instead of the rules"),
         Option(
             "store",
             "ADDRESS",
@@ -53,9 +59,27 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("tls_key", "FILE", "its private key (PEM)"),
         Option("client_ca", "FILE", "authorities (PEM) of client certificates, which are demanded then"),
     ),
-    "forward authentication": (
-        Option("deny_status", "STATUS", "what a refusal is answered with; nginx needs 401 or 403"),
-        Option("trusted_proxies", "NETWORKS", "whose X-Forwarded-* headers are believed: 10.0.0.0/8,192.0.2.7"),
+    "Envoy": (
+        Option(
+            "envoy_config",
+            "DIR",
+            "files of envoyproxy/ratelimit, watched; domains they do not have are left to the rules",
+        ),
+        Option("envoy_merge_domains", "ON", "several of these files may have the same domain: on or off"),
+        Option("envoy_shadow", "ON", "nothing is refused by these files: on or off"),
+        Option("envoy_count_refused", "ON", "what is refused by these files uses up what is left: on or off"),
+        Option("envoy_trust_tier", "ON", "believe a descriptor's entry tier: on or off"),
+        Option("envoy_headers", "ON", "Envoy's clients get the headers of their limits: on or off"),
+    ),
+    "what clients and proxies say": (
+        Option("deny_status", "STATUS", "of a refusal by forward authentication; nginx needs 401 or 403"),
+        Option(
+            "trusted_proxies",
+            "NETWORKS",
+            "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; this machine unless given",
+        ),
+        Option("proxy_headers", "KIND", f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}"),
+        Option("client_timestamps", "MODE", "those that are far from our clock are refused: check, or not: ignore"),
     ),
     "processes": (
         Option("workers", "N", "processes that share the ports; more than one needs a store on the network"),
@@ -70,8 +94,12 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "logs": (
         Option("log_format", "FORMAT", f"one of {', '.join(LOG_FORMATS)}"),
         Option("log_level", "LEVEL", f"one of {', '.join(LOG_LEVELS)}"),
+        Option("log_denials", "N", "lines in a second about refusals by one rule; 0 for none"),
+        Option("log_principals", "FORM", "what logs and hot keys show of who asked: digest or plain"),
+        Option("log_access", "ON", "a line for every request: on or off"),
     ),
 }
+_SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _DEFAULTS = {field.name: field.default for field in fields(Settings)}
 
 
@@ -86,13 +114,18 @@ def default_of(option: Option) -> object:
     return _DEFAULTS[option.setting]
 
 
+def shown(default: object) -> str:
+    """Return a default as it would be typed."""
+    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add all options to the parser of the command."""
     for title, group in GROUPS.items():
         arguments = parser.add_argument_group(title)
         for option in group:
             default = default_of(option)
-            known = f" [{default}]" if default not in {"", ()} else ""
+            known = f" [{shown(default)}]" if default not in {"", ()} else ""
             arguments.add_argument(option.argument, metavar=option.metavar, help=f"{option.about}{known}")
 
 
@@ -116,12 +149,16 @@ def _parsed(name: str, text: str, default: object) -> object:
     """Return what a text means, as the type of the default."""
     try:
         match default:
+            case bool():
+                return _SWITCHES[text.lower()]
             case int():
                 return int(text)
             case float():
                 return float(text)
             case tuple():
                 return tuple(part.strip() for part in text.split(",") if part.strip())
+    except KeyError:
+        raise UsageError(f"{name}: on or off, not {short(text)}") from None
     except ValueError:
         raise UsageError(f"{name}: a number, not {short(text)}") from None
     return text

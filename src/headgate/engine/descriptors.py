@@ -19,6 +19,7 @@ import msgspec
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
+from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
 from headgate.core.plan import Limit
 from headgate.engine.binding import checked_mode
@@ -29,6 +30,7 @@ from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.failover import AsyncFailoverStore, Statistics
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+from headgate.stores.traffic import TrafficStatistics, Travelled
 
 Trees = str | os.PathLike[str] | DescriptorPolicy | LiveDescriptors
 """A folder of files, which is watched; or what was made of them."""
@@ -83,6 +85,7 @@ class AsyncDescriptorEngine:
         opened = open_async_store(store, clock=clock)
         self._failover: AsyncFailoverStore | None = None
         self._store: AsyncStore = opened
+        self._travelled = opened if isinstance(opened, Travelled) else None
         self._waits = not isinstance(opened, AsyncMemoryStore)
         if self._waits:  # memory is never away
             self._store = self._failover = AsyncFailoverStore(opened, mode=mode, nodes=nodes)
@@ -130,6 +133,10 @@ class AsyncDescriptorEngine:
         """Return how the store did so far, for metrics; None in memory, which is never away."""
         return self._failover.statistics() if self._failover else None
 
+    def traffic(self) -> TrafficStatistics | None:
+        """Return what came back from the servers of the store so far, for metrics; None in memory."""
+        return self._travelled.traffic() if self._travelled else None
+
     async def close(self) -> None:
         if self._own and isinstance(self._trees, LiveDescriptors):
             self._trees.close()
@@ -163,7 +170,10 @@ class AsyncDescriptorEngine:
         rule = match.rule
         if rule is None:
             return
-        principal = principal_of(match.entries, rule.shares)
+        try:
+            principal = principal_of(match.entries, rule.shares)
+        except InvalidKey:  # no state is kept for such a key: it can only be refused
+            return
         for place, quota in rule.counted:
             plan = (Limit(place, principal, quota),)
             for _ in range(_TRIES):

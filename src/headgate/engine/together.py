@@ -14,7 +14,7 @@ Refunds are made in any case. Shadow rules, which refuse nothing, come last, as 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -188,5 +188,6 @@ def _note(plan: Plan, decision: Decision, known: _Known) -> None:
 
 
 def _refused(decision: Decision) -> Decision:
-    refusal: Mapping[str, object] = {"allowed": False, "state": Pressure.THROTTLED}
+    """Return the refusal of a cost that is above the capacity. No wait would help; it says a window, rather than 0."""
+    refusal = {"allowed": False, "state": Pressure.THROTTLED, "retry_after_us": decision.quota.window_us}
     return msgspec.structs.replace(decision, **refusal)

@@ -10,14 +10,17 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from headgate.engine import AsyncEngine
 from headgate.observe import families
 from headgate.observe.families import NANO, Family, Kind
 from headgate.observe.process import usage
 from headgate.observe.table import Table
+from headgate.policy.live import LoadStatistics
 from headgate.stores.breaker import Circuit
+from headgate.stores.failover import Statistics
+from headgate.stores.traffic import TrafficStatistics
 
 _STATES = {Circuit.CLOSED: 0, Circuit.HALF_OPEN: 1, Circuit.OPEN: 2}
 
@@ -47,13 +50,16 @@ class Copies:
         self._sources.append(source)
 
     def refresh(self) -> None:
-        """Ask all sources."""
+        """Ask all sources. What several of them say about the same is merged."""
+        found: dict[tuple[Family, int], int] = {}
         for source in self._sources:
             for family, labels, value in source():
                 place = self._table.place_of(family, *labels)
-                values = value if isinstance(value, tuple) else (value,)
-                for cell, each in enumerate(values, place):
-                    self._set(family, cell, each)
+                for cell, each in enumerate(value if isinstance(value, tuple) else (value,), place):
+                    known = found.get((family, cell))
+                    found[family, cell] = each if known is None else family.merged(known, each)
+        for (family, cell), value in found.items():
+            self._set(family, cell, value)
 
     def _set(self, family: Family, cell: int, value: int) -> None:
         cells = self._table.cells
@@ -64,6 +70,21 @@ class Copies:
         if before is None:
             before = self._before[cell] = cells[cell]
         cells[cell] = before + value
+
+
+class Watched(Protocol):
+    """An engine, as far as it is watched."""
+
+    def rules_statistics(self) -> LoadStatistics | None: ...
+
+    def statistics(self) -> Statistics | None: ...
+
+    def traffic(self) -> TrafficStatistics | None: ...
+
+
+def of_number(family: Family, read: Callable[[], int]) -> Source:
+    """Return a source of one number, without labels."""
+    return lambda: [Reading(family, (), read())]
 
 
 def of_process(worker: str) -> Source:
@@ -83,11 +104,12 @@ def of_process(worker: str) -> Source:
     return read
 
 
-def of_engine(engine: AsyncEngine) -> Source:
+def of_engine(engine: Watched) -> Source:
     """Return what an engine knows of its rules and its store."""
 
     def read() -> Iterable[Reading]:
-        yield Reading(families.RULES, (), len(engine.policy.rules))
+        if isinstance(engine, AsyncEngine):
+            yield Reading(families.RULES, (), len(engine.policy.rules))
         loading = engine.rules_statistics()
         if loading is not None:
             yield Reading(families.RULES_LOADS, (), loading.loads)
@@ -99,7 +121,7 @@ def of_engine(engine: AsyncEngine) -> Source:
     return read
 
 
-def _of_store(engine: AsyncEngine) -> Iterable[Reading]:
+def _of_store(engine: Watched) -> Iterable[Reading]:
     store = engine.statistics()
     if store is not None:
         yield Reading(families.STORE_CALLS, (), store.calls)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from heapq import nlargest
 
 from headgate.core.errors import UsageError
+from headgate.core.quota import SECOND
 from headgate.observe.logs import fields
 from headgate.observe.principals import Principals
 
@@ -29,8 +30,8 @@ class Denials:
             raise UsageError(f"denials logged per second are 0 or more, not {min(per_rule, in_all)}")
         self._principals, self._per_rule, self._in_all = principals, per_rule, in_all
         self._lines = 0
-        self._seen: Counter[str] = Counter()
-        self._left_out: Counter[str] = Counter()
+        self._seen: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
 
     @property
     def is_on(self) -> bool:
@@ -39,16 +40,17 @@ class Denials:
 
     def wants(self, rule: str) -> bool:
         """Whether there is a line left for a refusal by this rule; if not, it is counted as left out."""
-        self._seen[rule] += 1
-        if self._seen[rule] <= self._per_rule and self._lines < self._in_all:
+        seen = self._seen[rule] = self._seen.get(rule, 0) + 1
+        if seen <= self._per_rule and self._lines < self._in_all:
             self._lines += 1
             return True
-        self._left_out[rule] += 1
+        self._left_out[rule] = self._left_out.get(rule, 0) + 1
         return False
 
-    def log(self, rule: str, who: str, *, api: str, retry_after: float | None, reason: str = "") -> None:
+    def log(self, rule: str, who: str, *, api: str, retry_after_us: int | None, reason: str = "") -> None:
         """Write the line for a refusal that is wanted; `reason` is why, where that is not the limit."""
         shown = self._principals.shown(who) if who else None
+        retry_after = retry_after_us / SECOND if retry_after_us is not None else None
         extra = fields(
             rule=rule or None, principal=shown, retry_after=retry_after, api=api or None, reason=reason or None
         )
@@ -56,9 +58,10 @@ class Denials:
 
     def second(self) -> int:
         """Let a second pass: say how many were left out, and return that."""
-        left_out, count = self._left_out, self._left_out.total()
+        left_out, count = self._left_out, sum(self._left_out.values())
         if count:
-            first = ", ".join(f"{rule or 'deny list'}: {each}" for rule, each in left_out.most_common(_NAMED))
+            most = nlargest(_NAMED, left_out.items(), key=lambda item: item[1])
+            first = ", ".join(f"{rule or 'deny list'}: {each}" for rule, each in most)
             _LOG.info("denials not logged", extra=fields(count=count, of_rules=len(left_out), first=first))
         self._lines = 0
         self._seen.clear()

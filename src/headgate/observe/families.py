@@ -51,6 +51,12 @@ class Family(msgspec.Struct, frozen=True):
         """How many cells one series has: a histogram has its buckets, then the sum."""
         return BUCKETS + 1 if self.kind is Kind.HISTOGRAM else 1
 
+    def merged(self, one: int, other: int) -> int:
+        """Return what two numbers are together."""
+        if self.merge is Merge.SUM:
+            return one + other
+        return max(one, other) if self.merge is Merge.MAX else min(one, other)
+
     @property
     def shown_name(self) -> str:
         """The name in the text format, where counters end with ``_total``."""
@@ -107,12 +113,7 @@ RULES_LOADED_AT = _gauge(
     "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
 )
 
-CONNECTIONS = _gauge("connections", "Connections open now.", "listener")
-CONNECTIONS_OPENED = _counter("connections_opened", "Connections accepted.", "listener")
-CONNECTIONS_REFUSED = _counter("connections_refused", "Connections closed at once, as there were too many.", "listener")
-RECEIVED_BYTES = _counter("received_bytes", "Bytes read from clients.", "listener")
-SENT_BYTES = _counter("sent_bytes", "Bytes written to clients.", "listener")
-
+CONNECTIONS = _gauge("connections", "Connections open now.")
 WORKERS = _gauge("workers", "Worker processes that live.")
 WORKER_STARTS = _counter("worker_starts", "Worker processes started, the first ones included.")
 CPU = _counter("process_cpu_seconds", "Processor time used, user and system.", "worker", scale=NANO)

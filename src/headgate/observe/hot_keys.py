@@ -8,25 +8,22 @@ comes out right by a few percent.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TypeAlias
 
 import msgspec
 
 from headgate.observe.frequent import Frequent
 from headgate.observe.principals import Principals
 
-EVERY = 16
+EVERY = 32
 DENIALS = 1000
 SIZE = 500
 """So many keys of each kind are surely found, if they are hot."""
 SHOWN = 50
 
 
-class Key(NamedTuple):
-    """Who is counted, by which rule."""
-
-    rule: str
-    value: str
+Key: TypeAlias = tuple[str, str]
+"""A rule, and who is counted by it."""
 
 
 class HotKey(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +60,7 @@ class HotKeys:
 
     def asked(self, rule: str, value: str) -> None:
         """Note one of `EVERY` decisions."""
-        self._hot.add(Key(rule, value), EVERY)
+        self._hot.add((rule, value), EVERY)
 
     def wants_denial(self) -> int:
         """Return what this refusal weighs; 0: it is not wanted."""
@@ -74,7 +71,7 @@ class HotKeys:
 
     def denied(self, rule: str, value: str, weight: int) -> None:
         """Note a refusal that is wanted."""
-        self._denied.add(Key(rule, value), weight)
+        self._denied.add((rule, value), weight)
 
     def second(self) -> None:
         """Let a second pass."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from headgate.core.quota import SECOND
 from headgate.engine import AsyncEngine, Ruling
-from headgate.latency import BUCKETS, FINEST_NS, LAST, bucket_of
+from headgate.latency import BUCKETS, FINEST_NS, bucket_of
 from headgate.observe import families
 from headgate.observe.board import Board
-from headgate.observe.copies import Copies, Source, of_engine, of_process
+from headgate.observe.copies import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.denials import Denials
+from headgate.observe.descriptors import DescriptorNames
 from headgate.observe.hot_keys import EVERY, HotKeys
 from headgate.observe.logs import fields
 from headgate.observe.principals import Principals
-from headgate.observe.rule_series import DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
+from headgate.observe.rule_series import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
 from headgate.observe.slots import Slots
 from headgate.observe.values import descriptor_value, value_of
 from headgate.policy.envoy.answering import Answer
@@ -26,6 +28,7 @@ from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.request import Request
 from headgate.policy.selection import Verdict
 
+_UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _ACCESS = logging.getLogger("headgate.access")
 
 
@@ -57,7 +60,8 @@ class Recorder:
         self._hot = HotKeys(principals)
         self._denials = Denials(principals, per_rule=denials_per_second)
         self._engine: AsyncEngine | None = None
-        self._series = RuleSeries(table)
+        self._watched: list[Watched] = []
+        self._series, self._names = RuleSeries(table), DescriptorNames()
         self._cells, self._allowed = table.cells, self._series.allowed
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
         self._took = table.place_of(families.DECISION_DURATION)
@@ -65,14 +69,16 @@ class Recorder:
         self._unlogged = table.place_of(families.DENIALS_UNLOGGED)
         self._peeks = table.place_of(families.PEEKS)
         self._refunds, self._resets = table.place_of(families.REFUNDS), table.place_of(families.RESETS)
-        if access_log:
-            self.called = self._called_and_logged  # type: ignore[method-assign]  no cost where it is off
+        self._verdicts = {str(verdict): table.place_of(families.UNLIMITED, verdict) for verdict in _UNASKED}
+        self._logs_calls = access_log
 
-    def watch(self, engine: AsyncEngine) -> None:
-        """Show also what the engine knows of its rules and its store."""
-        if self._engine is None:
-            self._engine = engine
+    def watch(self, engine: Watched) -> None:
+        """Show also what an engine knows of its rules and its store."""
+        if engine not in self._watched:
+            self._watched.append(engine)
             self._copies.add(of_engine(engine))
+        if isinstance(engine, AsyncEngine):
+            self._engine = engine
 
     def add(self, source: Source) -> None:
         """Show also what another part of the process counts."""
@@ -81,21 +87,23 @@ class Recorder:
     def ruled(self, ruling: Ruling, request: Request, elapsed_ns: int, api: str = "") -> None:
         """Note a decision by rules."""
         cells, took = self._cells, self._took
-        bucket = (elapsed_ns // FINEST_NS).bit_length()
-        cells[took + (min(LAST, bucket))] += 1
+        cells[took + (elapsed_ns // FINEST_NS).bit_length()] += 1
         cells[took + BUCKETS] += elapsed_ns
         if not request.cost:
             cells[self._peeks] += 1
             return
         decision = ruling.decision
-        if ruling.allowed and decision is not None and not (decision.parts or decision.degraded or ruling.shadow):
+        if decision is None or decision.parts or decision.degraded or ruling.shadow:
+            self._count(ruling, request, api)
+        elif not ruling.allowed:
+            self._series.count(ruling.rule_id, DENIED)
+            self._refused(ruling.rule_id, request, api, decision.retry_after_us, "")
+        else:
             place = self._allowed.get(ruling.rule_id)
             if place is None:
-                self._series.count(ruling.rule_id, "allowed")
+                self._series.count(ruling.rule_id, ALLOWED)
             else:
                 cells[place] += 1
-        else:
-            self._count(ruling, request, api)
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = EVERY
@@ -116,7 +124,7 @@ class Recorder:
             rule = match.rule
             if rule is None or match.outcome is Outcome.UNLIMITED or match.outcome is Outcome.REPLACED:
                 if match.outcome is not Outcome.INVALID:
-                    self._unlimited("unlimited")
+                    self._unlimited(Verdict.UNLIMITED)
                 continue
             if match.refund:
                 self.refunded()
@@ -124,13 +132,13 @@ class Recorder:
             if not match.hits:
                 self._cells[self._peeks] += 1
                 continue
-            name = ".".join(rule.stat or match.stat)
+            name = self._names.of(rule, match)
             if not status.over:
-                series.count(name, SHADOW_ALLOWED if rule.shadow_mode else "allowed")
+                series.count(name, SHADOW_ALLOWED if rule.shadow_mode else ALLOWED)
             else:
                 series.count(name, SHADOW_DENIED if rule.shadow_mode else DENIED)
                 if not rule.shadow_mode:
-                    self._refused(name, match, api, status.duration_until_reset, "")
+                    self._refused(name, match, api, status.duration_until_reset * SECOND, "")
             if answer.degraded:
                 series.count(name, DEGRADED)
             if self._is_sampled():
@@ -141,16 +149,23 @@ class Recorder:
 
         Args:
             api: which: check, batch, forward_auth, json, rls, grpc_check and so on. A name of ours, never a client's.
-            outcome: allowed, denied, error (the caller's or ours) or shed (refused to protect the node).
+            outcome: allowed, denied, error (the caller's or ours); see also `shed`.
             elapsed_ns: how long it took, in nanoseconds.
         """
         known = self._calls.get(api)
         took, outcomes = self._known(api) if known is None else known
         cells = self._cells
         cells[outcomes[outcome]] += 1
-        bucket = (elapsed_ns // FINEST_NS).bit_length()
-        cells[took + (min(LAST, bucket))] += 1
+        cells[took + (elapsed_ns // FINEST_NS).bit_length()] += 1
         cells[took + BUCKETS] += elapsed_ns
+        if self._logs_calls:
+            _ACCESS.info("called", extra=fields(api=api, outcome=outcome, microseconds=elapsed_ns // 1000))
+
+    def shed(self, api: str = "other") -> None:
+        """Note a call that was refused before anything was done about it, to protect the node."""
+        known = self._calls.get(api)
+        _, outcomes = self._known(api) if known is None else known
+        self._cells[outcomes["shed"]] += 1
 
     def looked(self, elapsed_ns: int) -> None:
         """Note that somebody asked without taking anything."""
@@ -210,33 +225,32 @@ class Recorder:
         known = self._calls[api] = table.place_of(families.CHECK_DURATION, api), outcomes
         return known
 
-    def _called_and_logged(self, api: str, outcome: str, elapsed_ns: int) -> None:
-        Recorder.called(self, api, outcome, elapsed_ns)
-        _ACCESS.info("called", extra=fields(api=api, outcome=outcome, microseconds=elapsed_ns // 1000))
-
     def _count(self, ruling: Ruling, who: Request | str, api: str) -> None:
         """Count a decision the longer way."""
         if ruling.decision is None:
             self._unlimited(ruling.verdict)
+            if ruling.allowed and not ruling.shadow:
+                return
         for rule, is_allowed in _by_rule((each.rule_id, each.decision.allowed) for each in ruling.limits):
             if not is_allowed:
                 self._series.count(rule, DENIED)
             elif ruling.allowed:
-                self._series.count(rule, "allowed")
+                self._series.count(rule, ALLOWED)
             if ruling.degraded:
                 self._series.count(rule, DEGRADED)
         for rule, is_allowed in _by_rule((each.rule_id, each.decision.allowed) for each in ruling.shadow):
             self._series.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
         if not ruling.allowed:
-            decision = ruling.decision
-            retry_after = decision.retry_after if decision else None
+            retry_after_us = ruling.decision.retry_after_us if ruling.decision is not None else None
             reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
-            self._refused(ruling.rule_id, who, api, retry_after, reason)
+            self._refused(ruling.rule_id, who, api, retry_after_us, reason)
 
     def _unlimited(self, verdict: str) -> None:
-        self._cells[self._table.place_of(families.UNLIMITED, verdict)] += 1
+        self._cells[self._verdicts[verdict]] += 1
 
-    def _refused(self, rule: str, who: Request | Match | str, api: str, retry_after: float | None, reason: str) -> None:
+    def _refused(
+        self, rule: str, who: Request | Match | str, api: str, retry_after_us: int | None, reason: str
+    ) -> None:
         weight = self._hot.wants_denial()
         is_logged = self._denials.is_on and self._denials.wants(rule)
         if not (weight or is_logged):
@@ -248,7 +262,7 @@ class Recorder:
         if weight:
             self._hot.denied(rule, value, weight)
         if is_logged:
-            self._denials.log(rule, value, api=api, retry_after=retry_after, reason=reason)
+            self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
 
 
 def _by_rule(decisions: Iterable[tuple[str, bool]]) -> Iterable[tuple[str, bool]]:

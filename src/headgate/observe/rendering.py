@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from headgate.latency import BOUNDS_NS
-from headgate.observe.families import FAMILIES, NANO, Family, Kind, Merge
+from headgate.latency import BOUNDS_NS, BUCKETS
+from headgate.observe.families import FAMILIES, NANO, Family, Kind
 from headgate.observe.table import Series
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -23,7 +23,9 @@ def merged(slices: Iterable[tuple[bool, Iterable[Series]]]) -> Merged:
             if not alive and family.kind is Kind.GAUGE:
                 continue
             known = found[family.name]
-            known[labels] = _joined(family, known[labels], values) if labels in known else values
+            if labels in known:
+                values = tuple([family.merged(a, b) for a, b in zip(known[labels], values, strict=True)])  # noqa: PLW2901
+            known[labels] = values
     return found
 
 
@@ -52,18 +54,14 @@ def rendered(values: Merged, *, openmetrics: bool = False) -> bytes:
     return "\n".join(lines).encode()
 
 
-def _joined(family: Family, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    if family.merge is Merge.SUM:
-        return tuple([a + b for a, b in zip(one, other, strict=True)])
-    return max(one, other) if family.merge is Merge.MAX else min(one, other)
-
-
 def _histogram(lines: list[str], family: Family, labels: str, cells: Sequence[int]) -> None:
     before = f"{labels}," if labels else ""
     count = 0
-    for bound, bucket in zip(_BOUNDS, cells, strict=False):  # the last cell is the sum
+    for bound, bucket in zip(_BOUNDS, cells, strict=False):
         count += bucket
         lines.append(f'{family.name}_bucket{{{before}le="{bound}"}} {count}')
+    count = sum(cells[:BUCKETS])
+    lines.append(f'{family.name}_bucket{{{before}le="+Inf"}} {count}')
     lines.append(f"{family.name}_count{_braced(labels)} {count}")
     lines.append(f"{family.name}_sum{_braced(labels)} {_number(cells[-1], family.scale)}")
 
@@ -76,4 +74,4 @@ def _number(cell: int, scale: int) -> str:
     return str(cell) if scale == 1 else repr(cell / scale)
 
 
-_BOUNDS = (*[repr(bound / NANO) for bound in BOUNDS_NS], "+Inf")
+_BOUNDS = [repr(bound / NANO) for bound in BOUNDS_NS]

@@ -26,7 +26,7 @@ from headgate.observe.labels import written
 _MAGIC = 0x3130454741544148  # "HATAGE01"
 _SERIES = 1
 _HEAD = 64
-_SCRATCH = 32
+_SCRATCH = 8
 CELLS = 1 << 16
 NAMES = 8 << 20
 _NAMES_AT = (_HEAD + CELLS) * 8
@@ -129,7 +129,7 @@ class Reader:
         self._seen, self._position, self._place = 0, _NAMES_AT, _HEAD
 
     def read(self) -> list[Series]:
-        """Return all series that the writer has announced; of unknown metrics, as another version may have had, none."""
+        """Return all series that the writer has announced, but none of metrics that are not known here."""
         while self._seen < _announced(self._cells):
             record = _record(self._bytes, self._position, self._place)
             if record is None:

@@ -18,6 +18,9 @@ def value_of(request: Request, rule_id: str, engine: AsyncEngine | None) -> str:
         policy = engine.policy
         rule = policy.rules.get(rule_id)
         if rule is not None:
+            value = request.principal.get(rule.dimension)
+            if value is not None and rule.dimension != "ip":
+                return bounded(value)
             try:
                 facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
             except UsageError:  # it was decided all the same, by rules that have changed since

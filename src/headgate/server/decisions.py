@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter_ns
 
-from headgate.engine import AsyncEngine, Ruling
+from headgate.engine import AsyncEngine, Part, Ruling
 from headgate.observe.recorder import Recorder
 from headgate.policy.request import Request
 
@@ -15,17 +16,22 @@ class Decisions:
     Args:
         engine: the rules and the store.
         recorder: what counts and times decisions.
+        api: what is asked through, for the log of denials.
 
     Everything raises what the engine raises: UsageError and its kind for requests that make no sense. What only looks
     (`peek`, and a check with a cost of 0) is timed and not counted: it decided nothing.
     """
 
-    __slots__ = ("_ruled", "engine", "recorder")
+    __slots__ = ("_api", "_ruled", "engine", "recorder")
 
-    def __init__(self, engine: AsyncEngine, recorder: Recorder) -> None:
-        self.engine, self.recorder = engine, recorder
+    def __init__(self, engine: AsyncEngine, recorder: Recorder, api: str = "") -> None:
+        self.engine, self.recorder, self._api = engine, recorder, api
         self._ruled = recorder.ruled
         recorder.watch(engine)
+
+    def via(self, api: str) -> Decisions:
+        """Return the same for another API: check, batch, forward_auth and so on."""
+        return Decisions(self.engine, self.recorder, api)
 
     async def check(self, request: Request, idempotency_key: str = "") -> Ruling:
         """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""
@@ -34,8 +40,20 @@ class Decisions:
             ruling = await self.engine.check_once(request, idempotency_key)
         else:
             ruling = await self.engine.check(request)
-        self._ruled(ruling, request, perf_counter_ns() - began)
+        self._ruled(ruling, request, perf_counter_ns() - began, self._api)
         return ruling
+
+    async def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+        """Take the costs of several requests if all of them pass, else none; see `AsyncEngine.check_together`."""
+        began = perf_counter_ns()
+        rulings = await self.engine.check_together(parts)
+        elapsed_ns = perf_counter_ns() - began
+        for part, ruling in zip(parts, rulings, strict=True):
+            if not part.refund:
+                self._ruled(ruling, part.request, elapsed_ns, self._api)
+            elif part.request.cost:
+                self.recorder.refunded()
+        return rulings
 
     async def peek(self, request: Request) -> Ruling:
         """Say what `check` would answer; take nothing."""
@@ -61,7 +79,7 @@ class Decisions:
             rule_id, value, cost, user=user, tier=tier, dimension=dimension, idempotency_key=idempotency_key
         )
         if cost:
-            self.recorder.ruled_alone(ruling, value, perf_counter_ns() - began)
+            self.recorder.ruled_alone(ruling, value, perf_counter_ns() - began, self._api)
         else:
             self.recorder.looked(perf_counter_ns() - began)
         return ruling

@@ -10,14 +10,19 @@ from typing import Any
 
 from headgate.core.errors import StoreError, UsageError
 from headgate.engine import AsyncEngine
+from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.observe.principals import Principals
 from headgate.observe.recorder import Recorder
-from headgate.policy.envoy.live import LiveDescriptors
+from headgate.observe.slots import Slots
 from headgate.policy.live import Live, LivePolicy
 from headgate.policy.source import rules_file
+from headgate.server import surface
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
 from headgate.server.ports import deafen
-from headgate.server.preflight import callers_of, rules_path, tls_of
+from headgate.server.preflight import callers_of, descriptors_of, rules_path, tls_of
+from headgate.server.readiness import Readiness
+from headgate.server.rls import Options, RateLimitService
 from headgate.server.settings import Settings
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.listener import Listener
@@ -45,25 +50,51 @@ class Node:
         self._settings = settings
         self._tls = tls_of(settings)
         self._policy = LivePolicy(rules_file(rules_path(settings)))
-        self._descriptors = LiveDescriptors(settings.envoy_config) if settings.envoy_config else None
-        self._guard = Guard(
-            per_second=_share(settings.max_checks_per_second, settings.workers),
-            in_flight=_share(settings.max_in_flight, settings.workers),
-            keys=callers_of(settings),
-        )
+        self._descriptors = descriptors_of(settings)
         self._engine = AsyncEngine(
             self._policy,
             store=settings.store_address,
             on_store_failure=settings.on_store_failure,
             nodes=settings.shares,
         )
-        self._recorder = Recorder()
+        self._slots = Slots(folder)
+        self._recorder = Recorder(
+            self._slots,
+            slot,
+            principals=Principals(plain=settings.log_principals == "plain"),
+            denials_per_second=settings.log_denials,
+            access_log=settings.log_access,
+        )
+        self._guard = Guard(
+            per_second=_share(settings.max_checks_per_second, settings.workers),
+            in_flight=_share(settings.max_in_flight, settings.workers),
+            keys=callers_of(settings),
+            shed=self._shed,
+        )
         self._decisions = Decisions(self._engine, self._recorder)
+        self._readiness = Readiness(self._engine)
+        self._trees: AsyncDescriptorEngine | None = None
+        if self._descriptors:
+            self._trees = AsyncDescriptorEngine(
+                self._descriptors,
+                store=settings.store_address,
+                on_store_failure=settings.on_store_failure,
+                nodes=settings.shares,
+                shadow_mode=settings.envoy_shadow,
+                count_refused=settings.envoy_count_refused,
+            )
+        self._envoy = RateLimitService(
+            self._recorder,
+            decisions=self._decisions,
+            trees=self._trees,
+            options=Options() if settings.envoy_headers else Options(headers=None),
+            trust_tier=settings.envoy_trust_tier,
+            on_store_failure=settings.on_store_failure,
+        )
         limits = WireLimits(connections=_share(settings.max_connections, settings.workers))
         self._listener = Listener(limits, self._guard)
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.is_draining = False
 
     @property
     def rules(self) -> int:
@@ -77,14 +108,9 @@ class Node:
         await self._meet_store()
         self._begin(self._publish())
         self._sockets = sockets
-        from headgate.server.api.checks import Checks
-        from headgate.server.api.answer import AnswerFields
-        from headgate.server.api.timestamps import Timestamps
-        from headgate.web.headers import ResponseHeaders
-        checks = Checks(self._decisions, AnswerFields(ResponseHeaders()), Timestamps())
-        from headgate.server.wire.grpc.calls import Methods
-        await self._listener.serve_http(checks.check, sockets["http"], self._tls)
-        await self._listener.serve_grpc(Methods(), sockets["grpc"], self._tls)
+        parts = self._settings, self._decisions, self._readiness, self._envoy
+        await self._listener.serve_http(surface.http(*parts), sockets["http"], self._tls)
+        await self._listener.serve_grpc(surface.grpc(*parts), sockets["grpc"], self._tls)
 
     def reload(self) -> None:
         """Look again at rules, certificates and caller keys. What is wrong is logged, and what was in force stays."""
@@ -93,13 +119,13 @@ class Node:
         try:
             self._guard.keys = callers_of(self._settings)
         except UsageError as error:
-            _LOG.error("the caller keys in force stay: %s", error)  # noqa: TRY400  no bug, so no traceback
+            _LOG.error("the caller keys in force stay: %s", error)
         for live in self._lives():
             self._begin(asyncio.to_thread(_refresh, live))
 
     async def drain(self, seconds: float) -> None:
         """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""
-        self.is_draining = True
+        self._readiness.drain()
         for each in self._sockets.values():
             deafen(each)
         await asyncio.sleep(min(_HANDSHAKES, seconds))
@@ -114,6 +140,10 @@ class Node:
         for live in self._lives():
             live.close()
         await self._engine.close()
+        if self._trees:
+            await self._trees.close()
+        self._recorder.close()
+        self._slots.close()
 
     async def _meet_store(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
@@ -127,6 +157,9 @@ class Node:
             else:
                 return
         _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", error)
+
+    def _shed(self, path: bytes) -> None:
+        self._recorder.shed(surface.APIS.get(path, "other"))
 
     async def _publish(self) -> None:
         while True:

@@ -1,11 +1,11 @@
 """Listening sockets: bound once, before any worker starts, and left without losing a client.
 
 Each worker has a socket of its own for every port (SO_REUSEPORT), so that the kernel spreads connections evenly. They
-are bound, and kept open, by the process that supervises the workers: connections that wait in the queue of a worker that
-dies are served by the one that replaces it, not reset.
+are bound, and kept open, by the process that supervises the workers: connections that wait in the queue of a worker
+that dies are served by the one that replaces it, not reset.
 
-A listening socket that is closed resets whoever is in its queue. So one that is to be closed is first made deaf: it takes
-no new connections, what is in its queue is accepted, and then it is empty.
+A listening socket that is closed resets whoever is in its queue. So one that is to be closed is first made deaf: it
+takes no new connections, what is in its queue is accepted, and then it is empty.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def deafen(listening: socket.socket) -> None:
     """Take no new connections, but keep those that wait to be accepted.
 
     Clients that try to connect get no answer, and are refused when the socket is closed, or served by whoever listens
-    on the port then. Where the system cannot do this (it is not Linux), new ones keep coming until the socket is closed.
+    on the port then. Where the system cannot do this (it is not Linux), new ones keep coming until it is closed.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -38,11 +38,17 @@ def callers_of(settings: Settings) -> CallerKeys | None:
     return CallerKeys.read(settings.caller_keys) if settings.caller_keys else None
 
 
+def descriptors_of(settings: Settings) -> LiveDescriptors | None:
+    """Return the trees that answer Envoy, if any. Raises UsageError."""
+    if not settings.envoy_config:
+        return None
+    return LiveDescriptors(settings.envoy_config, merge_domains=settings.envoy_merge_domains)
+
+
 def examined(settings: Settings) -> int:
     """Read all files, and return the number of rules. Raises UsageError, which says what is wrong with one of them."""
     rules = len(load_file(rules_path(settings)).rules)
-    if settings.envoy_config:
-        LiveDescriptors(settings.envoy_config)
+    descriptors_of(settings)
     tls_of(settings)
     callers_of(settings)
     described_store(settings)

@@ -74,7 +74,10 @@ async def serve(
         signals = Signals(loop, node.reload)
         serving(node)
         await _first_of(signals.drain, orphaned)
-        _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
+        if orphaned is None:  # else the supervisor has said so, unless it is gone
+            _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
+        elif orphaned.is_set() and not signals.drain.is_set():
+            _LOG.error("the supervisor is gone: draining")
         draining = loop.create_task(node.drain(settings.drain_seconds))
         ending = loop.create_task(signals.end.wait())
         await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)

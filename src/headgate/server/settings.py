@@ -10,9 +10,12 @@ from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 
-STORE_SECONDS = 0.015
-"""How long a decision waits for a store on the network, where its address does not say: Envoy waits for 20 ms."""
+STORE_SECONDS = 0.01
+"""How long a decision waits for a store on the network, where its address does not say. Envoy waits for 20 ms."""
+PROXY_HEADERS = ("either", "original", "forwarded")
+CLIENT_TIMESTAMPS = ("check", "ignore")
 LOG_FORMATS = ("text", "json")
+LOG_PRINCIPALS = ("digest", "plain")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WORKERS = 256
 
@@ -33,6 +36,17 @@ class Settings:
     """A file, which is watched; empty for the example rules that come with the package."""
     envoy_config: str = ""
     """A folder of files of envoyproxy/ratelimit, which is watched; empty if Envoy is answered by the rules."""
+    envoy_merge_domains: bool = False
+    """Whether several of those files may have the same domain."""
+    envoy_shadow: bool = False
+    """Whether nothing is refused by them."""
+    envoy_count_refused: bool = False
+    """Whether hits that are refused use up what is left, for hits that are known only after the response."""
+    envoy_trust_tier: bool = False
+    """Whether a descriptor's entry ``tier`` is believed."""
+    envoy_headers: bool = True
+    """Whether Envoy's clients get the header fields of their limits."""
+
     store: str = field(default="memory", repr=False)
     """An address; it may have a password, so it is not shown."""
     on_store_failure: str = Mode.LOCAL
@@ -52,7 +66,11 @@ class Settings:
     deny_status: int = 429
     """Of forward authentication."""
     trusted_proxies: tuple[str, ...] = ()
-    """Networks whose word about the client's address is taken."""
+    """Networks whose word about the client is taken; empty for this machine alone."""
+    proxy_headers: str = "either"
+    """Which headers the proxy writes: X-Original-*, X-Forwarded-*, or whichever comes."""
+    client_timestamps: str = "check"
+    """What is done about a client's timestamp that is far from our clock: "check" refuses it."""
 
     workers: int = 1
     drain_seconds: float = 25.0
@@ -69,6 +87,12 @@ class Settings:
 
     log_format: str = "text"
     log_level: str = "info"
+    log_denials: int = 10
+    """So many lines in a second about refusals by one rule; 0 for none."""
+    log_principals: str = "digest"
+    """What logs and hot keys show of who asked."""
+    log_access: bool = False
+    """Whether there is a line for every request."""
 
     def __post_init__(self) -> None:
         for name in ("http_port", "grpc_port"):
@@ -80,8 +104,12 @@ class Settings:
         _whole(self, "max_in_flight", 1, 1_000_000)
         _whole(self, "max_connections", 1, 1_000_000)
         _one_of(self, "on_store_failure", tuple(Mode))
+        _one_of(self, "proxy_headers", PROXY_HEADERS)
+        _one_of(self, "client_timestamps", CLIENT_TIMESTAMPS)
         _one_of(self, "log_format", LOG_FORMATS)
         _one_of(self, "log_level", LOG_LEVELS)
+        _one_of(self, "log_principals", LOG_PRINCIPALS)
+        _whole(self, "log_denials", 0, 1_000_000)
         if not 0 <= self.drain_seconds <= 3600:
             raise InvalidSetting("drain_seconds", f"seconds from 0 to 3600, not {self.drain_seconds:g}")
         if self.http_port and self.http_port == self.grpc_port:

@@ -1,4 +1,4 @@
-"""``python -m headgate.server.worker``: one of several processes of a service, started by `headgate.server.supervisor`."""
+"""``python -m headgate.server.worker``: one of several processes of a service, started by its supervisor."""
 
 from __future__ import annotations
 

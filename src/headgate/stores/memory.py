@@ -303,7 +303,7 @@ class MemoryStore:
                 self._shared += 1
             else:
                 self._own += 1
-                self._tables.setdefault(table.space, table)
+                table = self._tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
             self._due_after(max(now, void_at(state, quota))).append(_Note(table, at, quota))
         table.states[at] = state
 

@@ -230,6 +230,8 @@ def _first_unlike_text(member: str, body: bytes) -> str:
         found = json.loads(body)[member]
     except (ValueError, RecursionError):  # what follows is not well-formed
         return ""
+    if not isinstance(found, dict):  # it is there twice
+        return ""
     return next((_pointer(name) for name, value in found.items() if not isinstance(value, str)), "")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns
+
 from headgate.core.errors import InvalidCost, StoreError, UsageError
 from headgate.engine import Ruling
 from headgate.server.api.answer import Answers
@@ -13,6 +15,8 @@ from headgate.server.wire.messages import Fields, Request, Response
 from headgate.web.problem import CONTENT_TYPE, Problem, bad_request, of_status
 
 PROBLEM = (b"content-type", CONTENT_TYPE.encode())
+
+_COST = "is what the request takes, 0 to 100000, and no more than a limit can ever admit"
 
 
 class Checks:
@@ -26,11 +30,12 @@ class Checks:
 
     def __init__(self, decisions: Decisions, answers: Answers, timestamps: Timestamps) -> None:
         self._decisions, self._timestamps = decisions, timestamps
-        self._now, self._check, self._response = decisions.engine.clock.now, decisions.check, answers.response
+        self.now = decisions.engine.clock.now
+        self._check, self._response, self._called = decisions.check, answers.response, decisions.recorder.called
 
     async def check(self, request: Request) -> Response:
         """Answer a request."""
-        now = self._now()
+        began, now = perf_counter_ns(), self.now()
         try:
             asked, key = question(request.body), key_in(request.headers)
             if isinstance(asked, Question):
@@ -38,8 +43,11 @@ class Checks:
             else:
                 ruling = await self._check(asked, key)
         except (UsageError, StoreError) as error:
+            self._called("check", "error", perf_counter_ns() - began)
             return problem_response(problem_of(error))
-        return self._response(ruling, now)
+        response = self._response(ruling, now)
+        self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
+        return response
 
     async def decide(self, asked: Question, key: str, now: int) -> Ruling:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
@@ -52,14 +60,20 @@ class Checks:
                     ("/idempotency_key", "is the same as in the header, or only in one of them"),
                 )
             key = asked.idempotency_key
-        request, rule_id = asked.request, asked.rule_id
-        if not rule_id:
-            return await (self._decisions.check(request, key) if asked.consume else self._decisions.peek(request))
-        value, cost = asked.value, request.cost
+        request = asked.request
+        if asked.rule_id:
+            try:
+                return await self._by_rule(asked, key)
+            except InvalidCost as error:
+                raise InvalidBody(str(error), ("/request_count", _COST)) from None
+        return await (self._decisions.check(request, key) if asked.consume else self._decisions.peek(request))
+
+    async def _by_rule(self, asked: Question, key: str) -> Ruling:
+        rule_id, value, cost, tier = asked.rule_id, asked.value, asked.request.cost, asked.request.tier
         if not asked.consume:
-            return await self._decisions.peek_rule(rule_id, value, cost, tier=request.tier, dimension=asked.dimension)
+            return await self._decisions.peek_rule(rule_id, value, cost, tier=tier, dimension=asked.dimension)
         return await self._decisions.check_rule(
-            rule_id, value, cost, tier=request.tier, dimension=asked.dimension, idempotency_key=key
+            rule_id, value, cost, tier=tier, dimension=asked.dimension, idempotency_key=key
         )
 
 
@@ -70,7 +84,7 @@ def problem_of(error: UsageError | StoreError) -> Problem:
     if isinstance(error, InvalidBody):
         return bad_request(str(error), error.errors)
     if isinstance(error, InvalidCost):
-        return bad_request(str(error), [("/cost", "is what the request takes, and no more than a limit can admit")])
+        return bad_request(str(error), [("/cost", _COST)])
     return bad_request(str(error))
 
 

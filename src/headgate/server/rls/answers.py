@@ -56,9 +56,9 @@ class Answers:
         statuses: bytes,
         decision: Decision,
         names: Sequence[str],
+        *,
         fields: Mapping[str, Any],
         now: int,
-        *,
         is_ours: bool = False,
     ) -> bytes:
         """Return the answer to what limits decided.
@@ -66,7 +66,8 @@ class Answers:
         Args:
             code: the overall code.
             statuses: all of them, encoded.
-            decision: of all limits together; `names` are those of their policies.
+            decision: of all limits together.
+            names: of their policies, in the order of ``decision.limits``.
             fields: of the metadata.
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.

@@ -18,6 +18,7 @@ _DEEPEST = 16
 """Of groups within groups: an unknown field may be one, though nobody has written any for 15 years."""
 _ENDED = "it ends in the middle of a field"
 _END_GROUP = 4
+_KEY_OR_VALUE = b"\x0a\x12"
 
 
 class MalformedMessage(UsageError):
@@ -74,15 +75,17 @@ def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:  # noqa: C90
             key = value = ""
             at = start
             while at < position:
-                kind = raw[at]
-                if kind == 0x0A:
-                    start, at = _span(raw, at + 1, position)
-                    key = raw[start:at].decode()
-                elif kind == 0x12:
-                    start, at = _span(raw, at + 1, position)
-                    value = raw[start:at].decode()
-                else:
+                kind, size = raw[at], raw[at + 1]
+                if kind not in _KEY_OR_VALUE:
                     at = _skipped(raw, at, position)
+                    continue
+                start, at = (at + 2, at + 2 + size) if size < 128 else _span(raw, at + 1, position)
+                if at > position:
+                    raise MalformedMessage(_ENDED)
+                if kind == 0x0A:
+                    key = raw[start:at].decode()
+                else:
+                    value = raw[start:at].decode()
             entries.append((key, value))
         elif tag == 0x12:
             start, position = _span(raw, position + 1, end)

@@ -46,7 +46,7 @@ class MatchedAnswers:
             return self._answers.plain(statuses, fields)
         decision = joint(decisions)
         is_ours = decision.degraded != "" and self._denies
-        return self._answers.decided(answer.code, statuses, decision, names, fields, now, is_ours=is_ours)
+        return self._answers.decided(answer.code, statuses, decision, names, fields=fields, now=now, is_ours=is_ours)
 
     def _fields(self, answered: Answered) -> dict[str, Any]:
         """Return the metadata of the descriptors that passed, and over it our own."""

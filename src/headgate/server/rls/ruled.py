@@ -1,4 +1,4 @@
-"""Answers by Headgate's rules. The usual one, to one descriptor that one limit admits, is put together of few pieces."""
+"""Answers by Headgate's rules. The usual one, to one descriptor that one limit admits, is made of few pieces."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RuledAnswers:
         code = Code.OK if decision.allowed else Code.OVER_LIMIT
         is_ours = code is Code.OVER_LIMIT and decision.degraded != "" and self._denies(rule_id)
         names = [each.rule_id for each in limits]
-        return self._answers.decided(code, statuses, decision, names, fields, now, is_ours=is_ours)
+        return self._answers.decided(code, statuses, decision, names, fields=fields, now=now, is_ours=is_ours)
 
     def unacceptable(self, problems: Sequence[str]) -> bytes:
         """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""

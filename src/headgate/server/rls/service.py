@@ -21,6 +21,7 @@ from headgate.engine.binding import checked_mode
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.envoy import Descriptor, Matching, Override, Unit
+from headgate.policy.envoy.answering import Code as Answered
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
 from headgate.policy.request import InvalidRequest
@@ -35,18 +36,20 @@ from headgate.server.rls.ruled import RuledAnswers
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
 
+API = "rls"
+"""The name of the service in metrics."""
 OVERRIDE = "envoy-override"
 """The name, in answers and keys, of limits that come with a request."""
-_UNMATCHED = encoding.status(1)
+_UNMATCHED = encoding.status(Answered.OK)
 
 
 class RateLimitService:
     """Answers Envoy.
 
     Args:
+        recorder: what counts and times calls, and decisions by trees.
         decisions: by Headgate's rules; None for none.
         trees: the configuration of envoyproxy/ratelimit; None for none. Without either, everything passes.
-        recorder: what counts and times decisions by trees.
         options: what answers tell besides the decision.
         trust_tier: see `headgate.server.rls.mapping`.
         on_store_failure: what happens while the store is away, where a rule does not say.
@@ -54,17 +57,17 @@ class RateLimitService:
 
     def __init__(
         self,
+        recorder: Recorder,
+        *,
         decisions: Decisions | None = None,
         trees: AsyncDescriptorEngine | None = None,
-        *,
-        recorder: Recorder | None = None,
         options: Options | None = None,
         trust_tier: bool = False,
         on_store_failure: str = Mode.LOCAL,
     ) -> None:
         options = Options() if options is None else options
         self._decisions, self._trees = decisions, trees
-        self._recorder = recorder or Recorder()
+        self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
         self._mode = checked_mode(on_store_failure)
         self._ruled = RuledAnswers(options, self._denies)
@@ -77,10 +80,15 @@ class RateLimitService:
 
     async def should_rate_limit(self, call: Call) -> bytes:
         """Answer a call of the service. Raises RpcError: the message is malformed, or asks nothing."""
+        began = perf_counter_ns()
         try:
-            return await self.answer(decode(call.message))
+            answer = await self.answer(decode(call.message))
         except UsageError as error:
+            self._recorder.called(API, "error", perf_counter_ns() - began)
             raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
+        outcome = "allowed" if answer[1] == Answered.OK else "denied"  # its first field is the overall code
+        self._recorder.called(API, outcome, perf_counter_ns() - began)
+        return answer
 
     async def answer(self, question: Question) -> bytes:
         """Return a `RateLimitResponse`. Raises InvalidRequest: there is no domain, or no descriptor."""

@@ -7,7 +7,7 @@ task: it may await futures, but nothing that needs `asyncio.current_task`, such 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -66,3 +66,40 @@ class _Waiting:
             self._failed(error)
         else:
             self.wait(awaited)
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all of them, and return what they return, in order; what they ask of a store can leave in one flight.
+
+    None may raise: an error of one is raised here, when all have ended.
+    """
+    results: list[Any] = [None] * len(coroutines)
+    errors: list[BaseException] = []
+    waiting = len(coroutines)
+    ended: asyncio.Future[None] | None = None
+
+    def end() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting and ended is not None and not ended.done():
+            ended.set_result(None)
+
+    def failed(error: BaseException) -> None:
+        errors.append(error)
+        end()
+
+    def done_at(index: int) -> Callable[[T], None]:
+        def done(result: T) -> None:
+            results[index] = result
+            end()
+
+        return done
+
+    for index, coroutine in enumerate(coroutines):
+        start(coroutine, done_at(index), failed)
+    if waiting:
+        ended = asyncio.get_running_loop().create_future()
+        await ended
+    if errors:
+        raise errors[0]
+    return results

@@ -13,14 +13,17 @@ from typing import Any, TypeAlias
 
 from headgate.server.wire.admission import Gate
 from headgate.server.wire.grpc.calls import Methods
+from headgate.server.wire.grpc.service import GrpcService
+from headgate.server.wire.http1.responses import of_problem
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import Handler
+from headgate.server.wire.link import Link
+from headgate.server.wire.messages import Handler, Request, Response
 from headgate.server.wire.tls import Tls
 from headgate.server.wire.transports.first import First
-from headgate.server.wire.transports.grpc import Grpc, NoHttp1
 from headgate.server.wire.transports.house import House
 from headgate.server.wire.transports.http1 import Http1
 from headgate.server.wire.transports.http2 import Http2
+from headgate.server.wire.transports.requests import HttpService
 
 _BACKLOG = 1024
 _CERTIFICATES_EVERY = 5.0
@@ -71,7 +74,11 @@ class Listener:
             OSError: the address cannot be listened on.
         """
         house = self._house
-        return await self._serve(lambda: Http1(house, handler), lambda: Http2(house, handler), where, tls)
+
+        def service(link: Link) -> HttpService:
+            return HttpService(link, handler, house.date)
+
+        return await self._serve(lambda: Http1(house, handler), lambda: Http2(house, service), where, tls)
 
     async def serve_grpc(self, methods: Methods, where: Where, tls: Tls | None = None) -> Address | Path:
         """Serve gRPC over HTTP/2. Return where.
@@ -80,7 +87,13 @@ class Listener:
             OSError: the address cannot be listened on.
         """
         house = self._house
-        return await self._serve(lambda: NoHttp1(house), lambda: Grpc(house, methods), where, tls)
+
+        def service(link: Link) -> GrpcService:
+            return GrpcService(link, methods)
+
+        return await self._serve(
+            lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service), where, tls
+        )
 
     def refresh_certificates(self) -> None:
         """Read certificates anew whose files have changed; done every few seconds anyway."""
@@ -119,11 +132,15 @@ class Listener:
         for server in self._servers:
             await server.wait_closed()
         self._servers.clear()
-        while self._house.guests:
+        while self._house.guests:  # noqa: ASYNC110  they are gone in a turn or two
             await asyncio.sleep(0)
 
     async def _serve(
-        self, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol], where: Where, tls: Tls | None
+        self,
+        http1: Callable[[], asyncio.Protocol],
+        http2: Callable[[], asyncio.Protocol],
+        where: Where,
+        tls: Tls | None,
     ) -> Address | Path:
         house = self._house
         bound = _bind(where)
@@ -174,6 +191,10 @@ class Listener:
                 accepted.setblocking(False)
                 context = None if tls is None else tls.context
                 self._loop.create_task(self._loop.connect_accepted_socket(factory, accepted, ssl=context))
+
+
+async def _only_http2(_: Request) -> Response:
+    return of_problem(505, "This port speaks gRPC, over HTTP/2 alone.")
 
 
 def _bind(where: Where) -> socket.socket:

@@ -18,7 +18,7 @@ from headgate.core.errors import StoreBusy, StoreUnavailable
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer
-from headgate.stores.redis.lane import Asked, Lane, Locate, fail
+from headgate.stores.redis.lane import LOOK_EVERY, LOOKS, Asked, Lane, Locate, fail
 from headgate.stores.redis.scripts import Question
 from headgate.stores.traffic import Traffic
 
@@ -52,6 +52,7 @@ class Flights:
         self._queue: deque[Asked] = deque()
         self._dispatching = False
         self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
+        self._looks = 0  # since then
         self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
         count = address.connections or CONNECTIONS
         self.lanes = [Lane(address, clock, loop, self._free, locate, traffic=traffic) for _ in range(count)]
@@ -114,7 +115,6 @@ class Flights:
     def _dispatch(self) -> None:
         """Send what waits, as far as connections are free; where none is, open one."""
         self._dispatching = False
-        self._give_up_late()
         for lane in self.lanes:
             if lane.is_free and (asked := self._boarding()):
                 self._alone = len(asked) == 1
@@ -144,7 +144,11 @@ class Flights:
             self._loop.call_at(self._watch_until, self._expire)
 
     def _expire(self) -> None:
-        self._watch_until = 0.0
+        if self._queue and self._looks < LOOKS:  # a connection may be about to be free
+            self._looks += 1
+            self._loop.call_later(LOOK_EVERY, self._expire)
+            return
+        self._looks, self._watch_until = 0, 0.0
         self._give_up_late()
         self._watch()
 
@@ -154,7 +158,9 @@ class Flights:
         now, late = self._loop.time(), []
         while self._queue and self._queue[0].deadline <= now:
             late.append(self._queue.popleft())
-        fail(late, StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s"))
+        error = StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
+        error.incident = error  # of all who have waited for the same connections
+        fail(late, error)
 
     def _free(self) -> None:
         """A lane is free, or cannot be opened: see to those who wait."""

@@ -22,6 +22,9 @@ from headgate.stores.redis.resting import pause_after
 from headgate.stores.traffic import Traffic
 
 _BUFFER = 65_536
+LOOKS, LOOK_EVERY = 2, 0.002
+"""So often, and in so many seconds each, what has arrived is read before a question is given up. When this process is
+late, and not the server, the answer is there; the deadline alone would not know, for timers come before reading."""
 Locate: TypeAlias = Callable[[], Awaitable[Address]]
 
 
@@ -87,6 +90,7 @@ class Lane(asyncio.BufferedProtocol):
         self._unconfirmed: list[tuple[Asked, Answer]] = []  # answers that wait for replicas
         self._deadline: asyncio.TimerHandle | None = None
         self._reloads = 0
+        self._looks = 0  # since the deadline
         self._misled: StoreError | None = None  # says why this is not the right server any more
         self._failures, self._retry_at = 0, 0.0
         self.is_open = False
@@ -108,8 +112,8 @@ class Lane(asyncio.BufferedProtocol):
 
     def fly(self, asked: list[Asked]) -> None:
         """Send questions, in as few calls of the script as can be."""
-        self._flight, self._reloads, self._left_ns = asked, 0, perf_counter_ns()
-        self._deadline = self._loop.call_at(min([each.deadline for each in asked]), self._late)
+        self._flight, self._reloads, self._looks, self._left_ns = asked, 0, 0, perf_counter_ns()
+        self._deadline = self._loop.call_at(min([each.deadline for each in asked]), self._look)
         self._send([_Leg(asked, asking=False)] if self._address.role is not Role.NODE else _legs(asked))
 
     def _send(self, legs: list[_Leg], before: bytes = b"") -> None:
@@ -122,7 +126,7 @@ class Lane(asyncio.BufferedProtocol):
             self._expected.append(partial(self._landed, leg))
         self._in_the_air = len(legs)
         if self._address.replicas:
-            left = min([asked.deadline for asked in self._flight]) - self._loop.time()
+            left = max(LOOK_EVERY, min([asked.deadline for asked in self._flight]) - self._loop.time())
             commands.append(wire.replication(self._address, left / 2))
             self._expected.append(self._replicated)
         self._connected().write(b"".join(commands))
@@ -178,13 +182,21 @@ class Lane(asyncio.BufferedProtocol):
         if self._misled:
             self._drop(self._misled)
 
+    def _look(self) -> None:
+        """Let what has arrived be read before anybody is given up."""
+        self._looks += 1
+        then = self._late if self._looks == LOOKS else self._look
+        self._deadline = self._loop.call_later(LOOK_EVERY, then)
+
     def _late(self) -> None:
         """Tell those whose time is up. The last of them takes the connection along, as its answer may still come."""
         now, error = self._loop.time(), OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s")
+        error.incident = error  # of all who wait for this flight
         waiting = [asked.deadline for asked in self._flight if asked.deadline > now and not asked.answer.done()]
+        self._looks = 0
         if waiting:
             fail([asked for asked in self._flight if asked.deadline <= now], error)
-            self._deadline = self._loop.call_at(min(waiting), self._late)
+            self._deadline = self._loop.call_at(min(waiting), self._look)
         else:
             self._drop(error)
 

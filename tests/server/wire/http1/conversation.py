@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from headgate.server.wire.http1.connection import Connection
 from headgate.server.wire.http1.head import Heads
 from headgate.server.wire.http1.responses import Date
@@ -30,7 +32,7 @@ def asked(machine: Connection, data: bytes, answer: Response | None = None) -> l
 
 def statuses(outgoing: bytes) -> list[int]:
     """Return the statuses of responses, in order."""
-    return [int(part[:3]) for part in outgoing.split(b"HTTP/1.1 ")[1:]]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", outgoing)]
 
 
 def request(*headers: str, line: str = "POST /check HTTP/1.1", host: str = "Host: api") -> bytes:

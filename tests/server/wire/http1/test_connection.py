@@ -151,9 +151,9 @@ def test_options_may_ask_for_all() -> None:
     assert only.path == b"*"
 
 
-def test_an_empty_line_before_a_request_is_ignored() -> None:
+def test_empty_lines_before_a_request_are_ignored() -> None:
     machine = connection()
-    assert len(asked(machine, b"\r\n" + GET + b"\r\n" + GET)) == 2
+    assert len(asked(machine, b"\r\n" + GET + b"\r\n\r\n\r\n" + GET)) == 2
     assert asked(machine, b"\r") == []
     assert asked(machine, b"\n") == []
     assert machine.phase is Phase.IDLE

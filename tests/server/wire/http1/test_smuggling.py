@@ -89,7 +89,6 @@ FRAMING = {
     "a method in lower case": request(line="get / HTTP/1.1"),
     "chunks in HTTP/1.0": request("Transfer-Encoding: chunked", line="POST / HTTP/1.0") + CHUNKS,
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "three empty lines": b"\r\n\r\n\r\n",
 }
 
 

@@ -146,13 +146,9 @@ class Connection:
             raw = data[position : ending + 4]
             head = self._heads.find(raw)
             if head is None:
-                if raw.startswith(b"\r\n"):  # an empty line before a request is ignored; one
+                if raw.startswith(b"\r\n"):  # empty lines before a request are ignored
                     position += 2
-                    ending = data.find(b"\r\n\r\n", position)
-                    if ending < 0:
-                        self._wait_for_head(data[position:])
-                        break
-                    raw = data[position : ending + 4]
+                    continue
                 read = self._heads.read(raw)
                 if isinstance(read, Refused):
                     self._refuse(read)
@@ -260,7 +256,7 @@ class Connection:
 
     def _wait_for_head(self, data: bytes) -> None:
         """Keep a part of a head, unless it is already clear that it will be refused."""
-        if data.startswith(b"\r\n"):
+        while data.startswith(b"\r\n"):
             data = data[2:]
         line = data.find(b"\r\n")
         if data and not b"A" <= data[:1] <= b"Z" and data != b"\r":

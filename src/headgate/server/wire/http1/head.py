@@ -107,6 +107,8 @@ def _read(raw: bytes, limits: WireLimits) -> Head | Refused:  # noqa: C901, PLR0
         return Refused(414, f"The target is longer than {limits.target_bytes} bytes.")
     if len(section) > limits.header_bytes:
         return Refused(431, f"The headers are longer than {limits.header_bytes} bytes.")
+    if not b"A" <= method[:1] <= b"Z":  # llhttp overlooks bare line feeds before it
+        return Refused(400, "This is no request of HTTP.")
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         return Refused(505, "The version is neither HTTP/1.1 nor HTTP/1.0.")
     fields = _Fields()

@@ -2,6 +2,9 @@
 
 The `hpack` package knows the static table and Huffman's code. Its decoder is not used: it takes some 5 us a field, and
 loses its place when a list of fields is too large, where this one goes on to the end, so that the client can be told.
+
+A field is checked once, when it comes as a literal, and not each time it is referred to. One that no request may have
+is kept as an `Improper` field, for the table holds it like any other.
 """
 
 from __future__ import annotations
@@ -9,10 +12,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
+from headgate.server.wire.http2 import huffman
+from headgate.server.wire.http2.headers import CONTROLS, TOKEN
 from headgate.server.wire.messages import Headers
 
 TABLE_SIZE: Final = 4096
@@ -22,6 +25,20 @@ FIELD_OVERHEAD: Final = 32
 _LARGEST_INTEGER_SHIFT: Final = 28
 _STATIC: Final[tuple[tuple[bytes, bytes], ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _DYNAMIC: Final = len(_STATIC)
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
+
+
+class Improper(tuple[bytes, bytes]):
+    """A field that no request may have: its name or its value has a character that is forbidden."""
+
+    __slots__ = ()
+
+
+def is_proper(name: bytes, value: bytes) -> bool:
+    """Whether a field has only characters that it may have (RFC 9113 section 8.2.1)."""
+    if value and (value[0] in b" \t" or value[-1] in b" \t" or len(value.translate(None, CONTROLS)) != len(value)):
+        return False
+    return name in _PSEUDO or (name != b"" and not name.translate(None, TOKEN))
 
 
 def size_of(fields: Headers) -> int:
@@ -59,7 +76,6 @@ class Decoder:
         """
         fields: Headers = []
         room = self._size
-        entries = self._entries
         position, end = 0, len(block)
         try:
             while position < end:
@@ -85,7 +101,7 @@ class Decoder:
                     fields.append(field)
         except IndexError:
             raise Undecodable("a block ends amid a field, or refers to a field that is not in the table") from None
-        except HPACKError as error:
+        except ValueError as error:
             raise Undecodable(str(error)) from None
         return fields if room >= 0 and len(fields) <= self._count else None
 
@@ -104,7 +120,7 @@ class Decoder:
                 index, position = _integer(block, position, index)
             name = (_STATIC[index] if index < _DYNAMIC else self._entries[index - _DYNAMIC])[0]
         value, position = _string(block, position)
-        return (name, value), position
+        return (name, value) if is_proper(name, value) else Improper((name, value)), position
 
     def _add(self, field: tuple[bytes, bytes]) -> None:
         self.changes += 1
@@ -153,4 +169,4 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
     if end > len(block):
         raise Undecodable("a string is longer than its block")
     text = block[position:end]
-    return (decode_huffman(text) if first & 0x80 else text), end
+    return (huffman.decode(text) if first & 0x80 else text), end

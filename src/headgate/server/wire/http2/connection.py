@@ -38,12 +38,10 @@ from headgate.server.wire.http2.frames import (
     Setting,
     read_header,
 )
-from headgate.server.wire.http2.guard import Guard
 from headgate.server.wire.http2.inflow import LOW, STREAM_WINDOW, Inflow
 from headgate.server.wire.http2.requests import Requests
-from headgate.server.wire.http2.resets import Resets
-from headgate.server.wire.http2.sending import Sender
-from headgate.server.wire.http2.streams import Stream, Streams
+from headgate.server.wire.http2.state import State
+from headgate.server.wire.http2.streams import Stream
 from headgate.server.wire.limits import DEFAULT, WireLimits
 
 _LARGEST: Final = FRAME_SIZE << 8 | 0xFF
@@ -68,8 +66,8 @@ class Connection:
         "_over",
         "_preface",
         "_requests",
-        "_resets",
         "_sender",
+        "_state",
         "_streams",
         "fault",
         "outgoing",
@@ -79,10 +77,9 @@ class Connection:
     )
 
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
-        streams = self._streams = Streams(limits.streams)
-        sender = self._sender = Sender(streams)
-        guard = self._guard = Guard(limits, streams)
-        resets = self._resets = Resets(streams, sender, guard)
+        state = self._state = State(limits)
+        self._streams, self._guard = state.streams, state.guard
+        sender = self._sender = state.sender
         sender.control(
             frames.settings(
                 [
@@ -92,9 +89,9 @@ class Connection:
                 ]
             )
         )
-        inflow = self._inflow = Inflow(streams, sender, guard, resets)
-        self._requests = Requests(limits, streams, sender, guard, resets, inflow)
-        self._control = Control(streams, sender, guard, resets)
+        self._inflow = Inflow(state)
+        self._requests = Requests(state, self._inflow)
+        self._control = Control(state)
         self._buffer = b""
         self._preface = PREFACE
         self._greeted = False
@@ -210,7 +207,7 @@ class Connection:
     def reset(self, stream: int, code: ErrorCode) -> None:
         """Give a stream up."""
         if stream in self._streams.open:
-            self._resets.reset(stream, code)
+            self._state.reset(stream, code)
 
     def withhold(self, stream: int) -> None:
         """Let a client send only as much on a stream as was `acknowledge`d; for bodies without a foreseeable end."""

@@ -10,19 +10,25 @@ from headgate.server.wire.http2.compression import TABLE_SIZE
 from headgate.server.wire.http2.events import Aborted, Event, Writable
 from headgate.server.wire.http2.faults import ConnectionFault, protocol_error, size_error
 from headgate.server.wire.http2.frames import ACK, LARGEST_ID, LARGEST_WINDOW, ErrorCode, Setting
-from headgate.server.wire.http2.guard import Guard
-from headgate.server.wire.http2.resets import Resets
-from headgate.server.wire.http2.sending import Sender
-from headgate.server.wire.http2.streams import Streams
+from headgate.server.wire.http2.state import State
+
+_ANY: Final = (0, (1 << 32) - 1, ErrorCode.NO_ERROR)
+_RANGES: Final[dict[int, tuple[int, int, ErrorCode]]] = {
+    Setting.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
+    Setting.INITIAL_WINDOW_SIZE: (0, LARGEST_WINDOW, ErrorCode.FLOW_CONTROL_ERROR),
+    Setting.MAX_FRAME_SIZE: (frames.FRAME_SIZE, frames.LARGEST_FRAME_SIZE, ErrorCode.PROTOCOL_ERROR),
+}
+"""What a client may set, and which mistake it is to set something else."""
 
 
 class Control:
     """Reads control frames of one connection. Every method here may raise ConnectionFault."""
 
-    __slots__ = ("_guard", "_resets", "_sender", "_streams", "peer_leaves")
+    __slots__ = ("_guard", "_sender", "_state", "_streams", "peer_leaves")
 
-    def __init__(self, streams: Streams, sender: Sender, guard: Guard, resets: Resets) -> None:
-        self._streams, self._sender, self._guard, self._resets = streams, sender, guard, resets
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._streams, self._sender, self._guard = state.streams, state.sender, state.guard
         self.peer_leaves = False
         """Whether the client said GOAWAY."""
 
@@ -43,9 +49,9 @@ class Control:
             if len(payload) != 5 or frames.word(payload) & LARGEST_ID == number:
                 raise protocol_error("PRIORITY holds 5 bytes, of a stream that does not depend on itself")
         elif len(payload) != 5:
-            self._resets.fail(number, ErrorCode.FRAME_SIZE_ERROR, events)
+            self._state.fail(number, ErrorCode.FRAME_SIZE_ERROR, events)
         elif frames.word(payload) & LARGEST_ID == number:
-            self._resets.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+            self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
 
     def _rst_stream(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         if number == 0 or self._is_idle(number):
@@ -68,25 +74,24 @@ class Control:
             return
         if len(payload) % 6:
             raise size_error("SETTINGS hold 6 bytes each")
-        before = window = self._sender.initial_window
+        before = self._sender.initial_window
         for what, value in frames.read_settings(payload):
-            if what == Setting.INITIAL_WINDOW_SIZE:
-                if value > LARGEST_WINDOW:
-                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "an initial window of more than 2^31-1 bytes")
-                window = value
-            elif what == Setting.MAX_FRAME_SIZE:
-                if not frames.FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
-                    raise protocol_error("a largest frame of less than 2^14, or more than 2^24-1 bytes")
-                self._sender.frame_size = value
-            elif what == Setting.ENABLE_PUSH:
-                if value > 1:
-                    raise protocol_error("push is enabled by 1, and disabled by 0")
-            elif what == Setting.HEADER_TABLE_SIZE and value < TABLE_SIZE:
-                self._sender.without_table()
+            self._set(what, value)
         self._sender.control(frames.SETTINGS_ACK)
-        if window != before:
-            self._sender.initial_window = window
-            self._widen(window - before, events)
+        more = self._sender.initial_window - before
+        if more:
+            self._widen(more, events)
+
+    def _set(self, what: int, value: int) -> None:
+        low, high, code = _RANGES.get(what, _ANY)
+        if not low <= value <= high:
+            raise ConnectionFault(code, f"{Setting(what).name} is {low} to {high}, not {value}")
+        if what == Setting.INITIAL_WINDOW_SIZE:
+            self._sender.initial_window = value
+        elif what == Setting.MAX_FRAME_SIZE:
+            self._sender.frame_size = value
+        elif what == Setting.HEADER_TABLE_SIZE and value < TABLE_SIZE:
+            self._sender.without_table()
 
     def _widen(self, more: int, events: list[Event]) -> None:
         """Change the windows of all open streams, some of which may become negative (section 6.9.2)."""
@@ -135,9 +140,9 @@ class Control:
                 return
             stream.window += more
             if more == 0:
-                self._resets.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+                self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
             elif stream.window > LARGEST_WINDOW:
-                self._resets.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
+                self._state.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
         if self._streams.blocked:
             self._flush(events)
 

@@ -1,9 +1,9 @@
 """From header blocks to heads of requests, through a cache.
 
 Clients send the same block again and again: Envoy, grpcio and load generators put all fields of a call into the table
-at first, and then send indices. What such a block means changes only with the table, so it is looked up as a whole, with
-everything that was found out about it. The cache is emptied whenever the table changes; a block that changes the table
-itself is not kept.
+at first, and then send indices. What such a block means changes only with the table, so it is looked up as a whole,
+with everything that was found out about it. The cache is emptied whenever the table changes; a block that changes the
+table itself is not kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Heads:
         """Heads by their blocks, to be looked up before `read`."""
 
     def fields(self, block: bytes) -> Headers | None:
-        """Return the fields of any block, or None if they are too large; to be called for every block that is not known.
+        """Return the fields of a block, or None if they are too large. No block may be passed over, but those known.
 
         Raises:
             Undecodable: the connection cannot go on.

@@ -10,7 +10,7 @@ from headgate.server.wire.messages import Headers
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """The headers of a request, checked. One value stands for all requests with the same header block: never change it."""
+    """The headers of a request, checked. All requests with the same header block share one: it must not be changed."""
 
     method: bytes
     path: bytes

@@ -72,10 +72,7 @@ _WORD = Struct(">I")
 _TWO_WORDS = Struct(">II")
 
 read_header = _HEADER.unpack_from
-"""Return (length << 8 | type, flags, stream with its reserved bit) of the frame at an offset.
-
-The first word begins a byte early in no frame: it is the 24 bits of the length, then the 8 bits of the type.
-"""
+"""Return (length << 8 | type, flags, stream with its reserved bit) of the frame at an offset of some bytes."""
 
 
 def header(kind: int, flags: int, stream: int, length: int) -> bytes:
@@ -94,11 +91,7 @@ def data(stream: int, payload: bytes, *, end: bool = False) -> bytes:
 
 
 def headers(stream: int, block: bytes, *, end: bool = False, size: int = FRAME_SIZE) -> bytes:
-    """Return a HEADERS frame, and CONTINUATION frames for as much of the block as does not fit into it.
-
-    Args:
-        size: the most that a frame may hold.
-    """
+    """Return a HEADERS frame, and CONTINUATION frames for what is beyond the `size` that a frame may have."""
     flags = END_STREAM if end else 0
     if len(block) <= size:
         return frame(HEADERS, flags | END_HEADERS, stream, block)

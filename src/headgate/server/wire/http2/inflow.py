@@ -13,10 +13,8 @@ from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.events import Event, Received
 from headgate.server.wire.http2.faults import ConnectionFault, protocol_error
 from headgate.server.wire.http2.frames import END_STREAM, PADDED, ErrorCode
-from headgate.server.wire.http2.guard import Guard
-from headgate.server.wire.http2.resets import Resets
-from headgate.server.wire.http2.sending import Sender
-from headgate.server.wire.http2.streams import Stream, Streams
+from headgate.server.wire.http2.state import State
+from headgate.server.wire.http2.streams import Stream
 
 STREAM_WINDOW: Final = 262_144
 CONNECTION_WINDOW: Final = 1_048_576
@@ -30,13 +28,14 @@ _USEFUL_BYTES: Final = 1024
 class Inflow:
     """The DATA that comes in on one connection."""
 
-    __slots__ = ("_guard", "_resets", "_sender", "_streams", "credit")
+    __slots__ = ("_guard", "_sender", "_state", "_streams", "credit")
 
-    def __init__(self, streams: Streams, sender: Sender, guard: Guard, resets: Resets) -> None:
-        self._streams, self._sender, self._guard, self._resets = streams, sender, guard, resets
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._streams, self._sender, self._guard = state.streams, state.sender, state.guard
         self.credit = CONNECTION_WINDOW
         """Bytes of DATA that the client may send on the connection."""
-        sender.control(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+        self._sender.control(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def replenish(self) -> None:
         """Give back the connection's window."""
@@ -55,11 +54,11 @@ class Inflow:
             self._overlook(number)
             return
         if stream.ended:
-            self._resets.fail(number, ErrorCode.STREAM_CLOSED, events)
+            self._state.fail(number, ErrorCode.STREAM_CLOSED, events)
             return
         stream.credit -= len(payload)
         if stream.credit < 0:
-            self._resets.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
+            self._state.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
             return
         data = unpadded(payload) if flags & PADDED else payload
         self._take(number, stream, data, events, ended=flags & END_STREAM == END_STREAM)
@@ -77,7 +76,7 @@ class Inflow:
         if stream.missing >= 0:
             stream.missing -= size
             if stream.missing < 0 or (ended and stream.missing):
-                self._resets.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+                self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
                 return
         self._streams.useful += size // _USEFUL_BYTES
         if ended:
@@ -88,7 +87,7 @@ class Inflow:
             stream.held += size
             self._streams.held += size
             if self._streams.held > HELD:
-                self._resets.fail(number, ErrorCode.ENHANCE_YOUR_CALM, events)
+                self._state.fail(number, ErrorCode.ENHANCE_YOUR_CALM, events)
                 return
             self._grant(number, stream)
         if size or ended:

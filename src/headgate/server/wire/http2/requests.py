@@ -10,14 +10,11 @@ from headgate.server.wire.http2.decoding import Heads
 from headgate.server.wire.http2.events import Event, Head, Opened, Received
 from headgate.server.wire.http2.faults import ConnectionFault, protocol_error
 from headgate.server.wire.http2.frames import END_HEADERS, END_STREAM, LARGEST_ID, PADDED, WITH_PRIORITY, ErrorCode
-from headgate.server.wire.http2.guard import Guard
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.http2.heads import Malformed, check_trailers
 from headgate.server.wire.http2.inflow import STREAM_WINDOW, Inflow, unpadded
-from headgate.server.wire.http2.resets import Resets
-from headgate.server.wire.http2.sending import Sender
-from headgate.server.wire.http2.streams import Stream, Streams
-from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.http2.state import State
+from headgate.server.wire.http2.streams import Stream
 
 _BLOCK_BYTES: Final = 4
 """How many times larger than all headers a block may be and be answered; a larger one ends the connection."""
@@ -30,28 +27,12 @@ _NO_TUNNELS: Final = encode([(b":status", b"501"), (b"content-length", b"0")])
 class Requests:
     """The header blocks that come in on one connection."""
 
-    __slots__ = (
-        "_block",
-        "_continuations",
-        "_flags",
-        "_guard",
-        "_inflow",
-        "_limits",
-        "_resets",
-        "_sender",
-        "_streams",
-        "heads",
-        "number",
-        "room",
-    )
+    __slots__ = ("_block", "_continuations", "_flags", "_inflow", "_state", "_streams", "heads", "number", "room")
 
-    def __init__(
-        self, limits: WireLimits, streams: Streams, sender: Sender, guard: Guard, resets: Resets, inflow: Inflow
-    ) -> None:
-        self._limits, self._streams, self._sender = limits, streams, sender
-        self._guard, self._resets, self._inflow = guard, resets, inflow
-        self.heads = Heads(limits)
-        self.room = limits.streams
+    def __init__(self, state: State, inflow: Inflow) -> None:
+        self._state, self._streams, self._inflow = state, state.streams, inflow
+        self.heads = Heads(state.limits)
+        self.room = state.limits.streams
         """How many streams may be open."""
         self.number = 0
         """The stream whose block is incomplete: nothing but its continuation may follow. 0 if there is none."""
@@ -83,7 +64,7 @@ class Requests:
             raise protocol_error("CONTINUATION of nothing")
         self._block += payload
         self._continuations += 1
-        if self._continuations > _CONTINUATIONS or len(self._block) > self._limits.header_bytes * _BLOCK_BYTES:
+        if self._continuations > _CONTINUATIONS or len(self._block) > self._state.limits.header_bytes * _BLOCK_BYTES:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & END_HEADERS:
             block = bytes(self._block)
@@ -104,7 +85,7 @@ class Requests:
         except Undecodable as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         except Malformed:
-            self._resets.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+            self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
 
     def _begin(self, number: int, block: bytes, events: list[Event], *, ended: bool) -> None:
         streams = self._streams
@@ -117,15 +98,15 @@ class Requests:
             if head is not None and refusal is None:
                 self.heads.keep(block, head)
         if len(streams.open) >= self.room:
-            self._guard.saw_control()
-            self._resets.reset(number, ErrorCode.REFUSED_STREAM)
+            self._state.guard.saw_control()
+            self._state.reset(number, ErrorCode.REFUSED_STREAM)
             return
         missing = -1 if head is None else head.content_length
         if ended and missing > 0:
             raise Malformed("a content-length, and no content")
-        streams.open[number] = Stream(self._sender.initial_window, STREAM_WINDOW, missing, ended)
+        streams.open[number] = Stream(self._state.sender.initial_window, STREAM_WINDOW, missing, ended)
         if head is None or refusal is not None:
-            self._sender.respond(number, refusal or _TOO_LARGE, b"")
+            self._state.sender.respond(number, refusal or _TOO_LARGE, b"")
         else:
             events.append(Opened(number, head.headers, ended, head))
 
@@ -133,7 +114,7 @@ class Requests:
         """Return the header block of the answer to a request that goes no further."""
         if head is None:
             return _TOO_LARGE
-        if len(head.path) > self._limits.target_bytes:
+        if len(head.path) > self._state.limits.target_bytes:
             return _TOO_LONG
         return _NO_TUNNELS if head.method == b"CONNECT" else None
 
@@ -141,7 +122,7 @@ class Requests:
         """Read trailers."""
         fields = self.heads.fields(block)
         if stream.ended:
-            self._resets.fail(number, ErrorCode.STREAM_CLOSED, events)
+            self._state.fail(number, ErrorCode.STREAM_CLOSED, events)
             return
         if fields is None or not ended:
             raise Malformed("trailers that are too large, or do not end the stream")
@@ -158,4 +139,4 @@ class Requests:
         if not self._streams.was_dropped(number):
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS of a stream that is over")
         self.heads.fields(block)
-        self._guard.saw_control()
+        self._state.guard.saw_control()

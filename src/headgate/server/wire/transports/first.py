@@ -19,7 +19,9 @@ class First(asyncio.Protocol):
 
     __slots__ = ("_data", "_house", "_http1", "_http2", "_transport", "_watch")
 
-    def __init__(self, house: House, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, house: House, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol]
+    ) -> None:
         self._house, self._http1, self._http2 = house, http1, http2
         self._data = b""
         self._transport: asyncio.Transport | None = None

@@ -15,6 +15,9 @@ from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Peer
 
+LINGER = 2.0
+"""Seconds for a client to read the last of what was sent and close, while it may still be sending."""
+
 
 class Guest(Protocol):
     """A connection, as the house sees it."""

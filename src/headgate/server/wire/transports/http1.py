@@ -13,15 +13,19 @@ from headgate.server.wire.admission import Refusal, Seat
 from headgate.server.wire.http1.connection import Connection, Phase
 from headgate.server.wire.http1.responses import of_problem
 from headgate.server.wire.messages import Handler, Request, Response
-from headgate.server.wire.transports.house import House, Stopwatch, has_unread, peer_of
+from headgate.server.wire.transports.house import LINGER, House, Stopwatch, has_unread, peer_of
 
 _log = logging.getLogger(__name__)
-_LINGER = 2.0
-"""Seconds for a client to read the last response and close, when it may still be sending."""
 
 
 class Http1(asyncio.Protocol):
-    """A connection. All that its requests are answered at once is written at once."""
+    """A connection. All that its requests are answered at once is written at once.
+
+    Args:
+        house: where it belongs.
+        handler: answers requests.
+        is_single: close after the first response.
+    """
 
     __slots__ = (
         "_handler",
@@ -29,6 +33,7 @@ class Http1(asyncio.Protocol):
         "_house",
         "_is_closing",
         "_is_paused",
+        "_is_single",
         "_machine",
         "_seat",
         "_transport",
@@ -36,8 +41,8 @@ class Http1(asyncio.Protocol):
         "_watch",
     )
 
-    def __init__(self, house: House, handler: Handler) -> None:
-        self._house, self._handler = house, handler
+    def __init__(self, house: House, handler: Handler, *, is_single: bool = False) -> None:
+        self._house, self._handler, self._is_single = house, handler, is_single
         self._machine: Connection
         self._transport: asyncio.Transport | None = None
         self._seat: Seat | None = None
@@ -60,7 +65,7 @@ class Http1(asyncio.Protocol):
         transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
         if house.gate is not None:
             self._seat = house.gate.sit(peer)
-        if house.is_draining:
+        if house.is_draining or self._is_single:
             self._machine.drain()
 
     def data_received(self, data: bytes) -> None:
@@ -117,7 +122,7 @@ class Http1(asyncio.Protocol):
         """End what takes too long."""
         limits, machine = self._house.limits, self._machine
         if self._is_closing:
-            if self._watch.lasted("closing", now) > min(_LINGER, limits.write_time):
+            if self._watch.lasted("closing", now) > min(LINGER, limits.write_time):
                 self.abort()
             return
         if self._is_paused:

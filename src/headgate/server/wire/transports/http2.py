@@ -1,9 +1,170 @@
-"""HTTP/2 connections."""
+"""HTTP/2 connections: a service sees to their streams."""
 
 from __future__ import annotations
+
 import asyncio
-from typing import Any
+import logging
+from collections.abc import Callable
+from typing import TypeAlias, cast
+
+from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.link import Link, Service
+from headgate.server.wire.transports.house import LINGER, House, Stopwatch, has_unread, peer_of
+
+_log = logging.getLogger(__name__)
+
+
+Serve: TypeAlias = Callable[[Link], Service]
+"""Makes the service of a connection."""
 
 
 class Http2(asyncio.Protocol):
-    def __init__(self, house: Any, handler: Any) -> None: ...
+    """A connection. All that comes of some bytes is written at once."""
+
+    __slots__ = (
+        "_events",
+        "_flushing",
+        "_headers",
+        "_house",
+        "_is_closing",
+        "_machine",
+        "_rest",
+        "_serve",
+        "_service",
+        "_transport",
+        "is_paused",
+    )
+
+    def __init__(self, house: House, serve: Serve) -> None:
+        self._house, self._serve = house, serve
+        self._machine = Connection(house.limits)
+        self._service: Service
+        self._transport: asyncio.Transport | None = None
+        self._flushing = False
+        self._is_closing = False
+        self._events = 0
+        self._headers, self._rest = Stopwatch(), Stopwatch()
+        self.is_paused = False
+        """The client does not take what was written."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # those of uvloop are none by inheritance
+        house = self._house
+        house.guests.add(self)
+        peer = peer_of(transport)
+        self._transport = transport
+        seat = None if house.gate is None else house.gate.sit(peer)
+        self._service = self._serve(Link(self._machine, peer, house.limits, seat, self))
+        transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
+        if house.is_draining:
+            self._machine.drain()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        events = self._machine.receive(data, self._house.loop.time())
+        if events:
+            self._events += len(events)
+            self._service.handle(events)
+        self._flush()
+
+    def eof_received(self) -> bool:
+        """Answer what was asked, for the client may still read; over TLS it cannot."""
+        transport = self._transport
+        return (
+            transport is not None
+            and not self._is_closing
+            and self._machine.open_streams > 0
+            and self._service.in_flight > 0
+            and transport.get_extra_info("ssl_object") is None
+        )
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
+        self._transport = None
+        self._house.leave(self)
+        self._service.lose()
+        if self._machine.fault:
+            _log.debug("An HTTP/2 connection ended: %s", self._machine.fault)
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._service.resume()
+
+    def flush_soon(self) -> None:
+        """Write what the machine has to send, with whatever else comes up in this turn of the loop."""
+        if not self._flushing:
+            self._flushing = True
+            self._house.loop.call_soon(self._flush_now)
+
+    def look(self, now: float) -> None:
+        """End what takes too long."""
+        limits, machine = self._house.limits, self._machine
+        if self._is_closing:
+            if self._rest.lasted("closing", now) > min(LINGER, limits.write_time):
+                self.abort()
+            return
+        if self.is_paused:
+            if self._rest.lasted("paused", now) > limits.write_time:
+                self.abort()
+            return
+        begun = self._headers.lasted((machine.awaits_headers, self._events), now)
+        if machine.awaits_headers and begun > limits.header_time:
+            self._give_up()
+            return
+        if machine.is_idle:
+            state, longest = ("idle", self._events), limits.idle_time
+        else:
+            self._service.look(now)
+            state, longest = ("waiting", machine.waiting_bytes), limits.write_time
+        if self._rest.lasted(state, now) > longest and (machine.is_idle or machine.waiting_bytes):
+            self._give_up()
+
+    def drain(self) -> None:
+        self._machine.drain()
+        self._flush()
+
+    def finish_draining(self) -> None:
+        transport = self._transport
+        if transport is not None and not has_unread(transport):
+            self._machine.finish_draining()
+            self._service.leave()
+            self._flush()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self._flush()
+
+    def _flush(self) -> None:
+        transport = self._transport
+        if transport is None or self._is_closing:
+            return
+        data = self._machine.outgoing()
+        if data:
+            transport.write(data)
+        if self._machine.is_over:
+            self._close(transport)
+
+    def _give_up(self) -> None:
+        """Say good-bye, and close."""
+        self._machine.finish_draining()
+        self._flush()
+        if self._transport is not None and not self._is_closing:
+            self._close(self._transport)
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close so that the last frames arrive: a socket with unread bytes that is closed takes them back."""
+        self._is_closing = True
+        if self.is_paused or not transport.can_write_eof():
+            transport.close()
+        else:
+            transport.write_eof()

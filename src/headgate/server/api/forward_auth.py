@@ -1,0 +1,174 @@
+"""``/api/v1/forward-auth``: a proxy asks whether a request may pass, and passes on the answer.
+
+nginx (``auth_request``) and others can be told to send ``X-Original-URI`` and ``X-Original-Method``; Traefik
+(``forwardAuth``) and Caddy (``forward_auth``) send ``X-Forwarded-Uri`` and ``X-Forwarded-Method`` by themselves. The
+client's address comes in ``X-Forwarded-For``, its credentials in their own headers.
+
+All of them also send what *their* client sent. So:
+
+1. Only a trusted proxy is answered: whoever else could ask would choose whose limit is used.
+2. A header that is there twice, or headers of both kinds at once, are refused (400), unless the settings say which kind
+   the proxy writes: one of the two is the client's, and would choose which rules apply.
+3. The path and the method are both needed: without a method, rules for some methods would not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+from headgate.core.errors import StoreError, UsageError
+from headgate.core.mode import Mode
+from headgate.core.numbers import short, whole
+from headgate.engine import Ruling
+from headgate.policy.request import InvalidRequest
+from headgate.policy.request import Request as Asked
+from headgate.server.api.answer import fields_of
+from headgate.server.api.checks import PROBLEM, problem_of
+from headgate.server.decisions import Decisions
+from headgate.server.wire.messages import Fields, Headers, Request, Response
+from headgate.web.address import AddressReader, Finding
+from headgate.web.errors import InvalidSettings
+from headgate.web.headers import ResponseHeaders
+from headgate.web.identity import Identifier
+from headgate.web.lines import collect
+from headgate.web.problem import Problem, of_status, quota_exceeded, reduced_capacity
+
+LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
+"""Who is trusted unless the settings say otherwise: what runs on this machine."""
+_KINDS = {
+    "original": (b"x-original-uri", b"x-original-method", b"x-original-host"),
+    "forwarded": (b"x-forwarded-uri", b"x-forwarded-method", b"x-forwarded-host"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardAuth:
+    """How proxies ask. Raises InvalidSettings."""
+
+    trusted: Sequence[str] = LOOPBACK
+    """Networks of the proxies; ``unix`` means whoever is on a Unix socket."""
+    deny_status: int = 429
+    """Of refusals. nginx understands 401 and 403 only, and takes any other for a failure of ours."""
+    kind: str = "either"
+    """Which headers the proxy writes: ``original``, ``forwarded``, or ``either`` where only one of them comes."""
+    host: bool = False
+    """Whether the host is an attribute of requests. The proxy must write it: X-Original-Host or X-Forwarded-Host."""
+    identifier: Identifier | None = None
+    """Finds out who asks; its address reader trusts proxies. None: by address, in X-Forwarded-For."""
+    headers: ResponseHeaders = field(default_factory=ResponseHeaders)
+    """Which header fields answers have. They are for the proxy's client."""
+
+    def __post_init__(self) -> None:
+        whole("deny_status", self.deny_status, 400, 599, InvalidSettings)
+        if self.kind not in {*_KINDS, "either"}:
+            raise InvalidSettings(f"kind is one of original, forwarded, either, not {short(self.kind)}")
+        if self.identifier is not None and self.identifier.addresses.source == "peer":
+            raise InvalidSettings(
+                "the peer of a forward authentication is a proxy: say where it writes the address of its client, with "
+                "AddressReader('x-forwarded-for', trusted=['10.0.0.0/8'])"
+            )
+
+
+class ForwardChecks:
+    """Answers proxies."""
+
+    def __init__(self, decisions: Decisions, settings: ForwardAuth, on_store_failure: Mode = Mode.LOCAL) -> None:
+        self._decisions, self._settings, self._mode = decisions, settings, on_store_failure
+        reader = AddressReader("x-forwarded-for", trusted=settings.trusted)
+        self._identifier = settings.identifier or Identifier(reader)
+        self._kinds = tuple(_KINDS.values()) if settings.kind == "either" else (_KINDS[settings.kind],)
+        self._wanted = frozenset([name for names in self._kinds for name in names])
+        self._now = decisions.engine.clock.now
+
+    async def check(self, request: Request) -> Response:
+        """Answer 200 and no body, or the status of refusals and a problem."""
+        began, now = perf_counter_ns(), self._now()
+        outcome = "error"
+        try:
+            asked = self._asked(request, now)
+            if asked is None:
+                detail = "only proxies that the settings name as trusted may ask this"
+                return self._refused(of_status(403, detail))
+            ruling = await self._decisions.check(asked)
+            outcome = "allowed" if ruling.allowed else "denied"
+        except (UsageError, StoreError) as error:
+            return self._refused(problem_of(error))
+        finally:
+            self._decisions.recorder.called("forward_auth", outcome, perf_counter_ns() - began)
+        fields = fields_of(ruling, self._settings.headers, now)
+        if ruling.allowed:
+            return Response(200, b"", fields)
+        return self._refused(self._refusal(ruling), fields)
+
+    def _asked(self, request: Request, now: int) -> Asked | None:
+        """Return what the proxy's client asks; None if the proxy is not trusted. Raises InvalidRequest and its kind."""
+        identity = self._identifier.identify(request.peer.address, request.headers, now)
+        if identity.address.finding is Finding.UNTRUSTED_PEER:
+            return None
+        uri, method, host = self._original(request.headers)
+        attributes = {"host": host.lower()} if host and self._settings.host else {}
+        client = identity.address.client
+        return Asked(
+            identity.principal,
+            uri,
+            method,
+            attributes,
+            tier=identity.tier,
+            address="" if client is None else client.text,
+        )
+
+    def _original(self, headers: Headers) -> tuple[str, str, str]:
+        found = collect(headers, self._wanted)
+        kinds = [names for names in self._kinds if any(name in found for name in names[:2])]
+        if len(kinds) > 1:
+            raise InvalidRequest(
+                "the request has both X-Original- and X-Forwarded- headers, and one of them may be the client's: say "
+                "which kind the proxy writes"
+            )
+        texts = []
+        for name in kinds[0] if kinds else self._kinds[0]:
+            values = found.get(name, [])
+            if len(values) > 1:
+                raise InvalidRequest(f"the request has {len(values)} headers {name.decode()}: the proxy sends one")
+            if not values and name.endswith((b"uri", b"method")):
+                raise InvalidRequest(
+                    "the proxy sends the path and the method of the request: X-Original-URI and X-Original-Method, or "
+                    "X-Forwarded-Uri and X-Forwarded-Method"
+                )
+            texts.append(_text(name, values[0]) if values else "")
+        uri, method, host = texts
+        if not uri or not method:
+            raise InvalidRequest("the path or the method that the proxy sends is empty")
+        return uri, method, host
+
+    def _refused(self, problem: Problem, fields: Fields = ()) -> Response:
+        """Return a refusal; where the proxy knows only one status for all of them, with that one."""
+        status, deny = problem.status, self._settings.deny_status
+        if deny != 429:
+            status = deny
+        if not any(name == b"cache-control" for name, _ in fields):
+            fields = (*fields, (b"cache-control", b"no-store"))
+        return Response(status, problem.encode(), (PROBLEM, *fields))
+
+    def _refusal(self, ruling: Ruling) -> Problem:
+        decision = ruling.decision
+        if decision is None:
+            return of_status(403, ruling.reason)
+        names = [each.rule_id for each in ruling.limits]
+        if decision.degraded and self._denies(ruling.rule_id):
+            return reduced_capacity(decision, names)
+        return quota_exceeded(decision, names)
+
+    def _denies(self, rule_id: str) -> bool:
+        """Whether a rule denies everything while the store is away, which is nobody's fault but ours."""
+        rule = self._decisions.engine.policy.rules.get(rule_id)
+        return ((rule.rule.on_store_failure if rule else None) or self._mode) is Mode.DENY
+
+
+def _text(name: bytes, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"the header {name.decode()} is not UTF-8") from None

@@ -1,0 +1,126 @@
+"""Which path is answered by what. The paths of the decision plane are listed in docs/api.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from headgate.core.mode import Mode
+from headgate.server.api.answer import Answers
+from headgate.server.api.batch import Batches
+from headgate.server.api.checks import Checks, problem_response
+from headgate.server.api.deprecation import Deprecation, announcing
+from headgate.server.api.forward_auth import ForwardAuth, ForwardChecks
+from headgate.server.api.health import HealthPages
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.decisions import Decisions
+from headgate.server.readiness import Readiness
+from headgate.server.wire.messages import Handler, Request, Response
+from headgate.web.headers import ResponseHeaders
+from headgate.web.problem import of_status, shown
+
+CHECK = b"/api/v1/rate-limit/check"
+BATCH = b"/api/v1/rate-limit/batch"
+FORWARD_AUTH = b"/api/v1/forward-auth"
+CHECK_HEADERS = ResponseHeaders(ietf="off", reset_format="epoch")
+"""Of a check: X-RateLimit fields that repeat its answer. The IETF's fields are left out: they would tell the client of
+*this* response to slow down, who is not the one that is limited."""
+_POST = frozenset({b"POST"})
+_GET = frozenset({b"GET", b"HEAD"})
+_NO_DEPRECATIONS: Mapping[bytes, Deprecation] = {}
+_NO_HANDLERS: Mapping[bytes, Handler] = {}
+
+
+def application(
+    decisions: Decisions,
+    readiness: Readiness,
+    *,
+    forward_auth: ForwardAuth | None = None,
+    timestamps: Timestamps | None = None,
+    headers: ResponseHeaders = CHECK_HEADERS,
+    on_store_failure: Mode | str = Mode.LOCAL,
+    others: Mapping[bytes, Handler] = _NO_HANDLERS,
+    deprecated: Mapping[bytes, Deprecation] = _NO_DEPRECATIONS,
+) -> Handler:
+    """Return what answers all that is asked over HTTP.
+
+    Args:
+        decisions: what decides; its recorder has the metrics.
+        readiness: whether this process should be asked.
+        forward_auth: how proxies ask.
+        timestamps: what clients' timestamps may be.
+        headers: which header fields the answers to checks have.
+        on_store_failure: as the engine was told; refusals of a store that is away are our own fault if it is "deny".
+        others: what answers other paths, whatever the method, such as ``/json``.
+        deprecated: versions that will go, by the beginning of their paths, such as ``/api/v1/``.
+    """
+    checks = Checks(decisions, Answers(headers), timestamps or Timestamps())
+    proxies = ForwardChecks(decisions, forward_auth or ForwardAuth(), Mode(on_store_failure))
+    health, pages = HealthPages(readiness), _Pages(decisions)
+    routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
+        CHECK: (_POST, checks.check),
+        BATCH: (_POST, Batches(checks, decisions.recorder).check),
+        FORWARD_AUTH: (None, proxies.check),
+        b"/healthz": (_GET, health.alive),
+        b"/readyz": (_GET, health.ready),
+        b"/healthcheck": (_GET, health.ready),
+        b"/metrics": (_GET, pages.metrics),
+        b"/hotkeys": (_GET, pages.hot_keys),
+        **{path: (None, handler) for path, handler in others.items()},
+    }
+    for path, (methods, handler) in routes.items():
+        for prefix, deprecation in deprecated.items():
+            if path.startswith(prefix):
+                routes[path] = methods, announcing(handler, deprecation)
+    return _Router(routes)
+
+
+class _Router:
+    """Finds the handler of a request; what it returns is the handler's own coroutine."""
+
+    def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
+        self._routes = routes
+        self._check = routes[CHECK][1]
+
+    def __call__(self, request: Request) -> Coroutine[Any, Any, Response]:
+        if request.path == CHECK and request.method == b"POST":
+            return self._check(request)
+        methods, handler = self._routes.get(request.path, (None, _not_found))
+        if methods is None or request.method in methods:
+            return handler(request)
+        return _other_method(request, methods)
+
+
+class _Pages:
+    """What the recorder shows."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._recorder = decisions.recorder
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer with the metrics of all workers, as Prometheus wants them. They are written in a thread."""
+        self._recorder.refresh()
+        loop = asyncio.get_running_loop()
+        kind, body = await loop.run_in_executor(None, self._recorder.metrics, request.header(b"accept"))
+        return Response(200, body, ((b"content-type", kind),))
+
+    async def hot_keys(self, _: Request) -> Response:
+        """Answer with the keys that are asked about and refused most."""
+        return Response(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
+
+
+async def _not_found(request: Request) -> Response:
+    if request.path == b"*" and request.method == b"OPTIONS":
+        return Response(204)
+    detail = f"there is nothing at {shown(request.path.decode('latin-1'))}; checks are sent to {CHECK.decode()}"
+    return problem_response(of_status(404, detail))
+
+
+async def _other_method(request: Request, methods: frozenset[bytes]) -> Response:
+    allow = b"allow", b", ".join(sorted({*methods, b"OPTIONS"}))
+    if request.method == b"OPTIONS":
+        return Response(204, b"", (allow,))
+    path, method = (shown(text.decode("latin-1")) for text in (request.path, request.method))
+    detail = f"{path} is asked with {' or '.join([name.decode() for name in sorted(methods)])}, not with {method}"
+    return problem_response(of_status(405, detail), allow)

@@ -1,0 +1,57 @@
+"""Whether a node can serve, and whether its store decides: for balancers, which ask over HTTP and gRPC.
+
+A store that is away does not make a node unready: it answers by the modes of the rules, and a fleet that took itself
+out of service because its store is away would limit nobody. It is *degraded*, and says so. Only a node that drains is
+not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate.core.errors import StoreError
+from headgate.engine import AsyncEngine
+
+_PATIENCE = 1.0
+"""Seconds that a store has to show that it can decide."""
+
+
+class Readiness:
+    """What a node says of itself. One for each process, shared by all its ports."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._drained = asyncio.Event()
+        self._probe: asyncio.Task[str] | None = None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new requests should be sent here."""
+        return self._drained.is_set()
+
+    def drain(self) -> None:
+        """Say from now on that no new requests should be sent here."""
+        self._drained.set()
+
+    async def degraded(self) -> str:
+        """Return why the store cannot decide now; empty if it can. Those who ask at the same time share one answer."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.get_running_loop().create_task(self._asked())
+        return await asyncio.shield(self._probe)
+
+    async def drains(self, seconds: float) -> bool:
+        """Wait until the node drains, or for so long; only within a task. Returns whether it drains."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._drained.wait()
+        except TimeoutError:
+            pass
+        return self.is_draining
+
+    async def _asked(self) -> str:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._engine.ready()
+        except (TimeoutError, StoreError):
+            return "store_unavailable"  # which store, and what it said, is for logs: anybody may ask for this
+        return ""

@@ -1,0 +1,82 @@
+"""The service as JSON over HTTP, as envoyproxy/ratelimit has it: ``POST /json``, and ``GET /rlconfig``.
+
+A question is that of protobuf's JSON, with names in either case (`hitsAddend`, `hits_addend`); so is the answer: 200,
+or 429 when it is over the limit. What is malformed gets 400. (There, so does trouble with the store.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+
+from headgate.core.errors import UsageError
+from headgate.policy.envoy import DescriptorPolicy
+from headgate.policy.envoy.tree import Node, Rule
+from headgate.server.rls.decoding import decode
+from headgate.server.rls.schema import RateLimitRequest, RateLimitResponse
+from headgate.server.rls.service import RateLimitService
+from headgate.server.wire.messages import Fields, Request, Response
+from headgate.web.problem import CONTENT_TYPE, bad_request, of_status
+
+_JSON: Fields = ((b"content-type", b"application/json"),)
+_PROBLEM: Fields = ((b"content-type", CONTENT_TYPE.encode()),)
+_TEXT: Fields = ((b"content-type", b"text/plain; charset=utf-8"),)
+_OVER_LIMIT = 2
+_DEEPEST = 10
+"""Of objects within objects: a question has three levels."""
+
+
+class JsonForm:
+    """Answers what is asked as JSON."""
+
+    def __init__(self, service: RateLimitService) -> None:
+        self._service = service
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer ``POST /json``."""
+        if request.method != b"POST":
+            return _not_allowed(b"POST")
+        try:
+            question: Any = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
+            raw = await self._service.answer(decode(question.SerializeToString()))
+        except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
+            return Response(400, bad_request(str(error)).encode(), _PROBLEM)
+        answer: Any = RateLimitResponse.FromString(raw)
+        status = 429 if answer.overall_code == _OVER_LIMIT else 200
+        return Response(status, MessageToJson(answer, indent=None).encode(), _JSON)
+
+    async def configuration(self, request: Request) -> Response:
+        """Answer ``GET /rlconfig``: the limits in force, one in a line."""
+        if request.method not in {b"GET", b"HEAD"}:
+            return _not_allowed(b"GET, HEAD")
+        trees = self._service.trees
+        text = "" if trees is None else described(trees.policy)
+        return Response(200, text.encode(), _TEXT)
+
+
+def described(policy: DescriptorPolicy) -> str:
+    """Return all limits as text, each after the names that lead to it: ``edge.remote_address: 100 per MINUTE``."""
+    lines = [line for domain, node in policy.domains.items() for line in _lines(domain, node)]
+    return "".join([f"{line}\n" for line in lines])
+
+
+def _lines(path: str, node: Node) -> Iterator[str]:
+    if node.rule is not None:
+        yield f"{path}: {_limits(node.rule)}"
+    for name, child in node.children.items():
+        yield from _lines(f"{path}.{name}", child)
+
+
+def _limits(rule: Rule) -> str:
+    texts = []
+    for limit in rule.limits:
+        unit = limit.unit.name if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {limit.unit.name}"
+        texts.append(f"{limit.requests_per_unit} per {unit}" + (f" ({limit.name})" if limit.name else ""))
+    marks = [mark for mark, is_set in (("shadow", rule.shadow_mode), ("quota", rule.quota_mode)) if is_set]
+    return ", ".join([*(texts or ["unlimited"]), *marks])
+
+
+def _not_allowed(allowed: bytes) -> Response:
+    return Response(405, of_status(405).encode(), (*_PROBLEM, (b"allow", allowed)))

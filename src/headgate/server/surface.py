@@ -1,0 +1,44 @@
+"""All that can be asked of a node, over HTTP and over gRPC, as its settings have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headgate.server import rls
+from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, application
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.decisions import Decisions
+from headgate.server.readiness import Readiness
+from headgate.server.rls.json_form import JsonForm
+from headgate.server.settings import Settings
+from headgate.server.wire.grpc.calls import Methods
+from headgate.server.wire.messages import Handler
+
+APIS: Mapping[bytes, str] = {
+    CHECK: "check",
+    BATCH: "batch",
+    FORWARD_AUTH: "forward_auth",
+    b"/json": "json",
+    rls.SHOULD_RATE_LIMIT: "rls",
+}
+"""The names of APIs in metrics, by path."""
+
+
+def http(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService) -> Handler:
+    """Return what answers on the HTTP port."""
+    as_json = JsonForm(envoy)
+    trusted = {"trusted": settings.trusted_proxies} if settings.trusted_proxies else {}
+    return application(
+        decisions,
+        readiness,
+        forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, **trusted),
+        timestamps=Timestamps(ignored=settings.client_timestamps == "ignore"),
+        on_store_failure=settings.on_store_failure,
+        others={b"/json": as_json, b"/rlconfig": as_json.configuration},
+    )
+
+
+def grpc(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService) -> Methods:  # noqa: ARG001
+    """Return what answers on the gRPC port."""
+    return rls.methods(envoy)

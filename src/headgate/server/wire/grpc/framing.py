@@ -1,0 +1,116 @@
+"""How gRPC puts things into HTTP/2: messages with a prefix, timeouts, statuses with a text."""
+
+from __future__ import annotations
+
+from urllib.parse import quote_from_bytes
+
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.messages import Fields
+
+PREFIX = 5
+"""Bytes before a message: whether it is compressed, and its length."""
+_SHOWN = "".join([chr(byte) for byte in range(0x21, 0x7F) if byte != 0x25])
+_TEXT = 1000
+"""The most characters of the text that goes with a status."""
+_COMPACT = 65_536
+"""Bytes that were taken and are still kept."""
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
+"""The header block before messages."""
+OK = encode([(b"grpc-status", b"0")])
+"""The trailers of a call that went well."""
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message as it is sent."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def timeout(value: bytes) -> float | None:
+    """Return what ``grpc-timeout`` says, in seconds; None if it is malformed."""
+    digits, unit = value[:-1], _UNITS.get(value[-1:])
+    if unit is None or not 1 <= len(digits) <= 8 or not digits.isdigit():
+        return None
+    return int(digits) * unit
+
+
+def status(error: RpcError) -> Fields:
+    """Return the trailers of a call that ended with an error."""
+    text = error.message[:_TEXT].encode(errors="backslashreplace")
+    return (
+        (b"grpc-status", b"%d" % error.code),
+        (b"grpc-message", _percent_encoded(text)),
+        *error.trailers,
+    )
+
+
+def error_head(error: RpcError) -> bytes:
+    """Return the header block of a response that consists of an error alone."""
+    return HEAD + encode(status(error))
+
+
+class Messages:
+    """Cuts what comes in on a stream into messages, when they are asked for.
+
+    Args:
+        largest: the most bytes of a message.
+        encoding: what ``grpc-encoding`` says.
+    """
+
+    __slots__ = ("_buffer", "_encoding", "_largest", "_position")
+
+    def __init__(self, largest: int, encoding: bytes = b"identity") -> None:
+        self._largest, self._encoding = largest, encoding
+        self._buffer = bytearray()
+        self._position = 0
+
+    @property
+    def pending(self) -> int:
+        """How many bytes were received and not taken."""
+        return len(self._buffer) - self._position
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes."""
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """Return the next message, or None if it is incomplete.
+
+        Raises:
+            RpcError: it is too large, or compressed.
+        """
+        buffer, start = self._buffer, self._position + PREFIX
+        if start > len(buffer):
+            return None
+        if buffer[self._position]:
+            raise self._compressed(buffer[self._position])
+        size = int.from_bytes(buffer[start - 4 : start], "big")
+        if size > self._largest:
+            raise RpcError(Code.RESOURCE_EXHAUSTED, f"A message of {size} bytes is larger than {self._largest}.")
+        end = start + size
+        if end > len(buffer):
+            return None
+        message = bytes(buffer[start:end])
+        self._position = end
+        if end == len(buffer) or end > _COMPACT:
+            del buffer[:end]
+            self._position = 0
+        return message
+
+    def _compressed(self, flag: int) -> RpcError:
+        if flag == 1 and self._encoding not in {b"", b"identity"}:
+            text = (
+                f"Messages compressed with {self._encoding.decode(errors='replace')[:50]} are not read: send identity."
+            )
+            return RpcError(Code.UNIMPLEMENTED, text, ((b"grpc-accept-encoding", b"identity"),))
+        return RpcError(Code.INTERNAL, "A message says that it is compressed, and grpc-encoding does not say how.")
+
+
+def _percent_encoded(text: bytes) -> bytes:
+    """Leave what is printable; of spaces those inside, for a header does not keep them at its ends."""
+    inside = text.strip(b" ")
+    before, _, after = text.partition(inside) if inside else (text, b"", b"")
+    shown = quote_from_bytes(inside, safe=_SHOWN + " ").encode()
+    return before.replace(b" ", b"%20") + shown + after.replace(b" ", b"%20")

@@ -1,0 +1,83 @@
+"""What the headers of a call ask for, worked out once for all calls with the same headers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.server.wire.grpc import framing
+from headgate.server.wire.grpc.calls import Methods, Streaming, Unary
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.http2.events import Head
+from headgate.server.wire.http2.headers import encode
+from headgate.web import problem
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to do with a call. Of `unary`, `streaming` and `refusal` one is set."""
+
+    head: Head
+    unary: Unary | None = None
+    streaming: Streaming | None = None
+    refusal: tuple[bytes, bytes] | None = None
+    """A header block and a body."""
+    timeout: float | None = None
+    """In seconds."""
+    encoding: bytes = b"identity"
+
+
+class Plans:
+    """The plans of one connection."""
+
+    __slots__ = ("_known", "_methods")
+
+    REMEMBERED = 64
+
+    def __init__(self, methods: Methods) -> None:
+        self._methods = methods
+        self._known: dict[int, Plan] = {}
+        """By the identity of the head, which the plan keeps alive."""
+
+    def of(self, head: Head) -> Plan:
+        """Return the plan for a call with this head."""
+        plan = self._known.get(id(head))
+        if plan is None:
+            if len(self._known) >= self.REMEMBERED:
+                self._known.clear()
+            plan = self._known[id(head)] = make(self._methods, head)
+        return plan
+
+
+def make(methods: Methods, head: Head) -> Plan:
+    """Work out what to do with a call."""
+    values = dict(reversed(head.fields))  # the first of several counts
+    kind = values.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/grpc" and not kind.startswith(b"application/grpc+"):
+        return Plan(head, refusal=_refusal(415, "This port speaks gRPC: the content type must be application/grpc."))
+    if head.method != b"POST":
+        return Plan(head, refusal=_refusal(405, "Calls of gRPC are made with POST.", (b"allow", b"POST")))
+    seconds = None
+    if (said := values.get(b"grpc-timeout")) is not None:
+        seconds = framing.timeout(said)
+        if seconds is None:
+            text = "grpc-timeout must be up to 8 digits and one of H, M, S, m, u, n."
+            return Plan(head, refusal=(framing.error_head(RpcError(Code.INVALID_ARGUMENT, text)), b""))
+    encoding = values.get(b"grpc-encoding", b"identity")
+    unary = methods.unary.get(head.path)
+    if unary is not None:
+        return Plan(head, unary=unary, timeout=seconds, encoding=encoding)
+    streaming = methods.streaming.get(head.path)
+    if streaming is not None:
+        return Plan(head, streaming=streaming, timeout=seconds, encoding=encoding)
+    text = f"There is no method {problem.shown(head.path.decode(errors='replace'))}."
+    return Plan(head, refusal=(framing.error_head(RpcError(Code.UNIMPLEMENTED, text)), b""))
+
+
+def _refusal(status: int, detail: str, *more: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    body = problem.of_status(status, detail).encode()
+    fields = (
+        (b":status", b"%d" % status),
+        (b"content-type", problem.CONTENT_TYPE.encode()),
+        (b"content-length", b"%d" % len(body)),
+        *more,
+    )
+    return encode(fields), body

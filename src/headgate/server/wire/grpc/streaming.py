@@ -1,0 +1,172 @@
+"""A call with any number of messages both ways, served in a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from headgate.server.wire.grpc import framing
+from headgate.server.wire.grpc.failures import told
+from headgate.server.wire.grpc.plans import Plan
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.link import Link
+
+
+class StreamingCall:
+    """Implements `calls.Stream`.
+
+    The client may send as much as the window holds, and more when the method has taken that; the method waits when the
+    client does not take what it sends.
+    """
+
+    __slots__ = (
+        "_acknowledged",
+        "_ended",
+        "_error",
+        "_forget",
+        "_has_begun",
+        "_is_cancelled",
+        "_machine",
+        "_messages",
+        "_more",
+        "_number",
+        "_outlet",
+        "_plan",
+        "_task",
+        "_timer",
+        "_window",
+        "_written",
+        "metadata",
+        "peer",
+    )
+
+    def __init__(self, link: Link, number: int, plan: Plan, forget: Callable[[], None]) -> None:
+        self.metadata, self.peer = plan.head.fields, link.peer
+        self._machine, self._outlet = link.machine, link.outlet
+        self._number, self._plan, self._forget = number, plan, forget
+        self._messages = framing.Messages(link.limits.message_bytes, plan.encoding)
+        self._acknowledged = 0
+        """Bytes of the next message that the client was told are dealt with, or it could never send all of it."""
+        self._ended = False
+        self._error: RpcError | None = None
+        """Ends the call, whatever the method does."""
+        self._has_begun = False
+        """Response headers were sent."""
+        self._is_cancelled = False
+        """The client is gone: nothing is sent any more."""
+        self._more: asyncio.Future[None] | None = None
+        self._window: asyncio.Future[None] | None = None
+        self._written: asyncio.Future[None] | None = None
+        link.machine.withhold(number)
+        loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        if plan.timeout is not None:
+            late = RpcError(Code.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
+            self._timer = loop.call_later(plan.timeout, self.end, late)
+        self._task = loop.create_task(self._run())
+        self._task.add_done_callback(self._finish)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over the messages of the client."""
+        messages = self._messages
+        while True:
+            message = messages.take()
+            if message is not None:
+                self._acknowledge(framing.PREFIX + len(message) - self._acknowledged)
+                self._acknowledged = 0
+                yield message
+                continue
+            self._acknowledge(messages.pending - self._acknowledged)
+            self._acknowledged = messages.pending
+            if self._ended:
+                if messages.pending:
+                    raise RpcError(Code.INTERNAL, "The call ended within a message.")
+                return
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
+
+    async def send(self, message: bytes) -> None:
+        """Send a message; returns when the client is ready for more."""
+        machine = self._machine
+        if not self._has_begun:
+            self._has_begun = True
+            machine.send_headers(self._number, framing.HEAD, end=False)
+        before = machine.waiting_bytes
+        machine.send_data(self._number, framing.framed(message), end=False)
+        is_blocked = machine.waiting_bytes > before
+        self._outlet.flush_soon()
+        if is_blocked:
+            self._window = asyncio.get_running_loop().create_future()
+            await self._window
+        await asyncio.sleep(0)  # others go on, and what was sent is written
+        while self._outlet.is_paused:
+            self._written = asyncio.get_running_loop().create_future()
+            await self._written
+
+    def receive(self, data: bytes, *, ended: bool) -> None:
+        """Take bytes from the client."""
+        self._messages.receive(data)
+        self._ended = self._ended or ended
+        _wake(self._more)
+
+    def widen(self) -> None:
+        """Let the method go on with sending: the client's window took all it sent."""
+        _wake(self._window)
+
+    def resume(self) -> None:
+        """Let the method go on with sending: the connection takes more."""
+        _wake(self._written)
+
+    def cancel(self) -> None:
+        """Give the call up: nobody waits for it."""
+        self._is_cancelled = True
+        self._task.cancel()
+
+    def end(self, error: RpcError) -> None:
+        """End the call with an error."""
+        if self._error is None:
+            self._error = error
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        method = self._plan.streaming
+        if method is not None:
+            await method(self)
+
+    def _acknowledge(self, size: int) -> None:
+        if size:
+            self._machine.acknowledge(self._number, size)
+            self._outlet.flush_soon()
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Tell the client how the call ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        error = self._error
+        if task.cancelled():
+            error = error or RpcError(Code.CANCELLED, "The call was cancelled.")
+        elif (mistake := task.exception()) is not None:
+            error = told(mistake, self._plan.head.path)
+        if not self._is_cancelled:
+            try:
+                self._send_status(error)
+            except ValueError as mistake:  # its trailers cannot be sent
+                self._send_status(told(mistake, self._plan.head.path))
+            self._outlet.flush_soon()
+        self._forget()
+
+    def _send_status(self, error: RpcError | None) -> None:
+        trailers = framing.OK if error is None else encode(framing.status(error))
+        if not self._has_begun and error is not None:
+            self._machine.respond(self._number, framing.HEAD + trailers, b"")
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._machine.send_headers(self._number, framing.HEAD, end=False)
+        self._machine.send_headers(self._number, trailers, end=True)
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

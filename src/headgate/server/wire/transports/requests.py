@@ -1,0 +1,180 @@
+"""Requests of HTTP on an HTTP/2 connection: events in, calls of the handler, responses out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from headgate.server.wire import eager
+from headgate.server.wire.http1.responses import Date, of_problem
+from headgate.server.wire.http2.events import Aborted, Event, Head, Opened, Received
+from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.link import Link
+from headgate.server.wire.messages import Handler, Request, Response
+
+_log = logging.getLogger(__name__)
+_WITHOUT_BODY = frozenset({204, 304})
+
+
+class _Unfinished:
+    """A request whose body is incomplete."""
+
+    __slots__ = ("head", "parts", "size")
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.parts: list[bytes] = []
+        self.size = 0
+
+
+class HttpService:
+    """The requests of one connection."""
+
+    __slots__ = (
+        "_date",
+        "_expected",
+        "_handler",
+        "_is_lost",
+        "_limits",
+        "_machine",
+        "_outlet",
+        "_peer",
+        "_seat",
+        "_since",
+        "in_flight",
+    )
+
+    def __init__(self, link: Link, handler: Handler, date: Date) -> None:
+        self._machine, self._limits, self._outlet = link.machine, link.limits, link.outlet
+        self._peer, self._seat = link.peer, link.seat
+        self._handler, self._date = handler, date
+        self._expected: dict[int, _Unfinished] = {}
+        """Requests whose body has not come."""
+        self._since: dict[int, float] = {}
+        """When they were first looked at."""
+        self._is_lost = False
+        self.in_flight = 0
+
+    def handle(self, events: list[Event]) -> None:
+        """Do what events ask for. What is to be sent is in the machine."""
+        is_flooded = self._machine.waiting_bytes > self._limits.outgoing_bytes
+        for event in events:
+            if isinstance(event, Opened):
+                if is_flooded:
+                    self._machine.reset(event.stream, ErrorCode.REFUSED_STREAM)
+                elif event.ended:
+                    self._ask(event.stream, event.head, b"")
+                elif event.head.content_length > self._limits.body_bytes:
+                    self._too_long(event.stream, event.head)
+                else:
+                    self._expected[event.stream] = _Unfinished(event.head)
+            elif isinstance(event, Received):
+                self._receive(event.stream, event.data, ended=event.ended)
+            elif isinstance(event, Aborted):
+                self._expected.pop(event.stream, None)
+
+    def look(self, now: float) -> None:
+        """End requests that take too long to arrive."""
+        since = {stream: self._since.get(stream, now) for stream in self._expected}
+        self._since = since
+        for stream, start in list(since.items()):
+            if now - start > self._limits.body_time:
+                unfinished = self._expected.pop(stream)
+                self._answer(stream, unfinished.head, of_problem(408, "The request took too long to arrive."))
+                self._outlet.flush_soon()
+
+    def resume(self) -> None:
+        """Do nothing: what is sent is whole responses."""
+
+    def leave(self) -> None:
+        """Do nothing: all requests have an end."""
+
+    def lose(self) -> None:
+        """Give everything up: the connection is gone."""
+        self._expected.clear()
+        self._is_lost = True
+        self._leave_seat()
+
+    def _receive(self, stream: int, data: bytes, *, ended: bool) -> None:
+        unfinished = self._expected.get(stream)
+        if unfinished is None:
+            return
+        if ended and not unfinished.parts and len(data) <= self._limits.body_bytes:
+            del self._expected[stream]
+            self._ask(stream, unfinished.head, data)
+            return
+        unfinished.size += len(data)
+        unfinished.parts.append(data)
+        if len(unfinished.parts) > 1024:  # many small ones would take more room than their bytes
+            unfinished.parts = [b"".join(unfinished.parts)]
+        if unfinished.size > self._limits.body_bytes:
+            del self._expected[stream]
+            self._too_long(stream, unfinished.head)
+        elif ended:
+            del self._expected[stream]
+            self._ask(stream, unfinished.head, b"".join(unfinished.parts))
+
+    def _ask(self, stream: int, head: Head, body: bytes) -> None:
+        """Run the handler until it waits or ends."""
+        path, _, query = head.path.partition(b"?")
+        seat = self._seat
+        if seat is not None and (refusal := seat.admit(path, head.headers)) is not None:
+            self._answer(stream, head, of_problem(refusal.status, refusal.detail, refusal.headers))
+            return
+        request = Request(head.method, path, query, head.fields, body, self._peer)
+        coroutine = self._handler(request)
+        try:
+            awaited = coroutine.send(None)
+        except StopIteration as stop:
+            self._answer(stream, head, stop.value)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
+            self._answer(stream, head, _failure(head, error))
+        else:
+            self.in_flight += 1
+            done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
+            eager.go_on(coroutine, awaited, done, failed)
+            return
+        if seat is not None:
+            seat.release()
+
+    def _done(self, stream: int, head: Head, response: Response) -> None:
+        self.in_flight -= 1
+        if self._seat is not None:
+            self._seat.release()
+            self._leave_seat()
+        self._answer(stream, head, response)
+        self._outlet.flush_soon()
+
+    def _failed(self, stream: int, head: Head, error: BaseException) -> None:
+        self._done(stream, head, _failure(head, error))
+
+    def _too_long(self, stream: int, head: Head) -> None:
+        self._answer(stream, head, of_problem(413, f"The body is longer than {self._limits.body_bytes} bytes."))
+
+    def _answer(self, stream: int, head: Head, response: Response) -> None:
+        try:
+            block = self._block(response)
+        except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
+            response = _failure(head, error)
+            block = self._block(response)
+        has_body = head.method != b"HEAD" and response.status not in _WITHOUT_BODY
+        self._machine.respond(stream, block, response.body if has_body else b"")
+
+    def _block(self, response: Response) -> bytes:
+        status = response.status
+        fields = [(b":status", b"%d" % status), (b"date", self._date.value), *response.headers]
+        if status not in _WITHOUT_BODY:
+            fields.append((b"content-length", b"%d" % len(response.body)))
+        return encode(fields)
+
+    def _leave_seat(self) -> None:
+        if self._is_lost and self._seat is not None and not self.in_flight:
+            self._seat.leave()
+            self._seat = None
+
+
+def _failure(head: Head, error: BaseException) -> Response:
+    _log.error("%s %s failed", head.method.decode(), head.path.decode(errors="replace"), exc_info=error)
+    return of_problem(500, "The request failed. It is logged.")

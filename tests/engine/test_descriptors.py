@@ -1,0 +1,200 @@
+"""Envoy's descriptor trees, decided over memory, Redis, and a store that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import InvalidRule, InvalidStore, StoreError
+from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.policy.envoy import Answer, Descriptor, Override, load
+from headgate.testing import ManualClock
+from tests.servers import RedisServer, redis_server, until
+
+TREE = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 5, name: per-user}
+  - key: ip
+    rate_limit: {unit: hour, requests_per_unit: 2}
+  - key: tokens
+    rate_limit: {unit: day, requests_per_unit: 1000000}
+  - key: both
+    rate_limits:
+      - {unit: hour, requests_per_unit: 5}
+      - {unit: day, requests_per_unit: 8}
+  - key: banned
+    rate_limit: {unit: hour, requests_per_unit: 0}
+"""
+
+
+def user(hits: int | None = None, **more: Any) -> Descriptor:
+    return Descriptor((("user", "ada"),), hits, **more)
+
+
+def ip(hits: int | None = None) -> Descriptor:
+    return Descriptor((("ip", "203.0.113.9"),), hits)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> str:
+    if request.param == "memory":
+        return "memory"
+    server: RedisServer = request.getfixturevalue("redis")
+    server.ask("FLUSHALL")
+    return server.address
+
+
+@asynccontextmanager
+async def deciding(**options: Any) -> Any:
+    async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), **options) as engine:
+
+        async def ask(*descriptors: Descriptor) -> Answer:
+            answered = await engine.decide(engine.match("edge", descriptors))
+            return answered.answer
+
+        yield ask
+
+
+def codes(answer: Answer) -> list[tuple[int, int]]:
+    return [(status.code.value, status.limit_remaining) for status in answer.statuses]
+
+
+def test_each_descriptor_is_decided_on_its_own(store: str) -> None:
+    async def run() -> None:
+        async with deciding(store=store) as ask:
+            for left in (1, 0):
+                assert codes(await ask(user(), ip())) == [(1, left + 3), (1, left)]
+            refused = await ask(user(), ip())
+            assert (refused.code, codes(refused)) == (2, [(1, 2), (2, 0)])
+
+    asyncio.run(run())
+
+
+def test_hits_are_looked_at_taken_and_given_back(store: str) -> None:
+    async def run() -> None:
+        async with deciding(store=store) as ask:
+            assert codes(await ask(user(3))) == [(1, 2)]
+            assert codes(await ask(user(0))) == [(1, 2)]
+            assert codes(await ask(user(3))) == [(2, 0)]
+            assert codes(await ask(user(0))) == [(1, 2)]
+            assert codes(await ask(user(1, refund=True))) == [(1, 3)]
+            assert codes(await ask(user(0, refund=True))) == [(1, 3)]
+            assert codes(await ask(user(3))) == [(1, 0)]
+            assert codes(await ask(user(0))) == [(2, 0)]
+
+    asyncio.run(run())
+
+
+def test_large_hits_are_counted_exactly(store: str) -> None:
+    tokens = (("tokens", "ada"),)
+
+    async def run() -> None:
+        async with deciding(store=store) as ask:
+            assert codes(await ask(Descriptor(tokens, 999_999))) == [(1, 1)]
+            assert codes(await ask(Descriptor(tokens, 2))) == [(2, 0)]
+            assert codes(await ask(Descriptor(tokens, 1))) == [(1, 0)]
+
+    asyncio.run(run())
+
+
+def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(store: str) -> None:
+    async def run() -> None:
+        async with deciding(store=store, count_refused=True) as ask:
+            assert codes(await ask(user(3))) == [(1, 2)]
+            assert codes(await ask(user(3))) == [(2, 0)]
+            assert codes(await ask(user(0))) == [(2, 0)]
+            assert codes(await ask(ip(50))) == [(2, 0)]  # more than the limit could ever admit
+            assert codes(await ask(ip(0))) == [(2, 0)]
+            both = (("both", "ada"),)
+            assert codes(await ask(Descriptor(both, 4))) == [(1, 1)]
+            assert codes(await ask(Descriptor(both, 3))) == [(2, 0)]
+            assert codes(await ask(Descriptor(both, 0))) == [(2, 0)]
+            assert codes(await ask(Descriptor((("ip", "x" * 70_000),), 50))) == [(2, 0)]
+
+    asyncio.run(run())
+
+
+def test_a_limit_of_nothing_and_one_that_comes_with_the_request() -> None:
+    async def run() -> None:
+        async with deciding() as ask:
+            assert codes(await ask(Descriptor((("banned", ""),)))) == [(2, 0)]
+            assert codes(await ask(user(override=Override(7, 2)))) == [(1, 6)]
+            assert (await ask(user(override=Override(7, 9)))).code == 2
+
+    asyncio.run(run())
+
+
+def test_modes_of_the_whole_service() -> None:
+    async def run() -> None:
+        async with deciding(shadow_mode=True) as ask:
+            answer = await ask(ip(3))
+            assert (answer.code, answer.shadowed) == (1, True)
+        async with deciding(quota_mode=True) as ask:
+            assert (await ask(ip(3), user())).code == 1
+            assert (await ask(ip(3))).code == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("local", [1, 1, 2]), ("allow", [1, 1, 1]), ("deny", [2, 2, 2])])
+def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> None:
+    async def run() -> None:
+        options = {"store": "redis://127.0.0.1:1/0?timeout=0.1", "on_store_failure": mode}
+        async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), **options) as engine:
+            answers = [(await engine.decide(engine.match("edge", [ip()]))).answer for _ in range(3)]
+            assert [answer.code.value for answer in answers] == expected
+            assert all(answer.degraded for answer in answers)
+            statistics = engine.statistics()
+            assert statistics is not None
+            assert statistics.calls == 3
+            with pytest.raises(StoreError):
+                await engine.ready()
+
+    asyncio.run(run())
+
+
+def test_a_folder_is_watched(tmp_path: Path) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text(TREE, encoding="utf-8")
+
+    async def run() -> None:
+        async with AsyncDescriptorEngine(tmp_path, clock=(clock := ManualClock())) as engine:
+            await engine.ready()
+            assert engine.statistics() is None
+            assert engine.clock is clock
+            file.write_text(TREE.replace("edge", "other"), encoding="utf-8")
+            await asyncio.to_thread(until, lambda: engine.match("other", [ip()]).known, "the new file is in force")
+            assert not engine.match("edge", [ip()]).known
+            statistics = engine.rules_statistics()
+            assert statistics is not None
+            assert statistics.loads == 2
+
+    asyncio.run(run())
+
+
+def test_what_does_not_change_has_no_statistics_of_loading() -> None:
+    async def run() -> None:
+        async with AsyncDescriptorEngine(load({"edge.yaml": TREE})) as engine:
+            assert engine.rules_statistics() is None
+
+    asyncio.run(run())
+
+
+def test_a_folder_without_files_or_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRule):
+        AsyncDescriptorEngine(tmp_path)
+    with pytest.raises(InvalidStore):
+        AsyncDescriptorEngine(load({"edge.yaml": TREE}), on_store_failure="perhaps")

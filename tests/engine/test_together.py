@@ -1,0 +1,226 @@
+"""Several requests that pass together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate import InvalidCost, MemoryStore
+from headgate.core.decision import Decision
+from headgate.core.key import space
+from headgate.core.plan import Limit, Plan
+from headgate.core.quota import Quota
+from headgate.engine import Engine, Part
+from headgate.policy.loading import load
+from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.selection import Limits
+from tests.engine.conftest import Make
+from tests.servers import RedisServer, redis_server
+
+RULES = """
+version: 1
+rules:
+  - {id: per-user, dimension: user, limit: 3, window: 1h, algorithm: fixed_window}
+  - {id: per-ip, dimension: ip, limit: 5, window: 1h, algorithm: fixed_window}
+  - {id: trial, dimension: user, limit: 1, window: 1h, shadow: true}
+deny: [{user: mallory}]
+allow: [{user: root}]
+"""
+
+
+def user(name: str = "ada", cost: int = 1, *, refund: bool = False) -> Part:
+    return Part(Request({"user": name}, cost=cost), refund)
+
+
+def ip(address: str = "203.0.113.9", cost: int = 1, *, refund: bool = False) -> Part:
+    return Part(Request({"ip": address}, cost=cost), refund)
+
+
+def left(engine: Any, *parts: Part) -> list[int]:
+    return [engine.peek(part.request).decision.remaining for part in parts]
+
+
+def passed(engine: Any, *parts: Part) -> list[bool]:
+    return [ruling.allowed for ruling in engine.check_together(parts)]
+
+
+class Counting(MemoryStore):
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def check(self, plan: Plan, cost: int) -> Decision:
+        self.calls.append(f"check {len(plan)}")
+        return super().check(plan, cost)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+def engine(request: pytest.FixtureRequest, make: Make) -> Any:
+    if request.param == "memory":
+        return make(load(RULES))
+    server: RedisServer = request.getfixturevalue("redis")
+    server.ask("FLUSHALL")
+    return make(load(RULES), store=server.address)
+
+
+def test_all_take_their_cost_if_all_pass(engine: Any) -> None:
+    first, second = engine.check_together([user(), ip()])
+    assert (first.allowed, first.rule_id, first.decision.remaining) == (True, "per-user", 2)
+    assert (second.allowed, second.rule_id, second.decision.remaining) == (True, "per-ip", 4)
+
+
+def test_one_rule_may_count_several_principals(engine: Any) -> None:
+    for remaining in (2, 1, 0):
+        assert passed(engine, user("ada"), user("bob"), user("eve")) == [True, True, True]
+        assert left(engine, user("ada"), user("bob"), user("eve")) == [remaining] * 3
+    assert passed(engine, user("zoe"), user("bob")) == [True, False]
+
+
+def test_nothing_is_taken_if_one_refuses(engine: Any) -> None:
+    for _ in range(3):
+        engine.check(user().request)
+    first, second = engine.check_together([ip(), user()])
+    assert (first.allowed, first.decision.remaining, second.allowed) == (True, 5, False)
+    assert left(engine, ip()) == [5]
+
+
+def test_a_limit_that_two_share_is_asked_for_the_sum_of_their_costs(engine: Any) -> None:
+    assert passed(engine, user(), user()) == [True, True]
+    assert left(engine, user()) == [1]
+    assert passed(engine, user(), user()) == [False, False]
+    assert left(engine, user()) == [1]
+
+
+def test_what_was_taken_is_given_back_if_a_request_of_another_cost_is_refused(engine: Any) -> None:
+    assert passed(engine, ip(cost=2), user(cost=3)) == [True, True]
+    assert passed(engine, ip(cost=2), user(cost=1)) == [True, False]
+    assert left(engine, ip(), user()) == [3, 0]
+
+
+def test_a_cost_of_nothing_only_asks_and_refuses_the_others_too(engine: Any) -> None:
+    assert passed(engine, user(cost=0), ip()) == [True, True]
+    assert left(engine, user(), ip()) == [3, 4]
+    engine.check(user(cost=3).request)
+    assert passed(engine, user(cost=0), ip()) == [False, True]
+    assert left(engine, ip()) == [4]
+
+
+def test_refunds_are_made_whatever_the_others_say(engine: Any) -> None:
+    engine.check(user(cost=3).request)
+    engine.check(ip(cost=3).request)
+    assert passed(engine, ip(cost=2, refund=True), user()) == [True, False]
+    assert left(engine, ip()) == [4]
+
+
+def test_a_refund_of_a_limit_does_not_hide_that_it_refused(engine: Any) -> None:
+    engine.check(user(cost=3).request)
+    assert passed(engine, user(), user(refund=True)) == [False, True]
+    assert left(engine, user()) == [1]
+
+
+def test_more_than_a_limit_could_ever_admit_is_refused_and_not_an_error(engine: Any) -> None:
+    first, second = engine.check_together([user(cost=4), ip()])
+    assert (first.allowed, first.state, second.allowed) == (False, "throttled", True)
+    assert left(engine, user(), ip()) == [3, 5]
+
+
+def test_more_than_a_limit_could_hold_is_given_back_as_far_as_it_was_used(engine: Any) -> None:
+    engine.check(user(cost=3).request)
+    assert passed(engine, user(cost=100, refund=True)) == [True]
+    assert left(engine, user()) == [3]
+
+
+def test_who_is_denied_by_a_list_stops_the_others_and_who_is_allowed_does_not(engine: Any) -> None:
+    assert passed(engine, user("mallory"), ip()) == [False, True]
+    assert passed(engine, user("root"), ip()) == [True, True]
+    assert left(engine, ip()) == [4]
+
+
+def test_shadow_rules_count_only_what_passes(engine: Any) -> None:
+    def shadows(*parts: Part) -> list[bool]:
+        return [each.decision.allowed for ruling in engine.check_together(parts) for each in ruling.shadow]
+
+    assert shadows(user(), user("bob", 4)) == [True, False]  # bob asks for too much, so that nothing is taken
+    assert shadows(user(), user("bob")) == [True, True]
+    assert shadows(user(), user("bob")) == [False, False]
+    assert shadows(user(cost=0)) == [False]
+    assert shadows(user(refund=True)) == [True]
+
+
+def test_a_limit_that_comes_with_a_request_stands_for_the_rules_but_not_for_the_lists(engine: Any) -> None:
+    quota = Quota(1, 3_600_000_000)
+    limits = Limits((Limit(space("own", quota), "ada", quota),), ("own",))
+
+    def asked(name: str) -> Any:
+        return engine.check_together([Part(Request({"user": name}), instead=limits)])[0]
+
+    assert [(asked("ada").allowed, asked("ada").rule_id)] == [(True, "own")]
+    assert not asked("ada").allowed
+    assert asked("root").allowed
+    assert asked("mallory").verdict == "denied"
+    assert left(engine, user()) == [3]
+
+
+def test_what_makes_no_sense_is_an_error_before_anything_is_taken(engine: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        engine.check_together([user(), Part(Request(endpoint="/a/../b"))])
+    with pytest.raises(InvalidCost):
+        engine.check_together([user(), ip(cost=-1)])
+    assert left(engine, user()) == [3]
+
+
+def test_equal_costs_need_one_call_of_the_store() -> None:
+    with Engine(load(RULES.replace("shadow: true", "enabled: false")), store=(store := Counting())) as engine:
+        engine.check_together([user(), ip(), user("bob"), ip("203.0.113.10")])
+        engine.check_together([user(), user("bob"), ip(cost=2)])
+    assert store.calls == ["check 4", "check 2", "check 1"]
+
+
+def test_one_limit_under_two_sets_of_terms_takes_both_costs() -> None:
+    """Those of a tier that only one of the requests has: the state is the same."""
+    rules = load(
+        "version: 1\nrules: [{id: r, dimension: user, limit: 4, window: 1h, algorithm: fixed_window}]\n"
+        "tiers: {gold: {r: {limit: 8}}}"
+    )
+    with Engine(rules) as engine:
+        parts = [user(), Part(Request({"user": "ada"}, tier="gold"))]
+        assert passed(engine, *parts) == [True, True]
+        assert passed(engine, *parts) == [True, True]
+        assert passed(engine, *parts) == [False, True]
+        assert left(engine, parts[0]) == [0]
+        assert left(engine, parts[1]) == [4]
+
+
+def test_answers_without_a_store_say_so(make: Make) -> None:
+    engine = make(load(RULES), store="redis://127.0.0.1:1/0?timeout=0.1")
+    parts = [Part(Request({"user": "ada", "ip": "203.0.113.9"})), user("bob")]
+    assert {ruling.degraded for ruling in engine.check_together(parts)} == {"store_unavailable"}
+
+
+WHO = st.sampled_from(["ada", "bob"])
+PARTS = st.lists(st.builds(user, WHO, st.integers(0, 3)), min_size=1, max_size=4)
+
+
+@settings(max_examples=100)
+@given(st.lists(PARTS, max_size=8))
+def test_no_limit_ever_admits_more_than_it_has(asked: list[list[Part]]) -> None:
+    with Engine(load(RULES)) as engine:
+        used = {"ada": 0, "bob": 0}
+        for parts in asked:
+            rulings = engine.check_together(parts)
+            if all(rulings):
+                for part in parts:
+                    used[part.request.principal["user"]] += part.request.cost
+            assert [3 - each for each in used.values()] == left(engine, user("ada"), user("bob"))

@@ -1,0 +1,128 @@
+"""Logs: one event, one line, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import UsageError
+from headgate.observe.logs import LONGEST_TEXT, LONGEST_TRACE, MOST_FIELDS, JsonLines, TextLines, clean, fields, setup
+
+
+def record(message: str, /, *args: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("headgate.test", logging.WARNING, __file__, 1, message, args, None)
+    made.created = 1_000_000_000.5
+    for name, value in fields(**extra).items():  # type: ignore[arg-type]
+        setattr(made, name, value)
+    return made
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, which is put back as it was."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    yield logger
+    logger.handlers[:], logger.level = handlers, level
+
+
+def test_a_line_of_text_looks_like_this() -> None:
+    line = TextLines().format(record("the store %s", "is away", rule="orders", count=3, text='two "words"', none=None))
+    assert line == (
+        '2001-09-09T01:46:40.500Z WARNING headgate.test the store is away rule=orders count=3 text="two \\"words\\""'
+    )
+
+
+def test_a_line_of_json_looks_like_this() -> None:
+    assert msgspec.json.decode(JsonLines().format(record("the store %s", "is away", rule="orders", count=3))) == {
+        "time": "2001-09-09T01:46:40.500Z",
+        "level": "warning",
+        "logger": "headgate.test",
+        "message": "the store is away",
+        "rule": "orders",
+        "count": 3,
+    }
+
+
+@given(st.text(), st.text())
+def test_no_text_breaks_a_line(message: str, value: str) -> None:
+    for formatter in (JsonLines(), TextLines()):
+        line = formatter.format(record("%s", message, principal=value))
+        assert line.isprintable()
+        line.encode()
+
+
+@given(st.text(), st.text())
+def test_json_is_read_as_it_was_but_for_what_is_not_printable(message: str, value: str) -> None:
+    read = msgspec.json.decode(JsonLines().format(record("%s", message, principal=value)))
+    assert read["message"] == clean(message)
+    assert read["principal"] == clean(value)
+
+
+@pytest.mark.parametrize(
+    ("attack", "shown"),
+    [
+        ("x\n2026-01-01T00:00:00Z INFO headgate all is well", r"x\n2026-01-01T00:00:00Z INFO headgate all is well"),
+        ("x\r\n\x1b[2J", r"x\r\n\x1b[2J"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u2028\u202e", r"\u2028\u202e"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_control_characters_are_shown_and_not_obeyed(attack: str, shown: str) -> None:
+    assert clean(attack) == shown
+
+
+def test_a_field_cannot_take_the_place_of_another() -> None:
+    read = msgspec.json.decode(JsonLines().format(record("hello", level="critical", message="forged")))
+    assert (read["level"], read["message"]) == ("warning", "hello")
+    assert " level=critical " in TextLines().format(record("hello", level="critical", more=1))
+    assert TextLines().format(record("hello", who="a rule=b")).endswith('who="a rule=b"')
+
+
+def test_long_texts_are_cut_and_many_fields_are_left_out() -> None:
+    long = "x" * 100_000
+    line = JsonLines().format(record(long, **{f"field{number}": long for number in range(100)}))
+    assert len(line) < (MOST_FIELDS + 1) * (LONGEST_TEXT + 100)
+    assert "... (100000 characters)" in line
+
+
+def test_a_traceback_cannot_look_like_another_event() -> None:
+    try:
+        raise ValueError("oops\n2026-01-01T00:00:00Z INFO headgate all is well" + "x" * 50_000)
+    except ValueError as error:
+        made = record("failed")
+        made.exc_info = type(error), error, error.__traceback__
+    first, *rest = TextLines().format(made).split("\n")
+    assert first.endswith("failed ")
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+    assert sum(map(len, rest)) < LONGEST_TRACE + 1000
+    read = msgspec.json.decode(JsonLines().format(made))
+    assert read["trace"]
+
+
+@pytest.mark.parametrize(("form", "begin"), [("json", '{"time":'), ("text", "20")])
+def test_setup_writes_all_logs_of_the_level_to_one_place(root: logging.Logger, form: str, begin: str) -> None:
+    stream = io.StringIO()
+    assert setup(form, "info", stream) in root.handlers
+    assert setup(form, "Info", stream) in root.handlers
+    assert len(root.handlers) == 1
+    logging.getLogger("headgate.any").info("hello")
+    logging.getLogger("headgate.any").debug("nobody sees this")
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith(begin)
+    assert "hello" in line
+
+
+def test_a_wrong_setting_is_refused_with_what_would_be_right() -> None:
+    with pytest.raises(UsageError, match="text, json"):
+        setup("xml")
+    with pytest.raises(UsageError, match="debug, info"):
+        setup("json", "loud")

@@ -1,0 +1,167 @@
+"""Proxies that ask for their clients: what they send, whom they may be, what they hear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.wire.messages import Response
+from headgate.web.address import AddressReader
+from headgate.web.apikey import ApiKeys, Holder, digest
+from headgate.web.errors import InvalidSettings
+from headgate.web.identity import Identifier
+from tests.server.serving import Service, fields, problem, serving
+from tests.servers import free_port
+
+RULES = """
+version: 1
+rules:
+  - {id: orders-ip, dimension: ip, endpoint: /orders/**, methods: [POST], limit: 2, window: 1m, algorithm: fixed_window}
+  - {id: host, dimension: ip, when: {host: api.example.com}, limit: 9, window: 1m, algorithm: fixed_window}
+  - {id: keys, dimension: apikey, limit: 7, window: 1m, algorithm: fixed_window}
+deny: [{ip: 192.0.2.0/24}]
+"""
+PATH = "/api/v1/forward-auth"
+CLIENT = ("X-Forwarded-For", "203.0.113.9")
+NGINX = [("Host", "127.0.0.1"), ("X-Original-URI", "/orders/7?a=b"), ("X-Original-Method", "POST"), CLIENT]
+TRAEFIK = [
+    ("X-Forwarded-Host", "api.example.com"),
+    ("X-Forwarded-Method", "POST"),
+    ("X-Forwarded-Port", "443"),
+    ("X-Forwarded-Proto", "https"),
+    ("X-Forwarded-Server", "traefik-1"),
+    ("X-Forwarded-Uri", "/orders/7?a=b"),
+    CLIENT,
+    ("X-Real-Ip", "203.0.113.9"),
+]
+CADDY = [
+    ("Host", "headgate:8080"),
+    ("X-Forwarded-Host", "api.example.com"),
+    ("X-Forwarded-Method", "POST"),
+    ("X-Forwarded-Proto", "https"),
+    ("X-Forwarded-Uri", "/orders/7"),
+    CLIENT,
+]
+
+
+def asked(service: Service, headers: list[tuple[str, str]], method: str = "GET", **more: Any) -> Response:
+    return service.send(method, PATH, b"", headers, **more)
+
+
+@pytest.fixture
+def service() -> Any:
+    with serving(RULES) as service:
+        yield service
+
+
+@pytest.mark.parametrize("headers", [NGINX, TRAEFIK, CADDY], ids=["nginx", "traefik", "caddy"])
+def test_a_request_passes_until_its_limit(service: Service, headers: list[tuple[str, str]]) -> None:
+    passed = [asked(service, headers) for _ in range(2)]
+    assert [(response.status, response.body) for response in passed] == [(200, b"")] * 2
+    assert fields(passed[0]).items() >= {"x-ratelimit-limit": "2", "x-ratelimit-remaining": "1"}.items()
+    assert fields(passed[0])["ratelimit-policy"] == '"orders-ip";q=2;w=60'
+    refused = asked(service, headers)
+    assert problem(refused, 429)["violated-policies"] == ["orders-ip"]
+    assert fields(refused)["retry-after"] == "20"
+    assert fields(refused)["cache-control"] == "no-store"
+
+
+def test_any_method_is_the_proxys_and_not_the_clients(service: Service) -> None:
+    """Some proxies ask with the method of the request."""
+    assert [asked(service, NGINX, method).status for method in ("POST", "DELETE", "HEAD")] == [200, 200, 429]
+
+
+def test_clients_are_told_apart_by_the_address_that_the_proxy_saw(service: Service) -> None:
+    """What clients claim stands left of it."""
+    for _ in range(2):
+        assert asked(service, [*NGINX[:3], ("X-Forwarded-For", "9.9.9.9, 203.0.113.9")]).status == 200
+    assert asked(service, [*NGINX[:3], ("X-Forwarded-For", "8.8.8.8, 203.0.113.9")]).status == 429
+    assert asked(service, [*NGINX[:3], ("X-Forwarded-For", "203.0.113.9, 203.0.113.10")]).status == 200
+
+
+def test_who_is_on_a_list_is_forbidden(service: Service) -> None:
+    refused = asked(service, [*NGINX[:3], ("X-Forwarded-For", "192.0.2.1")])
+    assert "deny list" in problem(refused, 403)["detail"]
+
+
+@pytest.mark.parametrize("peer", ["203.0.113.1", "10.0.0.1", "::ffff:203.0.113.1", "2001:db8::1"])
+def test_only_a_trusted_proxy_may_ask(service: Service, peer: str) -> None:
+    assert "trusted" in problem(asked(service, NGINX, peer=peer), 403)["detail"]
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.9.9.9", "::1", None])
+def test_what_runs_on_this_machine_is_trusted(service: Service, peer: str | None) -> None:
+    assert asked(service, NGINX, peer=peer).status == 200
+
+
+def test_other_proxies_are_trusted_if_the_settings_say_so() -> None:
+    with serving(RULES, forward_auth=ForwardAuth(trusted=["10.0.0.0/8"])) as service:
+        assert asked(service, NGINX, peer="10.1.2.3").status == 200
+        assert asked(service, NGINX, peer="127.0.0.1").status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [CLIENT],
+        NGINX[1:2],
+        NGINX[2:3],
+        [("X-Original-URI", "/orders"), ("X-Forwarded-Method", "GET")],
+        [*NGINX, ("X-Forwarded-Uri", "/free")],
+        [*TRAEFIK, ("X-Original-URI", "/free")],
+        [*NGINX, ("X-Original-URI", "/free")],
+        [*NGINX, ("X-Original-Method", "GET")],
+        [("X-Original-URI", "/orders"), ("X-Original-Method", "")],
+        [("X-Original-URI", ""), ("X-Original-Method", "GET")],
+        [("X-Original-URI", "/a/../orders"), ("X-Original-Method", "GET")],
+        [("X-Original-URI", "//orders"), ("X-Original-Method", "GET")],
+        [("X-Original-URI", "/\xff"), ("X-Original-Method", "GET")],
+        [("X-Original-URI", "/x"), ("X-Original-Method", "G E T")],
+    ],
+)
+def test_what_leaves_it_open_which_rules_apply_is_refused(service: Service, headers: list[tuple[str, str]]) -> None:
+    assert problem(asked(service, headers))["detail"]
+
+
+def test_the_settings_say_which_headers_are_the_proxys() -> None:
+    with serving(RULES, forward_auth=ForwardAuth(kind="forwarded")) as service:
+        forged = [*TRAEFIK, ("X-Original-URI", "/free"), ("X-Original-Method", "GET")]
+        assert [asked(service, forged).status for _ in range(3)] == [200, 200, 429]
+        assert asked(service, NGINX).status == 400
+
+
+def test_the_status_of_refusals_can_be_one_that_nginx_understands() -> None:
+    with serving(RULES, forward_auth=ForwardAuth(deny_status=403)) as service:
+        assert [asked(service, NGINX).status for _ in range(3)] == [200, 200, 403]
+        assert asked(service, [CLIENT]).status == 403
+
+
+def test_the_host_is_an_attribute_if_the_settings_say_so() -> None:
+    with serving(RULES, forward_auth=ForwardAuth(host=True)) as service:
+        assert fields(asked(service, TRAEFIK))["ratelimit"].count(";r=") == 2
+        assert fields(asked(service, NGINX))["ratelimit"].count(";r=") == 1
+
+
+def test_who_asks_may_prove_it_with_a_key() -> None:
+    keys = ApiKeys({digest("secret-of-ada"): Holder("ada")})
+    reader = AddressReader("x-forwarded-for", trusted=["127.0.0.0/8"])
+    with serving(RULES, forward_auth=ForwardAuth(identifier=Identifier(reader, keys))) as service:
+        response = asked(service, [*NGINX, ("X-Api-Key", "secret-of-ada")])
+        assert '"keys"' in fields(response)["ratelimit"]
+        assert asked(service, [*NGINX, ("X-Api-Key", "a"), ("X-Api-Key", "b")]).status == 400
+
+
+@pytest.mark.parametrize("options", [{"deny_status": 200}, {"kind": "both"}, {"identifier": Identifier()}])
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings):
+        ForwardAuth(**options)
+
+
+@pytest.mark.parametrize(("failure", "status"), [("allow", 200), ("local", 200), ("deny", 503)])
+def test_while_the_store_is_away_the_mode_answers(failure: str, status: int) -> None:
+    with serving(RULES, store=f"redis://127.0.0.1:{free_port()}/0", failure=failure) as service:
+        response = asked(service, NGINX)
+    assert response.status == status
+    assert fields(response)["x-ratelimit-degraded"] == "true"

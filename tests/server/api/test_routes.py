@@ -1,0 +1,115 @@
+"""What is where, what is not, and what is said of versions that go."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from headgate.server.api.deprecation import Deprecation
+from headgate.server.wire.messages import Request, Response
+from headgate.web.errors import InvalidSettings
+from tests.server.serving import Service, fields, problem, serving
+from tests.servers import free_port
+
+CHECK = "/api/v1/rate-limit/check"
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/rate-limit/check/", "/API/v1/rate-limit/check", "/healthz/", "/\xff"])
+def test_what_is_not_there_is_not_found(service: Service, path: str) -> None:
+    assert CHECK in problem(service.send("GET", path), 404)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", CHECK, "OPTIONS, POST"),
+        ("HEAD", CHECK, "OPTIONS, POST"),
+        ("PUT", "/api/v1/rate-limit/batch", "OPTIONS, POST"),
+        ("POST", "/healthz", "GET, HEAD, OPTIONS"),
+        ("BREW", "/metrics", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_another_method_is_refused_with_those_that_are_not(
+    service: Service, method: str, path: str, allow: str
+) -> None:
+    response = service.send(method, path)
+    assert method in problem(response, 405)["detail"]
+    assert fields(response)["allow"] == allow
+
+
+def test_options_are_told(service: Service) -> None:
+    response = service.send("OPTIONS", CHECK)
+    assert (response.status, response.body, fields(response)) == (204, b"", {"allow": "OPTIONS, POST"})
+    assert service.send("OPTIONS", "*").status == 204
+
+
+def test_a_query_changes_nothing(service: Service) -> None:
+    assert service.send("POST", f"{CHECK}?x=1", b'{"principal": {}}').status == 200
+
+
+def test_health_says_that_the_process_lives(service: Service) -> None:
+    for method in ("GET", "HEAD"):
+        assert service.send(method, "/healthz").status == 200
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/healthcheck"])
+def test_a_node_is_ready_until_it_drains(service: Service, path: str) -> None:
+    assert json.loads(service.send("GET", path).body) == {"status": "ready"}
+    service.readiness.drain()
+    response = service.send("GET", path)
+    assert (response.status, json.loads(response.body)) == (503, {"status": "draining"})
+    assert service.send("GET", "/healthz").status == 200
+
+
+def test_a_node_whose_store_is_away_is_ready_and_says_that_it_is_degraded() -> None:
+    with serving(store=f"redis://127.0.0.1:{free_port()}/0") as service:
+        response = service.send("GET", "/readyz")
+    assert response.status == 200
+    assert json.loads(response.body) == {"status": "degraded", "reason": "store_unavailable"}
+
+
+def test_metrics_count_calls(service: Service) -> None:
+    service.check({"principal": {}})
+    response = service.send("GET", "/metrics")
+    assert fields(response)["content-type"].startswith("text/plain")
+    assert b'"check"' in response.body
+    assert service.send("GET", "/hotkeys").status == 200
+
+
+def test_other_handlers_get_their_paths() -> None:
+    async def json_form(request: Request) -> Response:
+        return Response(200, request.method)
+
+    with serving(others={b"/json": json_form}) as service:
+        assert service.send("PATCH", "/json").body == b"PATCH"
+
+
+def test_a_deprecated_version_announces_its_end() -> None:
+    """Two kinds of dates: RFC 9745 has a structured one, RFC 8594 that of HTTP."""
+    going = Deprecation(
+        datetime(2027, 1, 1, tzinfo=UTC),
+        datetime(2027, 7, 1, 2, tzinfo=timezone(timedelta(hours=2))),
+        "https://example.com/v2",
+    )
+    with serving(deprecated={b"/api/v1/": going}) as service:
+        for body in (b'{"principal": {}}', b"nonsense"):
+            found = fields(service.send("POST", CHECK, body))
+            assert found["deprecation"] == "@1798761600"
+            assert found["sunset"] == "Thu, 01 Jul 2027 00:00:00 GMT"
+            assert found["link"] == '<https://example.com/v2>; rel="deprecation"; type="text/html"'
+        assert "deprecation" not in fields(service.send("GET", "/healthz"))
+
+
+@pytest.mark.parametrize(
+    ("since", "sunset", "link", "told"),
+    [
+        (datetime(2027, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), "", "before"),
+        (datetime(2027, 1, 1), datetime(2028, 1, 1, tzinfo=UTC), "", "time zone"),  # noqa: DTZ001  that is the point
+        (datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC), "a b", "link"),
+    ],
+)
+def test_a_deprecation_that_makes_no_sense_is_refused(since: datetime, sunset: datetime, link: str, told: str) -> None:
+    with pytest.raises(InvalidSettings, match=told):
+        Deprecation(since, sunset, link)

@@ -1,0 +1,208 @@
+"""A real ``headgate serve`` in processes of its own, and clients that load it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from tests.servers import _LAUNCHER, until
+
+CHECK = "/api/v1/rate-limit/check"
+SECONDS = 60
+"""How long a test waits for what should come soon."""
+
+
+class Service:
+    """A service on free ports, once `started`."""
+
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        self.out, self.err = folder / "out", folder / "err"
+        self.kept = "", ""
+        command = [sys.executable, "-m", "headgate.cli", "serve", "--http-port", "0", "--grpc-port", "0", *options]
+        if protector := shutil.which("setpriv"):
+            command = [protector, "--pdeathsig", "TERM", *command]
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process: subprocess.Popen[bytes] = _LAUNCHER.submit(
+                subprocess.Popen, command, stdout=out, stderr=err, env={**os.environ, **(environment or {})}
+            ).result()
+
+    def started(self) -> Self:
+        """Wait until it serves."""
+        until(lambda: "curl" in self.said or self.has_ended, "it serves", SECONDS)
+        assert not self.has_ended, self.complained
+        return self
+
+    @property
+    def said(self) -> str:
+        return self.out.read_text()
+
+    @property
+    def complained(self) -> str:
+        return self.err.read_text()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def trial(self) -> list[str]:
+        """The command line that it suggests."""
+        (line,) = [line for line in self.said.splitlines() if line.strip().startswith("curl")]
+        return shlex.split(line)
+
+    @property
+    def http_port(self) -> int:
+        return self._port(r"HTTP +https?://\S+:(\d+)")
+
+    @property
+    def grpc_port(self) -> int:
+        return self._port(r"gRPC +\S+:(\d+)")
+
+    def _port(self, pattern: str) -> int:
+        found = re.search(pattern, self.said)
+        assert found, self.said
+        return int(found[1])
+
+    def workers(self) -> set[int]:
+        """The processes that the supervisor has."""
+        pid = self.process.pid
+        return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+    def check(self, user: str, endpoint: str = "/api/v1/orders", **headers: str) -> dict[str, Any]:
+        """Ask once, on a connection of its own."""
+        connection = HTTPConnection("127.0.0.1", self.http_port, timeout=SECONDS)
+        try:
+            answer: dict[str, Any] = msgspec.json.decode(asked(connection, user, endpoint, **headers))
+            return answer
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        connection = HTTPConnection("127.0.0.1", self.http_port, timeout=SECONDS)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Wait for its end, and return its exit code."""
+        until(lambda: self.has_ended, "it ends", SECONDS)
+        code = self.process.returncode
+        assert code is not None
+        return code
+
+    def stop(self) -> None:
+        """End it, whatever it does."""
+        if not self.has_ended:
+            for worker in self.workers():
+                os.kill(worker, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+
+
+def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders", **headers: str) -> bytes:
+    """Ask on a connection that is there, or make it. Raises OSError or HTTPException."""
+    body = msgspec.json.encode({"principal": {"user": user}, "endpoint": endpoint, "method": "POST"})
+    connection.request("POST", CHECK, body, {"content-type": "application/json", **headers})
+    return connection.getresponse().read()
+
+
+@contextmanager
+def service(*options: str, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
+    """A service for the length of a with block."""
+    with TemporaryDirectory(prefix="headgate-serve-") as folder:
+        found = Service(Path(folder), *options, environment=environment)
+        try:
+            yield found
+        finally:
+            found.stop()
+
+
+class Client(threading.Thread):
+    """Asks one question after the other on one connection, and connects again when the service says that it closes it.
+
+    A service that cannot be connected to is no failure. One that takes a question and does not answer is.
+    """
+
+    def __init__(self, port: int, user: str) -> None:
+        super().__init__(daemon=True)
+        self._port, self._user, self._end = port, user, threading.Event()
+        self.answers: list[dict[str, Any]] = []
+        self.failures: list[Exception] = []
+        self.was_refused = False
+
+    def run(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=SECONDS)
+        while not (self._end.is_set() or self.was_refused):
+            if connection.sock is None:
+                try:
+                    connection.connect()
+                except OSError:
+                    self.was_refused = True
+                    continue
+            try:
+                self.answers.append(msgspec.json.decode(asked(connection, self._user)))
+            except (OSError, HTTPException, msgspec.DecodeError) as error:
+                self.failures.append(error)
+                connection.close()
+        connection.close()
+
+    def end(self) -> None:
+        self._end.set()
+        self.join(SECONDS)
+        assert not self.is_alive(), "the client hangs"
+
+
+class Clients:
+    """Several clients for the length of a with block."""
+
+    def __init__(self, port: int, users: list[str]) -> None:
+        self.all = [Client(port, user) for user in users]
+
+    def __enter__(self) -> Self:
+        for client in self.all:
+            client.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self.all:
+            client.end()
+
+    @property
+    def answered(self) -> int:
+        return sum(len(client.answers) for client in self.all)
+
+    @property
+    def failures(self) -> list[Exception]:
+        return [failure for client in self.all for failure in client.failures]
+
+    def until_answered(self, more: int) -> None:
+        """Wait until each client has so many more answers."""
+        wanted = [(client, len(client.answers) + more) for client in self.all]
+        until(
+            lambda: all(len(client.answers) >= count or client.was_refused for client, count in wanted),
+            f"{more} answers for each client",
+            SECONDS,
+        )

@@ -1,0 +1,124 @@
+"""``headgate serve`` as its users meet it: what it prints, what it refuses, what it answers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.server.process.service import SECONDS, Service, service
+from tests.servers import redis_server, until
+
+
+def ran(*options: str, environment: dict[str, str] | None = None) -> Service:
+    """A service that has ended by itself."""
+    with service(*options, environment=environment) as found:
+        until(lambda: found.has_ended, "it gives up", SECONDS)
+        found.kept = found.said, found.complained
+    return found
+
+
+def test_it_says_where_it_listens_and_what_it_has_and_its_trial_works_verbatim() -> None:
+    with service() as found:
+        found.started()
+        assert f"http://127.0.0.1:{found.http_port}" in found.said
+        assert "2, an example; --rules FILE for your own" in found.said
+        assert "memory, for this process alone" in found.said
+        answer = json.loads(subprocess.run(found.trial, capture_output=True, check=True).stdout)
+        assert answer["allowed"]
+        assert answer["rule_id"] == "orders-user"
+        found.signal(signal.SIGINT)
+        assert found.ended() == 0
+        assert "Traceback" not in found.complained
+
+
+def test_settings_come_from_the_environment_and_arguments_win(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules:\n  - {id: one, dimension: user, limit: 1, window: 1h}\n")
+    environment = {"HEADGATE_RULES": str(rules), "HEADGATE_HTTP_PORT": "not a port", "HEADGATE_WORKERS": ""}
+    with service(environment=environment) as found:
+        found.started()
+        assert f"1, from {rules}" in found.said
+        assert [found.check("u1")["allowed"] for _ in range(2)] == [True, False]
+
+
+def test_json_logs_and_nothing_else() -> None:
+    with service("--log-format", "json") as found:
+        until(lambda: '"message":"serving"' in found.complained, "it serves", SECONDS)
+        found.signal(signal.SIGTERM)
+        assert found.ended() == 0
+        lines = [json.loads(line) for line in found.complained.splitlines()]
+        assert lines[0]["rules"] == 2
+        assert lines[0]["store"] == "memory"
+        assert found.said == ""
+
+
+def test_a_password_of_the_store_is_shown_nowhere() -> None:
+    with redis_server("requirepass hidden-password") as server:
+        with service("--store", f"redis://:hidden-password@127.0.0.1:{server.port}/0") as found:
+            found.started()
+            assert f"redis://127.0.0.1:{server.port}/0" in found.said
+            assert found.check("u1")["degraded"] is False
+            arguments = Path(f"/proc/{found.process.pid}/cmdline")
+            assert arguments.exists()
+            found.signal(signal.SIGTERM)
+            found.ended()
+            assert "hidden-password" not in found.said + found.complained
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--workers", "2"], "--workers: 2 workers need a store that they share"),
+        (["--workers", "many"], "--workers: a number, not 'many'"),
+        (["--http-port", "70000"], "--http-port: a whole number from 0 to 65535"),
+        (["--rules", "no/such.yaml"], "--rules: there is no file"),
+        (["--store", "sqlite:///x"], "unknown store"),
+        (["--store", "redis://host?tiemout=1"], "tiemout"),
+        (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid'"),
+        (["--log-access", "perhaps"], "--log-access: on or off"),
+        (["--tls-cert", __file__, "--tls-key", __file__], "the certificates cannot be used"),
+        (["--caller-keys", __file__], "a line is NAME"),
+        (["--rules", __file__], "test_serve.py"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_what_cannot_work_ends_it_with_2_and_says_why(options: list[str], said: str) -> None:
+    found = ran(*options)
+    assert found.process.returncode == 2
+    assert said in found.kept[1]
+    assert "Traceback" not in found.kept[1]
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = ran("--grpc-port", str(other.getsockname()[1]))
+    assert found.process.returncode == 2
+    assert "another program does" in found.kept[1]
+
+
+def test_workers_that_cannot_start_end_the_service_with_their_reason(tmp_path: Path) -> None:
+    """The supervisor does not read the rules: its workers do, and it passes on what they say."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules: [{id: x}]\n")
+    found = ran("--workers", "2", "--store", "redis://127.0.0.1:1", "--rules", str(rules))
+    assert found.process.returncode == 1
+    assert "rules.yaml" in found.kept[1]
+    assert "Traceback" not in found.kept[1]
+
+
+def test_a_worker_that_is_started_by_hand_says_that_it_is_not_meant_to_be() -> None:
+    import sys  # noqa: PLC0415  only here
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)
+        ended = subprocess.run(
+            [sys.executable, "-m", "headgate.server.worker"], stdin=theirs, capture_output=True, check=False
+        )
+    assert ended.returncode == 1
+    assert b"headgate serve --workers N" in ended.stderr

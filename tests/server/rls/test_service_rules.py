@@ -1,0 +1,250 @@
+"""Envoy answered by Headgate's rules."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.quota import Quota
+from headgate.engine import RuleDecision, Ruling
+from headgate.policy.selection import Verdict
+from headgate.server.rls import Options
+from headgate.server.rls.ruled import RuledAnswers
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.web.headers import ResponseHeaders
+from tests.server.rls.conftest import Asking
+from tests.server.rls.messages import OK, OVER_LIMIT, asked, descriptor, headers
+
+IP = [("remote_address", "203.0.113.9")]
+USER = [("user", "ada")]
+RULES = """
+rules:
+  - {id: per-ip, dimension: ip, limit: 3, window: 1m, algorithm: fixed_window, when: {domain: edge}}
+  - {id: per-user, dimension: user, limit: 2, window: 1h, algorithm: fixed_window}
+  - {id: writes, dimension: user, endpoint: /orders/**, methods: [POST], limit: 1, window: 1d}
+  - {id: slow, dimension: generic_key, limit: 1, window: 30s, when: {generic_key: slow}}
+deny: [{user: mallory}]
+allow: [{user: root}]
+"""
+
+
+def test_a_limit_is_kept_and_told(service: Asking) -> None:
+    service.serve(RULES)
+    answer = service.ask(IP)
+    (status,) = answer.statuses
+    assert (answer.overall_code, status.code, status.limit_remaining) == (OK, OK, 2)
+    limit = status.current_limit
+    assert (limit.requests_per_unit, limit.unit, limit.name) == (3, 2, "per-ip")
+    assert 1 <= status.duration_until_reset.seconds <= 60
+    told = headers(answer)
+    assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("3", "2")
+    assert told["RateLimit-Policy"] == '"per-ip";q=3;w=60'
+    assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "normal"}
+    assert [service.codes(IP) for _ in range(3)] == [[OK, OK], [OK, OK], [OVER_LIMIT, OVER_LIMIT]]
+
+
+def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -> None:
+    service.serve(RULES)
+    answer = service.ask(IP, hits_addend=3)
+    assert answer.overall_code == OK
+    answer = service.ask(IP)
+    (status,) = answer.statuses
+    assert (status.code, status.limit_remaining, status.current_limit.name) == (OVER_LIMIT, 0, "per-ip")
+    assert status.duration_until_reset.seconds >= 1
+    told = headers(answer)
+    assert told["content-type"] == "application/problem+json"
+    assert int(told["Retry-After"]) == status.duration_until_reset.seconds
+    assert (told["Cache-Control"], told["X-RateLimit-State"]) == ("no-store", "throttled")
+    problem = json.loads(answer.raw_body)
+    assert (problem["status"], problem["violated-policies"]) == (429, ["per-ip"])
+    assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "throttled"}
+
+
+def test_descriptors_pass_together_or_not_at_all(service: Asking) -> None:
+    service.serve(RULES)
+    assert service.codes(IP, USER) == [OK, OK, OK]
+    assert service.codes(IP, USER) == [OK, OK, OK]
+    answer = service.ask(IP, USER)
+    assert [status.code for status in answer.statuses] == [OK, OVER_LIMIT]
+    assert [status.limit_remaining for status in answer.statuses] == [1, 0]
+    assert headers(answer)["RateLimit-Policy"] == '"per-ip";q=3;w=60, "per-user";q=2;w=3600'
+    assert json.loads(answer.raw_body)["violated-policies"] == ["per-user"]
+    assert service.codes(IP) == [OK, OK]
+
+
+def test_paths_methods_and_attributes_choose_rules(service: Asking) -> None:
+    service.serve(RULES)
+    order = [*USER, ("path", "/orders/7?x=1"), ("method", "POST")]
+    answer = service.ask(order)
+    assert answer.statuses[0].current_limit.name == "writes"
+    assert service.codes(order) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes([*USER, ("path", "/orders/7"), ("method", "GET")]) == [OK, OK]
+    answer = service.ask([("generic_key", "slow")])
+    limit = answer.statuses[0].current_limit
+    assert (limit.requests_per_unit, limit.unit, limit.name) == (1, 2, "slow")  # 30 seconds are nearest to a minute
+    assert service.codes([("generic_key", "slow")]) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(IP, domain="other") == [OK, OK]
+    assert not service.ask(IP, domain="other").statuses[0].HasField("current_limit")
+
+
+def test_hits_of_the_request_and_of_descriptors(service: Asking) -> None:
+    service.serve(RULES)
+    assert service.ask(IP, hits_addend=2).statuses[0].limit_remaining == 1
+    assert service.ask(descriptor(*IP, hits=0), hits_addend=2).statuses[0].limit_remaining == 1
+    answer = service.ask(descriptor(*IP, hits=1), descriptor(*USER, hits=2))
+    assert [status.limit_remaining for status in answer.statuses] == [0, 0]
+    assert service.codes(descriptor(*IP, hits=0)) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(*IP, hits=2, refund=True)) == [OK, OK]
+    assert service.ask(descriptor(*IP, hits=0)).statuses[0].limit_remaining == 2
+    assert service.codes(descriptor(*IP, hits=10**9, refund=True)) == [OK, OK]
+    assert service.ask(descriptor(*IP, hits=0)).statuses[0].limit_remaining == 3
+
+
+@pytest.mark.parametrize("hits", [4, 100_001, 2**40])
+def test_more_hits_than_could_ever_pass_are_over_the_limit(service: Asking, hits: int) -> None:
+    service.serve(RULES)
+    assert service.codes(descriptor(*IP, hits=hits)) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(USER, descriptor(*IP, hits=hits)) == [OVER_LIMIT, OK, OVER_LIMIT]
+    assert service.ask(descriptor(*USER, hits=0)).statuses[0].limit_remaining == 2
+
+
+def test_a_limit_that_comes_with_a_descriptor_is_its_own(service: Asking) -> None:
+    service.serve(RULES)
+    own = descriptor(*IP, limit=(1, 3))
+    limit = service.ask(own).statuses[0].current_limit
+    assert (limit.requests_per_unit, limit.unit, limit.name) == (1, 3, "envoy-override")
+    assert service.codes(own) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(("remote_address", "203.0.113.10"), limit=(1, 3))) == [OK, OK]
+    assert service.ask(own, domain="other").overall_code == OK
+    assert service.ask(descriptor(*IP, hits=0)).statuses[0].limit_remaining == 3
+    assert service.codes(descriptor(("user", "mallory"), limit=(1, 3))) == [OVER_LIMIT, OVER_LIMIT]
+
+
+@pytest.mark.parametrize("limit", [(5, 0), (5, 9), (0, 1)])
+def test_a_limit_that_is_none_is_over_the_limit(in_memory: Asking, limit: tuple[int, int]) -> None:
+    in_memory.serve(RULES)
+    answer = in_memory.ask(USER, descriptor(*IP, limit=limit))
+    assert [answer.overall_code, *[status.code for status in answer.statuses]] == [OVER_LIMIT, OK, OVER_LIMIT]
+    assert "limit that came with the request" in json.loads(answer.raw_body)["detail"]
+
+
+def test_lists_hold(in_memory: Asking) -> None:
+    in_memory.serve(RULES)
+    answer = in_memory.ask([("user", "mallory")])
+    assert answer.overall_code == OVER_LIMIT
+    assert json.loads(answer.raw_body)["detail"] == "This client is not admitted."
+    assert "deny list" in MessageToDict(answer.dynamic_metadata)["reason"]
+    assert [in_memory.codes([("user", "root")]) for _ in range(5)] == [[OK, OK]] * 5
+
+
+def test_what_cannot_be_matched_is_over_the_limit_and_takes_nothing(in_memory: Asking) -> None:
+    """An error would let it pass, since Envoy fails open unless told otherwise."""
+    in_memory.serve(RULES)
+    answer = in_memory.ask(USER, [("path", "/a/../b")])
+    assert [answer.overall_code, *[status.code for status in answer.statuses]] == [OVER_LIMIT, OK, OVER_LIMIT]
+    assert json.loads(answer.raw_body)["status"] == 429
+    assert in_memory.codes([("remote_address", "not an address")]) == [OVER_LIMIT, OVER_LIMIT]
+    assert in_memory.ask(descriptor(*USER, hits=0)).statuses[0].limit_remaining == 2
+
+
+def test_shadow_rules_are_told_in_metadata_only(service: Asking) -> None:
+    service.serve("rules: [{id: trial, dimension: ip, limit: 1, window: 1h, shadow: true}]")
+    assert service.codes(IP) == [OK, OK]
+    answer = service.ask(IP)
+    assert answer.overall_code == OK
+    assert MessageToDict(answer.dynamic_metadata) == {"state": "normal", "shadow_denied": ["trial"]}
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (asked("", IP), "domain is empty"),
+        (asked("edge"), "no descriptors"),
+        (b"\x0a\x09short", "ends in the middle"),
+    ],
+)
+def test_what_asks_nothing_or_is_malformed_is_an_invalid_argument(
+    in_memory: Asking, message: bytes, complaint: str
+) -> None:
+    in_memory.serve(RULES)
+    with pytest.raises(RpcError, match=complaint) as caught:
+        in_memory.raw(message)
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_without_rules_everything_passes(in_memory: Asking) -> None:
+    in_memory.serve()
+    assert in_memory.codes(IP, USER) == [OK, OK, OK]
+
+
+@pytest.mark.parametrize(
+    ("rule_mode", "mode", "code", "status"),
+    [
+        ("local", "deny", OK, None),
+        ("deny", "local", OVER_LIMIT, 503),
+        ("allow", "deny", OK, None),
+        ("", "deny", OVER_LIMIT, 503),
+    ],
+)
+def test_without_a_store_the_mode_of_the_rule_decides(
+    in_memory: Asking, rule_mode: str, mode: str, code: int, status: int | None
+) -> None:
+    told = f", on_store_failure: {rule_mode}" if rule_mode else ""
+    away = {"store": "redis://127.0.0.1:1/0?timeout=0.1", "on_store_failure": mode}
+    in_memory.serve(f"rules: [{{id: per-ip, dimension: ip, limit: 3, window: 1m{told}}}]", engine=away)
+    answer = in_memory.ask(IP)
+    assert answer.overall_code == code
+    assert headers(answer)["X-RateLimit-Degraded"] == "true"
+    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "store_unavailable"
+    assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
+
+
+def test_what_is_told_can_be_chosen(in_memory: Asking) -> None:
+    in_memory.serve(RULES, options=Options(headers=None, body=False, metadata=False))
+    answer = in_memory.ask(IP)
+    assert [field.name for field, _ in answer.ListFields()] == ["overall_code", "statuses"]
+    answer = in_memory.ask(IP, hits_addend=3)
+    assert [field.name for field, _ in answer.ListFields()] == ["overall_code", "statuses"]
+    in_memory.serve(RULES, options=Options(headers=ResponseHeaders(ietf="off", reset_format="epoch")))
+    told = headers(in_memory.ask(IP))
+    assert set(told) == {"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
+    assert int(told["X-RateLimit-Reset"]) > 1_000_000_000
+
+
+def test_a_tier_is_believed_only_if_that_is_asked_for(in_memory: Asking) -> None:
+    rules = f"{RULES}\ntiers: {{gold: {{per-user: {{limit: 50}}}}}}"
+    gold = [*USER, ("tier", "gold")]
+    in_memory.serve(rules)
+    assert in_memory.ask(gold).statuses[0].current_limit.requests_per_unit == 2
+    in_memory.serve(rules, trust_tier=True)
+    assert in_memory.ask(gold).statuses[0].current_limit.requests_per_unit == 50
+
+
+QUOTAS = st.sampled_from([*Quota.parse("3/s"), *Quota.parse("100/minute"), *Quota.parse("10/s burst 20; 5000000/day")])
+
+
+@given(QUOTAS, st.integers(0, 2**20), st.integers(0, 2**40), st.booleans())
+def test_the_usual_answer_is_the_same_as_the_long_way(quota: Quota, used: int, reset_us: int, told: bool) -> None:  # noqa: FBT001  hypothesis has no names
+    answers = RuledAnswers(Options() if told else Options(headers=None), lambda _: False)
+    _, decision = quota.step(None, 0, 0)
+    remaining = max(decision.remaining - used, 0)
+    decision = type(decision)(True, decision.limit, remaining, 0, reset_us, decision.state, quota)
+    ruling = Ruling(True, Verdict.LIMITED, decision, "some-rule", (RuleDecision("some-rule", decision),), (), True)
+    for _ in range(2):
+        assert answers.one(ruling, lambda: 0) == answers.several((ruling,), (False,), 0)
+
+
+def test_what_is_remembered_of_limits_is_bounded(in_memory: Asking) -> None:
+    in_memory.serve(RULES)
+    assert in_memory.service is not None
+    answers: Any = in_memory.service._ruled
+    (quota,) = Quota.parse("100/minute")
+    _, decision = quota.step(None, 1, 0)
+    for number in range(5000):
+        answers.one(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}"), lambda: 0)
+    assert len(answers._known) <= 4096

@@ -1,0 +1,131 @@
+"""Envoy answered by the configuration of envoyproxy/ratelimit, alone and beside rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from headgate.server.rls import Options
+from tests.server.rls.conftest import Asking
+from tests.server.rls.messages import OK, OVER_LIMIT, descriptor, headers
+
+TREE = """
+domain: edge
+descriptors:
+  - key: remote_address
+    rate_limit: {unit: hour, requests_per_unit: 2, name: per-ip}
+    metadata: {owner: {team: web}}
+  - key: user
+    rate_limit: {unit: week, requests_per_unit: 5}
+    metadata: {owner: {team: accounts, room: 7}}
+  - key: trial
+    rate_limit: {unit: minute, requests_per_unit: 1, name: trial}
+    shadow_mode: true
+  - key: odd
+    rate_limit: {unit: second, unit_multiplier: 45, requests_per_unit: 4, name: "n\u00e4me"}
+  - key: banned
+    rate_limit: {unit: minute, requests_per_unit: 0}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: quota
+    quota_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+"""
+IP = [("remote_address", "203.0.113.9")]
+USER = [("user", "ada")]
+
+
+def test_limits_are_kept_and_told(service: Asking) -> None:
+    service.serve(tree=TREE)
+    answer = service.ask(IP, USER)
+    first, second = answer.statuses
+    assert (answer.overall_code, first.code, first.limit_remaining, second.limit_remaining) == (OK, OK, 1, 4)
+    assert (first.current_limit.requests_per_unit, first.current_limit.unit, first.current_limit.name) == (
+        2,
+        3,
+        "per-ip",
+    )
+    assert second.current_limit.unit == 7
+    assert 0 < first.duration_until_reset.seconds <= 3600
+    told = headers(answer)
+    assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("2", "1")
+    assert told["RateLimit-Policy"] == '"per-ip";q=2;w=3600, "default";q=5;w=604800'
+    metadata = MessageToDict(answer.dynamic_metadata)
+    assert metadata == {"owner": {"team": "web", "room": 7.0}, "rule_id": "per-ip", "state": "normal"}
+
+
+def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -> None:
+    service.serve(tree=TREE)
+    assert [service.codes(IP) for _ in range(2)] == [[OK, OK]] * 2
+    answer = service.ask(IP, USER)
+    assert [answer.overall_code, *[status.code for status in answer.statuses]] == [OVER_LIMIT, OVER_LIMIT, OK]
+    told = headers(answer)
+    assert (told["content-type"], told["X-RateLimit-Remaining"]) == ("application/problem+json", "0")
+    assert int(told["Retry-After"]) > 0
+    assert json.loads(answer.raw_body)["violated-policies"] == ["per-ip"]
+    metadata = MessageToDict(answer.dynamic_metadata)
+    assert metadata == {"owner": {"team": "accounts", "room": 7.0}, "rule_id": "per-ip", "state": "throttled"}
+    assert service.ask(USER).statuses[0].limit_remaining == 3  # that of the refused request was taken
+
+
+def test_hits_refunds_and_limits_that_come_with_the_request(service: Asking) -> None:
+    service.serve(tree=TREE)
+    assert service.ask(descriptor(*USER, hits=5)).statuses[0].limit_remaining == 0
+    assert service.codes(descriptor(*USER, hits=0)) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.ask(descriptor(*USER, hits=3, refund=True)).statuses[0].limit_remaining == 3
+    answer = service.ask(descriptor(*USER, limit=(70, 1)))
+    assert answer.statuses[0].current_limit.requests_per_unit == 70
+    answer = service.ask(descriptor(*USER, limit=(70, 0)))
+    assert answer.overall_code == OVER_LIMIT
+    assert "no unit" in json.loads(answer.raw_body)["detail"]
+
+
+def test_what_is_special_in_a_tree(service: Asking) -> None:
+    service.serve(tree=TREE)
+    assert [service.codes([("trial", "x")]) for _ in range(2)] == [[OK, OK]] * 2
+    metadata = MessageToDict(service.ask([("trial", "x")]).dynamic_metadata)
+    assert metadata["shadow_denied"] == ["edge.trial"]
+    assert service.ask([("odd", "x")]).statuses[0].current_limit.unit == 2
+    assert headers(service.ask([("odd", "x")]))["RateLimit-Policy"] == '"default";q=4;w=45'
+    banned = service.ask([("banned", "x")])
+    assert (banned.overall_code, json.loads(banned.raw_body)["status"]) == (OVER_LIMIT, 429)
+    free = service.ask([("free", "x")])
+    assert (free.overall_code, free.statuses[0].limit_remaining) == (OK, 2**32 - 1)
+    assert service.codes([("nobody", "knows")]) == [OK, OK]
+    assert service.codes(IP, domain="unknown") == [OK, OK]
+
+
+def test_quotas_refuse_only_together(service: Asking) -> None:
+    service.serve(tree=TREE)
+    one, other = [("quota", "1")], [("quota", "2")]
+    assert service.codes(one) == [OK, OK]
+    answer = service.ask(one, other)
+    assert [answer.overall_code, *[status.code for status in answer.statuses]] == [OK, OVER_LIMIT, OK]
+    assert "Retry-After" not in headers(answer)
+    assert service.codes(one, other) == [OVER_LIMIT, OVER_LIMIT, OVER_LIMIT]
+
+
+def test_domains_that_the_trees_do_not_know_are_decided_by_the_rules(service: Asking) -> None:
+    service.serve("rules: [{id: by-rule, dimension: ip, limit: 9, window: 1h}]", TREE)
+    assert service.ask(IP).statuses[0].current_limit.name == "per-ip"
+    assert service.ask(IP, domain="other").statuses[0].current_limit.name == "by-rule"
+
+
+@pytest.mark.parametrize(("mode", "code", "status"), [("local", OK, None), ("deny", OVER_LIMIT, 503)])
+def test_without_a_store_the_mode_decides(in_memory: Asking, mode: str, code: int, status: int | None) -> None:
+    away = {"store": "redis://127.0.0.1:1/0?timeout=0.1", "on_store_failure": mode}
+    in_memory.serve(tree=TREE, engine=away)
+    answer = in_memory.ask(IP)
+    assert (answer.overall_code, headers(answer)["X-RateLimit-Degraded"]) == (code, "true")
+    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "store_unavailable"
+    assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
+    assert in_memory.codes(descriptor(*IP, hits=1, refund=True)) == [OK, OK]
+
+
+def test_what_is_told_can_be_chosen(in_memory: Asking) -> None:
+    in_memory.serve(tree=TREE, options=Options(headers=None, body=False, metadata=False))
+    for _ in range(3):
+        answer = in_memory.ask(IP)
+        assert [field.name for field, _ in answer.ListFields()] == ["overall_code", "statuses"]

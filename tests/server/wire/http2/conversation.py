@@ -1,0 +1,119 @@
+"""A client for tests: says anything, and reads what is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hpack
+
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.http2.events import Event, Opened, Received
+from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.http2.headers import encode, integer, string
+from headgate.server.wire.limits import DEFAULT, WireLimits
+from headgate.server.wire.messages import Headers
+
+REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/check"), (b":authority", b"api")]
+BLOCK = encode(REQUEST)
+OK = encode([(b":status", b"200")])
+GREETING = frames.PREFACE + frames.settings([])
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that was answered."""
+
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+def split(answer: bytes) -> list[Frame]:
+    """Return the frames of an answer, which must be whole."""
+    found = []
+    while answer:
+        word, flags, stream = frames.read_header(answer, 0)
+        size = word >> 8
+        assert len(answer) >= 9 + size
+        found.append(Frame(word & 0xFF, flags, stream, answer[9 : 9 + size]))
+        answer = answer[9 + size :]
+    return found
+
+
+def unchecked(fields: Headers) -> bytes:
+    """Return a block of fields as they are, right or wrong."""
+    return b"".join(b"\x00" + string(name) + string(value) for name, value in fields)
+
+
+def indexed(fields: Headers) -> bytes:
+    """Return a block whose fields all enter the table, right or wrong."""
+    return b"".join(b"\x40" + string(name) + string(value) for name, value in fields)
+
+
+def index(number: int) -> bytes:
+    """Return a field that stands in the table."""
+    return integer(number, 7, 0x80)
+
+
+class Conversation:
+    """A connection that has been greeted, unless told otherwise."""
+
+    def __init__(self, limits: WireLimits = DEFAULT, *, greeting: bytes = GREETING) -> None:
+        self.server = Connection(limits)
+        self.now = 0.0
+        self.first = split(self.server.outgoing())
+        self.decoder = hpack.Decoder()
+        if greeting:
+            assert self.say(greeting) == []
+            self.answer()
+
+    def say(self, *data: bytes) -> list[Event]:
+        """Send bytes; return what came of them."""
+        return self.server.receive(b"".join(data), self.now)
+
+    def open(self, stream: int, *, end: bool = False, block: bytes = BLOCK) -> list[Event]:
+        """Begin a request."""
+        return self.say(frames.headers(stream, block, end=end))
+
+    def answer(self) -> list[Frame]:
+        """Take the frames that were answered."""
+        return split(self.server.outgoing())
+
+    def fields(self, frame: Frame) -> Headers:
+        """Return what a HEADERS frame says."""
+        return [(name, value) for name, value in self.decoder.decode(frame.payload, raw=True)]
+
+    def reset_with(self) -> list[tuple[int, ErrorCode]]:
+        """Take the answer; return which streams it resets, and why."""
+        return [
+            (frame.stream, ErrorCode(frames.word(frame.payload)))
+            for frame in self.answer()
+            if frame.kind == frames.RST_STREAM
+        ]
+
+    def gave_up(self) -> ErrorCode | None:
+        """Take the answer; return why it ends the connection, or None if it does not."""
+        if not self.server.is_over:
+            return None
+        assert self.server.fault
+        (last,) = self.answer()[-1:]
+        assert last.kind == frames.GOAWAY
+        return ErrorCode(frames.word(last.payload[4:]))
+
+    def is_alive(self) -> bool:
+        """Whether the connection still answers."""
+        events = self.say(frames.ping(b"are you?"))
+        return events == [] and Frame(frames.PING, frames.ACK, 0, b"are you?") in self.answer()
+
+
+def opened(event: Event) -> Opened:
+    """Return an event that must be this."""
+    assert isinstance(event, Opened)
+    return event
+
+
+def body(events: list[Event], stream: int) -> bytes:
+    """Return the data of a stream."""
+    return b"".join(event.data for event in events if isinstance(event, Received) and event.stream == stream)

@@ -1,0 +1,167 @@
+"""Blocks that we read: as the hpack package reads them, whatever a client does to the table."""
+
+from __future__ import annotations
+
+import hpack
+import pytest
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server.wire.http2 import huffman
+from headgate.server.wire.http2.compression import TABLE_SIZE, Decoder, Improper, Undecodable, is_proper, size_of
+from headgate.server.wire.http2.headers import integer, string
+from headgate.server.wire.messages import Headers
+from tests.server.wire.http2.conversation import index, indexed, unchecked
+
+CODE = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+NAMES = st.sampled_from([b":path", b"x-request-id", b"user-agent", b"grpc-timeout", b"a"]) | st.binary(max_size=40)
+FIELDS = st.tuples(NAMES, st.binary(max_size=60) | st.sampled_from([b"", b"/", b"1S", b"x" * 4000]))
+
+
+def decoder(size: int = 1 << 20, count: int = 1 << 20) -> Decoder:
+    return Decoder(size, count)
+
+
+@given(
+    st.lists(st.tuples(st.lists(FIELDS, max_size=12), st.booleans(), st.sampled_from([0, 60, 500, 4096])), max_size=12)
+)
+def test_blocks_mean_what_the_encoder_of_others_put_into_them(blocks: list[tuple[Headers, bool, int]]) -> None:
+    """Through any growth, eviction and resizing of the table, with and without Huffman's code."""
+    ours, theirs = decoder(), hpack.Encoder()
+    for fields, compressed, size in blocks:
+        theirs.header_table_size = size
+        assert ours.decode(theirs.encode(fields, huffman=compressed)) == fields
+        assert list(ours._entries) == list(theirs.header_table.dynamic_entries)
+        assert ours._table_size <= TABLE_SIZE
+
+
+@given(st.lists(st.binary(max_size=80), max_size=8))
+def test_any_bytes_are_read_or_refused_as_others_do(blocks: list[bytes]) -> None:
+    ours, theirs = decoder(), hpack.Decoder(max_header_list_size=1 << 24)
+    for block in blocks:
+        try:
+            expected: Headers | None = [(name, value) for name, value in theirs.decode(block, raw=True)]
+        except hpack.HPACKError:
+            expected = None
+        try:
+            found = ours.decode(block)
+        except Undecodable:
+            found = None
+        if found is None:  # we refuse longer numbers than they do
+            break
+        assert found == expected
+
+
+@given(st.binary(max_size=100))
+def test_huffmans_code_is_read_as_it_was_written(text: bytes) -> None:
+    assert huffman.decode(CODE.encode(text)) == text
+
+
+@given(st.binary(min_size=1, max_size=12))
+def test_what_is_not_huffmans_code_is_refused(code: bytes) -> None:
+    try:
+        expected: bytes | None = decode_huffman(code)
+    except hpack.HPACKError:
+        expected = None
+    if expected is None:
+        with pytest.raises(ValueError, match="Huffman"):
+            huffman.decode(code)
+    else:
+        assert huffman.decode(code) == expected
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x80",  # index 0
+        index(62),  # beyond the table
+        b"\x7f\xff\xff\xff\xff\xff\xff\x7f",  # a number without end
+        b"\xff",  # a number that is cut off
+        b"\x40",  # a name that is cut off
+        b"\x00\x05ab",  # a string that is cut off
+        b"\x00\x81\x00\x01a",  # Huffman's code that is none
+        b"\x00\x84\xff\xff\xff\xff\x01a",  # with its end symbol
+        b"\x00\x82\x1f\xff\x01a",  # filled up with more than 7 bits
+        b"\x82\x20",  # a size amid fields
+        integer(TABLE_SIZE + 1, 5, 0x20),
+    ],
+)
+def test_a_broken_block_is_refused(block: bytes) -> None:
+    with pytest.raises(Undecodable):
+        decoder().decode(block)
+
+
+def test_a_list_that_is_too_large_leaves_the_table_right() -> None:
+    ours = decoder(size=100)
+    assert ours.decode(indexed([(b"a", b"x" * 90), (b"b", b"2")])) is None
+    assert ours.decode(index(62)) == [(b"b", b"2")]
+
+
+def test_too_many_fields_are_too_large() -> None:
+    assert decoder(count=3).decode(b"\x82\x84\x86") is not None
+    assert decoder(count=3).decode(b"\x82\x84\x86\x82") is None
+
+
+def test_a_field_that_is_referred_to_often_takes_no_memory() -> None:
+    """One field of 4 KB, and then its index 60,000 times, would be 240 MB."""
+    ours = decoder(size=16_384)
+    assert ours.decode(indexed([(b"a", b"x" * 4000)]) + index(62) * 60_000) is None
+
+
+def test_an_entry_larger_than_the_table_empties_it() -> None:
+    ours = decoder()
+    ours.decode(indexed([(b"a", b"1")]))
+    ours.decode(indexed([(b"b", b"x" * TABLE_SIZE)]))
+    with pytest.raises(Undecodable):
+        ours.decode(index(62))
+
+
+def test_a_table_of_the_smallest_size_holds_nothing() -> None:
+    ours = decoder()
+    ours.decode(indexed([(b"a", b"1")]))
+    ours.decode(b"\x20")
+    with pytest.raises(Undecodable):
+        ours.decode(index(62))
+
+
+def test_changes_of_the_table_are_counted() -> None:
+    ours = decoder()
+    seen = []
+    for block in (b"\x82", unchecked([(b"a", b"1")]), indexed([(b"a", b"1")]), index(62), b"\x20"):
+        ours.decode(block)
+        seen.append(ours.changes)
+    assert seen == [0, 0, 1, 1, 2]
+
+
+def test_an_improper_field_is_improper_from_the_table_too() -> None:
+    ours = decoder()
+    for block in (indexed([(b"A", b"1")]), index(62)):
+        fields = ours.decode(block)
+        assert fields == [(b"A", b"1")]
+        assert type(fields[0]) is Improper
+
+
+@pytest.mark.parametrize("value", [b"a b", b"", b"\xff\x80", b"a\tb"])
+def test_proper_values(value: bytes) -> None:
+    assert is_proper(b"x-y.z_1", value)
+
+
+@pytest.mark.parametrize("value", [b" a", b"a ", b"\ta", b"a\r", b"a\nb", b"a\0", b"\x1f", b"\x7f"])
+def test_improper_values(value: bytes) -> None:
+    assert not is_proper(b"x", value)
+
+
+@pytest.mark.parametrize("name", [b"", b"A", b"a b", b"a:", b":status", b":protocol", b":", b"\xe9", b"a\0", b"a\n"])
+def test_improper_names(name: bytes) -> None:
+    assert not is_proper(name, b"x")
+
+
+def test_a_field_counts_32_bytes_more_than_it_has() -> None:
+    assert size_of([(b"ab", b"c"), (b"", b"")]) == 67
+
+
+def test_strings_may_be_longer_than_a_byte_tells() -> None:
+    assert decoder().decode(b"\x00" + string(b"a" * 300) + string(b"b" * 70_000)) == [(b"a" * 300, b"b" * 70_000)]

@@ -1,0 +1,123 @@
+"""Any bytes, in any pieces: never an error of ours, never another outcome for other pieces, never much kept."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.http2.events import Event, Opened, Received
+from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.limits import WireLimits
+from tests.server.wire.http2.conversation import BLOCK, GREETING, OK, index, indexed, split, unchecked
+from tests.server.wire.http2.test_abuse import kept
+
+LIMITS = WireLimits(streams=4, resets=6, control_frames=12, header_bytes=500, headers=12)
+STREAMS = st.sampled_from([0, 1, 1, 2, 3, 3, 5, 7, 9, 2**31 - 1])
+BLOCKS = st.sampled_from(
+    [
+        BLOCK,
+        BLOCK,
+        BLOCK + unchecked([(b"content-length", b"4")]),
+        BLOCK + indexed([(b"x", b"1")]),
+        BLOCK + indexed([(b"y", b"z" * 300)]),
+        BLOCK + index(62),
+        BLOCK + index(63),
+        BLOCK + unchecked([(b"large", b"z" * 600)]),
+        BLOCK + unchecked([(b"Bad", b"")]),
+        unchecked([(b"trailer", b"1")]),
+        b"\x20" + BLOCK,
+    ]
+) | st.binary(max_size=20)
+KNOWN = st.one_of(
+    st.builds(frames.headers, STREAMS, BLOCKS, end=st.booleans()),
+    st.builds(frames.headers, STREAMS, BLOCKS, end=st.booleans(), size=st.integers(5, 20)),
+    st.builds(frames.data, STREAMS, st.sampled_from([b"", b"body", b"x" * 16_384]), end=st.booleans()),
+    st.builds(frames.reset, STREAMS, st.sampled_from(ErrorCode)),
+    st.builds(frames.window_update, STREAMS, st.sampled_from([0, 1, 10, 1 << 16, (1 << 31) - 1])),
+    st.builds(
+        frames.settings,
+        st.lists(st.tuples(st.integers(0, 7), st.sampled_from([0, 1, 5, 20_000, 1 << 31])), max_size=3),
+    ),
+    st.builds(frames.ping, st.just(b"12345678"), ack=st.booleans()),
+    st.builds(frames.goaway, STREAMS, st.sampled_from(ErrorCode)),
+)
+ANY = st.builds(frames.frame, st.integers(0, 11), st.integers(0, 255), STREAMS, st.binary(max_size=40) | BLOCKS)
+CONVERSATIONS = st.lists(KNOWN | ANY | st.binary(max_size=30), max_size=30).map(
+    lambda parts: GREETING + b"".join(parts)
+)
+PROPER = st.lists(KNOWN, max_size=40).map(lambda parts: GREETING + b"".join(parts))
+
+
+def served(data: bytes, cuts: list[int]) -> tuple[list[Event], bytes, Connection]:
+    """Let a connection read bytes in pieces, and answer what is complete; return all that came of it."""
+    server = Connection(LIMITS)
+    events: list[Event] = []
+    answer = server.outgoing()
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for start, stop in zip(edges, edges[1:], strict=False):
+        for event in server.receive(data[start:stop], 0.0):
+            events.append(event)
+        answer += server.outgoing()
+        assert kept(server) < 700_000
+        assert len(server._buffer) <= 16_393
+    return events, answer, server
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 1000), max_size=5))
+def test_any_bytes_are_borne(data: bytes, cuts: list[int]) -> None:
+    events, answer, _ = served(data, cuts)
+    assert events == []
+    split(answer)
+
+
+@given(CONVERSATIONS | PROPER, st.lists(st.integers(0, 100_000), max_size=12))
+def test_the_pieces_in_which_bytes_come_change_nothing(data: bytes, cuts: list[int]) -> None:
+    whole = served(data, [])
+    pieces = served(data, cuts)
+    assert pieces[0] == whole[0]
+    assert pieces[1] == whole[1]
+    assert pieces[2].fault == whole[2].fault
+    assert kept(pieces[2]) == kept(whole[2])
+
+
+@given(PROPER, st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4))
+def test_conversations_with_wrong_bytes_are_borne(data: bytes, changes: list[tuple[int, int]]) -> None:
+    changed = bytearray(data)
+    for place, byte in changes:
+        changed[place % len(changed)] = byte
+    served(bytes(changed), [])
+
+
+@given(CONVERSATIONS | PROPER, st.data())
+def test_events_of_a_stream_come_in_order_whatever_is_answered(data: bytes, choose: st.DataObject) -> None:
+    """Opened first, then data, and nothing after the end; frames that we send are whole, and none is for a stream that is over."""
+    server = Connection(LIMITS)
+    server.outgoing()
+    alive: dict[int, bool] = {}
+    cut = choose.draw(st.integers(1, 400))
+    for start in range(0, len(data), cut):
+        for event in server.receive(data[start : start + cut], 0.0):
+            match event:
+                case Opened():
+                    assert event.stream not in alive
+                    alive[event.stream] = event.ended
+                case Received():
+                    assert alive[event.stream] is False
+                    alive[event.stream] = event.ended
+                case _:
+                    assert event.stream in alive
+            if choose.draw(st.booleans()):
+                server.respond(event.stream, OK, b"x" * choose.draw(st.sampled_from([0, 5, 70_000])), OK)
+                server.withhold(event.stream)
+                server.acknowledge(event.stream, 10)
+        split(server.outgoing())
+        assert server.open_streams <= LIMITS.streams
+        assert server.waiting_bytes == sum(
+            len(piece) for stream in server._streams.open.values() for piece in stream.queue or ()
+        )
+        assert server._streams.held == sum(stream.held for stream in server._streams.open.values())
+        assert set(server._streams.blocked) == {
+            number for number, stream in server._streams.open.items() if stream.queue is not None
+        }

@@ -1,0 +1,199 @@
+"""Responses: under the client's windows, in frames that it takes (RFC 9113 sections 4.2, 5.2, 6.9)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.events import Aborted, Writable
+from headgate.server.wire.http2.frames import (
+    CONTINUATION,
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    ErrorCode,
+    Setting,
+)
+from headgate.server.wire.http2.headers import encode
+from tests.server.wire.http2.conversation import OK, Conversation, Frame
+
+TRAILERS = encode([(b"grpc-status", b"0")])
+LAST = END_STREAM | END_HEADERS
+
+
+def greeting(window: int, frame: int = frames.FRAME_SIZE) -> bytes:
+    return frames.PREFACE + frames.settings([(Setting.INITIAL_WINDOW_SIZE, window), (Setting.MAX_FRAME_SIZE, frame)])
+
+
+def data_of(answer: list[Frame], stream: int = 1) -> bytes:
+    return b"".join(frame.payload for frame in answer if frame.kind == DATA and frame.stream == stream)
+
+
+@pytest.mark.parametrize(
+    ("body", "trailers", "expected"),
+    [
+        (b"", b"", [Frame(HEADERS, LAST, 1, OK)]),
+        (b"abc", b"", [Frame(HEADERS, END_HEADERS, 1, OK), Frame(DATA, END_STREAM, 1, b"abc")]),
+        (b"", TRAILERS, [Frame(HEADERS, END_HEADERS, 1, OK), Frame(HEADERS, LAST, 1, TRAILERS)]),
+        (
+            b"abc",
+            TRAILERS,
+            [Frame(HEADERS, END_HEADERS, 1, OK), Frame(DATA, 0, 1, b"abc"), Frame(HEADERS, LAST, 1, TRAILERS)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("window", [DEFAULT_WINDOW, 0])
+def test_a_response_is_as_few_frames_as_it_needs(
+    window: int, body: bytes, trailers: bytes, expected: list[Frame]
+) -> None:
+    client = Conversation(greeting=greeting(window))
+    client.open(1, end=True)
+    client.server.respond(1, OK, body, trailers)
+    answer = client.answer()
+    if window == 0 and body:
+        assert client.server.waiting_bytes == len(body)
+        assert client.say(frames.window_update(1, 1000)) == []
+        answer += client.answer()
+    assert answer == expected
+    assert client.server.is_idle
+    assert client.server.waiting_bytes == 0
+
+
+def test_a_response_in_parts_is_the_same() -> None:
+    client = Conversation()
+    client.open(1, end=True)
+    client.server.send_headers(1, OK, end=False)
+    client.server.send_data(1, b"ab", end=False)
+    client.server.send_data(1, b"", end=False)
+    client.server.send_data(1, b"", end=True)
+    client.server.send_data(1, b"after the end", end=True)
+    client.server.send_headers(1, TRAILERS, end=True)
+    assert client.answer() == [
+        Frame(HEADERS, END_HEADERS, 1, OK),
+        Frame(DATA, 0, 1, b"ab"),
+        Frame(DATA, END_STREAM, 1, b""),
+    ]
+
+
+@pytest.mark.parametrize("end", ["data", "empty data", "trailers"])
+def test_the_end_waits_for_the_data_before_it(end: str) -> None:
+    client = Conversation(greeting=greeting(2))
+    client.open(1, end=True)
+    client.server.send_headers(1, OK, end=False)
+    client.server.send_data(1, b"abc", end=end == "data")
+    if end == "empty data":
+        client.server.send_data(1, b"", end=True)
+    if end == "trailers":
+        client.server.send_headers(1, TRAILERS, end=True)
+    assert client.answer()[1:] == [Frame(DATA, 0, 1, b"ab")]
+    assert client.server.open_streams == 1
+    assert client.say(frames.window_update(1, 1)) == []
+    assert client.answer() == (
+        [Frame(DATA, 0, 1, b"c"), Frame(HEADERS, LAST, 1, TRAILERS)]
+        if end == "trailers"
+        else [Frame(DATA, END_STREAM, 1, b"c")]
+    )
+    assert client.server.is_idle
+
+
+def test_frames_are_no_larger_than_the_client_takes() -> None:
+    client = Conversation(greeting=greeting(1 << 20, 20_000) + frames.window_update(0, 1 << 20))
+    client.open(1, end=True)
+    block = OK + encode([(b"x", b"y" * 30_000)])
+    client.server.respond(1, block, b"z" * 50_000)
+    answer = client.answer()
+    assert [(frame.kind, len(frame.payload)) for frame in answer] == [
+        (HEADERS, 20_000),
+        (CONTINUATION, len(block) - 20_000),
+        (DATA, 20_000),
+        (DATA, 20_000),
+        (DATA, 10_000),
+    ]
+
+
+def test_the_window_of_the_connection_is_shared_in_turns() -> None:
+    client = Conversation(greeting=greeting(1 << 20))
+    for stream in (1, 3, 5):
+        client.open(stream, end=True)
+        client.server.respond(stream, OK, b"x" * 60_000)
+    assert sum(len(frame.payload) for frame in client.answer() if frame.kind == DATA) == DEFAULT_WINDOW
+    assert client.server.waiting_bytes == 3 * 60_000 - DEFAULT_WINDOW
+    served = []
+    while client.server.waiting_bytes:
+        client.say(frames.window_update(0, 1000))
+        served += [frame.stream for frame in client.answer() if frame.kind == DATA]
+    assert served[:4] == [3, 5, 3, 5]
+
+
+def test_a_stream_that_waits_for_its_own_window_lets_others_pass() -> None:
+    client = Conversation(greeting=greeting(0))
+    client.open(1, end=True)
+    client.open(3, end=True)
+    client.server.respond(1, OK, b"first")
+    client.server.respond(3, OK, b"second")
+    client.answer()
+    client.say(frames.window_update(3, 100))
+    assert client.answer() == [Frame(DATA, END_STREAM, 3, b"second")]
+
+
+def test_those_who_wait_are_told_when_all_is_sent() -> None:
+    client = Conversation(greeting=greeting(0))
+    client.open(1)
+    client.server.send_data(1, b"ab", end=False)
+    client.server.send_data(1, b"cd", end=False)
+    assert client.say(frames.window_update(1, 3)) == []
+    assert client.say(frames.window_update(1, 3)) == [Writable(1)]
+
+
+@pytest.mark.parametrize("by", ["client", "server", "connection"])
+def test_what_waits_is_dropped_with_its_stream(by: str) -> None:
+    client = Conversation(greeting=greeting(0))
+    client.open(1, end=True)
+    client.server.respond(1, OK, b"x" * 1000, TRAILERS)
+    match by:
+        case "client":
+            assert client.say(frames.reset(1, ErrorCode.CANCEL)) == [Aborted(1)]
+        case "server":
+            client.server.reset(1, ErrorCode.CANCEL)
+        case _:
+            assert client.say(frames.ping(b"short")) == [Aborted(1)]
+    assert client.server.waiting_bytes == 0
+    assert client.server.is_idle
+    client.say(frames.window_update(0, 1000))
+    assert data_of(client.answer()) == b""
+
+
+@given(
+    st.binary(max_size=3000),
+    st.integers(0, 500),
+    st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(1, 700)), max_size=30),
+    st.lists(st.integers(1, 1000), max_size=5),
+)
+def test_all_data_comes_in_order_and_never_more_than_the_windows(
+    body: bytes, initial: int, updates: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    client = Conversation(greeting=greeting(initial))
+    client.server._sender.window = 300
+    windows = [300, initial]
+    client.open(1, end=True)
+    client.server.send_headers(1, OK, end=False)
+    rest, pieces = body, []
+    for cut in cuts:
+        pieces.append(rest[:cut])
+        rest = rest[cut:]
+    for piece in (*pieces, rest):
+        client.server.send_data(1, piece, end=False)
+    client.server.send_headers(1, TRAILERS, end=True)
+    received = data_of(client.answer())
+    for stream, more in [*updates, (0, 10_000), (1, 10_000)]:
+        assert len(received) <= min(windows)
+        assert client.server.waiting_bytes == len(body) - len(received)
+        windows[stream] += more
+        client.say(frames.window_update(stream, more))
+        received += data_of(client.answer())
+    assert received == body
+    assert client.server.is_idle
