@@ -1,15 +1,24 @@
-# make run    try it            make lint   ruff and mypy
-# make test   run every check   make bench  measure, and render docs/benchmarks.md
+# make run    start the service   make lint   ruff and mypy
+# make test   run every check     make bench  measure, and render docs/benchmarks.md
+# make demo   the library, in the terminal
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # How many tests run at the same time: most of them wait for servers.
 JOBS ?= 2
 
-.PHONY: run test servers lint format bench plots clean
+# What tests start, each with its package.
+PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client
+# More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'
+OPTIONS ?=
+
+.PHONY: run demo test servers lint format bench plots clean
 .DEFAULT_GOAL := test
 
-run: $(VENV)/.run
+run: $(VENV)/.serve
+	@exec $(BIN)/headgate serve $(OPTIONS)
+
+demo: $(VENV)/.serve
 	@$(BIN)/python docs/examples/demo.py
 
 test: lint servers
@@ -19,11 +28,13 @@ test: lint servers
 	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100
 
-# Tests run real servers; a missing one comes from Debian's packages, and its service is not started.
+# Tests run real servers and clients; missing ones come from Debian's packages, and their services are not started.
 servers:
-	@command -v redis-server >/dev/null || { echo "installing redis-server ..."; \
+	@missing=; PATH="$$PATH:/usr/sbin"; \
+	for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
+	[ -z "$$missing" ] || { echo "installing$$missing ..."; \
 	  { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -y -qq --no-install-recommends redis-server redis-tools; } >/dev/null; }
+	    apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null; }
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet .
@@ -50,12 +61,12 @@ $(BIN)/python:
 	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+$(VENV)/.serve: pyproject.toml | $(BIN)/python
 	@echo "installing headgate ..."
-	@$(BIN)/pip install --quiet --editable .
+	@$(BIN)/pip install --quiet --editable '.[server]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing headgate and what its tests need ..."
 	@$(BIN)/pip install --quiet --editable '.[server]' --group test --group bench --group docs
-	@touch $@ $(VENV)/.run
+	@touch $@ $(VENV)/.serve

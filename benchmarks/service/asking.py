@@ -64,9 +64,14 @@ def text(number: int, value: str | bytes) -> bytes:
     return bytes((number << 3 | 2, len(data))) + data
 
 
+def small(number: int, value: int) -> bytes:
+    """Return a protobuf field with a number below 128."""
+    return bytes((number << 3, value))
+
+
 def starts_with_field(number: int, value: int) -> Callable[[bytes], bool]:
     """Return whether a protobuf message begins with a small number in that field."""
-    return lambda message: message[:2] == bytes((number << 3, value))
+    return lambda message: message.startswith(small(number, value))
 
 
 def _json_allows(body: bytes) -> bool:
@@ -86,6 +91,6 @@ GRPC_CHECK = Question(
     Wire.GRPC,
     "/headgate.v1.RateLimiter/CheckRateLimit",
     "application/grpc",
-    text(1, user(0)) + text(3, "/api/v1/orders"),
+    text(1, user(0)) + small(2, 1) + text(3, "/api/v1/orders") + text(7, "POST"),
     starts_with_field(1, 1),
 )

@@ -105,8 +105,8 @@ class Subject:
 
     def _ask_grpc(self) -> bytes:
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            answer: bytes = channel.unary_unary(self.question.path)(self.question.body, timeout=PATIENCE)
-        return answer
+            call: Callable[..., bytes] = channel.unary_unary(self.question.path)
+            return call(self.question.body, timeout=PATIENCE)
 
 
 def measure(

@@ -28,7 +28,8 @@ def method(cores: Cores) -> str:
 - **uvicorn**: with uvloop and httptools; the application reads the body, parses the JSON and answers JSON.
 - **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
 - **headgate**: `headgate serve` as a user starts it, with metrics, one worker unless told otherwise, and one rule,
-  which matches every request (a fixed window per user). Redis is a server started for this run, without persistence.
+  which matches every request (a fixed window per user). Redis is a server started for this run, without persistence;
+  flat out, requests wait for each other, so it gets 2 s for an answer rather than 10 ms.
 - **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server
   gets a second core and, where the machine has no more, shares it with the load and with Redis: such rows say little
   about rates there, but the processor time stands.
@@ -55,6 +56,11 @@ second on one core.
 
 LATENCY = """\
 Milliseconds from sending a request to the end of its answer, at half of the highest rate.
+"""
+
+OBSERVING = """\
+What metrics, hot keys and the log of denials add to each check: the calls that the service makes of its recorder, timed
+alone in a loop, and as a share of the processor time above. They are in all other figures.
 """
 
 SIZING = f"""\

@@ -6,7 +6,7 @@ from benchmarks.service import method
 from benchmarks.service.figures import Cost, Costs
 from benchmarks.service.running import ServiceResults
 from benchmarks.service.sizing import TARGET, fleet
-from benchmarks.tables import table, times
+from benchmarks.tables import percent, table, times
 from benchmarks.verdicts import verdict
 
 
@@ -26,6 +26,9 @@ def render(results: ServiceResults) -> str:
         "### Service: latency\n",
         method.LATENCY,
         _latency(costs),
+        "### Service: observing\n",
+        method.OBSERVING,
+        _observing(results),
         f"### Service: {TARGET:,} requests per second\n",
         method.SIZING,
         _sizing(costs),
@@ -69,11 +72,15 @@ def _latency(costs: Costs) -> str:
     return table(("server, asked how", "asked per second", "answered per second", "p50", "p99", "worst"), lines)
 
 
+def _observing(results: ServiceResults) -> str:
+    costs, us = results.costs, results.observing.median / 1000
+    lines = ((cost.what, f"{us:.2f}", percent(us, cost.cpu_us, 1)) for cost in (costs.http, costs.grpc, costs.rls))
+    return table(("asked how", "us per check", "of the processor time"), lines)
+
+
 def _sizing(costs: Costs) -> str:
     head = ("asked how", "us per request", "us of Redis", "workers, a core each", "Redis primaries, a core each")
-    return table(
-        head, (_sized(cost) for cost in costs.ours if "worker" not in cost.what and "without" not in cost.what)
-    )
+    return table(head, (_sized(cost) for cost in costs.ours if "workers" not in cost.what))
 
 
 def _sized(cost: Cost) -> tuple[object, ...]:

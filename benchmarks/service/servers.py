@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,31 +94,25 @@ def grpcio(cores: Cores) -> Iterator[Served]:
 
 
 @contextmanager
-def headgate(
-    cores: Cores, store: str = "memory", options: Sequence[str] = (), more: Mapping[str, str] | None = None
-) -> Iterator[Served]:
-    """`headgate serve` with one rule; `options` are more words of its command line, `more` goes to its environment."""
+def headgate(cores: Cores, store: str = "memory", options: Sequence[str] = ()) -> Iterator[Served]:
+    """`headgate serve` with one rule; `options` are more words of its command line."""
     http_port, grpc_port = free_port(), free_port()
     with TemporaryDirectory(prefix="headgate-bench-") as folder:
         rules = Path(folder) / "rules.yaml"
         rules.write_text(RULES)
         words = [sys.executable, "-m", "headgate.cli", "serve", "--rules", str(rules), "--store", store]
         words += ["--http-port", str(http_port), "--grpc-port", str(grpc_port), *options]
-        with _running(words, cores, http_port, grpc_port, more=more) as process:
+        with _running(words, cores, http_port, grpc_port) as process:
             yield Served(process, http_port, grpc_port)
 
 
 @contextmanager
-def _running(
-    words: Sequence[str], cores: Cores, *ports: int, more: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def _running(words: Sequence[str], cores: Cores, *ports: int) -> Iterator[subprocess.Popen[bytes]]:
     with TemporaryDirectory(prefix="headgate-bench-") as folder:
         log = Path(folder) / "log"
         pinned = ["taskset", "-c", ",".join(map(str, cores.server)), *words]
         with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603  our own words
-                pinned, stdout=output, stderr=output, cwd=ROOT, env={**os.environ, **(more or {})}
-            )
+            process = subprocess.Popen(pinned, stdout=output, stderr=output, cwd=ROOT)  # noqa: S603  our own words
         try:
             for port in ports:
                 _wait(process, port, log)

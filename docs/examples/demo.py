@@ -1,4 +1,4 @@
-"""Try Headgate in a terminal: ``make run``.
+"""Try the library in a terminal: ``make demo``.
 
 Every line you type is a request. Without a terminal it shows a short demonstration, then does what its input says.
 """

@@ -40,6 +40,7 @@ def test_the_report_goes_from_verdicts_over_method_to_numbers(run: pathlib.Path)
         "Redis",
         "Redis: verdicts",
         "Rules",
+        "Service",
     )
     places = [report.index(f"## {title}\n" if title != "Decisions" else "## Decisions") for title in titles]
     assert places == sorted(places)
@@ -63,6 +64,19 @@ def test_the_report_has_all_that_was_asked_of_rules(run: pathlib.Path) -> None:
         assert f"rules: {question} |" in report or f"rules, {question} |" in report
 
 
+def test_the_report_has_all_that_was_asked_of_the_service(run: pathlib.Path) -> None:
+    report = (run / "report.md").read_text()
+    parts = ("verdicts", "method", "requests", "latency", "observing", "1,000,000 requests per second")
+    assert all(f"### Service: {part}\n" in report for part in parts)
+    for question in (
+        "HTTP check: processor time, x nginx",
+        "RLS: x less processor time",
+        "RLS on Redis: rate, x RLS on",
+    ):
+        assert f"| {question}" in report
+    assert "| nginx | " in report
+
+
 def test_the_raw_numbers_are_written_on_request(run: pathlib.Path) -> None:
     raw = json.loads((run / "raw.json").read_text())
     assert len(raw["memory"]["rows"]) == 56
@@ -70,6 +84,7 @@ def test_the_raw_numbers_are_written_on_request(run: pathlib.Path) -> None:
     assert {each["contender"] for each in raw["memory"]["footprints"]} == libraries
     assert {each["contender"] for each in raw["redis"]["footprints"]} == libraries | {"redis-py"}
     assert all(set(row["times"]) == {"10", "100", "1000"} for row in raw["rules"]["rows"])
+    assert raw["service"]["costs"]["rls_redis"]["store_us"] > 0
 
 
 def test_a_table_is_markdown() -> None:

@@ -70,12 +70,13 @@ def test_the_summary_says_what_was_found_and_what_was_asked() -> None:
 
 
 def test_the_report_has_requests_latencies_and_the_way_to_a_million() -> None:
-    results = ServiceResults(costs(), Cores((0,), (1,)), {"nginx": "1.22"})
+    results = ServiceResults(costs(), Figure((1000.0,) * 3), Cores((0,), (1,)), {"nginx": "1.22"})
     report = render(Results({"cores": "2"}, service=results))
     assert "the server is bound to core 0; the load, and Redis, to core 1." in report
     assert "| nginx: a constant | 8.0 +0 % | 1.00 | 37.5 | 125,000 | - |" in report
     assert "| headgate: RLS, Redis | 30.0 +0 % | 3.75 | 10.0 | 33,333 | 6.0 |" in report
     assert "| headgate: HTTP check | 1,000 | 999 | 0.50 | 3.00 | 20.00 |" in report
+    assert "| RLS, memory | 1.00 | 5.0 % |" in report
     assert "| RLS, Redis | 30.0 | 6.0 | 60 | 12 |" in report
     assert "| RLS, Redis, 2 workers | 33.0" not in report
     assert "## Memory\n" not in report

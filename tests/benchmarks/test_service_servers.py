@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.on_redis.servers import ServerError
 from benchmarks.service import processor, servers
-from benchmarks.service.asking import HTTP_CHECK, RLS, Question
+from benchmarks.service.asking import GRPC_CHECK, HTTP_CHECK, RLS, Question
 from benchmarks.service.measuring import Subject, WrongAnswer
 from benchmarks.service.servers import Cores, Served
 
@@ -34,6 +34,14 @@ def test_a_peer_allows_and_uses_processor_time(name: str) -> None:
         assert subject.round(0.1) > 0
         assert served.used_ns() > before
     assert all(cpu > 0 for cpu in subject.cpu)
+
+
+@pytest.mark.parametrize("question", [HTTP_CHECK, GRPC_CHECK, RLS], ids=lambda question: question.path)
+def test_ours_takes_what_it_is_asked_for(question: Question) -> None:
+    with servers.headgate(CORES) as served:
+        subject = Subject("headgate", question.path, served, question, CORES, counts=True)
+        subject.warm_up()
+        assert subject.round(0.1) > 0
 
 
 def test_a_server_that_does_not_allow_is_not_measured() -> None:

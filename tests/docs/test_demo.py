@@ -1,4 +1,4 @@
-"""The demo behind ``make run``, driven through a pipe, and through a terminal."""
+"""The demo behind ``make demo``, driven through a pipe, and through a terminal."""
 
 from __future__ import annotations
 

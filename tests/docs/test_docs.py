@@ -19,6 +19,7 @@ import headgate
 from headgate.cli.__main__ import main
 from headgate.policy import envoy
 from headgate.policy.loading import read_file
+from tests.server.process.service import Service, service
 from tests.servers import RedisServer, redis_server
 
 ROOT = Path(__file__).parents[2]
@@ -68,16 +69,38 @@ def test_rules_in_a_page_are_part_of_a_file_that_loads(page: Path) -> None:
     for_envoy = sorted((examples / "ratelimit").glob("*.yaml"))
     assert envoy.load({path.name: path.read_text() for path in for_envoy}).warnings == ()
     files = [*for_envoy, *(path for path in examples.glob("*.yaml") if not read_file(path).warnings)]
+    files += (examples / "envoy").rglob("*.yaml")  # a real Envoy loads them, in tests of their own
     for block in blocks(page, "yaml"):
-        assert any(block.strip("\n") in path.read_text() for path in files), block
+        variants = [indent(dedent(block), " " * depth).strip("\n") for depth in range(0, 40, 2)]
+        assert any(variant in path.read_text() for variant in variants for path in files), block
+
+
+@pytest.fixture(scope="module")
+def service_of_examples() -> Iterator[Service]:
+    with service("--rules", str(ROOT / "docs" / "examples" / "rules.yaml")) as found:
+        yield found.started()
+
+
+def asking(found: Service, words: list[str]) -> list[str]:
+    """The words of a command, which asks a service that is there rather than the one on the usual ports."""
+    for usual, port in ((8080, found.http_port), (8081, found.grpc_port)):
+        words = [word.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{port}") for word in words]
+    return words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(ROOT / "docs" / "examples")
     for line in "".join(blocks(page, "sh")).splitlines():
         if line.startswith("headgate "):
-            assert main(shlex.split(line, comments=True)[1:]) == 0, line
+            words = shlex.split(line, comments=True)[1:]
+            if words[0] == "serve":
+                words.append("--check")  # a service would not end
+            elif words[0] in {"check", "load"}:
+                found: Service = request.getfixturevalue("service_of_examples")
+                monkeypatch.setenv("HEADGATE_URL", f"http://127.0.0.1:{found.http_port}")
+                words = asking(found, words)
+            assert main(words) == 0, line
 
 
 @pytest.fixture

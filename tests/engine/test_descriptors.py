@@ -152,8 +152,8 @@ def test_modes_of_the_whole_service() -> None:
 @pytest.mark.parametrize(("mode", "expected"), [("local", [1, 1, 2]), ("allow", [1, 1, 1]), ("deny", [2, 2, 2])])
 def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> None:
     async def run() -> None:
-        options = {"store": "redis://127.0.0.1:1/0?timeout=0.1", "on_store_failure": mode}
-        async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), **options) as engine:
+        away = "redis://127.0.0.1:1/0?timeout=0.1"
+        async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), store=away, on_store_failure=mode) as engine:
             answers = [(await engine.decide(engine.match("edge", [ip()]))).answer for _ in range(3)]
             assert [answer.code.value for answer in answers] == expected
             assert all(answer.degraded for answer in answers)

@@ -181,6 +181,19 @@ def test_what_makes_no_sense_is_an_error_before_anything_is_taken(engine: Any) -
     assert left(engine, user()) == [3]
 
 
+def test_what_was_used_already_takes_what_is_left(engine: Any) -> None:
+    engine.use_up(user(cost=2))
+    assert left(engine, user()) == [1]
+    engine.use_up(Part(Request({"user": "ada", "ip": "203.0.113.9"}, cost=4)))
+    assert left(engine, user(), ip()) == [0, 1]
+    engine.use_up(user("root", 2))
+    quota = Quota(5, 3_600_000_000)
+    own = Part(Request({"user": "bob"}, cost=9), instead=Limits((Limit(space("own", quota), "b", quota),), ("own",)))
+    engine.use_up(own)
+    assert left(engine, user("bob")) == [3]
+    assert passed(engine, Part(Request({"user": "bob"}), instead=own.instead)) == [False]
+
+
 def test_equal_costs_need_one_call_of_the_store() -> None:
     with Engine(load(RULES.replace("shadow: true", "enabled: false")), store=(store := Counting())) as engine:
         engine.check_together([user(), ip(), user("bob"), ip("203.0.113.10")])

@@ -94,11 +94,9 @@ def test_long_texts_are_cut_and_many_fields_are_left_out() -> None:
 
 
 def test_a_traceback_cannot_look_like_another_event() -> None:
-    try:
-        raise ValueError("oops\n2026-01-01T00:00:00Z INFO headgate all is well" + "x" * 50_000)
-    except ValueError as error:
-        made = record("failed")
-        made.exc_info = type(error), error, error.__traceback__
+    error = ValueError("oops\n2026-01-01T00:00:00Z INFO headgate all is well" + "x" * 50_000)
+    made = record("failed")
+    made.exc_info = type(error), error, None
     first, *rest = TextLines().format(made).split("\n")
     assert first.endswith("failed ")
     assert rest

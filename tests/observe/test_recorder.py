@@ -191,13 +191,13 @@ def test_refusals_left_out_of_the_log_are_counted(recorder: Recorder, run: Run[A
 
 def test_hot_and_denied_keys_are_found_by_what_the_rule_counts(recorder: Recorder, run: Run[Any]) -> None:
     decisions = Decisions(AsyncEngine(load(RULES.replace("limit: 2,", "limit: 100,"))), recorder)
-    for number in range(EVERY * 20):
+    for number in range(EVERY * 40):
         run(decisions.check(Request({"user": "ada"}, "/single")))
         run(decisions.check(Request({"user": f"user-{number}"}, "/single")))
         run(decisions.check(Request({"ip": "2001:db8:1:2::7"}, "/orders/1")))
     report = msgspec.json.decode(recorder.hot_keys())
-    assert (report["denied"][0]["key"], report["denied"][0]["rule"]) == ("2001:db8:1:2::/64", "all-ip")
-    assert (report["denied"][1]["key"], report["denied"][1]["rule"]) == ("ada", "single")
+    expected = {("2001:db8:1:2::/64", "all-ip"), ("ada", "single")}
+    assert {(each["key"], each["rule"]) for each in report["denied"]} == expected
     assert {each["key"] for each in report["hot"][:2]} == {"2001:db8:1:2::/64", "ada"}
 
 

@@ -47,7 +47,7 @@ def test_a_counter_and_a_gauge_look_like_this() -> None:
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-def test_every_metric_is_read_as_what_it_is(openmetrics: bool) -> None:
+def test_every_metric_is_read_as_what_it_is(*, openmetrics: bool) -> None:
     series = []
     for family in FAMILIES.values():
         labels = written(family.labels, tuple("x" for _ in family.labels))
@@ -72,7 +72,7 @@ def test_openmetrics_ends_with_its_end() -> None:
         (b"Application/OpenMetrics-Text", True),
     ],
 )
-def test_openmetrics_is_for_those_who_ask_for_it(accept: bytes | None, expected: bool) -> None:
+def test_openmetrics_is_for_those_who_ask_for_it(accept: bytes | None, *, expected: bool) -> None:
     assert wants_openmetrics(accept) is expected
 
 

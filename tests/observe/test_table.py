@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +15,8 @@ from headgate.observe.table import SIZE, Reader, Table
 
 
 @pytest.fixture
-def memory() -> Iterator[bytearray]:
-    yield bytearray(SIZE)
+def memory() -> bytearray:
+    return bytearray(SIZE)
 
 
 def seen(memory: bytearray) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -100,6 +100,8 @@ def ask(
         connection.request("POST", PATH, msgspec.json.encode(question), headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES)
+        if response.length:
+            raise NoAnswer(f"{target.place} hung up, or says more than an answer has")
     except TimeoutError:
         raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
     except (OSError, HTTPException) as error:

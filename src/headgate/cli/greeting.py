@@ -42,7 +42,7 @@ def tell(settings: Settings, ports: Mapping[str, int], rules: int, store: str, t
 def trial(settings: Settings, port: int) -> str:
     """Return a command line that asks the service."""
     host = _bracketed(_EVERYWHERE.get(settings.host, settings.host))
-    words = ["curl", "-s"]
+    words = ["curl", "-sw", r"\n"]
     if settings.tls_cert:
         words.append("-k")  # whom the certificate is for, and who signed it, is not known here
     if settings.client_ca:

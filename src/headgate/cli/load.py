@@ -24,6 +24,7 @@ from headgate.load.statistics import Summary
 from headgate.load.targets import Target, parse_target
 
 _INTERRUPTED = 130
+_MOST_COST = 100_000
 _SECONDS, _SECONDS_FOR_REQUESTS = 5.0, 60.0
 
 
@@ -34,9 +35,9 @@ def add(commands: Commands) -> None:
         "load",
         _load,
         summary="ask a running service as much as it can answer, for a short time, and say how it did",
-        more="Without --rate each connection asks again when it was answered (a closed loop). With --rate, requests are\n"
-        "due at a constant rate, and latencies count from then, whether the service keeps up or not (an open loop).\n"
-        "It ends after --requests or --seconds, whatever comes first; Ctrl-C ends it earlier.\n\n"
+        more="Without --rate each connection asks again when it was answered (a closed loop). With --rate, requests\n"
+        "are due at a constant rate, whether the service keeps up or not, and latencies count from when they are\n"
+        "due (an open loop). It ends after --requests or --seconds, whatever comes first; Ctrl-C ends it earlier.\n\n"
         "Exit codes: 0 all was decided or shed, 1 there were errors, 2 wrong usage, or nothing listens there.",
         examples="headgate load\n"
         "headgate load http://127.0.0.1:8080 --requests 10000 --connections 16\n"
@@ -118,8 +119,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 def _machine(arguments: argparse.Namespace, target: Target) -> Callable[[], Machine]:
     """Return what makes the client's end of a connection."""
-    if not 0 <= arguments.cost <= 100_000:
-        raise UsageError(f"--cost should be 0 to 100000, not {arguments.cost}")
+    _within("cost", arguments.cost, _MOST_COST)
     asked = Asked(arguments.path, arguments.method.upper(), arguments.cost, arguments.domain)
     if not target.grpc:
         question = http_question(target, asked, arguments.caller_key)

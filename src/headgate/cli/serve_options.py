@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option(
             "store",
             "ADDRESS",
-            "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; a store on "
+            "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; one on "
             f"the network gets {STORE_SECONDS * 1000:g} ms for an answer unless its address has a timeout",
         ),
         Option("on_store_failure", "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}"),
@@ -55,6 +55,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("host", "HOST", "the address to listen on; 0.0.0.0 or :: for all"),
         Option("http_port", "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any that is free"),
         Option("grpc_port", "PORT", "for gRPC, Envoy's included; 0 takes any that is free"),
+        Option("grpc_reflection", "ON", "clients may ask which services there are: on or off"),
         Option("tls_cert", "FILE", "the certificate chain (PEM): TLS on both ports"),
         Option("tls_key", "FILE", "its private key (PEM)"),
         Option("client_ca", "FILE", "authorities (PEM) of client certificates, which are demanded then"),
@@ -67,7 +68,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         Option("envoy_merge_domains", "ON", "several of these files may have the same domain: on or off"),
         Option("envoy_shadow", "ON", "nothing is refused by these files: on or off"),
-        Option("envoy_count_refused", "ON", "what is refused by these files uses up what is left: on or off"),
+        Option("envoy_count_refused", "ON", "hits that are refused use up what is left: on or off"),
         Option("envoy_trust_tier", "ON", "believe a descriptor's entry tier: on or off"),
         Option("envoy_headers", "ON", "Envoy's clients get the headers of their limits: on or off"),
     ),
@@ -91,12 +92,13 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("max_connections", "N", "open at once, by all workers together"),
         Option("caller_keys", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key"),
     ),
-    "logs": (
+    "logs and traces": (
         Option("log_format", "FORMAT", f"one of {', '.join(LOG_FORMATS)}"),
         Option("log_level", "LEVEL", f"one of {', '.join(LOG_LEVELS)}"),
         Option("log_denials", "N", "lines in a second about refusals by one rule; 0 for none"),
         Option("log_principals", "FORM", "what logs and hot keys show of who asked: digest or plain"),
         Option("log_access", "ON", "a line for every request: on or off"),
+        Option("tracing", "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"),
     ),
 }
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}

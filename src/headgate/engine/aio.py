@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,10 +10,12 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
+from headgate.engine.driving import driven
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Verb, ruled
+from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Ruling, ruling_of
-from headgate.engine.together import Part, together
+from headgate.engine.together import Part, selected, together
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.live import LoadStatistics
@@ -111,7 +112,9 @@ class AsyncEngine:
         policy = self._book.policy()
         now, verb = self._clock.now(), Verb.CHECK_ONCE if idempotency_key else Verb.CHECK
         selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
-        return await self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
+        if selection.shadow or idempotency_key or not (selection.enforced.plan and cost):
+            return await self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
+        return ruling_of(selection, await self._store.check(selection.enforced.plan, cost), policy.version)
 
     async def peek_rule(
         self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
@@ -137,6 +140,12 @@ class AsyncEngine:
         Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
         """
         return await self._run(together(self._book.policy(), parts, self._clock.now()))
+
+    async def use_up(self, part: Part) -> None:
+        """Take a request's cost from each limit that applies, or what is left of it: it was used already."""
+        selection = selected(self._book.policy(), part, self._clock.now())
+        for plan in plans_of(selection):
+            await self._run(used_up(plan, part.request.cost))
 
     async def refund(self, request: Request) -> Ruling:
         """Give the request's cost back to all limits that apply to it now. Says what is left then."""
@@ -188,22 +197,4 @@ class AsyncEngine:
         return policy.plan(request, self._clock.now())
 
     async def _run(self, flow: Generator[Sequence[Call], Sequence[Decision], Answer]) -> Answer:
-        try:
-            calls = next(flow)
-            while True:
-                if len(calls) == 1:
-                    calls = flow.send([await self._call(calls[0])])
-                else:
-                    calls = flow.send(await asyncio.gather(*map(self._call, calls)))
-        except StopIteration as stop:
-            answer: Answer = stop.value
-            return answer
-
-    async def _call(self, call: Call) -> Decision:
-        if call.verb is Verb.CHECK:
-            return await self._store.check(call.plan, call.cost)
-        if call.verb is Verb.CHECK_ONCE:
-            return await self._store.check_once(call.plan, call.cost, call.token)
-        if call.verb is Verb.PEEK:
-            return await self._store.peek(call.plan, call.cost)
-        return await self._store.refund(call.plan, call.cost)
+        return await driven(self._store, flow)

@@ -23,6 +23,8 @@ from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
 from headgate.core.plan import Limit
 from headgate.engine.binding import checked_mode
+from headgate.engine.driving import driven
+from headgate.engine.leftover import used_up
 from headgate.policy.envoy import Answer, Descriptor, DescriptorPolicy, LiveDescriptors, Match, Matching, combine
 from headgate.policy.envoy.matching import Outcome, principal_of
 from headgate.policy.live import LoadStatistics
@@ -34,8 +36,6 @@ from headgate.stores.traffic import TrafficStatistics, Travelled
 
 Trees = str | os.PathLike[str] | DescriptorPolicy | LiveDescriptors
 """A folder of files, which is watched; or what was made of them."""
-_TRIES = 3
-"""To take what is left of a limit, while others take from it too."""
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
@@ -174,9 +174,5 @@ class AsyncDescriptorEngine:
             principal = principal_of(match.entries, rule.shares)
         except InvalidKey:  # no state is kept for such a key: it can only be refused
             return
-        for place, quota in rule.counted:
-            plan = (Limit(place, principal, quota),)
-            for _ in range(_TRIES):
-                left = min(match.hits, (await self._store.peek(plan, 1)).remaining)
-                if not left or (await self._store.check(plan, left)).allowed:
-                    break
+        plan = tuple([Limit(place, principal, quota) for place, quota in rule.counted])
+        await driven(self._store, used_up(plan, match.hits))

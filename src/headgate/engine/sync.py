@@ -12,8 +12,9 @@ from headgate.core.mode import Mode
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Verb, ruled
+from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Ruling, ruling_of
-from headgate.engine.together import Part, together
+from headgate.engine.together import Part, selected, together
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.live import LoadStatistics
@@ -117,7 +118,9 @@ class Engine:
         policy = self._book.policy()
         now, verb = self._clock.now(), Verb.CHECK_ONCE if idempotency_key else Verb.CHECK
         selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
-        return self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
+        if selection.shadow or idempotency_key or not (selection.enforced.plan and cost):
+            return self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
+        return ruling_of(selection, self._store.check(selection.enforced.plan, cost), policy.version)
 
     def peek_rule(
         self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
@@ -141,6 +144,12 @@ class Engine:
         Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
         """
         return self._run(together(self._book.policy(), parts, self._clock.now()))
+
+    def use_up(self, part: Part) -> None:
+        """Take a request's cost from each limit that applies, or what is left of it: it was used already."""
+        selection = selected(self._book.policy(), part, self._clock.now())
+        for plan in plans_of(selection):
+            self._run(used_up(plan, part.request.cost))
 
     def refund(self, request: Request) -> Ruling:
         """Give the request's cost back to all limits that apply to it now. Says what is left then."""

@@ -53,7 +53,7 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
 
     Raises InvalidRequest, InvalidKey, InvalidCost; before anything is asked.
     """
-    asked = [_Asked(part, _selected(policy, part, now)) for part in parts]
+    asked = [_Asked(part, selected(policy, part, now)) for part in parts]
     by_verb = {verb: [each for each in asked if each.verb is verb] for verb in (Verb.PEEK, Verb.CHECK, Verb.REFUND)}
     looked: _Known = {}
     yield from _ask(Verb.PEEK, _groups(_charges(by_verb[Verb.PEEK], summed=False)), looked)
@@ -108,7 +108,8 @@ class _Group(NamedTuple):
     cost: int
 
 
-def _selected(policy: Policy, part: Part, now: int) -> Selection:
+def selected(policy: Policy, part: Part, now: int) -> Selection:
+    """Return what is to be done about one of several requests."""
     selection = policy.plan(part.request, now, asking=False)
     if part.instead.plan and selection.verdict not in {Verdict.ALLOWED, Verdict.DENIED}:
         return Selection(Verdict.LIMITED, part.instead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from headgate.load.machine import Machine
 from headgate.load.outcomes import LOST, NOT_UNDERSTOOD, BadAnswer, Outcome
@@ -40,10 +41,9 @@ class Connection(asyncio.Protocol):
         """For its owner: whether it is among those with room."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  TCP has no other
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         if greeting := self._machine.greeting():
-            transport.write(greeting)
+            self._transport.write(greeting)
         if self._machine.room():
             self._on_room(self)
 

@@ -23,6 +23,8 @@ MOST_PATH = 2048
 _PLACE = b"\0" * _DIGITS
 """Stands for the digits: no text that is asked has such bytes, and no message has so many of them in a row."""
 _USER = b"load-" + _PLACE
+_DEGRADED = protobuf.text(1, b"degraded")
+"""The key of a member of a Struct."""
 
 
 class Service(StrEnum):
@@ -119,7 +121,7 @@ def grpc_method(service: Service, asked: Asked) -> Method:
         + protobuf.number(2, 1)
         + protobuf.text(3, asked.path.encode())
         + protobuf.number(4, asked.cost)
-        + protobuf.text(6, asked.method.encode())
+        + protobuf.text(7, asked.method.encode())
     )
     return Method("/headgate.v1.RateLimiter/CheckRateLimit", Template.of(message), read_check)
 
@@ -142,14 +144,15 @@ def read_http(body: bytes) -> Outcome:
 
 
 def read_rls(message: bytes) -> Outcome:
-    """Read a RateLimitResponse of Envoy."""
+    """Read a RateLimitResponse of Envoy; in its metadata, Headgate says that it is degraded."""
     try:
-        code = protobuf.read(message).get(1)
+        fields = protobuf.read(message)
     except ValueError:
         return NOT_UNDERSTOOD
+    code, metadata = fields.get(1), fields.get(6, b"")
     if code not in {1, 2}:
         return NOT_UNDERSTOOD
-    return decided(allowed=code == 1, degraded=b"x-ratelimit-degraded" in message)
+    return decided(allowed=code == 1, degraded=isinstance(metadata, bytes) and _DEGRADED in metadata)
 
 
 def read_check(message: bytes) -> Outcome:
@@ -158,4 +161,7 @@ def read_check(message: bytes) -> Outcome:
         fields = protobuf.read(message)
     except ValueError:
         return NOT_UNDERSTOOD
-    return decided(allowed=fields.get(1) == 1, degraded=bool(fields.get(9)))
+    allowed = fields.get(1, 0)
+    if allowed not in {0, 1}:
+        return NOT_UNDERSTOOD
+    return decided(allowed=allowed == 1, degraded=bool(fields.get(9)))

@@ -188,7 +188,8 @@ class Run:
         end = self._began + round(self._plan.seconds * _SECOND)
         told_at, told = self._began, 0
         while not self._over.is_set():
-            await asyncio.sleep(step)
+            left = (end - perf_counter_ns()) / _SECOND
+            await asyncio.sleep(min(step, left) if left > 0 else step)
             now = perf_counter_ns()
             if now >= end:
                 self._asking = False

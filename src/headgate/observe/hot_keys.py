@@ -2,12 +2,13 @@
 
 Most decisions are sampled: one in `EVERY` is looked at, and weighs as much. Refusals are all looked at, up to `DENIALS`
 in a second; beyond that, one in `EVERY`. So the lists are estimates: what is hot is surely found, and how hot it is
-comes out right by a few percent.
+comes out right by a few percent. Which ones are looked at is left to chance, as traffic may have a rhythm of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import random
 from typing import TypeAlias
 
 import msgspec
@@ -44,6 +45,11 @@ class HotList(msgspec.Struct, frozen=True):
     """Refused most often."""
 
 
+def stride() -> int:
+    """Return how many to pass over until the next one is looked at, that one included: `EVERY` on average."""
+    return 1 + int(random() * (2 * EVERY - 1))
+
+
 class HotKeys:
     """Finds the keys that are asked about, and refused, most often. Its memory is bounded.
 
@@ -57,6 +63,7 @@ class HotKeys:
         self._hot: Frequent[Key] = Frequent(size)
         self._denied: Frequent[Key] = Frequent(size)
         self._denials = 0
+        self._until_denial = stride()
 
     def asked(self, rule: str, value: str) -> None:
         """Note one of `EVERY` decisions."""
@@ -64,10 +71,14 @@ class HotKeys:
 
     def wants_denial(self) -> int:
         """Return what this refusal weighs; 0: it is not wanted."""
-        self._denials += 1
-        if self._denials <= DENIALS:
+        if self._denials < DENIALS:
+            self._denials += 1
             return 1
-        return 0 if self._denials % EVERY else EVERY
+        self._until_denial -= 1
+        if self._until_denial:
+            return 0
+        self._until_denial = stride()
+        return EVERY
 
     def denied(self, rule: str, value: str, weight: int) -> None:
         """Note a refusal that is wanted."""

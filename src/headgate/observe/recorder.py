@@ -17,7 +17,7 @@ from headgate.observe.board import Board
 from headgate.observe.copies import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.denials import Denials
 from headgate.observe.descriptors import DescriptorNames
-from headgate.observe.hot_keys import EVERY, HotKeys
+from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import fields
 from headgate.observe.principals import Principals
 from headgate.observe.rule_series import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
@@ -65,7 +65,7 @@ class Recorder:
         self._cells, self._allowed = table.cells, self._series.allowed
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
         self._took = table.place_of(families.DECISION_DURATION)
-        self._until_sample = EVERY
+        self._until_sample = stride()
         self._unlogged = table.place_of(families.DENIALS_UNLOGGED)
         self._peeks = table.place_of(families.PEEKS)
         self._refunds, self._resets = table.place_of(families.REFUNDS), table.place_of(families.RESETS)
@@ -106,7 +106,7 @@ class Recorder:
                 cells[place] += 1
         self._until_sample -= 1
         if not self._until_sample:
-            self._until_sample = EVERY
+            self._until_sample = stride()
             self._hot.asked(ruling.rule_id, value_of(request, ruling.rule_id, self._engine))
 
     def ruled_alone(self, ruling: Ruling, value: str, elapsed_ns: int, api: str = "") -> None:
@@ -216,7 +216,7 @@ class Recorder:
         self._until_sample -= 1
         if self._until_sample:
             return False
-        self._until_sample = EVERY
+        self._until_sample = stride()
         return True
 
     def _known(self, api: str) -> tuple[int, dict[str, int]]:

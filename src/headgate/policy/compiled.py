@@ -127,7 +127,9 @@ class Policy:
 
         Raises as `plan` does.
         """
-        check_text(rule_id=rule_id, value=value, user=user, tier=tier, dimension=dimension)
+        for text in (rule_id, value, user, tier, dimension):
+            if type(text) is not str:
+                check_text(rule_id=rule_id, value=value, user=user, tier=tier, dimension=dimension)
         rule = self.rules.get(rule_id)
         if rule is None or not rule.rule.enabled:
             if self.ruleset.unknown_rule == "error":
@@ -140,9 +142,10 @@ class Policy:
             principal[dimension] = value
         request = Request(principal, value if dimension == ENDPOINT else "/")
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        listed = self.listed({name: facts[name] for name in (*principal, dimension)}, principal.get("ip", ""))
-        if listed is not None:
-            return listed
+        if self.has_lists:
+            listed = self.listed({name: facts[name] for name in (*principal, dimension)}, principal.get("ip", ""))
+            if listed is not None:
+                return listed
         special = self.special_of(user or facts.get("user", ""))
         applied = self.apply(rule, facts[dimension], special, tier or self.tier_of(special), now)
         return select([applied], cost, asking=asking)

@@ -11,9 +11,12 @@ from typing import Any
 from headgate.core.errors import StoreError, UsageError
 from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.observe import families
+from headgate.observe.copies import of_number
 from headgate.observe.principals import Principals
 from headgate.observe.recorder import Recorder
 from headgate.observe.slots import Slots
+from headgate.observe.tracing import Tracing
 from headgate.policy.live import Live, LivePolicy
 from headgate.policy.source import rules_file
 from headgate.server import surface
@@ -24,6 +27,7 @@ from headgate.server.preflight import callers_of, descriptors_of, rules_path, tl
 from headgate.server.readiness import Readiness
 from headgate.server.rls import Options, RateLimitService
 from headgate.server.settings import Settings
+from headgate.server.traced import traced_handler, traced_methods
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.listener import Listener
 
@@ -49,6 +53,7 @@ class Node:
     def __init__(self, settings: Settings, *, slot: int, folder: str) -> None:
         self._settings = settings
         self._tls = tls_of(settings)
+        self._tracing = Tracing() if settings.tracing else None
         self._policy = LivePolicy(rules_file(rules_path(settings)))
         self._descriptors = descriptors_of(settings)
         self._engine = AsyncEngine(
@@ -83,16 +88,19 @@ class Node:
                 shadow_mode=settings.envoy_shadow,
                 count_refused=settings.envoy_count_refused,
             )
+            self._recorder.watch(self._trees)
         self._envoy = RateLimitService(
             self._recorder,
-            decisions=self._decisions,
+            decisions=self._decisions if settings.rules or not settings.envoy_config else None,
             trees=self._trees,
             options=Options() if settings.envoy_headers else Options(headers=None),
             trust_tier=settings.envoy_trust_tier,
+            count_refused=settings.envoy_count_refused,
             on_store_failure=settings.on_store_failure,
         )
         limits = WireLimits(connections=_share(settings.max_connections, settings.workers))
         self._listener = Listener(limits, self._guard)
+        self._recorder.add(of_number(families.CONNECTIONS, lambda: self._listener.connections))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -109,8 +117,10 @@ class Node:
         self._begin(self._publish())
         self._sockets = sockets
         parts = self._settings, self._decisions, self._readiness, self._envoy
-        await self._listener.serve_http(surface.http(*parts), sockets["http"], self._tls)
-        await self._listener.serve_grpc(surface.grpc(*parts), sockets["grpc"], self._tls)
+        handler = traced_handler(surface.http(*parts), self._tracing)
+        methods = traced_methods(surface.grpc(*parts), self._tracing)
+        await self._listener.serve_http(handler, sockets["http"], self._tls)
+        await self._listener.serve_grpc(methods, sockets["grpc"], self._tls)
 
     def reload(self) -> None:
         """Look again at rules, certificates and caller keys. What is wrong is logged, and what was in force stays."""
@@ -143,6 +153,8 @@ class Node:
         if self._trees:
             await self._trees.close()
         self._recorder.close()
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.close)
         self._slots.close()
 
     async def _meet_store(self) -> None:

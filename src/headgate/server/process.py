@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 from collections.abc import Callable, Coroutine, Mapping
 from socket import socket
 from typing import Any, TypeVar
 
+from headgate.server import signals
 from headgate.server.node import Node
 from headgate.server.settings import Settings
 
@@ -27,23 +27,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
-
-
-class Signals:
-    """What signals ask of this process.
-
-    SIGTERM and SIGINT ask to drain, and the second of them to end at once; SIGHUP to look again at files.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, reload: Callable[[], object]) -> None:
-        self.drain, self.end = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, reload)
-
-    def stop(self) -> None:
-        """Ask to drain, or to end if that was asked before."""
-        (self.end if self.drain.is_set() else self.drain).set()
 
 
 async def serve(
@@ -71,15 +54,16 @@ async def serve(
         await node.open(sockets)
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again
-        signals = Signals(loop, node.reload)
+        drain, end = asyncio.Event(), asyncio.Event()
+        signals.heed(loop, lambda: (end if drain.is_set() else drain).set(), node.reload)
         serving(node)
-        await _first_of(signals.drain, orphaned)
+        await _first_of(drain, orphaned)
         if orphaned is None:  # else the supervisor has said so, unless it is gone
             _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
-        elif orphaned.is_set() and not signals.drain.is_set():
+        elif orphaned.is_set() and not drain.is_set():
             _LOG.error("the supervisor is gone: draining")
         draining = loop.create_task(node.drain(settings.drain_seconds))
-        ending = loop.create_task(signals.end.wait())
+        ending = loop.create_task(end.wait())
         await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             _LOG.warning("stopped at once: requests in progress are cut off")

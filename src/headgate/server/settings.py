@@ -57,6 +57,8 @@ class Settings:
     http_port: int = 8080
     """0 takes any that is free."""
     grpc_port: int = 8081
+    grpc_reflection: bool = True
+    """Whether the server tells clients which services it has."""
     tls_cert: str = ""
     """A file with the certificate chain, PEM; empty for no TLS."""
     tls_key: str = ""
@@ -93,6 +95,8 @@ class Settings:
     """What logs and hot keys show of who asked."""
     log_access: bool = False
     """Whether there is a line for every request."""
+    tracing: bool = False
+    """Whether every request has a span, sent where OpenTelemetry's own variables say."""
 
     def __post_init__(self) -> None:
         for name in ("http_port", "grpc_port"):

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headgate.core.errors import HeadgateError
+from headgate.server import signals
 from headgate.server.orders import Orders, Report, decode_report, encode
 from headgate.server.ports import Port, deafen
 from headgate.server.settings import Settings
@@ -64,10 +65,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Return when all workers have ended after SIGTERM or SIGINT. Raises CannotStart."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        signals.heed(asyncio.get_running_loop(), self._stop, self._reload)
         try:
             async with asyncio.TaskGroup() as places:
                 for slot in range(self._settings.workers):

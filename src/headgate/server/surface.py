@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headgate.server import rls
+from headgate.server import rls, rpc
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, application
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
+from headgate.server.rls.schema import file_descriptors
+from headgate.server.rpc.ratelimiter import SERVICE
 from headgate.server.settings import Settings
 from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.messages import Handler
@@ -21,6 +23,7 @@ APIS: Mapping[bytes, str] = {
     FORWARD_AUTH: "forward_auth",
     b"/json": "json",
     rls.SHOULD_RATE_LIMIT: "rls",
+    f"/{SERVICE}/CheckRateLimit".encode(): "grpc_check",
 }
 """The names of APIs in metrics, by path."""
 
@@ -33,12 +36,23 @@ def http(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: 
         decisions,
         readiness,
         forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, **trusted),
-        timestamps=Timestamps(ignored=settings.client_timestamps == "ignore"),
+        timestamps=_timestamps(settings),
         on_store_failure=settings.on_store_failure,
         others={b"/json": as_json, b"/rlconfig": as_json.configuration},
     )
 
 
-def grpc(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService) -> Methods:  # noqa: ARG001
+def grpc(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService) -> Methods:
     """Return what answers on the gRPC port."""
-    return rls.methods(envoy)
+    ours = rpc.methods(
+        decisions,
+        readiness,
+        timestamps=_timestamps(settings),
+        described=file_descriptors(),
+        reflection=settings.grpc_reflection,
+    )
+    return ours | rls.methods(envoy)
+
+
+def _timestamps(settings: Settings) -> Timestamps:
+    return Timestamps(ignored=settings.client_timestamps == "ignore")

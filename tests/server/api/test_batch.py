@@ -42,7 +42,15 @@ def test_each_has_its_own_answer_in_order(service: Service) -> None:
 
 
 def test_one_that_is_wrong_does_not_disturb_the_others(service: Service) -> None:
-    wrong: list[object] = [{"principal": 1}, [], None, "text", {"coast": 1}, ORDER | {"cost": 9}, ORDER | {"timestamp": 1}]
+    wrong: list[object] = [
+        {"principal": 1},
+        [],
+        None,
+        "text",
+        {"coast": 1},
+        ORDER | {"cost": 9},
+        ORDER | {"timestamp": 1},
+    ]
     results = batch(service, ORDER, *wrong, ORDER)
     assert (results[0]["remaining"], results[-1]["remaining"]) == (2, 1)
     for result in results[1:-1]:
@@ -90,7 +98,9 @@ def test_as_many_as_are_accepted_are_answered(service: Service) -> None:
 def scripts(server: RedisServer) -> int:
     """Return how many scripts a server has run."""
     told = server.facts("INFO", "commandstats")
-    return sum(int(told[name].split(",")[0].removeprefix("calls=")) for name in told if "eval" in name or "fcall" in name)
+    return sum(
+        int(told[name].split(",")[0].removeprefix("calls=")) for name in told if "eval" in name or "fcall" in name
+    )
 
 
 def test_a_batch_on_redis_leaves_in_few_flights() -> None:

@@ -120,7 +120,7 @@ class Service:
             self.process.wait()
 
 
-def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders", **headers: str) -> bytes:
+def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders", /, **headers: str) -> bytes:
     """Ask on a connection that is there, or make it. Raises OSError or HTTPException."""
     body = msgspec.json.encode({"principal": {"user": user}, "endpoint": endpoint, "method": "POST"})
     connection.request("POST", CHECK, body, {"content-type": "application/json", **headers})
@@ -144,8 +144,9 @@ class Client(threading.Thread):
     A service that cannot be connected to is no failure. One that takes a question and does not answer is.
     """
 
-    def __init__(self, port: int, user: str) -> None:
+    def __init__(self, port: int, user: str, *, keeps: bool) -> None:
         super().__init__(daemon=True)
+        self._headers = {} if keeps else {"connection": "close"}
         self._port, self._user, self._end = port, user, threading.Event()
         self.answers: list[dict[str, Any]] = []
         self.failures: list[Exception] = []
@@ -161,7 +162,7 @@ class Client(threading.Thread):
                     self.was_refused = True
                     continue
             try:
-                self.answers.append(msgspec.json.decode(asked(connection, self._user)))
+                self.answers.append(msgspec.json.decode(asked(connection, self._user, **self._headers)))
             except (OSError, HTTPException, msgspec.DecodeError) as error:
                 self.failures.append(error)
                 connection.close()
@@ -174,10 +175,10 @@ class Client(threading.Thread):
 
 
 class Clients:
-    """Several clients for the length of a with block."""
+    """Several clients for the length of a with block, which keep their connections, or make one for each request."""
 
-    def __init__(self, port: int, users: list[str]) -> None:
-        self.all = [Client(port, user) for user in users]
+    def __init__(self, port: int, users: list[str], *, keeps: bool = True) -> None:
+        self.all = [Client(port, user, keeps=keeps) for user in users]
 
     def __enter__(self) -> Self:
         for client in self.all:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import signal
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import grpc
 import pytest
 
-from tests.server.process.service import Clients, service
+from headgate.server.rls import SHOULD_RATE_LIMIT
+from headgate.server.rls.schema import RateLimitRequest
+from tests.server.process.service import SECONDS, Clients, service
 from tests.servers import RedisServer, redis_server, until
 
 
@@ -37,3 +45,100 @@ def test_workers_drain_without_a_failed_request(redis: RedisServer) -> None:
             until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
         assert clients.failures == []
         assert found.ended() == 0
+
+
+def test_those_who_connect_for_each_request_are_answered_or_refused_and_never_cut_off(redis: RedisServer) -> None:
+    """A connection that the system took for a worker that stops is still served."""
+    with service("--workers", "2", "--store", redis.address) as found:
+        port = found.started().http_port
+        with Clients(port, [f"c{number}" for number in range(8)], keeps=False) as clients:
+            clients.until_answered(20)
+            found.signal(signal.SIGTERM)
+            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
+        assert clients.failures == []
+        assert found.ended() == 0
+
+
+def test_calls_of_grpc_are_answered_to_the_last_one(redis: RedisServer) -> None:
+    with service("--workers", "2", "--store", redis.address) as found:
+        address = f"127.0.0.1:{found.started().grpc_port}"
+        callers = [Caller(address) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        until(lambda: all(caller.answered >= 20 for caller in callers), "all are answered", SECONDS)
+        found.signal(signal.SIGTERM)
+        for caller in callers:
+            caller.join(SECONDS)
+            assert not caller.is_alive(), "a call hangs"
+            assert "failed to connect" in caller.end, caller.end
+        assert found.ended() == 0
+
+
+def test_a_second_signal_ends_it_at_once(redis: RedisServer) -> None:
+    with service("--workers", "2", "--store", redis.address, "--drain-seconds", "600") as found:
+        port = found.started().http_port
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+            found.check("u1")  # so that the other has been read
+            found.signal(signal.SIGTERM)
+            until(lambda: "draining" in found.complained, "it drains", SECONDS)
+            found.signal(signal.SIGTERM)
+            assert found.ended() == 0
+        assert "stopped at once" in found.complained
+
+
+def test_one_process_ends_at_once_at_the_second_signal() -> None:
+    with service("--drain-seconds", "600") as found:
+        port = found.started().http_port
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+            found.check("u1")
+            found.signal(signal.SIGTERM)
+            until(lambda: "draining" in found.complained, "it drains", SECONDS)
+            found.signal(signal.SIGINT)
+            assert found.ended() == 0
+        assert "stopped at once" in found.complained
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_ends_when_its_terminal_is_closed(redis: RedisServer, tmp_path: Path, workers: int) -> None:
+    said = tmp_path / "said"
+    options = ["--http-port", "0", "--grpc-port", "0", "--workers", str(workers), "--store", redis.address]
+    command = [sys.executable, "-m", "headgate.cli", "serve", *options]
+    script = f"import pty, sys; sys.exit(pty.spawn({command!r}))"
+    with said.open("wb") as out:
+        terminal = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.DEVNULL, stdout=out)
+    try:
+        until(lambda: "curl" in said.read_text(), "it serves", SECONDS)
+        children = Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children")
+        (served,) = children.read_text().split()
+    finally:
+        terminal.kill()
+        terminal.wait()
+    until(
+        lambda: not Path(f"/proc/{served}").exists() or " Z " in Path(f"/proc/{served}/stat").read_text(),
+        "it ends",
+        SECONDS,
+    )
+
+
+class Caller(threading.Thread):
+    """Calls Envoy's method until the service is gone."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._address = address
+        self.answered, self.end = 0, ""
+
+    def run(self) -> None:
+        message = RateLimitRequest(domain="edge", descriptors=[{"entries": [{"key": "user", "value": "u1"}]}])
+        raw = message.SerializeToString()
+        with grpc.insecure_channel(self._address) as channel:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT.decode())
+            while True:
+                try:
+                    assert call(raw, timeout=SECONDS)
+                except grpc.RpcError as error:
+                    self.end = str(error)
+                    return
+                self.answered += 1

@@ -69,7 +69,7 @@ def test_fields_have_the_numbers_of_the_protocol() -> None:
         "dynamic_metadata": 6,
         "quota": 7,
     }
-    descriptor = RateLimitRequest.DESCRIPTOR.fields_by_name["descriptors"].message_type
+    descriptor: Any = RateLimitRequest.DESCRIPTOR.fields_by_name["descriptors"].message_type
     assert {field.name: field.number for field in descriptor.fields} == {
         "entries": 1,
         "limit": 2,

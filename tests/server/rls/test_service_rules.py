@@ -113,6 +113,16 @@ def test_more_hits_than_could_ever_pass_are_over_the_limit(service: Asking, hits
     assert service.ask(descriptor(*USER, hits=0)).statuses[0].limit_remaining == 2
 
 
+def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(service: Asking) -> None:
+    service.serve(RULES, count_refused=True)
+    assert service.ask(IP, hits_addend=2).statuses[0].limit_remaining == 1
+    assert service.codes(IP, hits_addend=2) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(*IP, hits=0)) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(*USER, hits=10**9)) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(*USER, hits=0)) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(*USER, hits=1, refund=True)) == [OK, OK]
+
+
 def test_a_limit_that_comes_with_a_descriptor_is_its_own(service: Asking) -> None:
     service.serve(RULES)
     own = descriptor(*IP, limit=(1, 3))

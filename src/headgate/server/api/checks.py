@@ -29,6 +29,7 @@ class Checks:
     """
 
     def __init__(self, decisions: Decisions, answers: Answers, timestamps: Timestamps) -> None:
+        decisions = decisions.via("check")
         self._decisions, self._timestamps = decisions, timestamps
         self.now = decisions.engine.clock.now
         self._check, self._response, self._called = decisions.check, answers.response, decisions.recorder.called

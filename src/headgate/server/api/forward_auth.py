@@ -75,7 +75,7 @@ class ForwardChecks:
     """Answers proxies."""
 
     def __init__(self, decisions: Decisions, settings: ForwardAuth, on_store_failure: Mode = Mode.LOCAL) -> None:
-        self._decisions, self._settings, self._mode = decisions, settings, on_store_failure
+        self._decisions, self._settings, self._mode = decisions.via("forward_auth"), settings, on_store_failure
         reader = AddressReader("x-forwarded-for", trusted=settings.trusted)
         self._identifier = settings.identifier or Identifier(reader)
         self._kinds = tuple(_KINDS.values()) if settings.kind == "either" else (_KINDS[settings.kind],)

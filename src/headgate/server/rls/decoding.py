@@ -7,6 +7,7 @@ unknown are skipped.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from headgate.core.errors import UsageError
@@ -18,6 +19,8 @@ _DEEPEST = 16
 """Of groups within groups: an unknown field may be one, though nobody has written any for 15 years."""
 _ENDED = "it ends in the middle of a field"
 _END_GROUP = 4
+_SHORT = 512
+"""The longest question, in bytes, that is remembered."""
 _KEY_OR_VALUE = b"\x0a\x12"
 
 
@@ -36,12 +39,20 @@ class Question(NamedTuple):
 
 def decode(raw: bytes) -> Question:
     """Return the question that a `RateLimitRequest` is. Raises MalformedMessage."""
+    return _remembered(raw) if len(raw) <= _SHORT else _decoded(raw)
+
+
+def _decoded(raw: bytes) -> Question:
     try:
         return _request(raw)
     except IndexError:
         raise MalformedMessage(_ENDED) from None
     except UnicodeDecodeError:
         raise MalformedMessage("a text is not UTF-8") from None
+
+
+_remembered = lru_cache(maxsize=4096)(_decoded)
+"""A client that asks often asks the same; what is remembered are few, short questions, and no errors."""
 
 
 def _request(raw: bytes) -> Question:
@@ -65,28 +76,14 @@ def _request(raw: bytes) -> Question:
     return Question(domain, tuple(descriptors), hits & MAX_UINT32)
 
 
-def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:  # noqa: C901  a call for each entry would cost a fifth
+def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:
     entries = []
     hits, limit, unit, has_limit, refund = None, 0, 0, False, False
     while position < end:
         tag = raw[position]
         if tag == 0x0A:
             start, position = _span(raw, position + 1, end)
-            key = value = ""
-            at = start
-            while at < position:
-                kind, size = raw[at], raw[at + 1]
-                if kind not in _KEY_OR_VALUE:
-                    at = _skipped(raw, at, position)
-                    continue
-                start, at = (at + 2, at + 2 + size) if size < 128 else _span(raw, at + 1, position)
-                if at > position:
-                    raise MalformedMessage(_ENDED)
-                if kind == 0x0A:
-                    key = raw[start:at].decode()
-                else:
-                    value = raw[start:at].decode()
-            entries.append((key, value))
+            entries.append(_entry(raw, start, position))
         elif tag == 0x12:
             start, position = _span(raw, position + 1, end)
             limit, unit = _numbers(raw, start, position, limit, unit)
@@ -104,6 +101,27 @@ def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:  # noqa: C90
     if not has_limit:
         return Descriptor(tuple(entries), hits, None, refund)
     return Descriptor(tuple(entries), hits, Override(limit & MAX_UINT32, unit & MAX_UINT32), refund)
+
+
+def _entry(raw: bytes, position: int, end: int) -> tuple[str, str]:
+    key = value = ""
+    while position < end:
+        kind, size = raw[position], raw[position + 1]
+        if kind not in _KEY_OR_VALUE:
+            position = _skipped(raw, position, end)
+            continue
+        if size < 128:
+            start = position + 2
+            position = start + size
+            if position > end:
+                raise MalformedMessage(_ENDED)
+        else:
+            start, position = _span(raw, position + 1, end)
+        if kind == 0x0A:
+            key = raw[start:position].decode()
+        else:
+            value = raw[start:position].decode()
+    return key, value
 
 
 def _numbers(raw: bytes, position: int, end: int, first: int, second: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ or 429 when it is over the limit. What is malformed gets 400. (There, so does tr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter_ns
 from typing import Any
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
@@ -20,6 +21,8 @@ from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.messages import Fields, Request, Response
 from headgate.web.problem import CONTENT_TYPE, bad_request, of_status
 
+API = "json"
+"""The name of this form in metrics."""
 _JSON: Fields = ((b"content-type", b"application/json"),)
 _PROBLEM: Fields = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT: Fields = ((b"content-type", b"text/plain; charset=utf-8"),)
@@ -38,14 +41,17 @@ class JsonForm:
         """Answer ``POST /json``."""
         if request.method != b"POST":
             return _not_allowed(b"POST")
+        began, called = perf_counter_ns(), self._service.recorder.called
         try:
             question: Any = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
             raw = await self._service.answer(decode(question.SerializeToString()))
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
+            called(API, "error", perf_counter_ns() - began)
             return Response(400, bad_request(str(error)).encode(), _PROBLEM)
         answer: Any = RateLimitResponse.FromString(raw)
-        status = 429 if answer.overall_code == _OVER_LIMIT else 200
-        return Response(status, MessageToJson(answer, indent=None).encode(), _JSON)
+        is_over = answer.overall_code == _OVER_LIMIT
+        called(API, "denied" if is_over else "allowed", perf_counter_ns() - began)
+        return Response(429 if is_over else 200, MessageToJson(answer, indent=None).encode(), _JSON)
 
     async def configuration(self, request: Request) -> Response:
         """Answer ``GET /rlconfig``: the limits in force, one in a line."""

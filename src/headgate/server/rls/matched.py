@@ -8,6 +8,7 @@ from typing import Any
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.engine.descriptors import Answered
+from headgate.engine.ruling import rule_of
 from headgate.policy.envoy import Match, Outcome, RateLimit, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.server.rls import encoding
@@ -34,31 +35,32 @@ class MatchedAnswers:
         answer = answered.answer
         statuses = b"".join(map(_status, answer.statuses))
         decisions, names = _enforced(answered)
-        fields = self._fields(answered) if self._options.metadata else {}
-        refusing = any(not each.allowed for each in decisions)
-        if answer.code is Code.OVER_LIMIT and not refusing:
+        is_refused = any(not each.allowed for each in decisions)
+        if answer.code is Code.OVER_LIMIT and not is_refused:
             problem = next(iter(answered.matching.problems), _REFUSED)
-            return self._answers.refused(statuses, problem, fields)
-        if answer.code is Code.OK and refusing:  # quotas that are exceeded, but not all of them; or shadow mode
+            over = next((match.name for match, status in _pairs(answered) if status.over), "")
+            return self._answers.refused(statuses, problem, self._fields(answered, over))
+        if answer.code is Code.OK and is_refused:  # quotas that are exceeded, but not all of them; or shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
-            return self._answers.plain(statuses, fields)
+            return self._answers.plain(statuses, self._fields(answered, ""))
         decision = joint(decisions)
+        rule = rule_of(tuple(names), decision)
+        fields = self._fields(answered, rule if rule != UNNAMED else "")
         is_ours = decision.degraded != "" and self._denies
         return self._answers.decided(answer.code, statuses, decision, names, fields=fields, now=now, is_ours=is_ours)
 
-    def _fields(self, answered: Answered) -> dict[str, Any]:
+    def _fields(self, answered: Answered, rule: str) -> dict[str, Any]:
         """Return the metadata of the descriptors that passed, and over it our own."""
+        if not self._options.metadata:
+            return {}
         answer = answered.answer
         fields = passed_metadata(answered.matching, answer)
+        fields["state"] = str(Pressure.THROTTLED if answer.code is Code.OVER_LIMIT else _worst(answered))
+        if rule:
+            fields["rule_id"] = rule
         over = [match for match, status in _pairs(answered) if status.over]
-        limits = [status.current_limit for _, status in _pairs(answered) if status.current_limit]
-        state = Pressure.THROTTLED if answer.code is Code.OVER_LIMIT else _worst(answered)
-        fields["state"] = str(state)
-        names = [match.name for match in over if match.name] or [limit.name for limit in limits if limit.name]
-        if names:
-            fields["rule_id"] = names[0]
         shadowed = [".".join(match.stat) for match in over if match.shadow_mode or answer.shadowed]
         if shadowed:
             fields["shadow_denied"] = shadowed

@@ -1,4 +1,4 @@
-"""Reads .proto files, as far as ours go: messages, enums, oneofs and unary methods of proto3.
+"""Reads .proto files, as far as ours go: messages, enums, oneofs, maps and methods of proto3.
 
 So the files are the only place where messages are described, and no generated code or binary has to be kept beside
 them. That protoc reads the same in them is tested.
@@ -16,11 +16,14 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
 )
 
-_TOKEN = re.compile(r'"[^"]*"|[\w.]+|[{}()=;]')
+_TOKEN = re.compile(r'"[^"]*"|[\w.]+|[{}()<>=;,]')
 _COMMENT = re.compile(r"//.*")
 _SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
     "string": FieldDescriptorProto.TYPE_STRING,
     "uint32": FieldDescriptorProto.TYPE_UINT32,
     "uint64": FieldDescriptorProto.TYPE_UINT64,
@@ -79,6 +82,8 @@ class _Reader:
                 message.oneof_decl.add(name=next(self._words))
                 for kind in self._block():
                     self._field(message, kind, FieldDescriptorProto.LABEL_OPTIONAL).oneof_index = index
+            elif word == "map":
+                self._map(message)
             elif word == "repeated":
                 self._field(message, next(self._words), FieldDescriptorProto.LABEL_REPEATED)
             else:
@@ -90,11 +95,29 @@ class _Reader:
         field = message.field.add(name=next(self._words), label=label)
         self._expect("=")
         field.number = int(self._value())
+        self._typed(field, kind)
+        return field
+
+    @staticmethod
+    def _typed(field: FieldDescriptorProto, kind: str) -> None:
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
         else:
             field.type_name = kind
-        return field
+
+    def _map(self, message: DescriptorProto) -> None:
+        """Read a map, which is a list of entries: messages of their own, with a key and a value."""
+        self._expect("<")
+        kinds = [next(self._words)]
+        self._expect(",")
+        kinds.append(next(self._words))
+        self._expect(">")
+        field = self._field(message, "", FieldDescriptorProto.LABEL_REPEATED)
+        field.type_name = "".join([part.capitalize() for part in field.name.split("_")]) + "Entry"
+        entry = message.nested_type.add(name=field.type_name)
+        entry.options.map_entry = True
+        for number, (name, kind) in enumerate(zip(("key", "value"), kinds, strict=True), 1):
+            self._typed(entry.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL), kind)
 
     def _enum(self, enum: EnumDescriptorProto) -> None:
         for name in self._block():
@@ -108,12 +131,21 @@ class _Reader:
             self._check("rpc", rpc)
             method = service.method.add(name=next(self._words))
             self._expect("(")
-            method.input_type = next(self._words)
+            method.input_type, streams = self._kind()
+            if streams:
+                method.client_streaming = True
             for expected in (")", "returns", "("):
                 self._expect(expected)
-            method.output_type = next(self._words)
+            method.output_type, streams = self._kind()
+            if streams:
+                method.server_streaming = True
             for expected in (")", ";"):
                 self._expect(expected)
+
+    def _kind(self) -> tuple[str, bool]:
+        """Return a type of messages, and whether there may be many of them."""
+        word = next(self._words)
+        return (next(self._words), True) if word == "stream" else (word, False)
 
     def _block(self) -> Iterator[str]:
         """Yield the first word of each thing between braces."""

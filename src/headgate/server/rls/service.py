@@ -52,6 +52,8 @@ class RateLimitService:
         trees: the configuration of envoyproxy/ratelimit; None for none. Without either, everything passes.
         options: what answers tell besides the decision.
         trust_tier: see `headgate.server.rls.mapping`.
+        count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
+            which has the same option.
         on_store_failure: what happens while the store is away, where a rule does not say.
     """
 
@@ -63,15 +65,22 @@ class RateLimitService:
         trees: AsyncDescriptorEngine | None = None,
         options: Options | None = None,
         trust_tier: bool = False,
+        count_refused: bool = False,
         on_store_failure: str = Mode.LOCAL,
     ) -> None:
         options = Options() if options is None else options
-        self._decisions, self._trees = decisions, trees
+        self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
+        self._count_refused = count_refused
         self._mode = checked_mode(on_store_failure)
         self._ruled = RuledAnswers(options, self._denies)
         self._matched = MatchedAnswers(options, denies=self._mode is Mode.DENY)
+
+    @property
+    def recorder(self) -> Recorder:
+        """What counts and times calls."""
+        return self._recorder
 
     @property
     def trees(self) -> AsyncDescriptorEngine | None:
@@ -86,7 +95,7 @@ class RateLimitService:
         except UsageError as error:
             self._recorder.called(API, "error", perf_counter_ns() - began)
             raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
-        outcome = "allowed" if answer[1] == Answered.OK else "denied"  # its first field is the overall code
+        outcome = "allowed" if answer.startswith(encoding.OK) else "denied"
         self._recorder.called(API, outcome, perf_counter_ns() - began)
         return answer
 
@@ -101,9 +110,20 @@ class RateLimitService:
             matching = self._trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
                 return await self._by_trees(self._trees, matching)
-        if self._decisions is None:
+        decisions, first = self._decisions, descriptors[0]
+        if decisions is None:
             return encoding.OK + _UNMATCHED * len(descriptors)
-        return await self._by_rules(self._decisions, domain, descriptors, hits_addend or 1)
+        if len(descriptors) == 1 and first.override is None and not first.refund and not self._count_refused:
+            hits = first.hits
+            if hits is None:
+                hits = hits_addend or 1
+            try:
+                ruling = await decisions.check(self._mapper.request(domain, first, hits))
+            except UsageError:
+                pass  # more than could ever pass, or not acceptable: in what follows it gets its own answer
+            else:
+                return self._ruled.one(ruling, decisions.engine.clock.now)
+        return await self._together(decisions, domain, descriptors, hits_addend or 1)
 
     async def _by_trees(self, trees: AsyncDescriptorEngine, matching: Matching) -> bytes:
         began = perf_counter_ns()
@@ -111,29 +131,27 @@ class RateLimitService:
         self._recorder.answered(matching, answered.answer, perf_counter_ns() - began)
         return self._matched.of(answered, trees.clock.now())
 
-    async def _by_rules(
+    async def _together(
         self, decisions: Decisions, domain: str, descriptors: Sequence[Descriptor], hits_addend: int
     ) -> bytes:
-        first = descriptors[0]
-        now = decisions.engine.clock.now
-        if len(descriptors) == 1 and first.override is None and not first.refund:
-            hits = hits_addend if first.hits is None else first.hits
-            try:
-                ruling = await decisions.check(self._mapper.request(domain, first, hits))
-            except UsageError:
-                pass  # more than could ever pass, or not acceptable: in what follows it gets its own answer
-            else:
-                return self._ruled.one(ruling, now)
+        """Answer by rules: all descriptors, or none."""
         try:
             parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
             rulings = await decisions.check_together(parts)
         except UsageError as error:
             return self._ruled.unacceptable(self._problems(decisions, domain, descriptors, hits_addend, error))
-        return self._ruled.several(rulings, [descriptor.refund for descriptor in descriptors], now())
+        refused = any(not ruling.allowed and not part.refund for ruling, part in zip(rulings, parts, strict=True))
+        if refused and self._count_refused:
+            for part in parts:
+                if part.request.cost > 1 and not part.refund:
+                    await decisions.engine.use_up(part)
+        return self._ruled.several(
+            rulings, [descriptor.refund for descriptor in descriptors], decisions.engine.clock.now()
+        )
 
     def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> Part:
         hits = hits_addend if descriptor.hits is None else descriptor.hits
-        if descriptor.refund:
+        if descriptor.refund or self._count_refused:
             hits = min(hits, MAX_COST)
         request = self._mapper.request(domain, descriptor, hits)
         if descriptor.override is None:

@@ -1,1 +1,61 @@
 """What is asked over gRPC: our own service, health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.decisions import Decisions
+from headgate.server.readiness import Readiness
+from headgate.server.rpc import health, ratelimiter
+from headgate.server.rpc.health import Health
+from headgate.server.rpc.ratelimiter import RateLimiter
+from headgate.server.rpc.reflection import VERSIONS, Library, Reflection
+from headgate.server.rpc.schema import FILES
+from headgate.server.wire.grpc.calls import Methods, Streaming
+
+__all__ = ["methods"]
+
+
+def methods(
+    decisions: Decisions,
+    readiness: Readiness,
+    *,
+    timestamps: Timestamps | None = None,
+    described: Sequence[FileDescriptorProto] = (),
+    reflection: bool = True,
+) -> Methods:
+    """Return the methods of the native service, of health and of reflection.
+
+    Args:
+        decisions: what decides.
+        readiness: whether this process should be asked.
+        timestamps: what clients' timestamps may be.
+        described: files of other services on the same port: they have a health of their own, and are reflected.
+        reflection: whether the server tells what it offers.
+    """
+    limiter = RateLimiter(decisions, timestamps or Timestamps())
+    library = Library((*FILES, *described))
+    watched = Health(readiness, [name for name in library.services if not name.startswith("grpc.")])
+    ours = f"/{ratelimiter.SERVICE}/".encode()
+    healths = f"/{health.SERVICE}/".encode()
+    found = Methods(
+        {
+            ours + b"CheckRateLimit": limiter.check,
+            ours + b"GetRemainingQuota": limiter.quota,
+            ours + b"ResetLimit": limiter.reset,
+            ours + b"CheckRateLimitBatch": limiter.batch,
+            healths + b"Check": watched.check,
+            healths + b"List": watched.list,
+        },
+        {healths + b"Watch": watched.watch},
+    )
+    if not reflection:
+        return found
+    reflected: dict[bytes, Streaming] = {
+        f"/{version}.ServerReflection/ServerReflectionInfo".encode(): Reflection(library, version).info
+        for version in VERSIONS
+    }
+    return found | Methods({}, reflected)

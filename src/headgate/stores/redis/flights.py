@@ -74,7 +74,11 @@ class Flights:
         if len(queue) >= LONGEST_QUEUE:
             answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
             return answer
-        asked = Asked(question, answer, deadline or self._loop.time() + self._address.timeout, slot, asking, alone)
+        now = self._loop.time()
+        if deadline and deadline <= now:  # it was redirected, and that took all of its time
+            answer.set_exception(self._not_reached())
+            return answer
+        asked = Asked(question, answer, deadline or now + self._address.timeout, slot, asking, alone)
         place = len(queue)
         while place and asked.deadline < queue[place - 1].deadline:  # it was redirected, and has waited elsewhere
             place -= 1
@@ -158,9 +162,12 @@ class Flights:
         now, late = self._loop.time(), []
         while self._queue and self._queue[0].deadline <= now:
             late.append(self._queue.popleft())
-        error = StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
+        error = self._not_reached()
         error.incident = error  # of all who have waited for the same connections
         fail(late, error)
+
+    def _not_reached(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
 
     def _free(self) -> None:
         """A lane is free, or cannot be opened: see to those who wait."""

@@ -152,6 +152,18 @@ def test_what_is_acknowledged_may_be_sent_again() -> None:
     assert granted(client, 1) <= STREAM_WINDOW
 
 
+def test_a_stream_that_ends_before_all_is_acknowledged_gives_it_back() -> None:
+    client = Conversation()
+    client.open(1)
+    client.server.withhold(1)
+    client.say(frames.data(1, FULL), frames.data(1, FULL, end=True))
+    assert client.server._streams.held == 2 * len(FULL)
+    client.server.acknowledge(1, 100)
+    client.server.respond(1, OK, b"")
+    assert client.server._streams.held == 0
+    assert client.server.is_idle
+
+
 def test_a_stream_that_is_withheld_does_not_stop_others() -> None:
     client = Conversation()
     client.open(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from headgate.server.wire.http2.frames import (
 )
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.limits import DEFAULT
+from headgate.server.wire.messages import Headers
 from tests.server.wire.http2.conversation import (
     BLOCK,
     OK,
@@ -127,13 +129,21 @@ def test_not_even_the_usual_frames_may_interrupt_a_block(frame: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("block", [unchecked, indexed])
-def test_a_malformed_request_is_reset_and_others_go_on(fields, block) -> None:
+def test_a_malformed_request_is_reset_and_others_go_on(fields: Headers, block: Callable[[Headers], bytes]) -> None:
     client = Conversation()
     for stream in (1, 3):
         assert client.open(stream, block=block(fields)) == []
         assert client.reset_with() == [(stream, ErrorCode.PROTOCOL_ERROR)]
     assert client.server.open_streams == 0
     assert opened(client.open(5)[0]).headers == REQUEST
+
+
+@pytest.mark.parametrize("status", range(8, 15))
+def test_a_request_with_a_status_of_the_static_table_is_reset(status: int) -> None:
+    client = Conversation()
+    assert client.open(1, block=index(status) + BLOCK) == []
+    assert client.open(3, block=BLOCK + index(status)) == []
+    assert client.reset_with() == [(1, ErrorCode.PROTOCOL_ERROR), (3, ErrorCode.PROTOCOL_ERROR)]
 
 
 @pytest.mark.parametrize("end", [True, False])
@@ -144,7 +154,7 @@ def test_a_malformed_request_is_reset_and_others_go_on(fields, block) -> None:
         ([(b"x", b"y")] * DEFAULT.headers, b"431"),
     ],
 )
-def test_headers_that_are_too_large_are_answered(more, status, end) -> None:
+def test_headers_that_are_too_large_are_answered(more: Headers, status: bytes, end: bool) -> None:  # noqa: FBT001
     client = Conversation()
     assert client.say(frames.headers(1, BLOCK + unchecked(more), end=end)) == []
     answer = client.answer()
@@ -161,7 +171,7 @@ def test_headers_that_are_too_large_are_answered(more, status, end) -> None:
         ([(b":method", b"CONNECT"), (b":authority", b"x:443")], b"501"),
     ],
 )
-def test_requests_that_go_no_further_are_answered_each_time(request_, status) -> None:
+def test_requests_that_go_no_further_are_answered_each_time(request_: Headers, status: bytes) -> None:
     client = Conversation()
     for stream in (1, 3, 5):
         assert client.open(stream, end=True, block=encode(request_)) == []
@@ -227,6 +237,13 @@ def test_a_number_lower_than_the_last_ends_the_connection() -> None:
     client = Conversation()
     client.open(5)
     client.open(3)
+    assert client.gave_up() is ErrorCode.PROTOCOL_ERROR
+
+
+def test_the_reserved_bit_does_not_make_a_number_higher() -> None:
+    client = Conversation()
+    client.open(2**31 - 1)
+    client.say(frames.headers(2**31 + 1, BLOCK))
     assert client.gave_up() is ErrorCode.PROTOCOL_ERROR
 
 

@@ -197,3 +197,39 @@ def test_all_data_comes_in_order_and_never_more_than_the_windows(
         received += data_of(client.answer())
     assert received == body
     assert client.server.is_idle
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("send"), st.sampled_from([1, 3, 5]), st.integers(1, 400)),
+    st.tuples(st.just("widen"), st.sampled_from([0, 0, 1, 3, 5]), st.integers(1, 300)),
+    st.tuples(st.just("initial"), st.just(0), st.integers(0, 300)),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_several_streams_share_the_windows_whatever_the_client_does_to_them(steps: list[tuple[str, int, int]]) -> None:
+    """None is overrun; and nothing waits that both windows would let through."""
+    client = Conversation(greeting=greeting(100))
+    client.server._sender.window = 150
+    windows, initial, waiting = {0: 150, 1: 100, 3: 100, 5: 100}, 100, {1: 0, 3: 0, 5: 0}
+    for stream in waiting:
+        client.open(stream)
+    for step, stream, number in steps:
+        if step == "send":
+            client.server.send_data(stream, b"x" * number, end=False)
+            waiting[stream] += number
+        elif step == "widen":
+            windows[stream] += number
+            client.say(frames.window_update(stream, number))
+        else:
+            windows = {each: window + (number - initial) * (each > 0) for each, window in windows.items()}
+            initial = number
+            client.say(frames.settings([(Setting.INITIAL_WINDOW_SIZE, number)]))
+        for frame in client.answer():
+            if frame.kind == DATA:
+                for each in (0, frame.stream):
+                    windows[each] -= len(frame.payload)
+                    assert windows[each] >= 0
+                waiting[frame.stream] -= len(frame.payload)
+        assert client.server.waiting_bytes == sum(waiting.values())
+        assert all(not left or min(windows[0], windows[each]) <= 0 for each, left in waiting.items())

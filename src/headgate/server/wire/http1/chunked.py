@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.server.wire.http1.head import Refused, read_fields
+from headgate.server.wire.http1.head import Refused, is_section
 from headgate.server.wire.limits import WireLimits
 
 _LINE = 1024
@@ -98,7 +98,7 @@ class ChunkedBody:
             self.refused = Refused(431, f"The trailers are longer than {self._limits.header_bytes} bytes.")
         elif end < 0:
             self.rest = data
-        elif read_fields(data[: end + 2]) is None:
+        elif not is_section(data[: end + 2]):
             self.refused = Refused(400, "The trailers are malformed.")
         else:
             self.rest = data[end + 4 :]

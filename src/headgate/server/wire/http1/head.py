@@ -69,30 +69,19 @@ class Heads:
         return head
 
 
-class _Fields:
-    """What llhttp calls back."""
-
-    __slots__ = ("fields",)
-
-    def __init__(self) -> None:
-        self.fields: Headers = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append((name.lower(), value.strip(b" \t")))
-
-
-def read_fields(section: bytes) -> Headers | None:
-    """Read header lines, each with its line end; None if they are malformed."""
-    seen = _Fields()
+def is_section(section: bytes) -> bool:
+    """Return whether these are well-formed header lines, each with its line end."""
     try:
-        httptools.HttpRequestParser(seen).feed_data(b"GET / HTTP/1.1\r\n" + section + b"\r\n")
+        httptools.HttpRequestParser(_NOBODY).feed_data(b"GET / HTTP/1.1\r\n" + section + b"\r\n")
     except httptools.HttpParserUpgrade:
-        return seen.fields
+        return True
     except httptools.HttpParserError:
-        return None
-    return seen.fields
+        return False
+    return True
 
 
+_NOBODY = object()
+"""Listens to llhttp: what it has checked is simple to take apart."""
 _Target: TypeAlias = tuple[bytes, bytes, bytes | None]
 """Path, query, and the host if the target names one."""
 
@@ -111,23 +100,24 @@ def _read(raw: bytes, limits: WireLimits) -> Head | Refused:  # noqa: C901, PLR0
         return Refused(400, "This is no request of HTTP.")
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         return Refused(505, "The version is neither HTTP/1.1 nor HTTP/1.0.")
-    fields = _Fields()
     try:
-        httptools.HttpRequestParser(fields).feed_data(raw)
+        httptools.HttpRequestParser(_NOBODY).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # the client offers to change the protocol; we stay
     except httptools.HttpParserInvalidMethodError:
         return Refused(501, "The method is not known.")
     except httptools.HttpParserError as error:
-        if section.lower().find(b"transfer-encoding") >= 0 and "invalid `Transfer-Encoding`" in str(error):
+        if str(error) == "Request has invalid `Transfer-Encoding`":
             return Refused(501, "The only transfer coding is chunked.")
         return Refused(400, f"{error}.")
-    if len(fields.fields) > limits.headers:
-        return Refused(431, f"There are more than {limits.headers} headers.")
     where = _target(method, target)
     if isinstance(where, Refused):
         return where
-    return _framed(method, where, fields.fields, is_old=version == b"HTTP/1.0")
+    cut = [each.partition(b":") for each in section[:-4].split(b"\r\n")] if len(section) > 2 else []
+    if len(cut) > limits.headers:
+        return Refused(431, f"There are more than {limits.headers} headers.")
+    fields = [(name.lower(), value.strip(b" \t")) for name, _, value in cut]
+    return _framed(method, where, fields, is_old=version == b"HTTP/1.0")
 
 
 def _target(method: bytes, target: bytes) -> _Target | Refused:  # noqa: PLR0911  one form after the other
@@ -156,13 +146,13 @@ def _framed(  # noqa: C901  one header after the other
     """Say how long the body is, and whether the connection goes on, from what the headers say of it."""
     path, query, named = where
     hosts, codings, length, closes, expects = 0, 0, 0, is_old, False
-    for place, (name, value) in enumerate(fields):
+    for name, value in fields:
+        if name not in _OF_FRAMING:
+            continue
         if name == b"host":
             hosts += 1
             if not _is_host(value) and value:
                 return Refused(400, "The Host header is not a host.")
-            if named is not None:  # RFC 9112 3.2.2: that of the target counts
-                fields[place] = (name, named)
         elif name == b"content-length":
             length = int(value)
         elif name == b"transfer-encoding":
@@ -179,6 +169,8 @@ def _framed(  # noqa: C901  one header after the other
         return Refused(400, "There must be one Host header.")
     if codings and is_old:
         return Refused(400, "HTTP/1.0 has no transfer codings.")
+    if named is not None:  # RFC 9112 3.2.2: the host in the target counts
+        fields = [(name, named if name == b"host" else value) for name, value in fields]
     return Head(method, path, query, fields, length, closes, expects, not closes and method != b"HEAD")
 
 
@@ -186,4 +178,5 @@ def _is_host(host: bytes) -> bool:
     return bool(host) and not host.translate(None, _OF_HOSTS)
 
 
+_OF_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
 _OF_HOSTS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"

@@ -23,8 +23,6 @@ TABLE_SIZE: Final = 4096
 FIELD_OVERHEAD: Final = 32
 """What a field counts besides its name and value."""
 _LARGEST_INTEGER_SHIFT: Final = 28
-_STATIC: Final[tuple[tuple[bytes, bytes], ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
-_DYNAMIC: Final = len(_STATIC)
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
 
 
@@ -39,6 +37,14 @@ def is_proper(name: bytes, value: bytes) -> bool:
     if value and (value[0] in b" \t" or value[-1] in b" \t" or len(value.translate(None, CONTROLS)) != len(value)):
         return False
     return name in _PSEUDO or (name != b"" and not name.translate(None, TOKEN))
+
+
+_STATIC: Final[tuple[tuple[bytes, bytes], ...]] = (
+    Improper((b"", b"")),
+    *(field if is_proper(*field) else Improper(field) for field in HeaderTable.STATIC_TABLE),
+)
+"""The fields that all tables begin with, from 1; ``:status`` is not for requests."""
+_DYNAMIC: Final = len(_STATIC)
 
 
 def size_of(fields: Headers) -> int:

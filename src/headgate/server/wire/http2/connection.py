@@ -143,8 +143,10 @@ class Connection:
                         stream is not None
                         and not stream.held
                         and not stream.ended
-                        and stream.missing in {-1, size}
-                        and (size <= stream.credit and not stream.withholds and not requests.number)
+                        and not stream.withholds
+                        and size <= stream.credit
+                        and (stream.missing < 0 or stream.missing == size)
+                        and not requests.number
                     ):
                         inflow.credit -= size
                         if inflow.credit < LOW:
@@ -152,7 +154,11 @@ class Connection:
                         stream.ended = True
                         events.append(Received(number, data[start:stop], True))
                         continue
-                elif kind == HEADERS and flags & _UNUSUAL_HEADERS == END_HEADERS and number == streams.last + 2:
+                elif (
+                    kind == HEADERS
+                    and flags & _UNUSUAL_HEADERS == END_HEADERS
+                    and streams.last + 2 == number <= LARGEST_ID
+                ):
                     head = known.get(data[start:stop])
                     if head is not None and len(is_open) < requests.room and not requests.number:
                         ended = flags & END_STREAM == END_STREAM

@@ -80,7 +80,7 @@ class Control:
         self._sender.control(frames.SETTINGS_ACK)
         more = self._sender.initial_window - before
         if more:
-            self._widen(more, events)
+            self._widen_all(more, events)
 
     def _set(self, what: int, value: int) -> None:
         low, high, code = _RANGES.get(what, _ANY)
@@ -93,13 +93,15 @@ class Control:
         elif what == Setting.HEADER_TABLE_SIZE and value < TABLE_SIZE:
             self._sender.without_table()
 
-    def _widen(self, more: int, events: list[Event]) -> None:
+    def _widen_all(self, more: int, events: list[Event]) -> None:
         """Change the windows of all open streams, some of which may become negative (section 6.9.2)."""
         for stream in self._streams.open.values():
             stream.window += more
             if stream.window > LARGEST_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS widen a stream beyond 2^31-1 bytes")
-        self._flush(events)
+        for number in list(self._streams.open):
+            if number in self._streams.open:  # widening another may have ended it
+                events.extend(map(Writable, self._sender.widened(number)))
 
     def _push_promise(self, _flags: int, _number: int, _payload: bytes, _events: list[Event]) -> None:
         raise protocol_error("a client promises nothing")
@@ -126,28 +128,29 @@ class Control:
         if len(payload) != 4:
             raise size_error("WINDOW_UPDATE holds 4 bytes")
         more = frames.word(payload) & LARGEST_WINDOW
-        if number == 0:
-            self._sender.window += more
-            if more == 0:
-                raise protocol_error("WINDOW_UPDATE by nothing")
-            if self._sender.window > LARGEST_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
-        else:
-            stream = self._streams.open.get(number)
-            if stream is None:
-                if self._is_idle(number):
-                    raise protocol_error("WINDOW_UPDATE of a stream that never was")
-                return
-            stream.window += more
-            if more == 0:
-                self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
-            elif stream.window > LARGEST_WINDOW:
-                self._state.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
-        if self._streams.blocked:
-            self._flush(events)
-
-    def _flush(self, events: list[Event]) -> None:
+        if number != 0:
+            self._widen_one(number, more, events)
+            return
+        if more == 0:
+            raise protocol_error("WINDOW_UPDATE by nothing")
+        self._sender.window += more
+        if self._sender.window > LARGEST_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
         events.extend(map(Writable, self._sender.flush()))
+
+    def _widen_one(self, number: int, more: int, events: list[Event]) -> None:
+        stream = self._streams.open.get(number)
+        if stream is None:
+            if self._is_idle(number):
+                raise protocol_error("WINDOW_UPDATE of a stream that never was")
+            return
+        stream.window += more
+        if more == 0:
+            self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+        elif stream.window > LARGEST_WINDOW:
+            self._state.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
+        else:
+            events.extend(map(Writable, self._sender.widened(number)))
 
     def _is_idle(self, number: int) -> bool:
         """Whether a stream is yet to be opened; those of even numbers would be ours, and we open none."""

@@ -71,6 +71,8 @@ _SETTING = Struct(">HI")
 _WORD = Struct(">I")
 _TWO_WORDS = Struct(">II")
 
+pack_header = _HEADER.pack
+"""Return the nine bytes that begin a frame, of (length << 8 | type, flags, stream)."""
 read_header = _HEADER.unpack_from
 """Return (length << 8 | type, flags, stream with its reserved bit) of the frame at an offset of some bytes."""
 

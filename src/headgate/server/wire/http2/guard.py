@@ -17,7 +17,9 @@ class Meter:
     """Counts what happens in stretches of time.
 
     Args:
-        most: how often it may happen in a stretch, besides what useful work excuses.
+        most: how often it may happen in a stretch; beyond that, each time has to be excused by a piece of useful work,
+            of which each is an excuse once. So a client of long standing, all of whose calls time out at once, is not
+            taken for an attacker.
         seconds: how long a stretch is.
     """
 
@@ -32,12 +34,15 @@ class Meter:
 
         Args:
             now: seconds of a monotonic clock.
-            useful: how much useful work was ever done on the connection; each piece in the stretch excuses one.
+            useful: how much useful work was ever done on the connection.
         """
         if not self._count or now - self._start >= self._seconds:
-            self._count, self._start, self._excused = 0, now, useful
+            self._count, self._start = 0, now
         self._count += 1
-        return self._count > self._most + useful - self._excused
+        if self._count <= self._most:
+            return False
+        self._excused += 1
+        return self._excused > useful
 
 
 class Guard:

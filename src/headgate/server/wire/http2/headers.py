@@ -12,12 +12,10 @@ from typing import Final
 
 from hpack.table import HeaderTable
 
-_NAMES: Final[dict[bytes, int]] = {}
-_FIELDS: Final[dict[tuple[bytes, bytes], int]] = {}
+_STATIC: Final[dict[bytes, dict[bytes, int]]] = {}
+"""Names of the static table, with the index of each of their values; the first is good for the name alone."""
 for _index, (_name, _value) in enumerate(HeaderTable.STATIC_TABLE, 1):
-    _NAMES.setdefault(_name, _index)
-    if _value:
-        _FIELDS[_name, _value] = _index
+    _STATIC.setdefault(_name, {})[_value] = _index
 
 TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 """What the name of a field may consist of, in HTTP/2."""
@@ -39,18 +37,27 @@ def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _encoded(name: bytes, value: bytes) -> bytes:
+    start, whole = _name_encoded(name)
+    if value in whole:
+        return whole[value]
+    if value.translate(None, CONTROLS) != value or value.strip(b" \t") != value:
+        raise ValueError(f"the value of {name.decode()} has a control character, or a space at its ends: {value!r}")
+    size = len(value)
+    return b"%b%c%b" % (start, size, value) if size < 0x7F else start + string(value)
+
+
+@lru_cache(maxsize=256)
+def _name_encoded(name: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """Return how a field of this name begins, and the fields of this name that are but an index, by their values."""
     bare = name[1:] if name[:1] == b":" else name
     if not bare or bare.translate(None, TOKEN):
         raise ValueError(f"the name of a header is lower-case letters, digits and some signs, not {name!r}")
-    if len(value) != len(value.translate(None, CONTROLS)) or value != value.strip(b" \t"):
-        raise ValueError(f"the value of {name.decode()} has a control character, or a space at its ends: {value!r}")
-    whole = _FIELDS.get((name, value))
-    if whole is not None:
-        return bytes((0x80 | whole,))
     kind = _NEVER_INDEXED if name in _SECRET else _WITHOUT_INDEXING
-    index = _NAMES.get(name)
-    start = bytes((kind,)) + string(name) if index is None else integer(index, 4, kind)
-    return start + string(value)
+    values = _STATIC.get(name)
+    if values is None:
+        return bytes((kind,)) + string(name), {}
+    whole = {value: bytes((0x80 | index,)) for value, index in values.items() if value}
+    return integer(min(values.values()), 4, kind), whole
 
 
 def integer(number: int, bits: int, first: int) -> bytes:

@@ -30,8 +30,7 @@ def read_head(headers: Headers) -> Head:
     Raises:
         Malformed: they break a rule of section 8.
     """
-    special = _special(headers)
-    pseudo = sum(name in special for name in _PSEUDO)
+    special, pseudo = _special(headers)
     method, path, scheme = special.get(b":method", b""), special.get(b":path", b""), special.get(b":scheme", b"")
     authority = _authority(special)
     if method == b"CONNECT":
@@ -57,14 +56,14 @@ def read_head(headers: Headers) -> Head:
 
 def check_trailers(fields: Headers) -> None:
     """Raise Malformed unless these may follow a body."""
-    if not _PSEUDO.isdisjoint(_special(fields)):
+    if _special(fields)[1]:
         raise Malformed("pseudo-headers after a body")
 
 
-def _special(headers: Headers) -> dict[bytes, bytes]:
-    """Return the headers that mean something to the protocol."""
+def _special(headers: Headers) -> tuple[dict[bytes, bytes], int]:
+    """Return the headers that mean something to the protocol, and how many of all are pseudo-headers."""
     special: dict[bytes, bytes] = {}
-    pseudo_end = False
+    pseudo, pseudo_end = 0, False
     for field in headers:
         if type(field) is Improper:
             raise Malformed(f"a character of {field[0][:40]!r}, or of its value, is forbidden")
@@ -76,6 +75,7 @@ def _special(headers: Headers) -> dict[bytes, bytes]:
         if name in _PSEUDO:
             if pseudo_end or name in special:
                 raise Malformed(f"{name.decode()} comes twice, or after other headers")
+            pseudo += 1
         else:
             pseudo_end = True
             if name in _FORBIDDEN or (name == b"te" and value != b"trailers"):
@@ -83,7 +83,7 @@ def _special(headers: Headers) -> dict[bytes, bytes]:
             if name in _SINGLE and special.get(name, value) != value:
                 raise Malformed(f"{name.decode()} comes twice")
         special[name] = value
-    return special
+    return special, pseudo
 
 
 def _authority(special: dict[bytes, bytes]) -> bytes:

@@ -12,7 +12,7 @@ from headgate.server.wire.http2.streams import Stream, Streams
 _LAST_HEADERS: Final = END_STREAM | END_HEADERS
 _EMPTY_TABLE: Final = b"\x20"
 _USEFUL_BYTES: Final = 1024
-_header = frames.header
+_pack = frames.pack_header
 
 
 class Sender:
@@ -67,22 +67,22 @@ class Sender:
             return
         if trailers:
             self._out += (
-                _header(HEADERS, END_HEADERS, number, len(head)),
+                _pack(len(head) << 8 | HEADERS, END_HEADERS, number),
                 head,
-                _header(DATA, 0, number, size),
+                _pack(size << 8 | DATA, 0, number),
                 body,
-                _header(HEADERS, _LAST_HEADERS, number, len(trailers)),
+                _pack(len(trailers) << 8 | HEADERS, _LAST_HEADERS, number),
                 trailers,
             )
         elif size:
             self._out += (
-                _header(HEADERS, END_HEADERS, number, len(head)),
+                _pack(len(head) << 8 | HEADERS, END_HEADERS, number),
                 head,
-                _header(DATA, END_STREAM, number, size),
+                _pack(size << 8 | DATA, END_STREAM, number),
                 body,
             )
         else:
-            self._out += (_header(HEADERS, _LAST_HEADERS, number, len(head)), head)
+            self._out += (_pack(len(head) << 8 | HEADERS, _LAST_HEADERS, number), head)
         self.window -= size
         stream.finished = True
         self._finish(number, stream)
@@ -120,7 +120,6 @@ class Sender:
                 stream.queue.append(memoryview(data))
                 return
             stream.queue = deque((memoryview(data),))
-            self._streams.blocked[number] = stream
             self._pump(number, stream)
         elif end and stream.queue is not None:
             stream.trailers = b""
@@ -128,26 +127,39 @@ class Sender:
             self._out.append(frames.data(number, b"", end=True))
             self._finish(number, stream)
 
+    def widened(self, number: int) -> list[int]:
+        """Send what a stream's window lets through, which has changed; return the streams that can take more."""
+        stream, blocked = self._open[number], self._streams.blocked
+        if stream.queue is None:
+            return []
+        if stream.window <= 0:
+            blocked.pop(number, None)
+            return []
+        blocked.setdefault(number, stream)
+        return self.flush()
+
     def flush(self) -> list[int]:
-        """Send what the windows let through by now; return the streams that can take more."""
+        """Send what the connection's window lets through by now; return the streams that can take more."""
         blocked = self._streams.blocked
         writable = []
-        for number, stream in list(blocked.items()):
-            if self.window <= 0:
-                break
-            if stream.window > 0 and self._pump(number, stream) and not stream.finished:
+        while blocked and self.window > 0:
+            number, stream = blocked.popitem(last=False)
+            if self._pump(number, stream) and not stream.finished:
                 writable.append(number)
-            elif number in blocked:  # to the end of the line
-                blocked[number] = blocked.pop(number)
         return writable
 
     def _pump(self, number: int, stream: Stream) -> bool:
-        """Send what the windows let through of a stream's queue; return whether it is empty."""
+        """Send what the windows let through of a stream's queue; return whether it is empty.
+
+        If not, the stream is blocked, or waits for its own window: then nobody looks at it until that is wider.
+        """
         queue, streams = stream.queue, self._streams
-        assert queue is not None  # noqa: S101  it is blocked
+        assert queue is not None  # noqa: S101  for the type checker
         while queue:
             room = min(self.window, stream.window, self.frame_size)
             if room <= 0:
+                if stream.window > 0:
+                    streams.blocked[number] = stream
                 return False
             piece = queue.popleft()
             if len(piece) > room:
@@ -159,9 +171,8 @@ class Sender:
             streams.waiting -= size
             streams.useful += size // _USEFUL_BYTES
             last = not queue and stream.finished and not stream.trailers
-            self._out += (_header(DATA, END_STREAM if last else 0, number, size), piece)
+            self._out += (_pack(size << 8 | DATA, END_STREAM if last else 0, number), piece)
         stream.queue = None
-        del streams.blocked[number]
         if stream.trailers:
             self._out.append(self._headers(number, stream.trailers, end=True))
         if stream.finished:

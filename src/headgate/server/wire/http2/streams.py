@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final
 
 import msgspec
@@ -53,18 +53,13 @@ class Streams:
         """Bytes received that nobody has dealt with yet, of all streams."""
         self.waiting = 0
         """Bytes to be sent that wait for the client's windows, of all streams."""
-        self.blocked: dict[int, Stream] = {}
-        """Those that wait for the client's windows, in the order in which they will get their turn."""
+        self.blocked: OrderedDict[int, Stream] = OrderedDict()
+        """Those that wait for the connection's window alone, in the order in which they will get their turn."""
         self.useful = 0
         """Counts responses and larger amounts of data: work that a client wants, and no attacker."""
         self._dropped: dict[int, None] = {}
         self._remembered = remembered
         self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPS)
-
-    def begin(self, number: int, stream: Stream) -> None:
-        """Open a stream, whose number is higher than that of any before."""
-        self.saw(number)
-        self.open[number] = stream
 
     def saw(self, number: int) -> None:
         """Note that a client has used a number, so that it cannot use a lower one."""
@@ -80,7 +75,7 @@ class Streams:
         self.held -= stream.held
         if stream.queue is not None:
             self.waiting -= sum(map(len, stream.queue))
-            del self.blocked[number]
+            self.blocked.pop(number, None)
         return True
 
     def drop(self, number: int) -> bool:

@@ -164,6 +164,8 @@ class HttpService:
 
     def _block(self, response: Response) -> bytes:
         status = response.status
+        if not 200 <= status <= 599 or not isinstance(response.body, bytes):
+            raise ValueError(f"No response: {response!r:.200}")
         fields = [(b":status", b"%d" % status), (b"date", self._date.value), *response.headers]
         if status not in _WITHOUT_BODY:
             fields.append((b"content-length", b"%d" % len(response.body)))

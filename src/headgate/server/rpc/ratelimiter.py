@@ -1,0 +1,228 @@
+"""``headgate.v1.RateLimiter``: the native service. See `protos/headgate/v1/ratelimiter.proto`."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from headgate.core.errors import HeadgateError, StoreError, UsageError
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND
+from headgate.engine import RuleDecision, Ruling
+from headgate.policy.request import InvalidRequest, Request, UnknownRule
+from headgate.server.api.batch import MOST
+from headgate.server.api.idempotency import key_in
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.decisions import Decisions
+from headgate.server.rpc.schema import message_class
+from headgate.server.wire import eager
+from headgate.server.wire.grpc.calls import Call
+from headgate.server.wire.grpc.status import Code, RpcError
+
+SERVICE = "headgate.v1.RateLimiter"
+_CheckRequest = message_class("headgate.v1.CheckRequest")
+_CheckResponse = message_class("headgate.v1.CheckResponse")
+_QuotaRequest = message_class("headgate.v1.QuotaRequest")
+_QuotaResponse = message_class("headgate.v1.QuotaResponse")
+_ResetRequest = message_class("headgate.v1.ResetRequest")
+_ResetResponse = message_class("headgate.v1.ResetResponse")
+_CheckBatchRequest = message_class("headgate.v1.CheckBatchRequest")
+_CheckBatchResponse = message_class("headgate.v1.CheckBatchResponse")
+_CheckResult = message_class("headgate.v1.CheckResult")
+_DIMENSIONS = {1: "user", 2: "ip", 3: "apikey"}
+_STATES = {Pressure.NORMAL: 0, Pressure.WARNING: 1, Pressure.THROTTLED: 2}
+_NOTHING: dict[str, str] = {}
+
+
+class _Asked(msgspec.Struct, frozen=True, gc=False):
+    """What a message asks, whichever it is."""
+
+    request: Request
+    rule_id: str
+    value: str
+    dimension: str
+
+
+class RateLimiter:
+    """The methods of the service.
+
+    Args:
+        decisions: what decides.
+        timestamps: what clients' timestamps may be.
+    """
+
+    def __init__(self, decisions: Decisions, timestamps: Timestamps) -> None:
+        self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
+        self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
+
+    async def check(self, call: Call) -> bytes:
+        """Take the cost, or refuse."""
+        began, now = perf_counter_ns(), self._now()
+        try:
+            message = _parsed(_CheckRequest, call.message)
+            key = message.idempotency_key or key_in(call.metadata)
+            ruling = await self._check(message, key, now)
+        except HeadgateError as error:
+            self._called("grpc_check", "error", perf_counter_ns() - began)
+            raise _rpc_error(error) from None
+        self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
+        return _encoded(_response(_CheckResponse, ruling, now))
+
+    async def quota(self, call: Call) -> bytes:
+        """Say what a check would answer, and take nothing."""
+        now = self._now()
+        try:
+            message = _parsed(_QuotaRequest, call.message)
+            asked = _asked(message, message.cost or 1)
+            if message.timestamp:
+                self._timestamps.check(message.timestamp, now)
+            if asked.rule_id:
+                request = asked.request
+                ruling = await self._decisions.peek_rule(
+                    asked.rule_id, asked.value, request.cost, tier=request.tier, dimension=asked.dimension
+                )
+            else:
+                ruling = await self._decisions.peek(asked.request)
+        except HeadgateError as error:
+            raise _rpc_error(error) from None
+        return _encoded(_response(_QuotaResponse, ruling, now))
+
+    async def reset(self, call: Call) -> bytes:
+        """Forget what was used."""
+        try:
+            asked = _asked(_parsed(_ResetRequest, call.message), 1)
+            success = True
+            if asked.rule_id:
+                success = await self._decisions.reset_rule(
+                    asked.rule_id, asked.value, tier=asked.request.tier, dimension=asked.dimension
+                )
+            else:
+                await self._decisions.reset(asked.request)
+        except HeadgateError as error:
+            raise _rpc_error(error) from None
+        return _encoded(_ResetResponse(success=success))
+
+    async def batch(self, call: Call) -> bytes:
+        """Check many at once."""
+        now = self._now()
+        try:
+            requests = _parsed(_CheckBatchRequest, call.message).requests
+            if not 1 <= len(requests) <= MOST:
+                raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
+            key = key_in(call.metadata)
+        except HeadgateError as error:
+            raise _rpc_error(error) from None
+        results = await eager.together(
+            [self._result(message, f"{key}#{place}" if key else "", now) for place, message in enumerate(requests)]
+        )
+        return _encoded(_CheckBatchResponse(results=results))
+
+    async def _result(self, message: Any, key: str, now: int) -> Any:
+        try:
+            ruling = await self._check(message, message.idempotency_key or key, now)
+        except HeadgateError as error:
+            failed = _rpc_error(error)
+            return _CheckResult(error={"code": int(failed.code), "message": failed.message})
+        return _CheckResult(response=_response(_CheckResponse, ruling, now))
+
+    async def _check(self, message: Any, key: str, now: int) -> Ruling:
+        if message.timestamp:
+            self._timestamps.check(message.timestamp, now)
+        asked = _asked(message, message.cost or 1)
+        if not asked.rule_id:
+            return await self._decisions.check(asked.request, key)
+        request = asked.request
+        return await self._decisions.check_rule(
+            asked.rule_id, asked.value, request.cost, tier=request.tier, dimension=asked.dimension, idempotency_key=key
+        )
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.full_name}") from None
+
+
+def _asked(message: Any, cost: int) -> _Asked:
+    identifier, dimension = message.identifier, _DIMENSIONS.get(message.dimension, "")
+    if message.dimension and not dimension:
+        raise InvalidRequest(f"dimension is USER (1), IP (2) or API_KEY (3), not {message.dimension}")
+    principal = dict(message.principal) if message.principal else {}
+    rule_id = message.rule_id
+    if rule_id:
+        if not identifier or principal:
+            raise InvalidRequest(
+                "with a rule_id, identifier is the value of the rule's dimension, and principal is empty"
+            )
+    elif identifier:
+        if not dimension:
+            raise InvalidRequest("dimension says what the identifier is: USER, IP or API_KEY")
+        if principal.setdefault(dimension, identifier) != identifier:
+            raise InvalidRequest(f"identifier and principal[{dimension!r}] are different: send one of them")
+    elif dimension:
+        raise InvalidRequest("the identifier is empty: leave the dimension out as well if it is not known")
+    request = Request(
+        principal,
+        message.endpoint or "/",
+        message.method,
+        dict(message.attributes) if message.attributes else _NOTHING,
+        cost,
+        message.tier,
+    )
+    return _Asked(request, rule_id, identifier, dimension)
+
+
+def _response(kind: Any, ruling: Ruling, now: int) -> Any:
+    decision = ruling.decision
+    shadow = [_status(each, now) for each in ruling.shadow]
+    if decision is None:
+        facts = {"state": _STATES[ruling.state], "matched": ruling.matched, "reason": ruling.reason}
+        return kind(allowed=ruling.allowed, shadow=shadow, **facts)
+    return kind(
+        allowed=decision.allowed,
+        current_count=decision.limit - decision.remaining,
+        limit=decision.limit,
+        remaining=decision.remaining,
+        reset_at=-(-(now + decision.reset_after_us) // SECOND),
+        retry_after=0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1,
+        rule_id=ruling.rule_id,
+        state=_STATES[decision.state],
+        degraded=bool(decision.degraded),
+        reason=decision.degraded,
+        matched=True,
+        delay=decision.delay_us / SECOND,
+        limits=[_status(each, now) for each in ruling.limits],
+        shadow=shadow,
+    )
+
+
+def _status(each: RuleDecision, now: int) -> dict[str, Any]:
+    decision = each.decision
+    return {
+        "rule_id": each.rule_id,
+        "allowed": decision.allowed,
+        "limit": decision.limit,
+        "remaining": decision.remaining,
+        "reset_at": -(-(now + decision.reset_after_us) // SECOND),
+        "retry_after": 0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1,
+        "state": _STATES[decision.state],
+    }
+
+
+def _encoded(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def _rpc_error(error: HeadgateError) -> RpcError:
+    if isinstance(error, UnknownRule):
+        return RpcError(Code.NOT_FOUND, str(error))
+    if isinstance(error, UsageError):
+        return RpcError(Code.INVALID_ARGUMENT, str(error))
+    if isinstance(error, StoreError):
+        return RpcError(Code.UNAVAILABLE, "the store did not answer", ((b"grpc-retry-pushback-ms", b"1000"),))
+    raise error

@@ -1,0 +1,92 @@
+"""Handlers and methods with a span around each call; without tracing they are left as they are."""
+
+from __future__ import annotations
+
+from headgate.observe.tracing import Tracing
+from headgate.server.wire.grpc.calls import Call, Methods, Stream, Streaming, Unary
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.messages import Handler, Request, Response
+
+_OWN_FAULT = 500
+_NO_ROUTE = frozenset({404, 405, 501})
+"""Then the path is the client's invention, and spans have few names."""
+_OWN_CODES = frozenset({Code.UNKNOWN, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS, Code.UNIMPLEMENTED})
+_SHOWN = {
+    b"x-ratelimit-limit": "headgate.limit",
+    b"x-ratelimit-remaining": "headgate.remaining",
+    b"x-ratelimit-degraded": "headgate.degraded",
+}
+_LONGEST = 200
+
+
+def traced_handler(handler: Handler, tracing: Tracing | None) -> Handler:
+    """Return a handler whose calls are traced."""
+    if tracing is None:
+        return handler
+
+    async def traced(request: Request) -> Response:
+        method, path = request.method.decode("latin-1"), request.path.decode("latin-1")[:_LONGEST]
+        attributes = {"http.request.method": method, "url.path": path}
+        with tracing.call(method, request.headers, attributes) as span:
+            try:
+                response = await handler(request)
+            except Exception as error:
+                span.failed(type(error).__name__)
+                raise
+            if response.status not in _NO_ROUTE:
+                span.rename(f"{method} {path}")
+            span.note("http.response.status_code", response.status)
+            for name, value in response.headers:
+                if name in _SHOWN:
+                    span.note(_SHOWN[name], value.decode("latin-1"))
+            if response.status >= _OWN_FAULT:
+                span.failed(str(response.status))
+            return response
+
+    return traced
+
+
+def traced_methods(methods: Methods, tracing: Tracing | None) -> Methods:
+    """Return methods whose calls are traced."""
+    if tracing is None:
+        return methods
+    unary = {path: _traced_unary(path, method, tracing) for path, method in methods.unary.items()}
+    streaming = {path: _traced_stream(path, method, tracing) for path, method in methods.streaming.items()}
+    return Methods(unary, streaming)
+
+
+def _traced_unary(path: bytes, method: Unary, tracing: Tracing) -> Unary:
+    name, attributes = _described(path)
+
+    async def traced(call: Call) -> bytes:
+        with tracing.call(name, call.metadata, attributes) as span:
+            try:
+                answer = await method(call)
+            except RpcError as error:
+                span.note("rpc.grpc.status_code", int(error.code))
+                if error.code in _OWN_CODES:
+                    span.failed(error.code.name)
+                raise
+            except Exception as error:
+                span.failed(type(error).__name__)
+                raise
+            span.note("rpc.grpc.status_code", 0)
+            return answer
+
+    return traced
+
+
+def _traced_stream(path: bytes, method: Streaming, tracing: Tracing) -> Streaming:
+    name, attributes = _described(path)
+
+    async def traced(stream: Stream) -> None:
+        with tracing.call(name, stream.metadata, attributes):
+            await method(stream)
+
+    return traced
+
+
+def _described(path: bytes) -> tuple[str, dict[str, str]]:
+    name = path.decode("latin-1").removeprefix("/")
+    service, _, method = name.rpartition("/")
+    return name, {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}

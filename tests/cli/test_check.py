@@ -1,0 +1,211 @@
+"""``headgate check`` against a real service, and against what is none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.__main__ import main
+from headgate.cli.asking import Answer
+from headgate.cli.check import _tell
+from headgate.cli.terminal import Terminal
+from tests.server.process.certificates import Authority
+from tests.server.process.service import service
+from tests.servers import free_port
+
+RULES = """
+version: 1
+rules:
+  - {id: orders-user, dimension: user, endpoint: /orders/**, methods: [POST], limit: 2, window: 1h}
+  - {id: watched, dimension: user, endpoint: /orders/**, methods: [POST], limit: 1, window: 1h, shadow: true}
+  - {id: per-tenant, dimension: tenant, endpoint: /tenant, limit: 1, window: 1h}
+deny: [{ip: 192.0.2.1}]
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    rules = tmp_path_factory.mktemp("check") / "rules.yaml"
+    rules.write_text(RULES)
+    with service("--rules", str(rules)) as found:
+        yield f"http://127.0.0.1:{found.started().http_port}"
+
+
+@contextmanager
+def saying(answer: bytes) -> Iterator[str]:
+    """A server that reads one request, says `answer` and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def response(body: bytes, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_what_passes_and_what_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "--url", url, "--user", "a", "--method", "post", "/orders/1"]
+    assert [main(asked), main([*asked, "--peek"]), main(asked), main(asked), main([*asked, "--peek"])] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "allowed: rule orders-user is the most restrictive"
+    assert out[1].startswith("  orders-user: 1 of 2 left, normal, unused again at 20")
+    assert out[2].startswith("  watched: 0 of 1 left, ")
+    assert out[2].endswith("a shadow that refuses nothing")
+    assert [line.partition(":")[0] for line in out[3::3]] == ["would pass", "allowed", "refused", "would be refused"]
+    assert out[9].startswith("refused: rule orders-user, for another ")
+    assert "0 of 2 left, throttled, refused for another" in out[10]
+
+
+def test_for_programs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--url", url, "--user", "b", "--method", "POST", "--cost", "2", "--json", "/orders"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["allowed"], data["remaining"], data["rule_id"]) == (True, 0, "orders-user")
+
+
+def test_a_repeated_key_is_counted_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "--url", url, "--user", "c", "--method", "POST", "--idempotency-key", "k1", "--json", "/orders"]
+    for _ in range(2):
+        assert main(asked) == 0
+        assert json.loads(capsys.readouterr().out)["remaining"] == 1
+
+
+def test_one_rule_by_its_id(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "--url", url, "--rule", "per-tenant", "--attribute", "tenant=acme"]
+    assert [main(asked), main(asked)] == [0, 1]
+    assert "refused: rule per-tenant" in capsys.readouterr().out
+    assert main(["check", "--url", url, "--rule", "no-such", "--user", "1"]) == 0
+    assert "no rule applies" in capsys.readouterr().out
+
+
+def test_lists_and_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--url", url, "--ip", "192.0.2.1", "/"]) == 1
+    assert "deny list" in capsys.readouterr().out
+    assert main(["check", "--url", url, "--user", "1"]) == 0
+    assert capsys.readouterr().out == "allowed: no rule applies\n"
+
+
+def test_what_the_service_does_not_accept_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--url", url, "--user", "1", "--cost", "9", "--rule", "orders-user"]) == 2
+    err = capsys.readouterr().err
+    assert "answers 400" in err
+    assert "/request_count" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "localhost:8080"], "http://127.0.0.1:8080"),
+        (["--url", "grpc://127.0.0.1:8081"], "http, https"),
+        (["--attribute", "region"], "NAME=VALUE"),
+        (["--rule", "r", "--user", "1", "/path"], "leave out the path"),
+        (["--rule", "r"], "--user 42"),
+        (["--rule", "r", "--user", "1", "--ip", "::1"], "one who is counted"),
+        (["--ca", "ca.pem"], "https://"),
+        (["--timeout", "0"], "--timeout"),
+        (["--timeout", "nan"], "--timeout"),
+        (["--caller-key", "a\nb"], "caller key"),
+        (["--cost", "much"], "--cost"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_where_nothing_listens_it_says_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("HEADGATE_URL", f"http://127.0.0.1:{port}")
+    assert main(["check", "/"]) == 2
+    assert capsys.readouterr().err == (
+        f"headgate: nothing listens at 127.0.0.1:{port} (Connection refused): start one with headgate serve\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"", "hung up, or does not speak HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", "hung up"),
+        (response(b"<html>"), "not like Headgate"),
+        (response(b"\xff"), "not like Headgate"),
+        (response(b'{"allowed": "yes"}'), "not like Headgate"),
+        (response(b'{"allowed": true, "limits": [{"reset_at": 99999999999999}]}'), "not like Headgate"),
+        (response(b"[" * 100_000), "not like Headgate"),
+        (response(b"nothing", "404 Not Found"), "answers 404: is it Headgate?"),
+        (response(b'{"title": "Gone \\u001b[31m"}', "500 Oh"), "answers 500: Gone \\x1b[31m"),
+        (response(b"x", "503 Busy").replace(b"\r\n\r\n", b"\r\nretry-after: 7\r\n\r\n"), "try again in 7 s"),
+    ],
+)
+def test_what_is_no_answer(answer: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(answer) as url:
+        assert main(["check", "--url", url, "--user", "1"]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert main(["check", "--url", f"http://127.0.0.1:{port}", "--timeout", "0.1"]) == 2
+    assert "does not answer within 0.1 s" in capsys.readouterr().err
+
+
+def test_callers_keys_and_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path, "authority")
+    (cert, key), (client, client_key) = authority.signed("server"), authority.signed("client")
+    callers = tmp_path / "callers"
+    callers.write_text(f"me {sha256(b'my-secret').hexdigest()}\n")
+    options = ["--tls-cert", str(cert), "--tls-key", str(key), "--client-ca", str(authority.path)]
+    with service(*options, "--caller-keys", str(callers)) as found:
+        asked = ["check", "--url", f"https://localhost:{found.started().http_port}", "--user", "1"]
+        assert main(asked) == 2
+        assert "does not speak TLS as it should: CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+        asked += ["--ca", str(authority.path)]
+        assert main(asked) == 2
+        capsys.readouterr()
+        asked += ["--cert", str(client), "--key", str(client_key)]
+        assert main(asked) == 2
+        assert "answers 401" in capsys.readouterr().err
+        monkeypatch.setenv("HEADGATE_CALLER_KEY", "my-secret")
+        assert main(asked) == 0
+
+
+def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal.of(sys.stdout, sys.stderr)
+    _tell(Answer(allowed=True, degraded=True, reason="store_unavailable", delay=1.5), terminal, peeked=False)
+    out = capsys.readouterr().out
+    assert "degraded: the store did not decide this (store_unavailable)" in out
+    assert "its turn comes in 1.5 s" in out

@@ -1,0 +1,47 @@
+"""What the page about the service says is so: its options are those that there are, with their defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.greeting import trial
+from headgate.cli.serve_options import GROUPS, Option, default_of, options, shown
+from headgate.server.callers import CallerKeys
+from headgate.server.settings import STORE_SECONDS, Settings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+
+
+def row(option: Option) -> str:
+    default = default_of(option)
+    unless_told = f"`{shown(default)}`" if default not in {"", ()} else ""
+    about = option.about.replace("|", r"\|").replace("*", r"\*")
+    return f"| `{option.argument}` {option.metavar} | {unless_told} | {about} |"
+
+
+@pytest.mark.parametrize("option", [*options()], ids=lambda option: option.argument)
+def test_every_option_is_in_the_table_with_its_default(option: Option) -> None:
+    assert row(option) in PAGE
+
+
+def test_the_table_has_no_option_that_there_is_not() -> None:
+    assert len(re.findall(r"^\| `--", PAGE, re.MULTILINE)) == len([*options()])
+    assert re.findall(r"^\| \*\*(.+)\*\* \|", PAGE, re.MULTILINE) == [*GROUPS]
+
+
+def test_the_request_to_try_is_the_one_that_is_printed() -> None:
+    assert trial(Settings(), 8080) in PAGE
+
+
+def test_the_deadline_of_the_store_is_the_one_that_it_has() -> None:
+    assert f"gets {STORE_SECONDS * 1000:g} ms here" in PAGE
+
+
+def test_the_example_of_caller_keys_can_be_read(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```\n(# printf.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "callers"
+    file.write_text(text)
+    assert CallerKeys.read(file).caller([(b"x-api-key", b"test")])[0] == "edge-proxy"

@@ -1,0 +1,81 @@
+"""Addresses of services."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.core.errors import UsageError
+from headgate.load.targets import Target, client_tls, parse_target
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "place"),
+    [
+        ("http://127.0.0.1:8080", Target("127.0.0.1", 8080), "127.0.0.1:8080"),
+        ("http://LOCALHOST/", Target("localhost", 80), "localhost:80"),
+        ("https://limits.example.com", Target("limits.example.com", 443, tls=True), "limits.example.com:443"),
+        ("grpc://[::1]:9", Target("::1", 9, grpc=True), "[::1]:9"),
+        ("grpcs://host", Target("host", 8081, grpc=True, tls=True), "host:8081"),
+    ],
+)
+def test_what_an_address_says(text: str, target: Target, place: str) -> None:
+    assert parse_target(text) == target
+    assert target.place == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1:8080",
+        "localhost:8080",
+        "ftp://host",
+        "http://",
+        "http://host:http",
+        "http://host:99999",
+        "http://host/path",
+        "http://host?query",
+        "http://host#part",
+        "http://user:secret@host",
+        "http://[::1",
+        "http://ho st",
+        "http://h\u00f6st",
+    ],
+)
+def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_target(text)
+    assert text in str(caught.value) or repr(text) in str(caught.value)
+
+
+def test_only_some_schemes_where_only_some_will_do() -> None:
+    with pytest.raises(UsageError, match="http, https"):
+        parse_target("grpc://127.0.0.1:8081", ("http", "https"))
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("localhost.example.com", False),
+        ("0.0.0.0", False),  # noqa: S104  nothing is bound
+    ],
+)
+def test_what_is_on_this_machine(host: str, here: bool) -> None:  # noqa: FBT001  a table
+    assert Target(host, 1).is_here is here
+
+
+def test_files_that_cannot_be_used_for_tls_are_named(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("nothing")
+    for arguments in [(str(wrong),), ("/no/such/file",), (None, str(wrong)), (None, str(wrong), "/no/such/key")]:
+        with pytest.raises(UsageError, match="cannot be used for TLS"):
+            client_tls(*arguments)
+    with pytest.raises(UsageError, match="--cert"):
+        client_tls(key=str(wrong))

@@ -1,0 +1,127 @@
+"""What others count: shown with the rest, and going on where a predecessor stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate.engine import AsyncEngine
+from headgate.observe.copies import Reading, of_number
+from headgate.observe.families import CIRCUIT_STATE, CONNECTIONS, STORE_CALLS
+from headgate.observe.recorder import Recorder
+from headgate.observe.slots import Slots
+from headgate.policy.loading import load
+from headgate.policy.request import Request
+from headgate.server.decisions import Decisions
+from tests.observe.readings import samples, value
+from tests.servers import RedisServer, redis_server, until
+
+RULES = """
+version: 1
+rules:
+  - {id: single, dimension: user, limit: 2, window: 1h}
+"""
+REQUEST = Request({"user": "ada"}, "/single")
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+def test_a_counter_goes_on_where_a_predecessor_stopped_and_a_gauge_does_not(tmp_path: Path) -> None:
+    for generation in (1, 2, 3):
+        recorder = Recorder(Slots(tmp_path), 0)
+        recorder.add(of_number(STORE_CALLS, lambda: 10))
+        recorder.add(of_number(CONNECTIONS, lambda: 4))
+        recorder.publish()
+        recorder.publish()
+        text = recorder.metrics()[1]
+        assert value(text, "headgate_store_calls_total") == generation * 10
+        assert value(text, "headgate_connections") == 4
+        assert value(text, "headgate_worker_starts_total") == generation
+        recorder.close()
+
+
+def test_what_two_say_about_the_same_is_merged() -> None:
+    recorder = Recorder()
+    for calls, state in ((10, 2), (5, 0)):
+        readings = Reading(STORE_CALLS, (), calls), Reading(CIRCUIT_STATE, ("",), state)
+        recorder.add(lambda readings=readings: readings)  # type: ignore[misc]
+    recorder.publish()
+    text = recorder.metrics()[1]
+    assert value(text, "headgate_store_calls_total") == 15
+    assert value(text, "headgate_store_circuit_state", shard="") == 2
+    recorder.close()
+
+
+def test_the_process_is_shown() -> None:
+    recorder = Recorder(slot=7)
+    recorder.publish()
+    text = recorder.metrics()[1]
+    assert value(text, "headgate_process_cpu_seconds_total", worker="7") > 0
+    assert value(text, "headgate_process_resident_memory_bytes", worker="7") > 1_000_000
+    assert value(text, "headgate_process_open_fds", worker="7") >= 3
+    assert value(text, "headgate_process_start_time_seconds", worker="7") > 1_700_000_000
+    assert value(text, "headgate_workers") == 1
+    assert any(name == "headgate_build_info" for name, _ in samples(text))
+    recorder.close()
+
+
+def test_rules_are_shown_with_how_loading_them_went(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+
+    def shown(name: str) -> float:
+        recorder.refresh()
+        return value(recorder.metrics()[1], f"headgate_rules{name}")
+
+    async def main() -> None:
+        async with AsyncEngine(path) as engine:
+            Decisions(engine, recorder)
+            assert (shown(""), shown("_loads_total"), shown("_broken")) == (1, 1, 0)
+            path.write_text("rules: 7")
+            until(lambda: shown("_broken") == 1, "the broken file to be noticed")
+            assert shown("_load_failures_total") >= 1
+            assert shown("") == 1
+            path.write_text(RULES + "  - {id: more, dimension: ip, limit: 2, window: 1h}\n")
+            until(lambda: shown("") == 2, "the rules to be loaded")
+            assert (shown("_loads_total"), shown("_broken")) == (2, 0)
+            assert shown("_loaded_timestamp_seconds") > 1_700_000_000
+
+    recorder = Recorder()
+    asyncio.run(main())
+    recorder.close()
+
+
+def test_a_store_is_shown_with_its_flights_and_its_outage(redis: RedisServer) -> None:
+    recorder = Recorder()
+
+    def shown(name: str, **labels: str) -> float:
+        recorder.refresh()
+        return value(recorder.metrics()[1], f"headgate_store_{name}", **labels)
+
+    async def main() -> None:
+        async with AsyncEngine(load(RULES), store=redis.address) as engine:
+            decisions = Decisions(engine, recorder)
+            await asyncio.gather(*[decisions.check(REQUEST) for _ in range(100)])
+            assert shown("calls_total") == 100
+            assert shown("questions_total") == 100
+            assert 1 <= shown("flights_total") < 50
+            assert shown("flight_duration_seconds_count") == shown("flights_total")
+            assert shown("flight_duration_seconds_sum") > 0
+            assert shown("circuit_state", shard="") == 0
+            redis.stop()
+            while not shown("circuit_openings_total"):
+                await decisions.check(REQUEST)
+            assert shown("circuit_state", shard="") == 2
+            await decisions.check(REQUEST)
+            assert shown("degraded_total", mode="local", reason="circuit_open") >= 1
+            assert value(recorder.metrics()[1], "headgate_rule_degraded_total", rule="single") >= 1
+
+    asyncio.run(main())
+    recorder.close()

@@ -1,0 +1,73 @@
+"""A service on real ports of the loopback, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from headgate.engine import AsyncEngine
+from headgate.observe.recorder import Recorder
+from headgate.policy.loading import load
+from headgate.server import rpc
+from headgate.server.api.routes import application
+from headgate.server.decisions import Decisions
+from headgate.server.readiness import Readiness
+from headgate.server.rls import RateLimitService, schema
+from headgate.server.rls import methods as rls_methods
+from headgate.server.wire.listener import Address, Listener
+from headgate.testing import ManualClock
+from tests.server.serving import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a service is, and how to reach into it."""
+
+    http: int
+    grpc: int
+    engine: AsyncEngine
+    readiness: Readiness
+    call: Callable[[Callable[[], object]], object]
+    """Runs something in the service's thread."""
+
+
+@contextmanager
+def listening(rules: str = RULES, **options: Any) -> Iterator[Listening]:
+    """Serve HTTP and gRPC, with Envoy's service, until the end of the block; time stands still."""
+    ready, stop, started = threading.Event(), asyncio.Event(), list[Listening]()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        engine, recorder = AsyncEngine(load(rules), clock=ManualClock()), Recorder()
+        decisions, readiness = Decisions(engine, recorder), Readiness(engine)
+        listener = Listener()
+        methods = rpc.methods(decisions, readiness, described=schema.file_descriptors())
+        methods |= rls_methods(RateLimitService(recorder, decisions=decisions))
+        http = await listener.serve_http(application(decisions, readiness, **options), Address())
+        grpc = await listener.serve_grpc(methods, Address())
+        assert isinstance(http, Address)
+        assert isinstance(grpc, Address)
+        started.append(Listening(http.port, grpc.port, engine, readiness, loop.call_soon_threadsafe))
+        ready.set()
+        await stop.wait()
+        await listener.close()
+        await engine.close()
+        recorder.close()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+        ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield started[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)

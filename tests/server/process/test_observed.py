@@ -1,0 +1,111 @@
+"""What a running service shows of itself: all workers together, exact also when one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.observe.readings import samples, value
+from tests.server.process.service import SECONDS, Clients, Service, service
+from tests.servers import RedisServer, redis_server, until
+
+RULES = """
+version: 1
+rules:
+  - {id: whole, dimension: user, limit: 100, window: 1d, algorithm: fixed_window}
+"""
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def found(redis: RedisServer, tmp_path: Path) -> Iterator[Service]:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES)
+    options = "--workers", "2", "--store", redis.address, "--rules", str(rules), "--log-format", "json"
+    with service(*options) as found:
+        yield found.started()
+
+
+def metrics(found: Service) -> bytes:
+    status, text = found.get("/metrics")
+    assert status == 200
+    return text
+
+
+def checks(found: Service) -> int:
+    text = metrics(found)
+    outcomes = ("allowed", "denied")
+    return int(sum(value(text, "headgate_checks_total", api="check", outcome=outcome) for outcome in outcomes))
+
+
+def test_every_answer_is_counted_whichever_worker_gave_it_and_however_that_ended(found: Service) -> None:
+    before = found.workers()
+    with Clients(found.http_port, ["ada", "bob"] * 4) as clients:
+        clients.until_answered(20)
+        os.kill(min(before), signal.SIGKILL)
+        clients.until_answered(20)
+        until(lambda: len(found.workers()) == 2 and found.workers() != before, "another takes its place", SECONDS)
+        clients.until_answered(20)
+    counted = checks(found)
+    assert 0 <= counted - clients.answered <= len(clients.failures)  # those were decided, perhaps, and not answered
+    assert {checks(found) for _ in range(10)} == {counted}
+    text = metrics(found)
+    decided = sum(number for (name, _), number in samples(text).items() if name == "headgate_rule_decisions_total")
+    assert counted <= decided <= counted + len(clients.failures)
+    until(lambda: value(metrics(found), "headgate_workers") == 2, "two workers live", SECONDS)
+    until(lambda: value(metrics(found), "headgate_worker_starts_total") == 3, "three were started", SECONDS)
+
+
+def test_what_is_not_counted_call_by_call_is_shown_too(found: Service) -> None:
+    with Clients(found.http_port, ["ada", "bob"]) as clients:
+        clients.until_answered(10)
+
+    def shows_all() -> bool:
+        text = metrics(found)
+        return value(text, "headgate_store_questions_total") >= clients.answered
+
+    until(shows_all, "all questions to Redis", SECONDS)
+    text = metrics(found)
+    assert value(text, "headgate_rules") == 1
+    assert value(text, "headgate_store_circuit_state", shard="") == 0
+    assert value(text, "headgate_connections") >= 1
+    for worker in ("0", "1"):
+        assert value(text, "headgate_process_resident_memory_bytes", worker=worker) > 1_000_000
+
+
+def test_hot_keys_of_all_workers_are_shown_without_their_names(found: Service) -> None:
+    with Clients(found.http_port, ["ada"] * 4) as clients:
+        clients.until_answered(200)
+
+        def report() -> dict[str, Any]:
+            status, body = found.get("/hotkeys")
+            assert status == 200
+            read: dict[str, Any] = msgspec.json.decode(body)
+            return read
+
+        until(lambda: report()["workers"] == 2 and report()["hot"] and report()["denied"], "hot keys", SECONDS)
+    (key,) = report()["denied"]
+    assert key["rule"] == "whole"
+    assert key["key"].startswith("#")
+
+
+def test_refusals_are_logged_and_only_some_of_them(found: Service) -> None:
+    with Clients(found.http_port, ["ada"] * 4) as clients:
+        clients.until_answered(200)
+        until(lambda: "denials not logged" in found.complained, "some are left out", SECONDS)
+    lines = [msgspec.json.decode(line) for line in found.complained.splitlines()]
+    denied = [line for line in lines if line["message"] == "denied"]
+    assert {(line["rule"], line["api"]) for line in denied} == {("whole", "check")}
+    assert all(line["retry_after"] > 0 and "ada" not in line["principal"] for line in denied)
+    assert len(denied) < sum(not answer["allowed"] for client in clients.all for answer in client.answers)

@@ -1,0 +1,61 @@
+"""Rules and caller keys change without a restart; what is wrong with them changes nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate.web.apikey import digest
+from tests.server.process.service import SECONDS, service
+from tests.servers import RedisServer, redis_server, until
+
+RULES = "version: 1\nrules:\n  - {{id: orders, dimension: user, limit: {}, window: 1h}}\n"
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+def written(path: Path, text: str) -> None:
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def test_changed_rules_are_in_force_in_all_workers_and_wrong_ones_are_not(redis: RedisServer, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    written(rules, RULES.format(100))
+    with service("--workers", "2", "--store", redis.address, "--rules", str(rules)) as found:
+        found.started()
+        assert found.check("u1")["limit"] == 100
+        written(rules, RULES.format(200))
+        until(lambda: all(found.check("u1")["limit"] == 200 for _ in range(20)), "all have the new rules", SECONDS)
+        written(rules, "version: 1\nrules: [{id: x}]\n")
+        until(lambda: found.complained.count("the rules in force stay") == 2, "both complain", SECONDS)
+        assert all(found.check("u1")["limit"] == 200 for _ in range(20))
+        written(rules, RULES.format(300))
+        found.signal(signal.SIGHUP)
+        until(lambda: all(found.check("u1")["limit"] == 300 for _ in range(20)), "all have the new rules", SECONDS)
+
+
+def test_caller_keys_are_looked_at_again_when_told(tmp_path: Path) -> None:
+    keys = tmp_path / "callers"
+    keys.write_text(f"edge {digest('first')}\n")
+    with service("--caller-keys", str(keys)) as found:
+        found.started()
+        assert found.check("u1")["status"] == 401
+        assert found.check("u1", authorization="Bearer first")["allowed"]
+        assert found.get("/healthz")[0] == found.get("/readyz")[0] == found.get("/metrics")[0] == 200
+        keys.write_text(f"edge {digest('second')}\n")
+        found.signal(signal.SIGHUP)
+        until(lambda: "allowed" in found.check("u1", **{"x-api-key": "second"}), "the new key counts", SECONDS)
+        assert found.check("u1", authorization="Bearer first")["status"] == 401
+        keys.write_text("edge\n")
+        found.signal(signal.SIGHUP)
+        until(lambda: "the caller keys in force stay" in found.complained, "it complains", SECONDS)
+        assert found.check("u1", authorization="Bearer second")["allowed"]

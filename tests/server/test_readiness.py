@@ -1,0 +1,56 @@
+"""Whether a node should be asked, and whether its store decides."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.engine import AsyncEngine
+from headgate.policy.loading import load
+from headgate.server.readiness import Readiness
+from tests.servers import RedisServer, free_port, redis_server
+
+RULES = load("version: 1\nrules: [{id: one, dimension: user, limit: 3, window: 1h}]")
+
+
+@pytest.fixture
+def redis() -> object:
+    with redis_server() as server:
+        yield server
+
+
+def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(redis: RedisServer) -> None:
+    async def run() -> list[str]:
+        async with AsyncEngine(RULES, store=redis.address) as engine:
+            readiness = Readiness(engine)
+            well = await readiness.degraded()
+        async with AsyncEngine(RULES, store=f"redis://127.0.0.1:{free_port()}/0") as engine:
+            return [well, await Readiness(engine).degraded()]
+
+    assert asyncio.run(run()) == ["", "store_unavailable"]
+
+
+def test_those_who_ask_at_once_share_an_answer_and_one_who_leaves_takes_it_from_nobody() -> None:
+    async def run() -> list[str]:
+        async with AsyncEngine(RULES) as engine:
+            readiness = Readiness(engine)
+            asking = [asyncio.create_task(readiness.degraded()) for _ in range(3)]
+            await asyncio.sleep(0)
+            asking.pop().cancel()
+            return await asyncio.gather(*asking)
+
+    assert asyncio.run(run()) == ["", ""]
+
+
+def test_who_waits_hears_that_a_node_drains() -> None:
+    async def run() -> tuple[bool, bool, bool]:
+        async with AsyncEngine(RULES) as engine:
+            readiness = Readiness(engine)
+            before = await readiness.drains(0.001)
+            waiting = asyncio.create_task(readiness.drains(60))
+            await asyncio.sleep(0)
+            readiness.drain()
+            return before, await waiting, readiness.is_draining
+
+    assert asyncio.run(run()) == (False, True, True)

@@ -1,0 +1,170 @@
+"""Tracing: a span for every call, in the trace that the call came from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from headgate.observe.tracing import Tracing
+from headgate.server.traced import traced_handler, traced_methods
+from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.messages import Request, Response
+
+TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
+TRACEPARENT = (b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+
+
+class Traces:
+    """Tracing whose spans are kept."""
+
+    def __init__(self) -> None:
+        self._kept = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.tracing = Tracing(provider)
+
+    def only(self) -> ReadableSpan:
+        (span,) = self._kept.get_finished_spans()
+        return span
+
+
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    made = Traces()
+    yield made
+    made.tracing.close()
+
+
+async def allowed(_: Request) -> Response:
+    await asyncio.sleep(0)
+    return Response(200, b"", ((b"x-ratelimit-remaining", b"7"), (b"set-cookie", b"secret")))
+
+
+async def missing(_: Request) -> Response:
+    return Response(404)
+
+
+async def overloaded(_: Request) -> Response:
+    return Response(503)
+
+
+async def broken(_: Request) -> Response:
+    raise ValueError("a secret of ours")
+
+
+def ask(headers: list[tuple[bytes, bytes]] | None = None) -> Request:
+    return Request(b"POST", b"/api/v1/rate-limit/check", headers=headers or [])
+
+
+def test_a_call_has_a_span_of_its_own(traces: Traces) -> None:
+    asyncio.run(traced_handler(allowed, traces.tracing)(ask()))
+    span = traces.only()
+    assert (span.name, span.kind, span.parent) == ("POST /api/v1/rate-limit/check", SpanKind.SERVER, None)
+    assert dict(span.attributes or {}) == {
+        "http.request.method": "POST",
+        "url.path": "/api/v1/rate-limit/check",
+        "http.response.status_code": 200,
+        "headgate.remaining": "7",
+    }
+
+
+def test_a_call_that_is_part_of_a_trace_stays_in_it(traces: Traces) -> None:
+    asyncio.run(traced_handler(allowed, traces.tracing)(ask([TRACEPARENT, (b"tracestate", b"vendor=1")])))
+    span = traces.only()
+    assert span.context is not None
+    assert span.parent is not None
+    assert (span.context.trace_id, span.parent.span_id) == (TRACE, PARENT)
+    assert span.context.trace_state.get("vendor") == "1"
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"\xff" * 20, b"00-0-0-0", b"00-" + b"z" * 32 + b"-00f067aa0ba902b7-01", b"x" * 100_000]
+)
+def test_a_traceparent_that_is_none_begins_a_new_trace(traces: Traces, header: bytes) -> None:
+    asyncio.run(traced_handler(allowed, traces.tracing)(ask([(b"traceparent", header)])))
+    assert traces.only().parent is None
+
+
+def test_a_path_that_leads_nowhere_gives_no_span_its_name(traces: Traces) -> None:
+    asyncio.run(traced_handler(missing, traces.tracing)(ask()))
+    assert (traces.only().name, traces.only().status.status_code) == ("POST", StatusCode.UNSET)
+
+
+def test_what_is_our_own_fault_is_an_error_and_nothing_secret_is_told(traces: Traces) -> None:
+    with pytest.raises(ValueError, match="secret"):
+        asyncio.run(traced_handler(broken, traces.tracing)(ask()))
+    assert (traces.only().status.status_code, traces.only().status.description) == (StatusCode.ERROR, "ValueError")
+
+
+def test_an_answer_of_our_own_fault_is_an_error(traces: Traces) -> None:
+    asyncio.run(traced_handler(overloaded, traces.tracing)(ask()))
+    assert (traces.only().status.status_code, traces.only().status.description) == (StatusCode.ERROR, "503")
+
+
+async def answer(_: Call) -> bytes:
+    return b"answer"
+
+
+async def refuse(_: Call) -> bytes:
+    raise RpcError(Code.INVALID_ARGUMENT, "no")
+
+
+async def fail(_: Call) -> bytes:
+    raise RpcError(Code.INTERNAL, "oops")
+
+
+async def crash(_: Call) -> bytes:
+    raise ValueError("oops")
+
+
+async def watch(_: Stream) -> None:
+    """End at once."""
+
+
+METHODS = Methods(
+    {b"/a.B/Answer": answer, b"/a.B/Refuse": refuse, b"/a.B/Fail": fail, b"/a.B/Crash": crash}, {b"/a.B/Watch": watch}
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "status"),
+    [
+        ("Answer", 0, StatusCode.UNSET),
+        ("Refuse", Code.INVALID_ARGUMENT, StatusCode.UNSET),
+        ("Fail", Code.INTERNAL, StatusCode.ERROR),
+        ("Crash", None, StatusCode.ERROR),
+    ],
+)
+def test_a_call_of_a_method_has_a_span(traces: Traces, name: str, code: int | None, status: StatusCode) -> None:
+    method = traced_methods(METHODS, traces.tracing).unary[f"/a.B/{name}".encode()]
+
+    async def call() -> None:
+        try:
+            assert await method(Call(b"", [TRACEPARENT])) == b"answer"
+        except (RpcError, ValueError):
+            assert name != "Answer"
+
+    asyncio.run(call())
+    span = traces.only()
+    assert span.context is not None
+    assert (span.name, span.context.trace_id, span.status.status_code) == (f"a.B/{name}", TRACE, status)
+    assert (span.attributes or {}).get("rpc.grpc.status_code") == code
+    assert (span.attributes or {})["rpc.service"] == "a.B"
+
+
+def test_a_stream_has_a_span(traces: Traces) -> None:
+    method = traced_methods(METHODS, traces.tracing).streaming[b"/a.B/Watch"]
+    asyncio.run(method(Call(b"", [TRACEPARENT])))  # type: ignore[arg-type]  only its metadata is looked at
+    assert traces.only().name == "a.B/Watch"
+
+
+def test_without_tracing_nothing_is_in_the_way() -> None:
+    assert traced_handler(allowed, None) is allowed
+    assert traced_methods(METHODS, None) is METHODS

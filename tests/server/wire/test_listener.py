@@ -1,0 +1,381 @@
+"""A listener on real sockets, with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from h2.events import ResponseReceived
+
+from headgate.server.wire.admission import Refusal
+from headgate.server.wire.grpc.calls import Methods
+from headgate.server.wire.grpc.status import Code
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.listener import Address
+from headgate.server.wire.messages import Headers, Peer, Request, Response
+from tests.servers import until
+
+from .http1.conversation import request, statuses
+from .serving import PATIENCE, Http2Client, Server, Turnstile, connect, curl, echo, read_all, read_responses, serving
+
+GET = request(line="GET / HTTP/1.1")
+
+
+def port_of(server: Server, limits_handler: object = echo) -> int:
+    address = server.run(server.listener.serve_http(limits_handler, Address()))  # type: ignore[arg-type]
+    assert isinstance(address, Address)
+    return address.port
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_it_serves_both_versions_on_one_port(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with serving(new_loop=new_loop) as server:
+        url = f"http://127.0.0.1:{port_of(server)}/a/b?c"
+        assert curl(url) == "GET /a/b c "
+        assert curl("--http1.0", url) == "GET /a/b c "
+        assert curl("--http2", url) == "GET /a/b c "
+        assert curl("--http2-prior-knowledge", url) == "GET /a/b c "
+        assert curl("--http2-prior-knowledge", "--data", "body", url) == "POST /a/b c body"
+        assert curl("--header", "Transfer-Encoding: chunked", "--data", "body", url) == "POST /a/b c body"
+        assert curl("--header", "Expect: 100-continue", "--data", "x" * 5000, url).endswith("x" * 5000)
+        assert "content-length" in curl("--head", url).lower()
+        assert "content-length" in curl("--head", "--http2-prior-knowledge", url).lower()
+
+
+def test_it_serves_a_unix_socket_and_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with serving() as server:
+        assert server.run(server.listener.serve_http(echo, path)) == path
+        assert curl("--unix-socket", str(path), "http://api/x") == "GET /x  "
+    assert not path.exists()
+
+
+def test_it_serves_a_socket_that_is_bound_already() -> None:
+    bound = socket.create_server(("127.0.0.1", 0))
+    port = bound.getsockname()[1]
+    with serving() as server:
+        server.run(server.listener.serve_http(echo, bound))
+        assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
+
+
+def test_a_port_can_be_shared_by_listeners() -> None:
+    with serving() as one, serving() as other:
+        first = one.run(one.listener.serve_http(echo, Address(is_shared=True)))
+        assert isinstance(first, Address)
+        other.run(other.listener.serve_http(echo, Address(port=first.port, is_shared=True)))
+        assert curl(f"http://127.0.0.1:{first.port}/") == "GET /  "
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, serving() as server, pytest.raises(OSError, match="in use"):
+        server.run(server.listener.serve_http(echo, Address(port=taken.getsockname()[1])))
+
+
+def test_many_pipelined_requests_are_answered_in_order() -> None:
+    async def count(asked: Request) -> Response:
+        if asked.path.endswith(b"0"):
+            await asyncio.sleep(0.01)
+        return Response(200, asked.path)
+
+    with serving(WireLimits(pipelined=4)) as server, connect(port_of(server, count)) as client:
+        client.sendall(b"".join([request(line=f"GET /{number} HTTP/1.1") for number in range(100)]))
+        answers = read_responses(client, 100)
+    assert re.findall(rb"\r\n\r\n/(\d+)", answers) == [b"%d" % number for number in range(100)]
+
+
+def test_a_client_that_ends_its_half_is_still_answered() -> None:
+    async def late(_: Request) -> Response:
+        await asyncio.sleep(0.01)
+        return Response(200, b"late")
+
+    with serving() as server, connect(port_of(server, late)) as client:
+        client.sendall(GET)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).endswith(b"late")
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
+class TestFailures:
+    """A handler that fails is answered for, and the connection goes on."""
+
+    @pytest.mark.parametrize("is_late", [False, True])
+    def test_what_a_handler_raises_is_500_and_logged_once(
+        self, version: str, is_late: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def fail(_: Request) -> Response:
+            if is_late:
+                await asyncio.sleep(0)
+            raise LookupError("of all things")
+
+        with serving() as server, caplog.at_level(logging.ERROR):
+            url = f"http://127.0.0.1:{port_of(server, fail)}/some/path"
+            answer = curl(version, "--include", url)
+        assert answer.count(" 500") == 1
+        assert "application/problem+json" in answer
+        assert "of all things" not in answer
+        assert [record.getMessage() for record in caplog.records] == ["GET /some/path failed"]
+        assert all(record.exc_info for record in caplog.records)
+
+    @pytest.mark.parametrize(
+        "response", [None, Response(99), Response(200, b"", ((b"x-a", b"b\r\nc: d"),)), Response(200, "text")]
+    )
+    def test_a_response_that_cannot_be_sent_is_500(self, version: str, response: object) -> None:
+        async def wrong(_: Request) -> object:
+            return response
+
+        with serving() as server:
+            assert " 500" in curl(version, "--include", f"http://127.0.0.1:{port_of(server, wrong)}/")
+
+
+class Bouncer:
+    """Lets in who says please, and keeps count."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def sit(self, peer: Peer) -> Bouncer:
+        self.seen.append(f"sit {peer.address}")
+        return self
+
+    def admit(self, path: bytes, headers: Headers) -> Refusal | None:
+        self.seen.append(f"admit {path.decode()}")
+        if (b"please", b"yes") in headers:
+            return None
+        return Refusal(503, Code.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
+
+    def release(self) -> None:
+        self.seen.append("release")
+
+    def leave(self) -> None:
+        self.seen.append("leave")
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_gate_sees_requests_come_and_go(version: str, is_late: bool) -> None:
+    async def serve(_: Request) -> Response:
+        if is_late:
+            await asyncio.sleep(0.01)
+        return Response(200, b"in")
+
+    gate = Bouncer()
+    with serving(gate=gate) as server:
+        url = f"http://127.0.0.1:{port_of(server, serve)}/door?key"
+        assert curl(version, "--header", "please: yes", url) == "in"
+        until(lambda: "leave" in gate.seen, "the connection is gone")
+        assert gate.seen == ["sit 127.0.0.1", "admit /door", "release", "leave"]
+        gate.seen.clear()
+        refused = curl(version, "--include", url)
+        assert " 503" in refused
+        assert "retry-after: 1" in refused
+        assert "Say please." in refused
+        until(lambda: "leave" in gate.seen, "the connection is gone")
+        assert gate.seen == ["sit 127.0.0.1", "admit /door", "leave"]
+
+
+class TestPatience:
+    """Who is slow is cut off, and others do not notice."""
+
+    def test_headers_that_trickle(self) -> None:
+        with serving(WireLimits(header_time=0.1)) as server:
+            port = port_of(server)
+            with connect(port) as slow:
+                slow.sendall(b"GET / HT")
+                assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
+                assert statuses(read_all(slow)) == [408]
+
+    def test_headers_that_never_stop_trickling(self) -> None:
+        """Each byte does not buy more time."""
+        with serving(WireLimits(header_time=0.2)) as server, connect(port_of(server)) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nX-A: ")
+            slow.settimeout(0.02)
+            answer = b""
+            for _ in range(1000):
+                try:
+                    slow.sendall(b"a")
+                    answer = slow.recv(1000)
+                except TimeoutError:
+                    continue
+                break
+            assert statuses(answer) == [408]
+
+    @pytest.mark.parametrize("head", [request("Content-Length: 10"), request("Transfer-Encoding: chunked")])
+    def test_a_body_that_trickles(self, head: bytes) -> None:
+        with serving(WireLimits(body_time=0.1)) as server:
+            port = port_of(server)
+            with connect(port) as slow:
+                slow.sendall(head + b"1")
+                assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
+                assert statuses(read_all(slow)) == [408]
+
+    @pytest.mark.parametrize("sent", [b"", GET])
+    def test_nothing_at_all(self, sent: bytes) -> None:
+        with serving(WireLimits(idle_time=0.1)) as server, connect(port_of(server)) as idle:
+            idle.sendall(sent)
+            assert statuses(read_all(idle)) == ([200] if sent else [])
+
+    def test_a_preface_that_trickles(self) -> None:
+        with serving(WireLimits(header_time=0.1)) as server, connect(port_of(server)) as slow:
+            slow.sendall(b"PR")
+            assert read_all(slow) == b""
+
+    def test_an_http2_client_that_never_gets_to_the_point(self) -> None:
+        with serving(WireLimits(header_time=0.1)) as server, connect(port_of(server)) as slow:
+            slow.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0")
+            assert b"\x07\0\0\0\0\0" in read_all(slow), "GOAWAY"
+
+    def test_an_http2_body_that_trickles(self) -> None:
+        with serving(WireLimits(body_time=0.1)) as server:
+            with Http2Client(port_of(server)) as slow:
+                stream = slow.ask("/")
+                other = slow.ask("/other", "GET", end=True)
+                slow.send(stream, b"a bit")
+                assert dict(slow.until(ResponseReceived, other).headers)[":status"] == "200"
+                assert dict(slow.until(ResponseReceived, stream).headers)[":status"] == "408"
+
+    def test_a_client_that_does_not_read(self) -> None:
+        """It is not read from either, so its requests do not pile up here; in the end it is cut off."""
+
+        async def much(_: Request) -> Response:
+            return Response(200, b"x" * 100_000)
+
+        with serving(WireLimits(write_time=0.1, outgoing_bytes=100_000)) as server:
+            port = port_of(server, much)
+            with connect(port) as greedy:
+                greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                greedy.sendall(GET * 1000)
+                until(lambda: server.listener.connections == 0, "the connection is gone")
+                assert len(curl(f"http://127.0.0.1:{port}/")) == 100_000
+
+    def test_a_handler_has_the_time_it_needs(self) -> None:
+        with serving(WireLimits(header_time=0.02, body_time=0.02, idle_time=0.02, write_time=0.02)) as server:
+            turnstile = Turnstile(server)
+
+            async def serve(_: Request) -> Response:
+                await turnstile.pass_through()
+                return Response(200, b"late")
+
+            port = port_of(server, serve)
+            with connect(port) as first, connect(port) as second:
+                first.sendall(GET)
+                turnstile.wait()
+                assert read_all(second) == b""  # the other is idle, and more looks have passed than it takes
+                turnstile.open()
+                assert read_responses(first).endswith(b"late")
+
+
+def test_there_are_no_more_connections_than_may_be() -> None:
+    with serving(WireLimits(connections=2)) as server:
+        port = port_of(server)
+        with connect(port) as one, connect(port) as two:
+            for client in (one, two):
+                client.sendall(GET)
+                read_responses(client)
+            with connect(port) as three:
+                assert statuses(read_all(three)) == [503]
+            one.sendall(GET)
+            read_responses(one)
+        until(lambda: server.listener.connections == 0, "they are gone")
+        assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
+
+
+def test_the_answer_to_a_bad_request_arrives_while_the_client_still_sends() -> None:
+    """A socket closed with unread bytes would be reset, and the answer lost."""
+    with serving(WireLimits(body_bytes=10)) as server, connect(port_of(server)) as client:
+        client.sendall(request("Content-Length: 3000000") + b"x" * 300_000)
+        assert statuses(read_all(client)) == [413]
+
+
+def test_the_grpc_port_tells_other_clients_what_it_is() -> None:
+    with serving() as server:
+        address = server.run(server.listener.serve_grpc(Methods(), Address()))
+        assert isinstance(address, Address)
+        url = f"http://127.0.0.1:{address.port}/"
+        assert "This port speaks gRPC" in curl(url)
+        assert "HTTP/1.1 505" in curl("--include", url)
+        assert "HTTP/2 415" in curl("--include", "--http2-prior-knowledge", url)
+
+
+class TestDraining:
+    @pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
+    def test_requests_in_flight_are_answered_and_new_connections_refused(self, version: str) -> None:
+        with serving() as server:
+            turnstile = Turnstile(server)
+
+            async def serve(_: Request) -> Response:
+                await turnstile.pass_through()
+                return Response(200, b"late")
+
+            port = port_of(server, serve)
+            command = ["curl", "-s", "--max-time", str(PATIENCE), version, f"http://127.0.0.1:{port}/"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+                turnstile.wait()
+                drained = server.begin(server.listener.drain(PATIENCE))
+                with pytest.raises(ConnectionRefusedError):
+                    until(lambda: connect(port).close(), "the port is closed")
+                turnstile.open()
+                assert client.communicate(timeout=PATIENCE)[0] == b"late"
+            assert drained()
+            assert server.listener.connections == 0
+
+    def test_idle_connections_are_closed(self) -> None:
+        with serving() as server:
+            port = port_of(server)
+            with connect(port) as silent, connect(port) as idle:
+                idle.sendall(GET)
+                read_responses(idle)
+                assert server.run(server.listener.drain(PATIENCE))
+                assert read_all(silent) == b""
+                assert read_all(idle) == b""
+
+    def test_after_the_grace_the_rest_is_cut_off(self) -> None:
+        with serving() as server:
+            turnstile = Turnstile(server)
+
+            async def serve(_: Request) -> Response:
+                await turnstile.pass_through()
+                return Response(200)
+
+            with connect(port_of(server, serve)) as client:
+                client.sendall(GET)
+                turnstile.wait()
+                assert not server.run(server.listener.drain(0.05))
+                assert read_all(client) == b""
+                turnstile.open()
+
+    @pytest.mark.parametrize("options", [["--h1"], ["-m", "10"]], ids=["HTTP/1.1", "HTTP/2"])
+    def test_no_request_under_load_fails(self, options: list[str]) -> None:
+        """All that a client has begun are answered; what it could not begin any more it reports as not started."""
+        program = shutil.which("h2load")
+        assert program, "h2load is needed: apt-get install nghttp2-client"
+        served = 0
+
+        async def serve(_: Request) -> Response:
+            nonlocal served
+            served += 1
+            if served % 3 == 0:
+                await asyncio.sleep(0.001)
+            return Response(200, b"yes")
+
+        with serving() as server:
+            url = f"http://127.0.0.1:{port_of(server, serve)}/"
+            command = [program, "-c", "8", "-n", "2000000", *options, url]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
+                until(lambda: served > 500, "there is load")
+                assert server.run(server.listener.drain(PATIENCE))
+                report = load.communicate(timeout=PATIENCE)[0]
+        counts = re.search(r"(\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", report)
+        assert counts, report
+        codes = re.search(r"status codes: (\d+) 2xx, 0 3xx, 0 4xx, 0 5xx", report)
+        assert codes, report
+        assert int(codes[1]) == served
