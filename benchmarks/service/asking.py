@@ -16,7 +16,7 @@ rules:
   - id: per-user
     dimension: user
     algorithm: fixed_window
-    limit: 1000000000
+    limit: 100000000
     window: 365d
 """
 """One rule that matches, which nobody uses up; its window does not end during a run."""

@@ -22,7 +22,7 @@ from headgate.load.running import Progress
 from headgate.load.statistics import Latency, Summary
 from tests.server.process.certificates import Authority
 from tests.server.process.service import SECONDS, Service, service
-from tests.servers import free_port
+from tests.servers import free_port, redis_server
 
 RULES = """
 version: 1
@@ -100,6 +100,16 @@ def test_shedding_is_told_apart(rules: str, capsys: pytest.CaptureFixture[str]) 
             assert data["shed"] > 200
 
 
+def test_decisions_without_the_store_are_degraded(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with redis_server() as store, service("--rules", rules, "--store", store.address) as found:
+        addresses = [f"http://127.0.0.1:{found.started().http_port}", *[f"grpc://127.0.0.1:{found.grpc_port}"] * 2]
+        store.stop()
+        for address, asked in zip(addresses, ("rls", "rls", "headgate"), strict=True):
+            options = ["--service", asked, "--requests", "20", "--path", "/orders"]
+            code, data = loaded(capsys, address, *options)
+            assert (code, data["errors"], data["degraded"]) == (0, {}, 20), asked
+
+
 def told(command: list[str], act: Callable[[subprocess.Popen[bytes]], object]) -> tuple[int, dict[str, Any]]:
     """Run it on a terminal, where there is a line every second, and act after the first one."""
     terminal, other_end = pty.openpty()
@@ -170,7 +180,7 @@ def test_over_tls(rules: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
             code, data = loaded(capsys, address, "--service", "rls", *options)
             assert (code, data["allowed"]) == (0, 50)
         assert main(["load", f"https://localhost:{found.http_port}"]) == 2
-        assert "certificate" in capsys.readouterr().err
+        assert "has a certificate that is not trusted: " in capsys.readouterr().err
 
 
 def test_ctrl_c_prints_what_was_found_and_a_terminal_sees_progress(served: Service) -> None:

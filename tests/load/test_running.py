@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from typing import Any
 
@@ -18,7 +19,7 @@ from headgate.load.http2 import Http2
 from headgate.load.questions import Asked, Service, grpc_method, http_question
 from headgate.load.running import Plan, Progress, Run
 from headgate.load.statistics import Summary
-from headgate.load.targets import Target, Unreachable
+from headgate.load.targets import NotSpoken, Target, Unreachable
 from tests.load.peers import ALLOWED, DENIED, NO, YES, Behaviour, answering, grpc_peer, peer, question, response
 from tests.servers import free_port
 
@@ -142,7 +143,7 @@ def test_silence_is_no_answer_in_time() -> None:
         while await question(reader):
             pass
 
-    summary = load(behave, Plan(requests=2, seconds=60, connections=2, timeout=0.1))
+    summary = load(behave, Plan(requests=2, seconds=60, connections=2, timeout=0.5))
     assert summary.errors == {"no answer in time": 2}
 
 
@@ -151,23 +152,26 @@ def test_the_last_answers_are_waited_for_but_not_for_ever() -> None:
         while await question(reader):
             pass
 
-    summary = load(behave, Plan(seconds=0.05, connections=3, timeout=0.2))
+    summary = load(behave, Plan(seconds=0.05, connections=3, timeout=0.5))
     assert summary.sent == summary.failed == 3
 
 
 def test_a_server_that_goes_away_does_not_hang_it() -> None:
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answering(YES)(reader, writer)
-
     async def run() -> Summary:
+        answered = asyncio.Event()
+
+        async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await question(reader):
+                writer.write(YES)
+                answered.set()
+
         async with peer(behave) as target:
             running = asyncio.create_task(run_of(target, Plan(seconds=0.5, connections=2)).run())
-            await asyncio.sleep(0.1)
+            await answered.wait()
         return await running
 
     summary = asyncio.run(run())
-    assert summary.allowed > 0
-    assert summary.sent == ended(summary)
+    assert summary.sent == ended(summary) > 0
     assert summary.connects_failed > 0
 
 
@@ -180,15 +184,45 @@ def test_nothing_that_listens_is_said_at_once(grpc: bool) -> None:  # noqa: FBT0
 
 def test_an_interruption_ends_it_with_what_was_found() -> None:
     async def run() -> Summary:
-        async with peer(answering(YES)) as target:
-            run = run_of(target, Plan(seconds=60, connections=2))
-            asyncio.get_running_loop().call_later(0.1, run.interrupt)
-            return await run.run()
+        async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for _ in range(10):
+                await question(reader)
+                writer.write(YES)
+            await question(reader)
+            running.interrupt()
+            await question(reader)
+
+        async with peer(behave) as target:
+            running = run_of(target, Plan(seconds=60, connections=1))
+            return await running.run()
 
     summary = asyncio.run(run())
     assert summary.interrupted
-    assert summary.allowed > 0
-    assert summary.sent == ended(summary)
+    assert (summary.sent, summary.allowed, summary.errors) == (11, 10, {"no answer when it ended": 1})
+
+
+def test_an_interruption_before_the_first_connection_is_one_too() -> None:
+    async def run() -> Summary:
+        async with peer(answering(YES)) as target:
+            running = run_of(target, Plan(seconds=60, connections=1))
+            running.interrupt()
+            return await running.run()
+
+    summary = asyncio.run(run())
+    assert (summary.interrupted, summary.sent) == (True, 0)
+
+
+def test_the_open_loop_is_over_when_it_should_be() -> None:
+    """In half a second 50 are due, and not one more is asked."""
+    summary = load(answering(YES), Plan(rate=100, seconds=0.5, connections=4))
+    assert summary.sent + summary.missed == 50
+
+
+@pytest.mark.parametrize(("grpc", "module"), [(False, "httptools"), (True, "hpack")])
+def test_a_missing_package_is_named(grpc: bool, module: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"{module}: pip install 'headgate\[server\]'"):
+        asyncio.run(run_of(Target("127.0.0.1", 1, grpc=grpc), Plan()).run())
 
 
 def test_how_it_goes_is_told() -> None:
@@ -294,7 +328,7 @@ def test_a_server_of_http_1_is_not_understood_over_grpc() -> None:
     async def run() -> Summary:
         async with peer(answering(YES)) as target:
             spoken = Target(target.host, target.port, grpc=True)
-            return await run_of(spoken, Plan(seconds=0.3, connections=1)).run()
+            return await run_of(spoken, Plan(seconds=60, connections=2, timeout=0.5)).run()
 
-    summary = asyncio.run(run())
-    assert summary.decided == 0
+    with pytest.raises(NotSpoken, match="has not begun to speak HTTP/2, which gRPC needs"):
+        asyncio.run(run())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from pathlib import Path
 
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.load.targets import Target, client_tls, parse_target
+from headgate.load.targets import Target, Unreachable, client_tls, parse_target
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,20 @@ def test_files_that_cannot_be_used_for_tls_are_named(tmp_path: Path) -> None:
             client_tls(*arguments)
     with pytest.raises(UsageError, match="--cert"):
         client_tls(key=str(wrong))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ConnectionRefusedError(111, "refused"),
+            "nothing listens at h:1 (connection refused): start one with headgate serve",
+        ),
+        (TimeoutError(), "h:1 does not answer in time"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "h:1 does not speak TLS as it should: [SSL: W"),
+        (socket.gaierror(-2, "Name or service not known"), "h:1 cannot be reached: Name or service not known"),
+        (OSError("Multiple exceptions"), "h:1 cannot be reached: Multiple exceptions"),
+    ],
+)
+def test_why_there_is_no_connection(error: OSError, said: str) -> None:
+    assert str(Unreachable(Target("h", 1), error)).startswith(said)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import mmap
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -294,7 +295,27 @@ def test_values_in_names_are_bounded(recorder: Recorder, run: Run[Any]) -> None:
     assert len(counted) == MOST_BY_VALUE + 1
 
 
+def test_threads_may_ask_at_once_while_series_are_added(recorder: Recorder) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(recorder.metrics) for _ in range(40)]
+        for number in range(500):
+            recorder.called(f"api-{number}", "allowed", 1000)
+    for each in asked:
+        names = [line.split(" ")[0] for line in each.result()[1].decode().splitlines() if line[0] != "#"]
+        assert len(set(names)) == len(names)
+    assert value(recorder.metrics()[1], "headgate_checks_total", api="api-499", outcome="allowed") == 1
+
+
 def test_openmetrics_is_given_to_those_who_ask(recorder: Recorder) -> None:
     kind, text = recorder.metrics(b"application/openmetrics-text; version=1.0.0")
     assert kind.startswith(b"application/openmetrics-text; version=1.0.0")
     assert families(text, openmetrics=True)
+
+
+def test_descriptor_trees_that_refuse_nothing_are_counted_as_shadows(recorder: Recorder, run: Run[Any]) -> None:
+    trees = AsyncDescriptorEngine(loading.load({"shop.yaml": ENVOY}), shadow_mode=True)
+    for _ in range(3):
+        matching = trees.match("shop", [Descriptor((("user", "ada"),))])
+        recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
+    assert decisions_of(recorder) == {("shop.user", "allowed"): 2, ("shop.user", "shadow_denied"): 1}
+    assert msgspec.json.decode(recorder.hot_keys())["denied"] == []

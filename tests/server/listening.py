@@ -36,13 +36,13 @@ class Listening:
 
 
 @contextmanager
-def listening(rules: str = RULES, **options: Any) -> Iterator[Listening]:
+def listening(rules: str = RULES, *, clock: ManualClock | None = None, **options: Any) -> Iterator[Listening]:
     """Serve HTTP and gRPC, with Envoy's service, until the end of the block; time stands still."""
     ready, stop, started = threading.Event(), asyncio.Event(), list[Listening]()
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:
-        engine, recorder = AsyncEngine(load(rules), clock=ManualClock()), Recorder()
+        engine, recorder = AsyncEngine(load(rules), clock=clock or ManualClock()), Recorder()
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
         listener = Listener()
         methods = rpc.methods(decisions, readiness, described=schema.file_descriptors())

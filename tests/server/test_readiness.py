@@ -43,6 +43,20 @@ def test_those_who_ask_at_once_share_an_answer_and_one_who_leaves_takes_it_from_
     assert asyncio.run(run()) == ["", ""]
 
 
+def test_a_store_that_goes_is_noticed() -> None:
+    async def run() -> list[str]:
+        with redis_server() as server:
+            async with AsyncEngine(RULES, store=server.address) as engine:
+                readiness, patient = Readiness(engine, fresh=0), Readiness(engine, fresh=3600)
+                before = [await readiness.degraded(), await patient.degraded()]
+                server.stop()
+                while not await readiness.degraded():
+                    await asyncio.sleep(0.01)
+                return [*before, await patient.degraded()]
+
+    assert asyncio.run(run()) == ["", "", ""]
+
+
 def test_who_waits_hears_that_a_node_drains() -> None:
     async def run() -> tuple[bool, bool, bool]:
         async with AsyncEngine(RULES) as engine:

@@ -147,6 +147,27 @@ def test_a_refund_to_a_key_that_shares_its_state_gives_nobody_budget(manual_cloc
     assert not limiter.check(busy)
 
 
+def test_a_plan_of_two_keys_that_share_a_state_takes_both_costs(manual_clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=1, clock=manual_clock)
+    limiter = Limiter("5/hour", store=store)
+    limiter.check("first")
+    one, other = colliding(limiter)
+    plan = limiter._family.plan(one) + limiter._family.plan(other)
+    for left in (3, 1):
+        assert store.check(plan, 1)
+        assert (limiter.peek(one).remaining, limiter.peek(other).remaining) == (left, left)
+    refused = store.check(plan, 1)
+    assert [part.allowed for part in refused.limits] == [True, False]
+    assert limiter.peek(one).remaining == 1
+
+
+def test_a_plan_of_two_new_keys_of_a_new_space_keeps_both(manual_clock: ManualClock) -> None:
+    store = MemoryStore(clock=manual_clock)
+    limiter = Limiter("5/hour", store=store)
+    assert store.check(limiter._family.plan("one") + limiter._family.plan("other"), 2)
+    assert (limiter.peek("one").remaining, limiter.peek("other").remaining) == (3, 3)
+
+
 def test_a_reset_stays_in_force_as_long_as_the_shared_state_does(manual_clock: ManualClock) -> None:
     store = MemoryStore(max_keys=2, clock=manual_clock)
     filling, slow = Limiter("2/s", store=store, name="filling"), Limiter("1/hour", store=store, name="slow")

@@ -80,7 +80,7 @@ def ask(
         timeout: seconds, to connect and for each part of the answer.
 
     Raises:
-        Unreachable: nothing listens there.
+        Unreachable: there is no connection to it.
         NoAnswer: what listens there did not decide; it says why.
     """
     headers = {"content-type": "application/json", **dict(caller_fields(caller_key))}
@@ -91,12 +91,8 @@ def ask(
     try:
         try:
             connection.connect()
-        except ssl.SSLError as error:
-            raise NoAnswer(f"{target.place} does not speak TLS as it should: {error.reason or error}") from None
-        except TimeoutError:
-            raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
         except OSError as error:
-            raise Unreachable(target, error.strerror or str(error)) from None
+            raise Unreachable(target, error) from None
         connection.request("POST", PATH, msgspec.json.encode(question), headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
@@ -133,7 +133,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
     """Return the settings that the arguments and the environment make. Raises UsageError."""
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
     named: dict[str, str] = {}
     for option in options():
         argument, variable = getattr(arguments, option.setting), environment.get(option.variable)
@@ -142,7 +142,7 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         if text is not None and (text or argument is not None):  # an empty variable is one that is not set
             given[option.setting] = _parsed(named[option.setting], text, default_of(option))
     try:
-        return Settings(**given)  # type: ignore[arg-type]  each has the type of its default
+        return Settings(**given)
     except InvalidSetting as error:
         raise UsageError(f"{named[error.name]}: {error}") from None
 

@@ -13,6 +13,7 @@ from headgate.engine.binding import Book, Rules, checked_mode, plans_of
 from headgate.engine.driving import driven
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Verb, ruled
+from headgate.engine.kept import KeptRequest
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Ruling, ruling_of
 from headgate.engine.together import Part, selected, together
@@ -78,6 +79,14 @@ class AsyncEngine:
         """
         policy = self._book.policy()
         selection, cost = policy.plan(request, self._clock.now()), request.cost
+        if selection.shadow or not (selection.enforced.plan and cost):
+            return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
+        return ruling_of(selection, await self._store.check(selection.enforced.plan, cost), policy.version)
+
+    async def check_kept(self, kept: KeptRequest) -> Ruling:
+        """Do as `check` does with a request that is asked again and again: what the rules say about it is kept."""
+        policy = self._book.policy()
+        selection, cost = kept.selection(policy, self._clock.now()), kept.request.cost
         if selection.shadow or not (selection.enforced.plan and cost):
             return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
         return ruling_of(selection, await self._store.check(selection.enforced.plan, cost), policy.version)

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from headgate.load.machine import Machine
 from headgate.load.outcomes import LOST, NOT_UNDERSTOOD, BadAnswer, Outcome
 
 
+class Owner(Protocol):
+    """Whoever asks questions on connections."""
+
+    def on_made(self, connection: Connection) -> None:
+        """It is there."""
+        ...
+
+    def on_room(self, connection: Connection) -> None:
+        """It may be asked."""
+        ...
+
+    def on_answer(self, outcome: Outcome | None, due: int) -> None:
+        """A question that was due then ended; None: surely it was not looked at."""
+        ...
+
+    def on_end(self, connection: Connection, outcome: Outcome) -> None:
+        """It is gone, and that is why what is still open has no answer."""
+        ...
+
+
 class Connection(asyncio.Protocol):
-    """Carries questions and answers.
+    """Carries questions and answers, and tells its owner."""
 
-    Args:
-        machine: the client's end of the protocol.
-        on_answer: is told how a question ended, and when it was due.
-        on_room: is told that it may be asked.
-        on_end: is told that it is gone, and why what is still open has no answer.
-    """
-
-    def __init__(
-        self,
-        machine: Machine,
-        on_answer: Callable[[Outcome | None, int], object],
-        on_room: Callable[[Connection], object],
-        on_end: Callable[[Connection, Outcome], object],
-    ) -> None:
-        self._machine, self._on_answer, self._on_room, self._on_end = machine, on_answer, on_room, on_end
+    def __init__(self, machine: Machine, owner: Owner) -> None:
+        self._machine, self._owner = machine, owner
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, tuple[int, int]] = {}
         """When open questions were due, and when they were asked."""
@@ -42,10 +48,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._owner.on_made(self)
         if greeting := self._machine.greeting():
             self._transport.write(greeting)
         if self._machine.room():
-            self._on_room(self)
+            self._owner.on_room(self)
 
     def data_received(self, data: bytes) -> None:
         machine = self._machine
@@ -58,7 +65,7 @@ class Connection(asyncio.Protocol):
         for number, outcome in ended:
             due, _ = self._waiting.pop(number)
             self.answered = True
-            self._on_answer(outcome, due)
+            self._owner.on_answer(outcome, due)
         if reply := machine.reply():
             self._outgoing.append(reply)
         if machine.is_over and not self._waiting:
@@ -67,11 +74,11 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
             return
         if machine.room():
-            self._on_room(self)
+            self._owner.on_room(self)
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  it is lost, whatever it says
-        self._on_end(self, self._why)
+        self._owner.on_end(self, self._why)
         self.gone.set()
 
     def has_room(self) -> bool:
@@ -90,7 +97,8 @@ class Connection(asyncio.Protocol):
 
     def asked_before(self, moment: int) -> bool:
         """Is there an open question that was asked before `moment`?"""
-        return any(asked < moment for _, asked in self._waiting.values())
+        first = next(iter(self._waiting.values()), None)  # they are in the order in which they were asked
+        return first is not None and first[1] < moment
 
     def take_all(self) -> list[tuple[int, int]]:
         """Return when its open questions were due and asked, and forget them."""

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from math import ceil
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,7 +22,7 @@ from headgate.load.connection import Connection
 from headgate.load.machine import Machine
 from headgate.load.outcomes import LOST, NO_ANSWER, UNFINISHED, Kind, Outcome
 from headgate.load.statistics import Summary, Tally
-from headgate.load.targets import Target, Unreachable
+from headgate.load.targets import NotSpoken, Target, Unreachable
 
 MOST_REQUESTS = 10_000_000
 MOST_SECONDS = 3600.0
@@ -102,9 +102,9 @@ class Run:
         self._open: set[Connection] = set()
         self._sent = self._in_flight = 0
         self._connects = self._connects_failed = self._lost = 0
-        self._began = self._ended = 0
+        self._began = self._ended = self._end_of_asking = 0
         self._asking, self._interrupted = False, False
-        self._last_error = ""
+        self._last_error = OSError("no attempt was made")
         self._tried, self._over = asyncio.Event(), asyncio.Event()
         """Every lane has tried to connect; the run is over."""
         self._timer: asyncio.Handle | None = None
@@ -119,6 +119,7 @@ class Run:
 
         Raises:
             Unreachable: not one connection could be made.
+            NotSpoken: none could be used.
         """
         self._machine()  # where a package is missing, it says so here
         tasks = [self._task(self._keep_connected()) for _ in range(self._plan.connections)]
@@ -127,6 +128,7 @@ class Run:
             if not self._connects and not self._over.is_set():
                 raise Unreachable(self._target, self._last_error)
             self._began, self._asking = perf_counter_ns(), not self._over.is_set()
+            self._end_of_asking = self._began + round(self._plan.seconds * _SECOND)
             tasks.append(self._task(self._watch_over()))
             self._dispatch()
             await self._over.wait()
@@ -156,19 +158,18 @@ class Run:
             try:
                 async with asyncio.timeout(self._plan.timeout):
                     _, connection = await loop.create_connection(
-                        lambda: Connection(self._machine(), self._on_answer, self._on_room, self._on_end),
+                        lambda: Connection(self._machine(), self),
                         self._target.host,
                         self._target.port,
                         ssl=self._tls,
                         server_hostname=name,
                     )
-            except (OSError, TimeoutError) as error:
+            except OSError as error:  # TimeoutError is one
                 self._connects_failed += 1
-                self._last_error = getattr(error, "strerror", None) or str(error) or "no answer in time"
+                self._last_error = error
                 self._note_tries()
             else:
                 self._connects += 1
-                self._open.add(connection)
                 self._note_tries()
                 await connection.gone.wait()
                 if connection.answered:  # whoever answers is asked again at once
@@ -184,8 +185,7 @@ class Run:
     async def _watch_over(self) -> None:
         """Once in a while: is time over, does an answer not come, and how does it go?"""
         step = min(0.1, self._plan.timeout / 4, self._plan.seconds / 4)
-        give_up = self._began + round((self._plan.seconds + self._plan.timeout) * _SECOND)
-        end = self._began + round(self._plan.seconds * _SECOND)
+        end, timeout = self._end_of_asking, round(self._plan.timeout * _SECOND)
         told_at, told = self._began, 0
         while not self._over.is_set():
             left = (end - perf_counter_ns()) / _SECOND
@@ -193,9 +193,11 @@ class Run:
             now = perf_counter_ns()
             if now >= end:
                 self._asking = False
-                if not self._in_flight or now >= give_up:
+                if not self._in_flight or now >= end + timeout:
                     self._over.set()
-            self._give_up(now - round(self._plan.timeout * _SECOND))
+            self._give_up(now - timeout)
+            if not self._sent and now >= self._began + timeout:
+                raise NotSpoken(self._target, self._plan.timeout)
             if self._watch is not None and now - told_at >= _SECOND:
                 progress = self._progress(now, told_at, told)
                 told_at, told = now, progress.decided
@@ -216,9 +218,9 @@ class Run:
 
     def _dispatch(self) -> None:
         """Ask all that is due, as far as connections have room."""
-        if not self._asking:
-            return
         free, now = self._free, perf_counter_ns()
+        if not self._asking or now >= self._end_of_asking:
+            return
         touched: set[Connection] = set()
         while free:
             connection = free[0]
@@ -257,14 +259,19 @@ class Run:
         self._timer = None
         self._dispatch()
 
-    def _on_room(self, connection: Connection) -> None:
+    def on_made(self, connection: Connection) -> None:
+        """A connection is there."""
+        self._open.add(connection)
+
+    def on_room(self, connection: Connection) -> None:
         """A connection has room."""
         if not connection.is_listed:
             connection.is_listed = True
             self._free.append(connection)
         self._dispatch()
 
-    def _on_answer(self, outcome: Outcome | None, due: int) -> None:
+    def on_answer(self, outcome: Outcome | None, due: int) -> None:
+        """A question ended."""
         if outcome is None:
             self._in_flight -= 1
             self._sent -= 1
@@ -278,7 +285,7 @@ class Run:
         if not self._in_flight and (not self._asking or self._sent >= self._plan.requests) and not self._again:
             self._over.set()
 
-    def _on_end(self, connection: Connection, outcome: Outcome) -> None:
+    def on_end(self, connection: Connection, outcome: Outcome) -> None:
         """A connection is gone."""
         if connection.is_listed:
             connection.is_listed = False
@@ -297,16 +304,16 @@ class Run:
                 self._count(UNFINISHED, due)
             connection.abort()
             await connection.gone.wait()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(end, Exception):
+                raise end
 
     def _summary(self) -> Summary:
         tally = self._tally
         missed = 0
         if self._interval:
-            due = min(self._plan.requests, int((self._asked_until() - self._began) / self._interval) + 1)
-            missed = max(0, due - self._sent)
+            asked_for = min(self._ended, self._end_of_asking) - self._began
+            missed = max(0, min(self._plan.requests, ceil(asked_for / self._interval)) - self._sent)
         return Summary(
             seconds=(self._ended - self._began) / _SECOND,
             sent=self._sent,
@@ -322,6 +329,3 @@ class Run:
             latency=tally.latency(),
             interrupted=self._interrupted,
         )
-
-    def _asked_until(self) -> int:
-        return min(self._ended, self._began + round(self._plan.seconds * _SECOND))

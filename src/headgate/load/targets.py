@@ -14,10 +14,18 @@ _PORTS = {"http": 80, "https": 443, "grpc": 8081, "grpcs": 8081}
 
 
 class Unreachable(HeadgateError):
-    """No service answers there."""
+    """No service can be asked there."""
 
-    def __init__(self, target: Target, why: str) -> None:
-        super().__init__(f"nothing listens at {target.place} ({why}): start one with headgate serve")
+    def __init__(self, target: Target, error: OSError) -> None:
+        super().__init__(_why(target, error))
+
+
+class NotSpoken(HeadgateError):
+    """Somebody listens there, and does not speak the protocol."""
+
+    def __init__(self, target: Target, seconds: float) -> None:
+        protocol = "HTTP/2, which gRPC needs" if target.grpc else "HTTP"
+        super().__init__(f"what listens at {target.place} has not begun to speak {protocol}, in {seconds:g} s")
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -42,6 +50,21 @@ class Target(msgspec.Struct, frozen=True):
             return ip_address(self.host).is_loopback
         except ValueError:  # some other name
             return False
+
+
+def _why(target: Target, error: OSError) -> str:
+    """Say why there was no connection, and what may help."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"{target.place} has a certificate that is not trusted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"{target.place} does not speak TLS as it should: {error.strerror or error}"
+        case TimeoutError():
+            return f"{target.place} does not answer in time"
+        case ConnectionRefusedError():
+            return f"nothing listens at {target.place} (connection refused): start one with headgate serve"
+        case _:
+            return f"{target.place} cannot be reached: {error.strerror or error}"
 
 
 def parse_target(text: str, schemes: tuple[str, ...] = tuple(_PORTS)) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,14 +42,15 @@ class Board:
 
     def __init__(self, slots: Slots | None, slot: int) -> None:
         self._slots = slots
+        self._reading = threading.Lock()  # the text is made in a thread, and two may ask for it at once
         self._own = slots.open(slot) if slots else None
         if self._own:
             self.table = self._own.table
+            """Where this process counts."""
         else:
             self._alone = mmap.mmap(-1, SIZE)
             self.table = Table(memoryview(self._alone))
             self._reader = Reader(memoryview(self._alone))
-        """Where this process counts."""
         self._shown = HotList()
 
     def metrics(self, accept: bytes | None) -> tuple[bytes, bytes]:
@@ -76,22 +78,24 @@ class Board:
 
     def close(self) -> None:
         """Let go of the memory."""
-        if self._own and self._slots:
-            _hot_file(self._slots, self._own.number).unlink(missing_ok=True)
-            self._own.close()
-            self._slots.close()
-        else:
-            self._reader.close()
-            self.table.close()
-            self._alone.close()
+        with self._reading:
+            if self._own and self._slots:
+                _hot_file(self._slots, self._own.number).unlink(missing_ok=True)
+                self._own.close()
+                self._slots.close()
+            else:
+                self._reader.close()
+                self.table.close()
+                self._alone.close()
 
     def _slices(self) -> list[Slice]:
-        return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
+        with self._reading:
+            return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
 
     def _others(self) -> Iterable[HotList]:
         if not (self._slots and self._own):
             return
-        for each in self._slots.read():
+        for each in self._slices():
             path = _hot_file(self._slots, each.slot)
             if each.alive and each.slot != self._own.number:
                 try:

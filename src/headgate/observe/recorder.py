@@ -23,7 +23,7 @@ from headgate.observe.principals import Principals
 from headgate.observe.rule_series import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
 from headgate.observe.slots import Slots
 from headgate.observe.values import descriptor_value, value_of
-from headgate.policy.envoy.answering import Answer
+from headgate.policy.envoy.answering import Answer, Code
 from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.request import Request
 from headgate.policy.selection import Verdict
@@ -132,13 +132,13 @@ class Recorder:
             if not match.hits:
                 self._cells[self._peeks] += 1
                 continue
-            name = self._names.of(rule, match)
+            name, is_shadow = self._names.of(rule, match), rule.shadow_mode or answer.shadowed
             if not status.over:
-                series.count(name, SHADOW_ALLOWED if rule.shadow_mode else ALLOWED)
+                series.count(name, SHADOW_ALLOWED if is_shadow else ALLOWED)
             else:
-                series.count(name, SHADOW_DENIED if rule.shadow_mode else DENIED)
-                if not rule.shadow_mode:
-                    self._refused(name, match, api, status.duration_until_reset * SECOND, "")
+                series.count(name, SHADOW_DENIED if is_shadow else DENIED)
+                if not is_shadow and answer.code is Code.OVER_LIMIT:
+                    self._refused(name, match, api, status.duration_until_reset * SECOND, answer.degraded)
             if answer.degraded:
                 series.count(name, DEGRADED)
             if self._is_sampled():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +39,6 @@ class Slots:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self._lock = threading.Lock()
         self._read: dict[int, _Reading] = {}
 
     def open(self, slot: int) -> Slot:
@@ -48,15 +46,12 @@ class Slots:
         return Slot(self.directory / f"{slot}{_ENDING}", slot)
 
     def read(self) -> list[Slice]:
-        """Return what all workers have counted, also those that ended. Threads may do that."""
-        with self._lock:
-            for path in self.directory.glob(f"*{_ENDING}"):
-                number = path.name.removesuffix(_ENDING)
-                if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= table.SIZE:
-                    self._read[int(number)] = _Reading(path)
-            return [
-                Slice(slot, reading.is_locked(), reading.reader.read()) for slot, reading in sorted(self._read.items())
-            ]
+        """Return what all workers have counted, also those that ended."""
+        for path in self.directory.glob(f"*{_ENDING}"):
+            number = path.name.removesuffix(_ENDING)
+            if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= table.SIZE:
+                self._read[int(number)] = _Reading(path)
+        return [Slice(slot, reading.is_locked(), reading.reader.read()) for slot, reading in sorted(self._read.items())]
 
     def close(self) -> None:
         """Let go of the files of others."""
@@ -73,8 +68,7 @@ class Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _lock(self._file)
-            if os.fstat(self._file).st_size < table.SIZE:
-                os.ftruncate(self._file, table.SIZE)
+            os.posix_fallocate(self._file, 0, table.SIZE)  # a full disk is an error here, and a crash later
             self._map = mmap.mmap(self._file, table.SIZE)
         except BlockingIOError:
             os.close(self._file)

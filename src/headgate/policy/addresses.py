@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
+from socket import inet_aton
 from typing import NamedTuple
 
 from headgate.core.numbers import short
@@ -26,6 +27,7 @@ _REMEMBERED = 4096
 """Of short texts (no error is remembered), and reading one anew costs a few microseconds: nothing to be gained by
 flooding."""
 _ZONE = re.compile(r"%[^/%]+(?=/|$)")
+_is_ipv4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!$)|$)){4}", re.ASCII).fullmatch
 _WITHIN_IPV6 = {0xFFFF, 0x64_FF9B << 64}
 """The 96 bits before an IPv4 address: IPv4-mapped, and NAT64."""
 
@@ -48,6 +50,8 @@ def address_of(text: str) -> Address:
     if text == UNKNOWN:
         return Address(text, 0, 0, 0)
     try:
+        if _is_ipv4(text):  # ten times as fast as what follows; for IPv4 both accept the one canonical form alone
+            return Address(text, 4, int.from_bytes(inet_aton(text)), 32)
         if len(text) <= _LONGEST:
             return canonical_network(ip_network(_ZONE.sub("", text) if ":" in text else text, strict=False))
     except ValueError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 
 from headgate.engine import AsyncEngine, Part, Ruling
+from headgate.engine.kept import KeptRequest
 from headgate.observe.recorder import Recorder
 from headgate.policy.request import Request
 
@@ -41,6 +42,13 @@ class Decisions:
         else:
             ruling = await self.engine.check(request)
         self._ruled(ruling, request, perf_counter_ns() - began, self._api)
+        return ruling
+
+    async def check_kept(self, kept: KeptRequest) -> Ruling:
+        """Do as `check` does with a request that is asked again and again."""
+        began = perf_counter_ns()
+        ruling = await self.engine.check_kept(kept)
+        self._ruled(ruling, kept.request, perf_counter_ns() - began, self._api)
         return ruling
 
     async def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:

@@ -55,7 +55,11 @@ async def serve(
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again
         drain, end = asyncio.Event(), asyncio.Event()
-        signals.heed(loop, lambda: (end if drain.is_set() else drain).set(), node.reload)
+
+        def stop() -> None:
+            (end if drain.is_set() else drain).set()
+
+        signals.heed(loop, stop, node.reload)
         serving(node)
         await _first_of(drain, orphaned)
         if orphaned is None:  # else the supervisor has said so, unless it is gone

@@ -17,10 +17,15 @@ _PATIENCE = 1.0
 
 
 class Readiness:
-    """What a node says of itself. One for each process, shared by all its ports."""
+    """What a node says of itself. One for each process, shared by all its ports.
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    Args:
+        engine: what decides.
+        fresh: seconds for which what the store said is passed on, so that nobody can flood it with this question.
+    """
+
+    def __init__(self, engine: AsyncEngine, fresh: float = 1.0) -> None:
+        self._engine, self._fresh, self._until = engine, fresh, 0.0
         self._drained = asyncio.Event()
         self._probe: asyncio.Task[str] | None = None
 
@@ -34,9 +39,10 @@ class Readiness:
         self._drained.set()
 
     async def degraded(self) -> str:
-        """Return why the store cannot decide now; empty if it can. Those who ask at the same time share one answer."""
-        if self._probe is None or self._probe.done():
-            self._probe = asyncio.get_running_loop().create_task(self._asked())
+        """Return why the store cannot decide now; empty if it can. Those who ask within a second share one answer."""
+        loop = asyncio.get_running_loop()
+        if self._probe is None or (self._probe.done() and loop.time() >= self._until):
+            self._probe, self._until = loop.create_task(self._asked()), loop.time() + self._fresh
         return await asyncio.shield(self._probe)
 
     async def drains(self, seconds: float) -> bool:

@@ -99,7 +99,7 @@ class Supervisor:
         sockets = {port.name: port.sockets[slot].fileno() for port in self._ports}
         with theirs:  # a group of its own: what is typed at the terminal is for the supervisor
             process = await asyncio.create_subprocess_exec(
-                *_COMMAND, stdin=theirs, pass_fds=tuple(sockets.values()), process_group=0
+                *_COMMAND, stdin=theirs.fileno(), pass_fds=tuple(sockets.values()), process_group=0
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         writer.write(encode(Orders(self._settings, sockets, slot, self._folder)))

@@ -263,11 +263,30 @@ class MemoryStore:
         if now >= self._next_due:
             self._sweep(now)
         found = [self._find(limit, len(plan)) for limit in plan]
+        if self._overflow and len({(id(table), at) for table, at, _ in found}) < len(plan):
+            return self._in_turn(plan, found, cost, now)
         after, decision = transact(plan, [state for _, _, state in found], cost, now)
         for (table, at, old), new, limit in zip(found, after, plan, strict=True):
             if new is not old:
                 self._keep(table, at, limit.quota, new, now)
         return decision
+
+    def _in_turn(
+        self, plan: Plan, found: Sequence[tuple[_Table, Principal | int, State]], cost: int, now: int
+    ) -> Decision:
+        """Check limits some of which share an overflow state: each sees what those before it took."""
+        taken: dict[tuple[int, Principal | int], State] = {}
+        decisions = []
+        for index, ((table, at, state), limit) in enumerate(zip(found, plan, strict=True)):
+            after, decision = limit.quota.step(taken.get((id(table), at), state), cost, now)
+            if not decision.allowed:
+                quotas, states = [each.quota for each in plan], [before for _, _, before in found]
+                return plans.look(quotas, states, cost, now, (index, after, decision))[1]
+            taken[id(table), at] = after
+            decisions.append(decision)
+        for (table, at, _), limit in zip(found, plan, strict=True):
+            self._keep(table, at, limit.quota, taken[id(table), at], now)
+        return plans.most_restrictive(decisions)
 
     def _find(self, limit: Limit, places: int = 1) -> tuple[_Table, Principal | int, State]:
         """Return where the state of `limit` is or will be kept, and the state that counts for it now.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 
 from tests.server.listening import Listening, listening
-from tests.server.rpc.client import Client
+from tests.server.rpc.client import SECONDS, Client
 
 OURS = "headgate.v1.RateLimiter"
 HEALTH = "grpc.health.v1.Health"
@@ -121,3 +122,20 @@ def test_who_watches_hears_that_a_node_drains(served: Listening, client: Client)
     served.call(served.readiness.drain)
     assert [answer.status for answer in watched] == [NOT_SERVING]
     assert client.call(HEALTH, "Check", service="").status == NOT_SERVING
+
+
+@pytest.mark.parametrize(
+    ("path", "messages"),
+    [
+        ("/grpc.health.v1.Health/Check", [b"\xff"]),
+        ("/grpc.health.v1.Health/Watch", [b"\xff"]),
+        ("/grpc.health.v1.Health/Watch", []),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", [b"\xff"]),
+        ("/headgate.v1.RateLimiter/CheckRateLimit", [b"\xff"]),
+    ],
+)
+def test_messages_that_are_none_are_invalid_arguments(client: Client, path: str, messages: list[bytes]) -> None:
+    ask: Any = client.channel.stream_stream(path)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(ask(iter(messages), timeout=SECONDS))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

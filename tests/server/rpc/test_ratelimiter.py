@@ -71,6 +71,7 @@ def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -
         ({"identifier": "192.0.2.7", "dimension": "IP"}, {"allowed": False, "retry_after": 0, "state": 2}),
         ({"identifier": "ak", "dimension": "API_KEY", "endpoint": "/search", "cost": 9}, {"state": 1}),
         ({}, {"allowed": True, "matched": False, "limit": 0}),
+        ({"identifier": "root", "dimension": "USER"}, {"reason": "user root is on the allow list: root"}),
         (BY_RULE, {"remaining": 999}),
         (BY_RULE | {"dimension": "USER", "cost": 9}, {"remaining": 991}),
         ({"identifier": "u1", "rule_id": "nowhere"}, {"allowed": True, "matched": False}),
@@ -161,6 +162,21 @@ def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() ->
         with pytest.raises(RpcError) as caught:
             call(service, "ResetLimit", **ORDER)
         assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:
+    queue = {"identifier": "u", "dimension": "USER", "endpoint": "/queue"}
+    assert [call(service, **queue).delay for _ in range(3)] == [0.0, 1.0, 2.0]
+    answers = [call(service, **queue | {"endpoint": "/trial"}) for _ in range(2)]
+    assert [(answer.shadow[0].rule_id, answer.shadow[0].allowed) for answer in answers] == [
+        ("trial", True),
+        ("trial", False),
+    ]
+
+
+def test_reflection_can_be_off(service: Service) -> None:
+    found = rpc.methods(service.decisions, service.readiness, reflection=False)
+    assert not [path for path in found.streaming if b"reflection" in path]
 
 
 @given(message=st.binary(), method=st.sampled_from(sorted(KINDS)))

@@ -8,14 +8,14 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import uvloop
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import Event
+from h2.events import Event, PingAckReceived, ResponseReceived, TrailersReceived
 from h2.settings import SettingCodes
 
 from headgate.server.wire.admission import Gate
@@ -151,18 +151,33 @@ class Http2Client:
     def flush(self) -> None:
         self.socket.sendall(self.machine.data_to_send())
 
-    def ask(self, path: str, method: str = "POST", *, end: bool = False, **headers: str) -> int:
+    def ask(
+        self, path: str, headers: Mapping[str, str] | None = None, *, method: str = "POST", end: bool = False
+    ) -> int:
         """Begin a request; return the number of its stream."""
         stream = self.machine.get_next_available_stream_id()
-        fields = {":method": method, ":scheme": "http", ":authority": "api", ":path": path}
-        fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+        fields = {":method": method, ":scheme": "http", ":authority": "api", ":path": path, **(headers or {})}
         self.machine.send_headers(stream, list(fields.items()), end_stream=end)
         self.flush()
         return stream
 
+    def head(self, stream: int) -> dict[Any, Any]:
+        """Return the headers of a response, when they are there."""
+        return dict(self.until(ResponseReceived, stream).headers)
+
+    def trailers(self, stream: int) -> dict[Any, Any]:
+        """Return the trailers of a response, when they are there."""
+        return dict(self.until(TrailersReceived, stream).headers)
+
     def send(self, stream: int, data: bytes, *, end: bool = False) -> None:
         self.machine.send_data(stream, data, end_stream=end)
         self.flush()
+
+    def until_settled(self) -> None:
+        """Read until the server has answered a ping, and so all before it."""
+        self.machine.ping(b"12345678")
+        self.flush()
+        self.until(PingAckReceived)
 
     def until(self, kind: type[E], stream: int | None = None) -> E:
         """Read until something has happened."""

@@ -8,12 +8,13 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvloop
-from h2.events import ResponseReceived
 
 from headgate.server.wire.admission import Refusal
 from headgate.server.wire.grpc.calls import Methods
@@ -29,8 +30,8 @@ from .serving import PATIENCE, Http2Client, Server, Turnstile, connect, curl, ec
 GET = request(line="GET / HTTP/1.1")
 
 
-def port_of(server: Server, limits_handler: object = echo) -> int:
-    address = server.run(server.listener.serve_http(limits_handler, Address()))  # type: ignore[arg-type]
+def port_of(server: Server, handler: Any = echo) -> int:
+    address = server.run(server.listener.serve_http(handler, Address()))
     assert isinstance(address, Address)
     return address.port
 
@@ -110,7 +111,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("is_late", [False, True])
     def test_what_a_handler_raises_is_500_and_logged_once(
-        self, version: str, is_late: bool, caplog: pytest.LogCaptureFixture
+        self, version: str, is_late: object, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def fail(_: Request) -> Response:
             if is_late:
@@ -127,7 +128,8 @@ class TestFailures:
         assert all(record.exc_info for record in caplog.records)
 
     @pytest.mark.parametrize(
-        "response", [None, Response(99), Response(200, b"", ((b"x-a", b"b\r\nc: d"),)), Response(200, "text")]
+        "response",
+        [None, Response(99), Response(200, b"", ((b"x-a", b"b\r\nc: d"),)), Response(200, cast("bytes", "text"))],
     )
     def test_a_response_that_cannot_be_sent_is_500(self, version: str, response: object) -> None:
         async def wrong(_: Request) -> object:
@@ -162,7 +164,7 @@ class Bouncer:
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_gate_sees_requests_come_and_go(version: str, is_late: bool) -> None:
+def test_a_gate_sees_requests_come_and_go(version: str, is_late: object) -> None:
     async def serve(_: Request) -> Response:
         if is_late:
             await asyncio.sleep(0.01)
@@ -235,13 +237,12 @@ class TestPatience:
             assert b"\x07\0\0\0\0\0" in read_all(slow), "GOAWAY"
 
     def test_an_http2_body_that_trickles(self) -> None:
-        with serving(WireLimits(body_time=0.1)) as server:
-            with Http2Client(port_of(server)) as slow:
-                stream = slow.ask("/")
-                other = slow.ask("/other", "GET", end=True)
-                slow.send(stream, b"a bit")
-                assert dict(slow.until(ResponseReceived, other).headers)[":status"] == "200"
-                assert dict(slow.until(ResponseReceived, stream).headers)[":status"] == "408"
+        with serving(WireLimits(body_time=0.1)) as server, Http2Client(port_of(server)) as slow:
+            stream = slow.ask("/")
+            other = slow.ask("/other", method="GET", end=True)
+            slow.send(stream, b"a bit")
+            assert slow.head(other)[":status"] == "200"
+            assert slow.head(stream)[":status"] == "408"
 
     def test_a_client_that_does_not_read(self) -> None:
         """It is not read from either, so its requests do not pile up here; in the end it is cut off."""
@@ -296,6 +297,18 @@ def test_the_answer_to_a_bad_request_arrives_while_the_client_still_sends() -> N
         assert statuses(read_all(client)) == [413]
 
 
+def test_a_large_last_response_reaches_a_client_that_takes_its_time() -> None:
+    async def much(_: Request) -> Response:
+        return Response(200, b"x" * 30_000_000)
+
+    with serving(WireLimits(idle_time=0.1)) as server, connect(port_of(server, much)) as client:
+        client.sendall(request("Connection: close", line="GET / HTTP/1.1"))
+        until(lambda: server.listener.connections == 1, "it is there")
+        with connect(port_of(server)) as idle:  # several looks later
+            assert read_all(idle) == b""
+        assert len(read_all(client)) > 30_000_000
+
+
 def test_the_grpc_port_tells_other_clients_what_it_is() -> None:
     with serving() as server:
         address = server.run(server.listener.serve_grpc(Methods(), Address()))
@@ -304,6 +317,13 @@ def test_the_grpc_port_tells_other_clients_what_it_is() -> None:
         assert "This port speaks gRPC" in curl(url)
         assert "HTTP/1.1 505" in curl("--include", url)
         assert "HTTP/2 415" in curl("--include", "--http2-prior-knowledge", url)
+
+
+def has_clients(port: int) -> str:
+    """Return the lines of the system's table about connections to a port that have been set up."""
+    table = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    lines = [line.split() for line in table]
+    return " ".join([f"{line[1]}" for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "01"])
 
 
 class TestDraining:
@@ -352,6 +372,21 @@ class TestDraining:
                 assert not server.run(server.listener.drain(0.05))
                 assert read_all(client) == b""
                 turnstile.open()
+
+    @pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
+    def test_a_connection_that_waits_to_be_accepted_is_served(self, version: str) -> None:
+        """It reached the system, and the client does not know that nobody has looked at it."""
+        with serving() as server:
+            port = port_of(server)
+            busy = threading.Event()
+            server.loop.call_soon_threadsafe(busy.wait, PATIENCE)
+            command = ["curl", "-s", "--max-time", str(PATIENCE), version, f"http://127.0.0.1:{port}/"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+                until(lambda: f":{port:04X}" in has_clients(port), "it is connected")
+                drained = server.begin(server.listener.drain(PATIENCE))
+                busy.set()
+                assert client.communicate(timeout=PATIENCE)[0] == b"GET /  "
+            assert drained()
 
     @pytest.mark.parametrize("options", [["--h1"], ["-m", "10"]], ids=["HTTP/1.1", "HTTP/2"])
     def test_no_request_under_load_fails(self, options: list[str]) -> None:

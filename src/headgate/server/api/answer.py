@@ -128,8 +128,8 @@ def fields_of(ruling: Ruling, headers: ResponseHeaders, now: int) -> Fields:
 class Answers:
     """Makes responses of rulings, always 200: that a request is refused is what was asked for.
 
-    What is usual, one limit that admits in normal times, is the same but for a few numbers each time: it is kept as a
-    template for each rule.
+    What is usual, the answer of one limit, is the same but for a few numbers each time: it is kept as a template, for
+    each rule, quota and state. All else is written out.
 
     Args:
         headers: which header fields, in which version.
@@ -137,7 +137,8 @@ class Answers:
 
     def __init__(self, headers: ResponseHeaders) -> None:
         self._headers = headers
-        self._known: dict[str, tuple[Quota, bytes, Fields]] = {}
+        self._known: dict[tuple[str, int, bool, bool], _Template] = {}
+        """By rule, the identity of the quota (tiers and overrides give a rule several), and the state."""
         self._has_templates = headers.legacy and headers.ietf == "off"
         self._is_epoch = headers.reset_format == "epoch"
 
@@ -146,35 +147,57 @@ class Answers:
         decision = ruling.decision
         if (
             decision is None
-            or decision.state is not _NORMAL
             or decision.parts
             or decision.degraded
             or decision.delay_us
             or ruling.shadow
             or not self._has_templates
         ):
-            fields = (_JSON, *fields_of(ruling, self._headers, now))
-            return Response(200, encode(answer_of(ruling, now)), fields)
-        known = self._known.get(ruling.rule_id)
-        if known is None or known[0] is not decision.quota:
-            known = self._remember(ruling.rule_id, decision)
-        _, template, start = known
+            return self.written_out(ruling, now)
+        allowed, state = decision.allowed, decision.state
+        template = self._known.get((ruling.rule_id, id(decision.quota), allowed, state is _NORMAL))
+        if template is None or template.state is not state:
+            template = self._remember(ruling.rule_id, decision)
         remaining, after_us = decision.remaining, decision.reset_after_us
         reset_at = -(-(now + after_us) // SECOND)
         reset = reset_at if self._is_epoch else -(-after_us // SECOND)
-        return Response(
-            200,
-            template % (remaining, reset_at, decision.limit - remaining, remaining, reset_at),
-            (*start, (b"x-ratelimit-remaining", b"%d" % remaining), (b"x-ratelimit-reset", b"%d" % reset)),
-        )
+        told = (b"x-ratelimit-remaining", b"%d" % remaining), (b"x-ratelimit-reset", b"%d" % reset)
+        count = decision.limit - remaining
+        if allowed:
+            body = template.body % (remaining, reset_at, count, remaining, reset_at)
+            return Response(200, body, (*template.fields, *told))
+        wait = -(-decision.retry_after_us // SECOND) or 1
+        body = template.body % (remaining, reset_at, wait, count, remaining, reset_at, wait)
+        return Response(200, body, (*template.fields, *told, (b"retry-after", b"%d" % wait)))
 
-    def _remember(self, rule_id: str, decision: Decision) -> tuple[Quota, bytes, Fields]:
+    def written_out(self, ruling: Ruling, now: int) -> Response:
+        """Return the same without a template."""
+        return Response(200, encode(answer_of(ruling, now)), (_JSON, *fields_of(ruling, self._headers, now)))
+
+    def _remember(self, rule_id: str, decision: Decision) -> _Template:
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
+        allowed, limit, state = decision.allowed, decision.limit, decision.state
         number: Any = msgspec.Raw(b"%d")  # no id of a rule has a % in it
-        limit = LimitAnswer(rule_id, True, decision.limit, number, number, 0, _NORMAL)
-        facts = rule_id, _NORMAL, False, True, "", 0.0, (limit,)
-        template = encode(Answer(True, decision.limit, number, number, 0, number, *facts))
-        start = (_JSON, (b"x-ratelimit-limit", b"%d" % decision.limit))
-        known = self._known[rule_id] = decision.quota, template, start
-        return known
+        wait = 0 if allowed else number
+        facts = rule_id, state, False, True, "", 0.0
+        status = LimitAnswer(rule_id, allowed, limit, number, number, wait, state)
+        body = encode(Answer(allowed, limit, number, number, wait, number, *facts, (status,)))
+        fields: Fields = (_JSON, (b"x-ratelimit-limit", b"%d" % limit))
+        if state is not _NORMAL:
+            fields = (*fields, (b"x-ratelimit-state", state.encode()))
+        if not allowed:
+            fields = (*fields, (b"cache-control", b"no-store"))
+        template = _Template(decision.quota, state, body, fields)
+        self._known[rule_id, id(decision.quota), allowed, state is _NORMAL] = template
+        return template
+
+
+class _Template(msgspec.Struct, frozen=True, gc=False):
+    """An answer of one limit, without its numbers."""
+
+    quota: Quota
+    """Kept, so that no other gets its identity."""
+    state: Pressure
+    body: bytes
+    fields: Fields

@@ -11,6 +11,7 @@ from headgate.web.errors import InvalidSettings
 
 _MILLISECONDS_FROM = 100_000_000_000
 """As seconds, the year 5138; as milliseconds, 1973."""
+_LARGEST = _MILLISECONDS_FROM * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,13 @@ class Timestamps:
 
     def check(self, timestamp: float, now: int) -> None:
         """Refuse a timestamp that is too far from `now`, in microseconds since the epoch. Raises InvalidRequest."""
-        seconds = timestamp / 1000 if abs(timestamp) >= _MILLISECONDS_FROM else timestamp
-        off = seconds - now / SECOND
-        if abs(off) > self.skew and not self.ignored:
-            told = f"{abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} our clock" if abs(off) < 1e11 else "no time"
+        if self.ignored:
+            return
+        if not -_LARGEST < timestamp < _LARGEST:
+            raise InvalidRequest("the timestamp is no Unix time in seconds or milliseconds")
+        off = (timestamp / 1000 if abs(timestamp) >= _MILLISECONDS_FROM else timestamp) - now / SECOND
+        if abs(off) > self.skew:
             raise InvalidRequest(
-                f"the timestamp is {told}, which says {now // SECOND}; {self.skew} s are accepted: "
-                "set the other clock, or leave the timestamp out"
+                f"the timestamp is {abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} our clock, which says "
+                f"{now // SECOND}; {self.skew} s are accepted: set the other clock, or leave the timestamp out"
             )

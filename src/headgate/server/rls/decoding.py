@@ -7,7 +7,6 @@ unknown are skipped.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from headgate.core.errors import UsageError
@@ -19,8 +18,6 @@ _DEEPEST = 16
 """Of groups within groups: an unknown field may be one, though nobody has written any for 15 years."""
 _ENDED = "it ends in the middle of a field"
 _END_GROUP = 4
-_SHORT = 512
-"""The longest question, in bytes, that is remembered."""
 _KEY_OR_VALUE = b"\x0a\x12"
 
 
@@ -39,20 +36,12 @@ class Question(NamedTuple):
 
 def decode(raw: bytes) -> Question:
     """Return the question that a `RateLimitRequest` is. Raises MalformedMessage."""
-    return _remembered(raw) if len(raw) <= _SHORT else _decoded(raw)
-
-
-def _decoded(raw: bytes) -> Question:
     try:
         return _request(raw)
     except IndexError:
         raise MalformedMessage(_ENDED) from None
     except UnicodeDecodeError:
         raise MalformedMessage("a text is not UTF-8") from None
-
-
-_remembered = lru_cache(maxsize=4096)(_decoded)
-"""A client that asks often asks the same; what is remembered are few, short questions, and no errors."""
 
 
 def _request(raw: bytes) -> Question:

@@ -23,6 +23,10 @@ def varint(number: int) -> bytes:
     """Return a number that is not negative, in as few bytes as it takes."""
     if number < 128:
         return _SMALL[number]
+    if number < 16_384:
+        return bytes((number & 127 | 128, number >> 7))
+    if number < 2_097_152:
+        return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14))
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)

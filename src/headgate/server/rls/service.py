@@ -24,7 +24,7 @@ from headgate.policy.envoy import Descriptor, Matching, Override, Unit
 from headgate.policy.envoy.answering import Code as Answered
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
-from headgate.policy.request import InvalidRequest
+from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
 from headgate.server.rls import encoding
@@ -32,6 +32,7 @@ from headgate.server.rls.answers import Options
 from headgate.server.rls.decoding import Question, decode
 from headgate.server.rls.mapping import Mapper
 from headgate.server.rls.matched import MatchedAnswers
+from headgate.server.rls.recurring import Recurring
 from headgate.server.rls.ruled import RuledAnswers
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
@@ -73,6 +74,7 @@ class RateLimitService:
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
         self._count_refused = count_refused
+        self._recurring = Recurring()
         self._mode = checked_mode(on_store_failure)
         self._ruled = RuledAnswers(options, self._denies)
         self._matched = MatchedAnswers(options, denies=self._mode is Mode.DENY)
@@ -90,11 +92,21 @@ class RateLimitService:
     async def should_rate_limit(self, call: Call) -> bytes:
         """Answer a call of the service. Raises RpcError: the message is malformed, or asks nothing."""
         began = perf_counter_ns()
+        raw, decisions = call.message, self._decisions
         try:
-            answer = await self.answer(decode(call.message))
+            kept = self._recurring.find(raw)
+            if kept is not None and decisions is not None:
+                answer = self._ruled.one(await decisions.check_kept(kept), decisions.engine.clock.now)
+            else:
+                question = decode(raw)
+                request = self._usual(question)
+                if request is None or decisions is None:
+                    answer = await self.answer(question)
+                else:
+                    self._recurring.note(raw, request)
+                    answer = self._ruled.one(await decisions.check(request), decisions.engine.clock.now)
         except UsageError as error:
-            self._recorder.called(API, "error", perf_counter_ns() - began)
-            raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
+            answer = await self._after(error, raw, began)
         outcome = "allowed" if answer.startswith(encoding.OK) else "denied"
         self._recorder.called(API, outcome, perf_counter_ns() - began)
         return answer
@@ -110,20 +122,27 @@ class RateLimitService:
             matching = self._trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
                 return await self._by_trees(self._trees, matching)
-        decisions, first = self._decisions, descriptors[0]
-        if decisions is None:
+        if self._decisions is None:
             return encoding.OK + _UNMATCHED * len(descriptors)
-        if len(descriptors) == 1 and first.override is None and not first.refund and not self._count_refused:
-            hits = first.hits
-            if hits is None:
-                hits = hits_addend or 1
-            try:
-                ruling = await decisions.check(self._mapper.request(domain, first, hits))
-            except UsageError:
-                pass  # more than could ever pass, or not acceptable: in what follows it gets its own answer
-            else:
-                return self._ruled.one(ruling, decisions.engine.clock.now)
-        return await self._together(decisions, domain, descriptors, hits_addend or 1)
+        return await self._together(self._decisions, domain, descriptors, hits_addend or 1)
+
+    def _usual(self, question: Question) -> Request | None:
+        """Return what a question asks the rules if it is the usual one: one descriptor that takes its hits."""
+        domain, descriptors, hits_addend = question
+        if self._trees is not None or self._count_refused or len(descriptors) != 1 or not domain:
+            return None
+        (only,) = descriptors
+        if only.override is not None or only.refund:
+            return None
+        return self._mapper.request(domain, only, (hits_addend or 1) if only.hits is None else only.hits)
+
+    async def _after(self, error: UsageError, raw: bytes, began: int) -> bytes:
+        """Answer what could not be answered in the usual way: more than could ever pass, a path that is none."""
+        try:
+            return await self.answer(decode(raw))
+        except UsageError:
+            self._recorder.called(API, "error", perf_counter_ns() - began)
+            raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
 
     async def _by_trees(self, trees: AsyncDescriptorEngine, matching: Matching) -> bytes:
         began = perf_counter_ns()

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from headgate.core.errors import HeadgateError, StoreError, UsageError
+from headgate.core.decision import Decision
+from headgate.core.errors import StoreError, UsageError
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
-from headgate.engine import RuleDecision, Ruling
+from headgate.engine import Ruling
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.server.api.batch import MOST
 from headgate.server.api.idempotency import key_in
@@ -34,6 +35,7 @@ _CheckBatchResponse = message_class("headgate.v1.CheckBatchResponse")
 _CheckResult = message_class("headgate.v1.CheckResult")
 _DIMENSIONS = {1: "user", 2: "ip", 3: "apikey"}
 _STATES = {Pressure.NORMAL: 0, Pressure.WARNING: 1, Pressure.THROTTLED: 2}
+_NORMAL = Pressure.NORMAL
 _NOTHING: dict[str, str] = {}
 
 
@@ -65,7 +67,7 @@ class RateLimiter:
             message = _parsed(_CheckRequest, call.message)
             key = message.idempotency_key or key_in(call.metadata)
             ruling = await self._check(message, key, now)
-        except HeadgateError as error:
+        except (UsageError, StoreError) as error:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
         self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
@@ -86,7 +88,7 @@ class RateLimiter:
                 )
             else:
                 ruling = await self._decisions.peek(asked.request)
-        except HeadgateError as error:
+        except (UsageError, StoreError) as error:
             raise _rpc_error(error) from None
         return _encoded(_response(_QuotaResponse, ruling, now))
 
@@ -101,7 +103,7 @@ class RateLimiter:
                 )
             else:
                 await self._decisions.reset(asked.request)
-        except HeadgateError as error:
+        except (UsageError, StoreError) as error:
             raise _rpc_error(error) from None
         return _encoded(_ResetResponse(success=success))
 
@@ -113,7 +115,7 @@ class RateLimiter:
             if not 1 <= len(requests) <= MOST:
                 raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
             key = key_in(call.metadata)
-        except HeadgateError as error:
+        except (UsageError, StoreError) as error:
             raise _rpc_error(error) from None
         results = await eager.together(
             [self._result(message, f"{key}#{place}" if key else "", now) for place, message in enumerate(requests)]
@@ -123,7 +125,7 @@ class RateLimiter:
     async def _result(self, message: Any, key: str, now: int) -> Any:
         try:
             ruling = await self._check(message, message.idempotency_key or key, now)
-        except HeadgateError as error:
+        except (UsageError, StoreError) as error:
             failed = _rpc_error(error)
             return _CheckResult(error={"code": int(failed.code), "message": failed.message})
         return _CheckResult(response=_response(_CheckResponse, ruling, now))
@@ -177,40 +179,36 @@ def _asked(message: Any, cost: int) -> _Asked:
 
 
 def _response(kind: Any, ruling: Ruling, now: int) -> Any:
-    decision = ruling.decision
-    shadow = [_status(each, now) for each in ruling.shadow]
+    """Return an answer; its fields are set one by one, which is quicker, and only where they say anything."""
+    answer, decision = kind(), ruling.decision
     if decision is None:
-        facts = {"state": _STATES[ruling.state], "matched": ruling.matched, "reason": ruling.reason}
-        return kind(allowed=ruling.allowed, shadow=shadow, **facts)
-    return kind(
-        allowed=decision.allowed,
-        current_count=decision.limit - decision.remaining,
-        limit=decision.limit,
-        remaining=decision.remaining,
-        reset_at=-(-(now + decision.reset_after_us) // SECOND),
-        retry_after=0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1,
-        rule_id=ruling.rule_id,
-        state=_STATES[decision.state],
-        degraded=bool(decision.degraded),
-        reason=decision.degraded,
-        matched=True,
-        delay=decision.delay_us / SECOND,
-        limits=[_status(each, now) for each in ruling.limits],
-        shadow=shadow,
-    )
+        answer.allowed, answer.matched, answer.reason = ruling.allowed, ruling.matched, ruling.reason
+        answer.state = _STATES[ruling.state]
+    else:
+        _tell(answer, ruling.rule_id, decision, now)
+        answer.current_count = decision.limit - decision.remaining
+        answer.matched = True
+        if decision.degraded:
+            answer.degraded, answer.reason = True, decision.degraded
+        if decision.delay_us:
+            answer.delay = decision.delay_us / SECOND
+        for each in ruling.limits:
+            _tell(answer.limits.add(), each.rule_id, each.decision, now)
+    for each in ruling.shadow:
+        _tell(answer.shadow.add(), each.rule_id, each.decision, now)
+    return answer
 
 
-def _status(each: RuleDecision, now: int) -> dict[str, Any]:
-    decision = each.decision
-    return {
-        "rule_id": each.rule_id,
-        "allowed": decision.allowed,
-        "limit": decision.limit,
-        "remaining": decision.remaining,
-        "reset_at": -(-(now + decision.reset_after_us) // SECOND),
-        "retry_after": 0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1,
-        "state": _STATES[decision.state],
-    }
+def _tell(answer: Any, rule_id: str, decision: Decision, now: int) -> None:
+    """Set what an answer and the status of a limit have in common."""
+    answer.rule_id, answer.limit, answer.remaining = rule_id, decision.limit, decision.remaining
+    answer.reset_at = -(-(now + decision.reset_after_us) // SECOND)
+    if decision.allowed:
+        answer.allowed = True
+    else:
+        answer.retry_after = -(-decision.retry_after_us // SECOND) or 1
+    if decision.state is not _NORMAL:
+        answer.state = _STATES[decision.state]
 
 
 def _encoded(message: Any) -> bytes:
@@ -218,11 +216,9 @@ def _encoded(message: Any) -> bytes:
     return encoded
 
 
-def _rpc_error(error: HeadgateError) -> RpcError:
+def _rpc_error(error: UsageError | StoreError) -> RpcError:
     if isinstance(error, UnknownRule):
         return RpcError(Code.NOT_FOUND, str(error))
     if isinstance(error, UsageError):
         return RpcError(Code.INVALID_ARGUMENT, str(error))
-    if isinstance(error, StoreError):
-        return RpcError(Code.UNAVAILABLE, "the store did not answer", ((b"grpc-retry-pushback-ms", b"1000"),))
-    raise error
+    return RpcError(Code.UNAVAILABLE, "the store did not answer", ((b"grpc-retry-pushback-ms", b"1000"),))

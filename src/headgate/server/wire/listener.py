@@ -28,6 +28,8 @@ from headgate.server.wire.transports.requests import HttpService
 _BACKLOG = 1024
 _CERTIFICATES_EVERY = 5.0
 """Seconds between looks at the files of certificates."""
+_ON_ITS_WAY = 0.1
+"""Seconds in which a request that was sent before we told that we are leaving has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._factories: dict[socket.socket, tuple[Callable[[], First], Tls | None]] = {}
         self._paths: list[Path] = []
+        self._late: set[asyncio.Task[None]] = set()
+        """Connections that are accepted when the port is about to close."""
         self._certificates: asyncio.TimerHandle | None = None
 
     @property
@@ -112,12 +116,12 @@ class Listener:
         for guest in list(house.guests):
             guest.drain()
         end = self._loop.time() + grace
-        await asyncio.sleep(min(house.tick, grace))  # what was on its way arrives
-        while house.guests and self._loop.time() < end:
+        await asyncio.sleep(min(_ON_ITS_WAY, grace))  # what was on its way arrives
+        while (house.guests or self._late) and self._loop.time() < end:
             for guest in list(house.guests):
                 guest.finish_draining()
             await asyncio.sleep(min(0.02, grace))
-        was_clean = not house.guests
+        was_clean = not house.guests and not self._late
         await self.close()
         return was_clean
 
@@ -128,6 +132,8 @@ class Listener:
         if self._certificates is not None:
             self._certificates.cancel()
             self._certificates = None
+        for task in self._late:
+            task.cancel()
         self._house.close()
         for server in self._servers:
             await server.wait_closed()
@@ -184,13 +190,24 @@ class Listener:
         self._paths.clear()
 
     def _take_the_rest(self, bound: socket.socket) -> None:
-        factory, tls = self._factories[bound]
+        """Accept the connections that wait in the queue of a port."""
         with suppress(OSError):  # until there are no more
             while True:
                 accepted, _ = bound.accept()
                 accepted.setblocking(False)
-                context = None if tls is None else tls.context
-                self._loop.create_task(self._loop.connect_accepted_socket(factory, accepted, ssl=context))
+                task = self._loop.create_task(self._welcome(bound, accepted))
+                self._late.add(task)
+                task.add_done_callback(self._late.discard)
+
+    async def _welcome(self, bound: socket.socket, accepted: socket.socket) -> None:
+        factory, tls = self._factories[bound]
+        with suppress(OSError):  # the client is gone, or speaks no TLS
+            await self._loop.connect_accepted_socket(
+                factory,
+                accepted,
+                ssl=None if tls is None else tls.context,
+                ssl_handshake_timeout=None if tls is None else self._house.limits.header_time,
+            )
 
 
 async def _only_http2(_: Request) -> Response:

@@ -17,12 +17,41 @@ BOUND = 3 * (60 + 200 + 100) + 200
 """More than a connection may ever keep."""
 
 WORDS = [
-    b"GET", b"POST", b"HEAD", b"CONNECT", b" ", b"/", b"*", b"/a?b", b"http://a/", b"HTTP/1.1", b"HTTP/1.0", b"\r\n", b"\r\n\r\n",
-    b"\n", b"\r", b"Host: a\r\n", b"Content-Length: 3\r\n", b"Content-Length: 300\r\n", b"Transfer-Encoding: chunked\r\n",
-    b"Connection: close\r\n", b"Expect: 100-continue\r\n", b"abc", b"3\r\nabc\r\n", b"0\r\n\r\n", b"\0", b"\xff", b"x" * 70, b":", b"1",
-    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n", b"Upgrade: h2c\r\nConnection: upgrade\r\n",
-]  # fmt: skip
+    b"GET",
+    b"POST",
+    b"HEAD",
+    b"CONNECT",
+    b" ",
+    b"/",
+    b"*",
+    b"/a?b",
+    b"http://a/",
+    b"HTTP/1.1",
+    b"HTTP/1.0",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\n",
+    b"\r",
+    b"Host: a\r\n",
+    b"Content-Length: 3\r\n",
+    b"Content-Length: 300\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n",
+    b"Expect: 100-continue\r\n",
+    b"abc",
+    b"3\r\nabc\r\n",
+    b"0\r\n\r\n",
+    b"\x00",
+    b"\xff",
+    b"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    b":",
+    b"1",
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\n",
+    b"Upgrade: h2c\r\nConnection: upgrade\r\n",
+]
 STREAMS = st.one_of(st.binary(max_size=400), st.lists(st.sampled_from(WORDS), max_size=30).map(b"".join))
 
 

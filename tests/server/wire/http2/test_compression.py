@@ -7,12 +7,14 @@ import pytest
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server.wire.http2 import huffman
 from headgate.server.wire.http2.compression import TABLE_SIZE, Decoder, Improper, Undecodable, is_proper, size_of
 from headgate.server.wire.http2.headers import integer, string
+from headgate.server.wire.http2.static import STATIC
 from headgate.server.wire.messages import Headers
 from tests.server.wire.http2.conversation import index, indexed, unchecked
 
@@ -53,6 +55,15 @@ def test_any_bytes_are_read_or_refused_as_others_do(blocks: list[bytes]) -> None
         if found is None:  # we refuse longer numbers than they do
             break
         assert found == expected
+
+
+def test_the_static_table_is_that_of_others() -> None:
+    assert STATIC == HeaderTable.STATIC_TABLE
+
+
+def test_every_symbol_of_huffmans_code_is_that_of_others() -> None:
+    text = bytes(range(256))
+    assert huffman.decode(CODE.encode(text)) == text
 
 
 @given(st.binary(max_size=100))

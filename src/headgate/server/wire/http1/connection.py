@@ -12,7 +12,7 @@ from enum import Enum
 
 from headgate.server.wire.http1.chunked import ChunkedBody
 from headgate.server.wire.http1.head import CHUNKED, Head, Heads, Refused
-from headgate.server.wire.http1.responses import CONTINUE, Date, encode, of_problem, of_refused
+from headgate.server.wire.http1.responses import CONTINUE, Date, encode, of_refused
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import NOBODY, Peer, Request, Response
 
@@ -59,6 +59,7 @@ class Connection:
         "_peer",
         "_unanswered",
         "answered",
+        "is_refused",
         "received",
     )
 
@@ -83,6 +84,8 @@ class Connection:
         """Whole requests may wait in the buffer."""
         self.received = 0
         self.answered = 0
+        self.is_refused = False
+        """A request was not understood, or not wanted: more of it may be on its way."""
 
     @property
     def in_flight(self) -> int:
@@ -98,6 +101,11 @@ class Connection:
     def has_more(self) -> bool:
         """Whether bytes wait that `receive` might understand, now that requests were answered."""
         return self._is_stalled and not self._no_more and len(self._unanswered) < self._limits.pipelined
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is to be done but to read on: the connection is neither full nor at its end."""
+        return not (self._no_more or self._is_stalled or len(self._unanswered) >= self._limits.pipelined)
 
     @property
     def is_over(self) -> bool:
@@ -171,9 +179,10 @@ class Connection:
         """Answer the request with this number; when it is its turn, the response is in `outgoing`.
 
         Raises:
-            ValueError: the response cannot be sent; another one can.
+            Exception: the response cannot be sent, as by a status or header that is none; another one can.
         """
         if number != self.answered:
+            encode(response, self._date)  # what cannot be sent is said to who answers, not when its turn comes
             self._held[number] = response
             return
         head = self._unanswered[0]
@@ -272,7 +281,7 @@ class Connection:
 
     def _refuse(self, refused: Refused) -> None:
         """Answer with a problem, when its turn comes, and read no more."""
-        self._no_more = True
+        self._no_more = self.is_refused = True
         self._buffer, self._head, self._body = b"", None, []
         self._continued = None
         self._unanswered.append(_LAST)
@@ -292,11 +301,7 @@ class Connection:
     def _send_held(self) -> None:
         """Send what waited for its turn."""
         while (response := self._held.pop(self.answered, None)) is not None:
-            head = self._unanswered[0]
-            try:
-                self._send(head, response)
-            except ValueError:
-                self._send(head, of_problem(500, "The response could not be sent."))
+            self._send(self._unanswered[0], response)
         if self._continued == self.answered:
             self._continued = None
             self._outgoing.append(CONTINUE)

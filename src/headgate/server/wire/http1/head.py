@@ -140,7 +140,7 @@ def _target(method: bytes, target: bytes) -> _Target | Refused:  # noqa: PLR0911
     return slash + path or b"/", query, host
 
 
-def _framed(  # noqa: C901  one header after the other
+def _framed(  # noqa: C901, PLR0912  one header after the other
     method: bytes, where: _Target, fields: Headers, *, is_old: bool
 ) -> Head | Refused:
     """Say how long the body is, and whether the connection goes on, from what the headers say of it."""

@@ -1,7 +1,6 @@
 """Reading header blocks (RFC 7541): the table that a client fills, and fields that refer to it.
 
-The `hpack` package knows the static table and Huffman's code. Its decoder is not used: it takes some 5 us a field, and
-loses its place when a list of fields is too large, where this one goes on to the end, so that the client can be told.
+When a list of fields is too large, reading goes on to its end, so that the table is right and the client can be told.
 
 A field is checked once, when it comes as a literal, and not each time it is referred to. One that no request may have
 is kept as an `Improper` field, for the table holds it like any other.
@@ -12,10 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from hpack.table import HeaderTable
-
 from headgate.server.wire.http2 import huffman
 from headgate.server.wire.http2.headers import CONTROLS, TOKEN
+from headgate.server.wire.http2.static import STATIC
 from headgate.server.wire.messages import Headers
 
 TABLE_SIZE: Final = 4096
@@ -41,7 +39,7 @@ def is_proper(name: bytes, value: bytes) -> bool:
 
 _STATIC: Final[tuple[tuple[bytes, bytes], ...]] = (
     Improper((b"", b"")),
-    *(field if is_proper(*field) else Improper(field) for field in HeaderTable.STATIC_TABLE),
+    *(field if is_proper(*field) else Improper(field) for field in STATIC),
 )
 """The fields that all tables begin with, from 1; ``:status`` is not for requests."""
 _DYNAMIC: Final = len(_STATIC)

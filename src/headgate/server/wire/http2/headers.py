@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from hpack.table import HeaderTable
+from headgate.server.wire.http2.static import STATIC
 
-_STATIC: Final[dict[bytes, dict[bytes, int]]] = {}
+_VALUES: Final[dict[bytes, dict[bytes, int]]] = {}
 """Names of the static table, with the index of each of their values; the first is good for the name alone."""
-for _index, (_name, _value) in enumerate(HeaderTable.STATIC_TABLE, 1):
-    _STATIC.setdefault(_name, {})[_value] = _index
+for _index, (_name, _value) in enumerate(STATIC, 1):
+    _VALUES.setdefault(_name, {})[_value] = _index
 
 TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 """What the name of a field may consist of, in HTTP/2."""
@@ -53,7 +53,7 @@ def _name_encoded(name: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     if not bare or bare.translate(None, TOKEN):
         raise ValueError(f"the name of a header is lower-case letters, digits and some signs, not {name!r}")
     kind = _NEVER_INDEXED if name in _SECRET else _WITHOUT_INDEXING
-    values = _STATIC.get(name)
+    values = _VALUES.get(name)
     if values is None:
         return bytes((kind,)) + string(name), {}
     whole = {value: bytes((0x80 | index,)) for value, index in values.items() if value}

@@ -30,11 +30,14 @@ class First(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # those of uvloop are none by inheritance
         self._transport = transport
+        tls = transport.get_extra_info("ssl_object")
         if not self._house.enter(self):
+            if tls is not None:  # to close it properly would take time
+                transport.abort()
+                return
             transport.write(encode(of_problem(503, "There are too many connections."), self._house.date, closes=True))
             transport.close()
             return
-        tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._hand_over(self._http2, b"")
 

@@ -15,7 +15,7 @@ from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Peer
 
-LINGER = 2.0
+_LINGER = 2.0
 """Seconds for a client to read the last of what was sent and close, while it may still be sending."""
 
 
@@ -98,6 +98,13 @@ class Stopwatch:
         if state != self._state:
             self._state, self._since = state, now
         return now - self._since
+
+
+def closing_time(transport: asyncio.Transport | None, limits: WireLimits) -> float:
+    """Return how many seconds a connection may take to close."""
+    if transport is not None and transport.get_write_buffer_size():
+        return limits.write_time
+    return min(_LINGER, limits.write_time)
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:

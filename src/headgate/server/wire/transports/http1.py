@@ -13,7 +13,7 @@ from headgate.server.wire.admission import Refusal, Seat
 from headgate.server.wire.http1.connection import Connection, Phase
 from headgate.server.wire.http1.responses import of_problem
 from headgate.server.wire.messages import Handler, Request, Response
-from headgate.server.wire.transports.house import LINGER, House, Stopwatch, has_unread, peer_of
+from headgate.server.wire.transports.house import House, Stopwatch, closing_time, has_unread, peer_of
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class Http1(asyncio.Protocol):
         "_has_ended",
         "_house",
         "_is_closing",
+        "_is_held",
         "_is_paused",
         "_is_single",
         "_machine",
@@ -50,6 +51,8 @@ class Http1(asyncio.Protocol):
         """Requests that are in the hands of the handler."""
         self._is_paused = False
         """The client does not take what we write."""
+        self._is_held = False
+        """Reading is paused, for this reason or another."""
         self._has_ended = False
         """The client sends no more, and may still read."""
         self._is_closing = False
@@ -111,8 +114,7 @@ class Http1(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._hold()
 
     def resume_writing(self) -> None:
         self._is_paused = False
@@ -122,7 +124,7 @@ class Http1(asyncio.Protocol):
         """End what takes too long."""
         limits, machine = self._house.limits, self._machine
         if self._is_closing:
-            if self._watch.lasted("closing", now) > min(LINGER, limits.write_time):
+            if self._watch.lasted("closing", now) > closing_time(self._transport, limits):
                 self.abort()
             return
         if self._is_paused:
@@ -177,35 +179,44 @@ class Http1(asyncio.Protocol):
     def _flush(self) -> None:
         """Send what is to be sent, and see what is next: more requests, a pause, or the end."""
         transport, machine = self._transport, self._machine
-        if transport is None:
+        if transport is None or self._is_closing:
             return
         data = machine.outgoing()
         if data:
             transport.write(data)
+        if machine.is_calm and not self._is_held and not self._has_ended:
+            return
         if machine.is_over or (self._has_ended and not machine.in_flight):
             self._close(transport)
         elif self._is_paused or machine.is_full:
-            transport.pause_reading()
+            self._hold()
         elif machine.has_more:  # others are served in between
-            transport.pause_reading()
+            self._hold()
             self._house.loop.call_soon(self._go_on)
-        elif not transport.is_reading() and not transport.is_closing():
+        elif self._is_held and not transport.is_closing():
+            self._is_held = False
             transport.resume_reading()
+
+    def _hold(self) -> None:
+        """Read no more for now."""
+        transport = self._transport
+        if not self._is_held and transport is not None and not transport.is_closing():
+            self._is_held = True
+            transport.pause_reading()
 
     def _go_on(self) -> None:
         if self._transport is not None and self._machine.has_more and not self._is_paused:
             self.data_received(b"")
 
     def _close(self, transport: asyncio.Transport) -> None:
-        """Close so that the last response arrives: a socket with unread bytes that is closed takes them all back."""
-        if self._is_closing:
-            return
+        """Close so that the last response arrives: it is lost if the socket is closed while the client still sends."""
         self._is_closing = True
-        if self._has_ended or not self._machine.answered or not transport.can_write_eof():
+        is_sending = self._machine.is_refused or has_unread(transport)
+        if self._has_ended or not is_sending or not transport.can_write_eof():
             transport.close()
         else:
             transport.write_eof()
-            if not transport.is_reading():
+            if self._is_held:
                 transport.resume_reading()
 
 

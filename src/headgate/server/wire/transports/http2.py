@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 
 from headgate.server.wire.http2.connection import Connection
 from headgate.server.wire.link import Link, Service
-from headgate.server.wire.transports.house import LINGER, House, Stopwatch, has_unread, peer_of
+from headgate.server.wire.transports.house import House, Stopwatch, closing_time, has_unread, peer_of
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class Http2(asyncio.Protocol):
     __slots__ = (
         "_events",
         "_flushing",
+        "_has_ended",
         "_headers",
         "_house",
         "_is_closing",
@@ -41,6 +42,8 @@ class Http2(asyncio.Protocol):
         self._service: Service
         self._transport: asyncio.Transport | None = None
         self._flushing = False
+        self._has_ended = False
+        """The client sends no more, and may still read."""
         self._is_closing = False
         self._events = 0
         self._headers, self._rest = Stopwatch(), Stopwatch()
@@ -70,10 +73,10 @@ class Http2(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer what was asked, for the client may still read; over TLS it cannot."""
         transport = self._transport
+        self._has_ended = True
         return (
             transport is not None
             and not self._is_closing
-            and self._machine.open_streams > 0
             and self._service.in_flight > 0
             and transport.get_extra_info("ssl_object") is None
         )
@@ -87,7 +90,7 @@ class Http2(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_paused = True
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -106,7 +109,7 @@ class Http2(asyncio.Protocol):
         """End what takes too long."""
         limits, machine = self._house.limits, self._machine
         if self._is_closing:
-            if self._rest.lasted("closing", now) > min(LINGER, limits.write_time):
+            if self._rest.lasted("closing", now) > closing_time(self._transport, limits):
                 self.abort()
             return
         if self.is_paused:
@@ -151,7 +154,7 @@ class Http2(asyncio.Protocol):
         data = self._machine.outgoing()
         if data:
             transport.write(data)
-        if self._machine.is_over:
+        if self._machine.is_over or (self._has_ended and not self._service.in_flight):
             self._close(transport)
 
     def _give_up(self) -> None:
@@ -162,9 +165,10 @@ class Http2(asyncio.Protocol):
             self._close(self._transport)
 
     def _close(self, transport: asyncio.Transport) -> None:
-        """Close so that the last frames arrive: a socket with unread bytes that is closed takes them back."""
+        """Close so that the last frames arrive: they are lost if the socket is closed while the client still sends."""
         self._is_closing = True
-        if self.is_paused or not transport.can_write_eof():
+        is_sending = self._machine.fault or has_unread(transport)
+        if self.is_paused or not is_sending or not transport.can_write_eof():
             transport.close()
         else:
             transport.write_eof()

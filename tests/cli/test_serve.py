@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.cli.__main__ import main
+from headgate.cli.greeting import trial
+from headgate.cli.serve_options import add_options, options, settings_of
+from headgate.core.errors import UsageError
+from headgate.server.settings import Settings
+from headgate.web.apikey import digest
+
+
+def settings(*words: str, **environment: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return settings_of(parser.parse_args(words), environment)
+
+
+def test_nothing_given_is_every_default() -> None:
+    assert settings() == Settings()
+
+
+def test_every_setting_is_an_option() -> None:
+    assert {option.setting for option in options()} == {*Settings.__dataclass_fields__}
+
+
+def test_arguments_win_over_the_environment_and_empty_variables_are_none() -> None:
+    found = settings("--http-port", "9000", HEADGATE_HTTP_PORT="9001", HEADGATE_GRPC_PORT="9002", HEADGATE_NODES="")
+    assert (found.http_port, found.grpc_port, found.nodes) == (9000, 9002, 1)
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("ON", True), ("1", True), ("off", False), ("false", False)])
+def test_switches_are_on_or_off(text: str, value: bool) -> None:  # noqa: FBT001  a table
+    assert settings("--log-access", text).log_access is value
+
+
+def test_lists_are_separated_by_commas() -> None:
+    assert settings(HEADGATE_TRUSTED_PROXIES="10.0.0.0/8, ::1").trusted_proxies == ("10.0.0.0/8", "::1")
+
+
+def test_seconds_may_have_fractions() -> None:
+    assert settings("--drain-seconds", "0.5").drain_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["--http-port", "x"], {}, "--http-port: a number"),
+        ([], {"HEADGATE_HTTP_PORT": "tcp://10.0.0.1:80"}, "HEADGATE_HTTP_PORT: a number"),
+        (["--http-port", "-1"], {}, "--http-port: a whole number from 0"),
+        ([], {"HEADGATE_WORKERS": "2"}, "HEADGATE_WORKERS: 2 workers need a store that they share"),
+        (["--log-access", "maybe"], {}, "--log-access: on or off"),
+        (["--drain-seconds", "soon"], {}, "--drain-seconds: a number"),
+        (["--http-port", "7"], {"HEADGATE_GRPC_PORT": "7"}, "HEADGATE_GRPC_PORT: HTTP has port 7 already"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_name_it_was_given_by(
+    words: list[str], environment: dict[str, str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings(*words, **environment)
+
+
+def test_check_says_that_it_could_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "callers"
+    keys.write_text(f"edge {digest('k')}")
+    assert main(["serve", "--check", "--caller-keys", str(keys), "--store", "redis://:secret@host:1/0"]) == 0
+    assert capsys.readouterr().out == "it could start: 2 rules, redis://host:1/0\n"
+
+
+@pytest.mark.parametrize("name", ["rules", "caller-keys"])
+def test_check_finds_what_is_wrong_with_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("nothing: good")
+    assert main(["serve", "--check", f"--{name}", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:80/"),  # noqa: S104  it is only shown
+        ({"host": "::"}, "'http://[::1]:80/"),
+        ({"host": "example.com"}, "http://example.com:80/"),
+        ({"caller_keys": __file__}, '-H "Authorization: Bearer $KEY"'),
+        ({"tls_cert": __file__, "tls_key": __file__}, "-k https://127.0.0.1:80/"),
+        ({"tls_cert": __file__, "tls_key": __file__, "client_ca": __file__}, "--cert CLIENT.pem"),
+    ],
+)
+def test_the_request_to_try_has_all_that_it_needs(given: dict[str, Any], words: str) -> None:
+    assert words in trial(Settings(**given), 80)
+
+
+def test_the_help_has_every_option_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(f"{option.argument} {option.metavar}" in text for option in options())
+    assert "[127.0.0.1]" in text

@@ -1,0 +1,95 @@
+"""The one door to the engine: answers go through as they are, and what was decided is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from headgate import CostTooLarge, UsageError
+from headgate.engine import AsyncEngine, Part
+from headgate.observe.recorder import Recorder
+from headgate.policy.loading import load
+from headgate.policy.request import InvalidRequest, Request
+from headgate.server.decisions import Decisions
+from tests.observe.readings import value
+
+RULES = """
+version: 1
+unknown_rule: error
+rules:
+  - {id: single, dimension: user, limit: 3, window: 1h}
+"""
+ADA = Request({"user": "ada"}, "/")
+
+
+@pytest.fixture
+def decisions() -> Iterator[Decisions]:
+    recorder = Recorder()
+    yield Decisions(AsyncEngine(load(RULES)), recorder)
+    recorder.close()
+
+
+def counted(decisions: Decisions, name: str, **labels: str) -> float:
+    return value(decisions.recorder.metrics()[1], f"headgate_{name}", **labels)
+
+
+def test_a_check_with_an_idempotency_key_takes_its_cost_once(decisions: Decisions) -> None:
+    async def main() -> None:
+        assert [(await decisions.check(ADA, "order-1")).limits[0].decision.remaining for _ in range(3)] == [2, 2, 2]
+        assert [(await decisions.check(ADA)).limits[0].decision.remaining for _ in range(2)] == [1, 0]
+
+    asyncio.run(main())
+    assert counted(decisions, "rule_decisions_total", rule="single", outcome="allowed") == 5
+
+
+def test_what_was_given_back_can_be_taken_again_and_a_reset_gives_back_all(decisions: Decisions) -> None:
+    async def main() -> None:
+        assert [(await decisions.check(ADA)).allowed for _ in range(4)] == [True, True, True, False]
+        await decisions.refund(ADA)
+        assert (await decisions.peek(ADA)).allowed
+        assert [(await decisions.check(ADA)).allowed for _ in range(2)] == [True, False]
+        await decisions.reset(ADA)
+        assert (await decisions.peek_rule("single", "ada")).limits[0].decision.remaining == 3
+        assert (await decisions.check_rule("single", "ada", 2)).allowed
+        assert await decisions.reset_rule("single", "ada")
+        assert (await decisions.peek(ADA)).limits[0].decision.remaining == 3
+
+    asyncio.run(main())
+    assert counted(decisions, "refunds_total") == 1
+    assert counted(decisions, "resets_total") == 2
+    assert counted(decisions, "peeks_total") == 3
+    assert counted(decisions, "rule_decisions_total", rule="single", outcome="denied") == 2
+
+
+def test_several_requests_at_once_are_recorded_one_by_one(decisions: Decisions) -> None:
+    bob = Request({"user": "bob"}, "/")
+
+    async def main() -> None:
+        assert all(await decisions.check_together([Part(ADA), Part(bob)]))
+        await decisions.check_together([Part(ADA, refund=True)])
+
+    asyncio.run(main())
+    assert counted(decisions, "rule_decisions_total", rule="single", outcome="allowed") == 2
+    assert counted(decisions, "refunds_total") == 1
+
+
+def test_errors_go_through_and_nothing_is_recorded(decisions: Decisions) -> None:
+    async def main() -> None:
+        with pytest.raises(CostTooLarge):
+            await decisions.check(Request({"user": "ada"}, "/", cost=4))
+        with pytest.raises(UsageError):
+            await decisions.check(Request({"user": ""}, "/"))
+        with pytest.raises(InvalidRequest):
+            await decisions.check_rule("missing", "ada")
+
+    asyncio.run(main())
+    assert counted(decisions, "decision_duration_seconds_count") == 0
+
+
+def test_every_api_has_the_same_engine_and_recorder(decisions: Decisions) -> None:
+    other = decisions.via("batch")
+    assert (other.engine, other.recorder) == (decisions.engine, decisions.recorder)
+    decisions.recorder.publish()
+    assert counted(decisions, "rules") == 1

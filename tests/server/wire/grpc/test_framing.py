@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from urllib.parse import unquote_to_bytes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server.wire.grpc.framing import Messages, error_head, framed, status, timeout
+from headgate.server.wire.grpc.status import Code, RpcError
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [(b"1H", 3600), (b"2M", 120), (b"3S", 3), (b"20m", 0.02), (b"5u", 5e-6), (b"7n", 7e-9), (b"0S", 0)],
+)
+def test_a_timeout_is_a_number_and_a_unit(said: bytes, seconds: float) -> None:
+    assert timeout(said) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"S", b"1", b"1s", b"-1S", b"+1S", b"1.5S", b" 1S", b"1 S", b"123456789S", "\u0661S".encode(), b"1SS"]
+)
+def test_other_timeouts_are_malformed(said: bytes) -> None:
+    assert timeout(said) is None
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.integers(1, 40))
+def test_messages_are_cut_out_whatever_the_pieces(sent: list[bytes], step: int) -> None:
+    data = b"".join([framed(message) for message in sent])
+    messages, seen = Messages(50), []
+    for place in range(0, len(data), step):
+        messages.receive(data[place : place + step])
+        while (message := messages.take()) is not None:
+            seen.append(message)
+    assert seen == sent
+    assert messages.pending == 0
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
+    messages = Messages(20)
+    messages.receive(data)
+    with suppress(RpcError):
+        while messages.take() is not None:
+            pass
+    assert messages.pending <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "code"),
+    [
+        (framed(b"x" * 11), b"identity", Code.RESOURCE_EXHAUSTED),
+        (b"\0\xff\xff\xff\xff", b"identity", Code.RESOURCE_EXHAUSTED),
+        (b"\1\0\0\0\1x", b"gzip", Code.UNIMPLEMENTED),
+        (b"\1\0\0\0\1x", b"identity", Code.INTERNAL),
+        (b"\2\0\0\0\1x", b"gzip", Code.INTERNAL),
+    ],
+)
+def test_what_is_too_large_or_compressed_is_refused(data: bytes, encoding: bytes, code: Code) -> None:
+    messages = Messages(10, encoding)
+    messages.receive(data)
+    with pytest.raises(RpcError) as raised:
+        messages.take()
+    assert raised.value.code is code
+
+
+def test_many_small_messages_are_taken_without_moving_the_rest_each_time() -> None:
+    messages = Messages(10)
+    messages.receive(framed(b"") * 100_000)
+    assert sum(1 for _ in iter(messages.take, None)) == 100_000
+
+
+@given(st.text(max_size=100))
+def test_the_text_of_a_status_is_printable_ascii_that_stands_for_itself(text: str) -> None:
+    (_, code), (_, message), *_ = status(RpcError(Code.NOT_FOUND, text))
+    assert code == b"5"
+    assert all(0x20 <= byte < 0x7F for byte in message)
+    assert message == message.strip()
+    assert unquote_to_bytes(message) == text.encode(errors="backslashreplace")
+    error_head(RpcError(Code.NOT_FOUND, text))
+
+
+def test_the_text_of_a_status_is_not_endless() -> None:
+    (_, _), (_, message) = status(RpcError(Code.INTERNAL, "x" * 100_000))
+    assert len(message) == 1000
