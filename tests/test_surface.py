@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "engine": {"core", "clock", "stores", "policy"},
     "observe": {"core", "clock", "stores", "policy", "engine"},
     "server": {"core", "clock", "stores", "policy", "engine", "web", "observe"},
-    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server"},
+    "load": {"core"},
+    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server", "load"},
 }
 """Which parts of the package a part may import, besides itself."""
 NOT_PURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "threading", "time", "typing_extensions"}

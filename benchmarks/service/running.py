@@ -16,7 +16,7 @@ from benchmarks.service.servers import Cores, Served
 from benchmarks.timing import Figure, Pace
 
 OURS = "headgate"
-SUBJECTS = 10
+SUBJECTS = 11
 """How many are measured."""
 STORE_SECONDS = 2
 """What Redis gets for an answer: flat out, requests wait longer than the 10 ms that it gets otherwise."""
@@ -70,6 +70,7 @@ def _subjects(stack: ExitStack, cores: Cores, store: Server) -> dict[str, Subjec
     uvicorn = stack.enter_context(servers.uvicorn(cores))
     grpcio = stack.enter_context(servers.grpcio(cores))
     memory = stack.enter_context(servers.headgate(cores))
+    encrypted = stack.enter_context(servers.headgate(cores, tls=True))
     redis = stack.enter_context(servers.headgate(cores, f"{store.address()}?timeout={STORE_SECONDS}"))
     two = Cores.split(2)
     shared = f"{store.address(1)}?timeout={STORE_SECONDS}"
@@ -89,6 +90,7 @@ def _subjects(stack: ExitStack, cores: Cores, store: Server) -> dict[str, Subjec
         "rls": ours("RLS, memory", memory, RLS),
         "rls_redis": ours("RLS, Redis", redis, RLS, store=store),
         "http_redis": ours("HTTP check, Redis", redis, HTTP_CHECK, store=store),
+        "http_tls": ours("HTTP check, memory, TLS", encrypted, HTTP_CHECK),
         "rls_pair": ours("RLS, Redis, 2 workers", pair, RLS, two, store),
         "http_pair": ours("HTTP check, Redis, 2 workers", pair, HTTP_CHECK, two, store),
     }

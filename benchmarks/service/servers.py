@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 
 from benchmarks.on_redis.servers import START_SECONDS, ServerError, free_port
-from benchmarks.service import processor
+from benchmarks.service import certificate, processor
 from benchmarks.service.asking import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +59,10 @@ class Cores:
 class Served:
     """A server that runs."""
 
-    def __init__(self, process: subprocess.Popen[bytes], http_port: int = 0, grpc_port: int = 0) -> None:
-        self._process, self.http_port, self.grpc_port = process, http_port, grpc_port
+    def __init__(
+        self, process: subprocess.Popen[bytes], http_port: int = 0, grpc_port: int = 0, *, tls: bool = False
+    ) -> None:
+        self._process, self.http_port, self.grpc_port, self.tls = process, http_port, grpc_port, tls
 
     def used_ns(self) -> int:
         """Return the processor time of all its processes so far."""
@@ -94,7 +96,9 @@ def grpcio(cores: Cores) -> Iterator[Served]:
 
 
 @contextmanager
-def headgate(cores: Cores, store: str = "memory", options: Sequence[str] = ()) -> Iterator[Served]:
+def headgate(
+    cores: Cores, store: str = "memory", options: Sequence[str] = (), *, tls: bool = False
+) -> Iterator[Served]:
     """`headgate serve` with one rule; `options` are more words of its command line."""
     http_port, grpc_port = free_port(), free_port()
     with TemporaryDirectory(prefix="headgate-bench-") as folder:
@@ -102,8 +106,11 @@ def headgate(cores: Cores, store: str = "memory", options: Sequence[str] = ()) -
         rules.write_text(RULES)
         words = [sys.executable, "-m", "headgate.cli", "serve", "--rules", str(rules), "--store", store]
         words += ["--http-port", str(http_port), "--grpc-port", str(grpc_port), *options]
+        if tls:
+            chain, key = certificate.write(Path(folder))
+            words += ["--tls-cert", str(chain), "--tls-key", str(key)]
         with _running(words, cores, http_port, grpc_port) as process:
-            yield Served(process, http_port, grpc_port)
+            yield Served(process, http_port, grpc_port, tls=tls)
 
 
 @contextmanager

@@ -44,6 +44,13 @@ def test_ours_takes_what_it_is_asked_for(question: Question) -> None:
         assert subject.round(0.1) > 0
 
 
+def test_ours_is_asked_over_tls() -> None:
+    with servers.headgate(CORES, tls=True) as served:
+        subject = Subject("headgate", "TLS", served, HTTP_CHECK, CORES, counts=True)
+        subject.verify()
+        assert subject.round(0.1) > 0
+
+
 def test_a_server_that_does_not_allow_is_not_measured() -> None:
     never = Question(HTTP_CHECK.wire, HTTP_CHECK.path, HTTP_CHECK.content_type, HTTP_CHECK.body, lambda _: False)
     with servers.nginx(CORES) as served, pytest.raises(WrongAnswer, match=r"nginx .* does not allow"):

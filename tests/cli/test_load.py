@@ -126,13 +126,14 @@ def told(command: list[str], act: Callable[[subprocess.Popen[bytes]], object]) -
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_a_service_that_drains_loses_nothing(scheme: str, rules: str) -> None:
+    """It goes away between two answers, and that is told apart from errors."""
     with service("--rules", rules) as found:
         found.started()
         port = found.http_port if scheme == "http" else found.grpc_port
-        options = ["--service", "rls", "--seconds", "3", "--connections", "4", "--json", "--path", "/free"]
+        options = ["--service", "rls", "--seconds", "300", "--connections", "4", "--json", "--path", "/free"]
         command = [sys.executable, "-m", "headgate.cli", "load", f"{scheme}://127.0.0.1:{port}", *options]
-        _, data = told(command, lambda _: found.signal(signal.SIGTERM))
-        assert data["errors"] == {}
+        code, data = told([*command, "--timeout", "2"], lambda _: found.signal(signal.SIGTERM))
+        assert (code, data["gone"], data["errors"]) == (1, True, {})
         assert data["sent"] == data["allowed"]
 
 
@@ -201,7 +202,7 @@ def shown(summary: Summary) -> list[str]:
 def test_what_a_summary_looks_like() -> None:
     latency = Latency(800, 1500.0, {"p50": 1000, "p99": 12_345}, 2_500_000, [(1000, 75), (2000, 0), (5_000_000, 25)])
     errors = {"connection lost": 3, "HTTP 500": 1}
-    summary = Summary(2.0, 1104, 90, 10, 5, 1000, errors, 7, 16, 2, 3, latency, interrupted=True)
+    summary = Summary(2.0, 1104, 90, 10, 5, 1000, errors, 7, 16, 2, 3, latency, interrupted=True, gone=True)
     assert shown(summary) == [
         "1,104 requests in 2.00 s: 50 decisions/s, stopped by Ctrl-C",
         "  allowed              90",
@@ -214,6 +215,7 @@ def test_what_a_summary_looks_like() -> None:
         "             1  HTTP 500",
         "  never sent: due, but all connections were busy; more of them may help",
         "connections: 16 made, 3 lost while waiting for an answer, 2 attempts failed",
+        "the service went away, and did not come back in time",
         "latency of decisions: min 800 us, p50 1 ms, p99 12.3 ms, max 2.5 s",
         "  <=     1 ms  ########################################           75  75.0 %",
         "  <=     2 ms                                                      0   0.0 %",

@@ -58,7 +58,7 @@ def test_what_cannot_be_asked(asked: dict[str, Any]) -> None:
         Asked(**asked)
 
 
-@pytest.mark.parametrize("key", ["", "a\r\nb", "\u00e9"])
+@pytest.mark.parametrize("key", ["", "a\r\nb", "\u00e9", "x" * 3000])
 def test_a_caller_key_cannot_smuggle_headers(key: str) -> None:
     with pytest.raises(UsageError, match="caller key"):
         caller_fields(key)

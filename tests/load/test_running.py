@@ -175,6 +175,25 @@ def test_a_server_that_goes_away_does_not_hang_it() -> None:
     assert summary.connects_failed > 0
 
 
+def test_a_service_that_is_gone_is_not_waited_for_until_time_is_over() -> None:
+    async def run() -> Summary:
+        answered = asyncio.Event()
+
+        async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await question(reader)
+            writer.write(YES)
+            answered.set()
+
+        async with peer(behave) as target:
+            running = asyncio.create_task(run_of(target, Plan(seconds=3600, connections=1, timeout=0.5)).run())
+            await answered.wait()
+        return await running
+
+    summary = asyncio.run(run())
+    assert summary.gone
+    assert summary.sent == ended(summary)
+
+
 @pytest.mark.parametrize("grpc", [False, True])
 def test_nothing_that_listens_is_said_at_once(grpc: bool) -> None:  # noqa: FBT001  a table
     target = Target("127.0.0.1", free_port(), grpc=grpc)

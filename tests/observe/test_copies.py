@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,3 +127,24 @@ def test_a_store_is_shown_with_its_flights_and_its_outage(redis: RedisServer) ->
 
     asyncio.run(main())
     recorder.close()
+
+
+def test_a_process_that_can_open_no_more_files_goes_on_counting(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from headgate.observe.recorder import Recorder
+from headgate.observe.slots import Slots
+recorder = Recorder(Slots(sys.argv[1]), 0)
+recorder.metrics()
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+recorder._hot.denied("orders", "ada", 100)
+recorder.publish()
+recorder.called("check", "denied", 1000)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+sys.stdout.buffer.write(recorder.metrics()[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, check=True)
+    assert value(done.stdout, "headgate_checks_total", api="check", outcome="denied") == 1
+    assert value(done.stdout, "headgate_process_open_fds", worker="0") == 0
+    assert b"Too many open files" in done.stderr

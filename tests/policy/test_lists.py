@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidRule
-from headgate.policy.addresses import address_of, counted_by
+from headgate.policy.addresses import address_of, canonical_network, counted_by
 from headgate.policy.lists import Entries, Pattern
 from headgate.policy.model import Entry
 from headgate.policy.request import InvalidRequest
@@ -123,6 +123,20 @@ def test_every_dimension_is_looked_at() -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"ip is an address such as 203\.0\.113\.9"):
         address_of(text)
+
+
+OCTETS = st.integers(0, 300).map(str) | st.text("0123456789/", max_size=4)
+
+
+@given(st.ip_addresses().map(str) | st.lists(OCTETS, min_size=3, max_size=5).map(".".join))
+def test_an_address_is_read_as_the_standard_library_reads_it(text: str) -> None:
+    try:
+        expected = canonical_network(ip_network(text, strict=False))
+    except ValueError:
+        with pytest.raises(InvalidRequest):
+            address_of(text)
+    else:
+        assert address_of(text) == expected
 
 
 @given(st.ip_addresses().map(str) | st.ip_addresses(v=4).map(lambda four: f"::ffff:{four}"))

@@ -36,6 +36,20 @@ def test_the_ceiling_lets_in_so_many_per_second_and_a_tenth_at_once() -> None:
     assert 9_980 <= total <= 10_000
 
 
+def test_a_batch_counts_for_all_that_it_asks() -> None:
+    clock = ManualClock()
+    guard = Guard(per_second=10_000, in_flight=1_000_000, clock=clock)
+    place = guard.sit(NOBODY)
+    assert place.admit(CHECK, []) is None
+    guard.charge(999)
+    assert place.admit(CHECK, []) == TOO_FAST
+    guard.charge(1000)
+    clock.advance(0.05)
+    assert place.admit(CHECK, []) == TOO_FAST
+    clock.advance(0.1)
+    assert admitted(place, 1000) in range(400, 601)
+
+
 def test_a_small_ceiling_is_exact() -> None:
     clock = ManualClock()
     guard = Guard(per_second=3, clock=clock)

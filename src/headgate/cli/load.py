@@ -38,7 +38,8 @@ def add(commands: Commands) -> None:
         more="Without --rate each connection asks again when it was answered (a closed loop). With --rate, requests\n"
         "are due at a constant rate, whether the service keeps up or not, and latencies count from when they are\n"
         "due (an open loop). It ends after --requests or --seconds, whatever comes first; Ctrl-C ends it earlier.\n\n"
-        "Exit codes: 0 all was decided or shed, 1 there were errors, 2 wrong usage, or nothing listens there.",
+        "Exit codes: 0 all was decided or shed, 1 there were errors, or the service went away, 2 wrong usage, or\n"
+        "nothing listens there.",
         examples="headgate load\n"
         "headgate load http://127.0.0.1:8080 --requests 10000 --connections 16\n"
         "headgate load http://127.0.0.1:8080 --rate 5000 --seconds 10\n"
@@ -102,7 +103,7 @@ def _load(arguments: argparse.Namespace, terminal: Terminal) -> int:
         tell_summary(summary, terminal)
     if summary.interrupted:
         return _INTERRUPTED
-    return NO if summary.failed else OK
+    return NO if summary.failed or summary.gone else OK
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -45,6 +45,8 @@ def tell_summary(summary: Summary, terminal: Terminal) -> None:
         f"connections: {summary.connects:,} made, {summary.connections_lost:,} lost while waiting for an answer, "
         f"{summary.connects_failed:,} attempts failed"
     )
+    if summary.gone:
+        terminal.say(terminal.styled("the service went away, and did not come back in time", "red"))
     if summary.latency is not None:
         _tell_latency(summary.latency, terminal)
 
@@ -96,4 +98,5 @@ def to_data(summary: Summary) -> dict[str, Any]:
             "histogram": [{"at_most": bound, "count": count} for bound, count in latency.histogram],
         },
         "interrupted": summary.interrupted,
+        "gone": summary.gone,
     }

@@ -92,8 +92,8 @@ def caller_fields(caller_key: str | None) -> list[tuple[str, str]]:
     """Return the headers that say who calls the service, where it wants to know."""
     if caller_key is None:
         return []
-    if not (caller_key and caller_key.isascii() and caller_key.isprintable()):
-        raise UsageError("a caller key is printable ASCII")
+    if not (0 < len(caller_key) <= MOST_PATH and caller_key.isascii() and caller_key.isprintable()):
+        raise UsageError(f"a caller key is printable ASCII, up to {MOST_PATH} characters")
     return [("authorization", f"Bearer {caller_key}")]
 
 

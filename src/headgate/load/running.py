@@ -103,7 +103,7 @@ class Run:
         self._sent = self._in_flight = 0
         self._connects = self._connects_failed = self._lost = 0
         self._began = self._ended = self._end_of_asking = 0
-        self._asking, self._interrupted = False, False
+        self._asking = self._interrupted = self._gone = False
         self._last_error = OSError("no attempt was made")
         self._tried, self._over = asyncio.Event(), asyncio.Event()
         """Every lane has tried to connect; the run is over."""
@@ -183,10 +183,10 @@ class Run:
             self._tried.set()
 
     async def _watch_over(self) -> None:
-        """Once in a while: is time over, does an answer not come, and how does it go?"""
+        """Once in a while: is time over, does an answer not come, is the service gone, and how does it go?"""
         step = min(0.1, self._plan.timeout / 4, self._plan.seconds / 4)
         end, timeout = self._end_of_asking, round(self._plan.timeout * _SECOND)
-        told_at, told = self._began, 0
+        told_at, told, seen = self._began, 0, self._began
         while not self._over.is_set():
             left = (end - perf_counter_ns()) / _SECOND
             await asyncio.sleep(min(step, left) if left > 0 else step)
@@ -196,6 +196,11 @@ class Run:
                 if not self._in_flight or now >= end + timeout:
                     self._over.set()
             self._give_up(now - timeout)
+            if self._open:
+                seen = now
+            elif now >= seen + timeout:
+                self._gone = True
+                self._over.set()
             if not self._sent and now >= self._began + timeout:
                 raise NotSpoken(self._target, self._plan.timeout)
             if self._watch is not None and now - told_at >= _SECOND:
@@ -328,4 +333,5 @@ class Run:
             connections_lost=self._lost,
             latency=tally.latency(),
             interrupted=self._interrupted,
+            gone=self._gone,
         )

@@ -107,6 +107,8 @@ class Summary(msgspec.Struct, frozen=True):
     latency: Latency | None
     """None where nothing was decided."""
     interrupted: bool = False
+    gone: bool = False
+    """The service went away, and did not come back in time."""
 
     @property
     def decided(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import threading
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from headgate.observe.rendering import merged as merged_series
 from headgate.observe.slots import Slice, Slots
 from headgate.observe.table import SIZE, Reader, Table
 
+_LOG = logging.getLogger("headgate.observe")
 _decode = msgspec.json.Decoder(HotList).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -67,8 +69,11 @@ class Board:
             self._shown = hot
             path = _hot_file(self._slots, self._own.number)
             unfinished = path.with_suffix(".new")
-            unfinished.write_bytes(_encode(hot))
-            unfinished.replace(path)
+            try:
+                unfinished.write_bytes(_encode(hot))
+                unfinished.replace(path)
+            except OSError as error:  # a full disk must not end what else is done every second
+                _LOG.warning("hot keys of this worker cannot be shown to the others: %s", error)
 
     def hot_keys(self, own: HotList) -> bytes:
         """Return what is hot, in JSON: here now, elsewhere as it was shown last."""
@@ -95,11 +100,12 @@ class Board:
     def _others(self) -> Iterable[HotList]:
         if not (self._slots and self._own):
             return
-        for each in self._slices():
-            path = _hot_file(self._slots, each.slot)
-            if each.alive and each.slot != self._own.number:
+        with self._reading:
+            slots = self._slots.alive()
+        for slot in slots:
+            if slot != self._own.number:
                 try:
-                    yield _decode(path.read_bytes())
+                    yield _decode(_hot_file(self._slots, slot).read_bytes())
                 except FileNotFoundError:  # it has nothing to show yet
                     yield HotList()
 

@@ -47,17 +47,26 @@ class Slots:
 
     def read(self) -> list[Slice]:
         """Return what all workers have counted, also those that ended."""
-        for path in self.directory.glob(f"*{_ENDING}"):
-            number = path.name.removesuffix(_ENDING)
-            if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= table.SIZE:
-                self._read[int(number)] = _Reading(path)
-        return [Slice(slot, reading.is_locked(), reading.reader.read()) for slot, reading in sorted(self._read.items())]
+        self._look()
+        return [Slice(slot, each.is_locked(), each.reader.read()) for slot, each in sorted(self._read.items())]
+
+    def alive(self) -> list[int]:
+        """Return the slots of the workers that live."""
+        self._look()
+        return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
 
     def close(self) -> None:
         """Let go of the files of others."""
         for reading in self._read.values():
             reading.close()
         self._read.clear()
+
+    def _look(self) -> None:
+        """Open the files that are new."""
+        for path in self.directory.glob(f"*{_ENDING}"):
+            number = path.name.removesuffix(_ENDING)
+            if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= table.SIZE:
+                self._read[int(number)] = _Reading(path)
 
 
 class Slot:
@@ -68,7 +77,7 @@ class Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _lock(self._file)
-            os.posix_fallocate(self._file, 0, table.SIZE)  # a full disk is an error here, and a crash later
+            _reserve(self._file, table.SIZE)
             self._map = mmap.mmap(self._file, table.SIZE)
         except BlockingIOError:
             os.close(self._file)
@@ -119,3 +128,11 @@ def _lock(file: int) -> None:
         else:
             return
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file its size. Where the system can, also its place on the disk: a full one would be a crash later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    elif os.fstat(file).st_size < size:
+        os.ftruncate(file, size)

@@ -27,7 +27,8 @@ _REMEMBERED = 4096
 """Of short texts (no error is remembered), and reading one anew costs a few microseconds: nothing to be gained by
 flooding."""
 _ZONE = re.compile(r"%[^/%]+(?=/|$)")
-_is_ipv4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!$)|$)){4}", re.ASCII).fullmatch
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_is_ipv4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}").fullmatch
 _WITHIN_IPV6 = {0xFFFF, 0x64_FF9B << 64}
 """The 96 bits before an IPv4 address: IPv4-mapped, and NAT64."""
 

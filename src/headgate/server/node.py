@@ -116,7 +116,7 @@ class Node:
         await self._meet_store()
         self._begin(self._publish())
         self._sockets = sockets
-        parts = self._settings, self._decisions, self._readiness, self._envoy
+        parts = self._settings, self._decisions, self._readiness, self._envoy, self._guard
         handler = traced_handler(surface.http(*parts), self._tracing)
         methods = traced_methods(surface.grpc(*parts), self._tracing)
         await self._listener.serve_http(handler, sockets["http"], self._tls)

@@ -9,6 +9,7 @@ from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, application
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
+from headgate.server.guard import Guard
 from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
 from headgate.server.rls.schema import file_descriptors
@@ -28,7 +29,9 @@ APIS: Mapping[bytes, str] = {
 """The names of APIs in metrics, by path."""
 
 
-def http(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService) -> Handler:
+def http(
+    settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService, guard: Guard
+) -> Handler:
     """Return what answers on the HTTP port."""
     as_json = JsonForm(envoy)
     trusted = {"trusted": settings.trusted_proxies} if settings.trusted_proxies else {}
@@ -38,11 +41,14 @@ def http(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: 
         forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, **trusted),
         timestamps=_timestamps(settings),
         on_store_failure=settings.on_store_failure,
+        charge=guard.charge,
         others={b"/json": as_json, b"/rlconfig": as_json.configuration},
     )
 
 
-def grpc(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService) -> Methods:
+def grpc(
+    settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService, guard: Guard
+) -> Methods:
     """Return what answers on the gRPC port."""
     ours = rpc.methods(
         decisions,
@@ -50,6 +56,7 @@ def grpc(settings: Settings, decisions: Decisions, readiness: Readiness, envoy: 
         timestamps=_timestamps(settings),
         described=file_descriptors(),
         reflection=settings.grpc_reflection,
+        charge=guard.charge,
     )
     return ours | rls.methods(envoy)
 

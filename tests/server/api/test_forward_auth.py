@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.server.api.forward_auth import ForwardAuth
-from headgate.server.wire.messages import Response
+from headgate.server.wire.messages import Peer, Request, Response
 from headgate.web.address import AddressReader
 from headgate.web.apikey import ApiKeys, Holder, digest
 from headgate.web.errors import InvalidSettings
@@ -165,3 +167,19 @@ def test_while_the_store_is_away_the_mode_answers(failure: str, status: int) -> 
         response = asked(service, NGINX)
     assert response.status == status
     assert fields(response)["x-ratelimit-degraded"] == "true"
+
+
+NAMES = [
+    *(b"x-original-uri", b"x-original-method", b"x-original-host", b"x-forwarded-uri", b"x-forwarded-method"),
+    *(b"x-forwarded-host", b"x-forwarded-for", b"forwarded", b"authorization"),
+]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), st.binary() | st.sampled_from([b"/orders", b"POST"])), max_size=6),
+    st.sampled_from(["127.0.0.1", "203.0.113.1", "nonsense", None]),
+)
+def test_whatever_is_sent_is_answered(headers: list[tuple[bytes, bytes]], peer: str | None) -> None:
+    with serving(RULES, forward_auth=ForwardAuth(host=True)) as service:
+        response = service.ask(Request(b"GET", PATH.encode(), b"", headers, b"", Peer(peer)))
+    assert response.status in {200, 400, 403, 429}

@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.server.api.deprecation import Deprecation
 from headgate.server.wire.messages import Request, Response
@@ -113,3 +115,9 @@ def test_a_deprecated_version_announces_its_end() -> None:
 def test_a_deprecation_that_makes_no_sense_is_refused(since: datetime, sunset: datetime, link: str, told: str) -> None:
     with pytest.raises(InvalidSettings, match=told):
         Deprecation(since, sunset, link)
+
+
+@given(st.binary() | st.sampled_from([b"GET", b"OPTIONS", b"HEAD"]), st.binary() | st.sampled_from([b"/healthz", b"*"]))
+def test_any_method_and_any_path_are_answered(method: bytes, path: bytes) -> None:
+    with serving() as service:
+        assert service.ask(Request(method, path)).status in {200, 204, 404, 405}

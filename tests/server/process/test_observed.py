@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.observe.collector import collecting
 from tests.observe.readings import samples, value
 from tests.server.process.service import SECONDS, Clients, Service, service
 from tests.servers import RedisServer, redis_server, until
@@ -108,3 +109,15 @@ def test_refusals_are_logged_and_only_some_of_them(found: Service) -> None:
     pattern = r"\S+Z INFO headgate.denials denied rule=whole principal=#[0-9a-f]{16} retry_after=[0-9.]+ api=check"
     assert all(re.fullmatch(pattern, line) for line in lines)
     assert 0 < len(lines) < sum(not answer["allowed"] for client in clients.all for answer in client.answers)
+
+
+def test_calls_have_spans_where_that_is_wanted() -> None:
+    with collecting() as collector:
+        where = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}
+        with service("--tracing", "on", environment=where) as found:
+            trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+            found.started().check("ada", traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+            found.signal(signal.SIGTERM)
+            assert found.ended() == 0
+        (span,) = [span for span in collector.spans() if span.name == "POST /api/v1/rate-limit/check"]
+        assert span.trace_id.hex() == trace

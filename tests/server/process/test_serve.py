@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,6 +15,8 @@ import pytest
 
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import redis_server, until
+
+ROOT = Path(__file__).parents[3]
 
 
 def ran(*options: str, environment: dict[str, str] | None = None) -> Service:
@@ -35,6 +39,17 @@ def test_it_says_where_it_listens_and_what_it_has_and_its_trial_works_verbatim()
         found.signal(signal.SIGINT)
         assert found.ended() == 0
         assert "Traceback" not in found.complained
+
+
+def test_the_request_of_the_readme_is_answered_as_it_says() -> None:
+    readme = (ROOT / "README.md").read_text()
+    command, answer = re.findall(
+        r"^\$ (curl http://127\.0\.0\.1:8080.*?)\n(\{.*\})$", readme, re.DOTALL | re.MULTILINE
+    )[0]
+    with service("--rules", str(ROOT / "docs" / "examples" / "rules.yaml")) as found:
+        words = shlex.split(command.replace(":8080", f":{found.started().http_port}").replace("\\\n", " "))
+        told = subprocess.run(words, capture_output=True, check=True, text=True).stdout
+        assert told.startswith(answer.removesuffix(",...}"))
 
 
 def test_settings_come_from_the_environment_and_arguments_win(tmp_path: Path) -> None:
@@ -61,7 +76,7 @@ def test_json_logs_and_nothing_else() -> None:
 def test_a_password_of_the_store_is_shown_nowhere() -> None:
     with (
         redis_server("requirepass hidden-password") as server,
-        service("--store", f"redis://:hidden-password@127.0.0.1:{server.port}/0") as found,
+        service("--store", f"redis://:hidden-password@127.0.0.1:{server.port}/0?timeout=5") as found,
     ):
         found.started()
         assert f"redis://127.0.0.1:{server.port}/0" in found.said

@@ -16,7 +16,7 @@ import uvloop
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import Event, PingAckReceived, ResponseReceived, TrailersReceived
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 
 from headgate.server.wire.admission import Gate
 from headgate.server.wire.limits import DEFAULT, WireLimits
@@ -137,7 +137,8 @@ class Http2Client:
         self.socket = connect(port)
         self.machine = H2Connection(H2Configuration(header_encoding="utf-8"))
         if settings:
-            self.machine.update_settings({SettingCodes[name.upper()]: value for name, value in settings.items()})
+            values = {SettingCodes[name.upper()]: value for name, value in settings.items()}
+            self.machine.local_settings = Settings(client=True, initial_values=values)
         self.machine.initiate_connection()
         self.events: list[Event] = []
         self.flush()

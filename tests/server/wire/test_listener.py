@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import pytest
 import uvloop
 
 from headgate.server.wire.admission import Refusal
+from headgate.server.wire.eager import start
 from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.grpc.status import Code
 from headgate.server.wire.limits import WireLimits
@@ -319,11 +321,11 @@ def test_the_grpc_port_tells_other_clients_what_it_is() -> None:
         assert "HTTP/2 415" in curl("--include", "--http2-prior-knowledge", url)
 
 
-def has_clients(port: int) -> str:
-    """Return the lines of the system's table about connections to a port that have been set up."""
+def is_connected_to(port: int) -> bool:
+    """Return whether the system has set up a connection to a port."""
     table = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     lines = [line.split() for line in table]
-    return " ".join([f"{line[1]}" for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "01"])
+    return any(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
 
 
 class TestDraining:
@@ -379,14 +381,19 @@ class TestDraining:
         with serving() as server:
             port = port_of(server)
             busy = threading.Event()
-            server.loop.call_soon_threadsafe(busy.wait, PATIENCE)
+            drained: Future[bool] = Future()
+
+            def leave() -> None:
+                busy.wait(PATIENCE)
+                start(server.listener.drain(PATIENCE), drained.set_result, drained.set_exception)
+
+            server.loop.call_soon_threadsafe(leave)
             command = ["curl", "-s", "--max-time", str(PATIENCE), version, f"http://127.0.0.1:{port}/"]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
-                until(lambda: f":{port:04X}" in has_clients(port), "it is connected")
-                drained = server.begin(server.listener.drain(PATIENCE))
+                until(lambda: is_connected_to(port), "it is connected")
                 busy.set()
                 assert client.communicate(timeout=PATIENCE)[0] == b"GET /  "
-            assert drained()
+            assert drained.result(PATIENCE)
 
     @pytest.mark.parametrize("options", [["--h1"], ["-m", "10"]], ids=["HTTP/1.1", "HTTP/2"])
     def test_no_request_under_load_fails(self, options: list[str]) -> None:

@@ -11,6 +11,7 @@ order. They are not all or nothing: each stands alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 
 import msgspec
@@ -46,10 +47,16 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 
 class Batches:
-    """Answers many questions at once, as `checks` answers one."""
+    """Answers many questions at once, as `checks` answers one.
 
-    def __init__(self, checks: Checks, recorder: Recorder) -> None:
-        self._checks, self._recorder = checks, recorder
+    Args:
+        checks: what answers each.
+        recorder: what counts and times batches.
+        charge: told how many questions there are beyond the first, which the request itself stands for.
+    """
+
+    def __init__(self, checks: Checks, recorder: Recorder, charge: Callable[[int], object] = lambda _: None) -> None:
+        self._checks, self._recorder, self._charge = checks, recorder, charge
 
     async def check(self, request: Request) -> Response:
         """Answer a request."""
@@ -59,6 +66,7 @@ class Batches:
         except InvalidBody as error:
             self._recorder.called("batch", "error", perf_counter_ns() - began)
             return problem_response(problem_of(error))
+        self._charge(len(questions) - 1)
         results = await eager.together(
             [self._answer(bytes(body), f"{key}#{place}" if key else "", now) for place, body in enumerate(questions)]
         )

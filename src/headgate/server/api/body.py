@@ -107,6 +107,18 @@ def question(body: bytes) -> Request | Question:
         asked = _decode(body)
     except (ValueError, RecursionError) as error:
         raise unreadable(error, body, _ACCEPTED) from None
+    principal, endpoint, method, cost = asked.principal, asked.endpoint, asked.method, asked.cost
+    if principal is not UNSET and endpoint is not UNSET and method is not UNSET:
+        more = body.count(b":") - 3 - len(principal)  # each member has a colon: these are all there are, and once
+        if not more:
+            return Request(principal, endpoint, method)
+        if more == 1 and cost is not UNSET:
+            return Request(principal, endpoint, method, _NOTHING, cost)
+    return _with_more(asked, body)
+
+
+def _with_more(asked: Asked, body: bytes) -> Request | Question:
+    """Do the same for what is not the most usual body: other members, or colons in texts."""
     members = _members(asked)
     principal, endpoint, method, cost, consume, key, timestamp, attributes, tier = members[:9]
     told = _MEMBERS - members.count(UNSET)

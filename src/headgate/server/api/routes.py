@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from headgate.core.mode import Mode
@@ -41,6 +41,7 @@ def application(
     headers: ResponseHeaders = CHECK_HEADERS,
     on_store_failure: Mode | str = Mode.LOCAL,
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
+    charge: Callable[[int], object] = lambda _: None,
     deprecated: Mapping[bytes, Deprecation] = _NO_DEPRECATIONS,
 ) -> Handler:
     """Return what answers all that is asked over HTTP.
@@ -53,6 +54,7 @@ def application(
         headers: which header fields the answers to checks have.
         on_store_failure: as the engine was told; refusals of a store that is away are our own fault if it is "deny".
         others: what answers other paths, whatever the method, such as ``/json``.
+        charge: told how many questions a batch has beyond the first.
         deprecated: versions that will go, by the beginning of their paths, such as ``/api/v1/``.
     """
     checks = Checks(decisions, Answers(headers), timestamps or Timestamps())
@@ -60,7 +62,7 @@ def application(
     health, pages = HealthPages(readiness), _Pages(decisions)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
         CHECK: (_POST, checks.check),
-        BATCH: (_POST, Batches(checks, decisions.recorder).check),
+        BATCH: (_POST, Batches(checks, decisions.recorder, charge).check),
         FORWARD_AUTH: (None, proxies.check),
         b"/healthz": (_GET, health.alive),
         b"/readyz": (_GET, health.ready),

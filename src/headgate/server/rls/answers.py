@@ -14,12 +14,15 @@ import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.plan import blocking, most_restrictive
+from headgate.engine.ruling import rule_of
 from headgate.policy.envoy.answering import Code
 from headgate.server.rls import encoding
 from headgate.web.headers import ResponseHeaders
 from headgate.web.problem import CONTENT_TYPE, Problem, of_status, quota_exceeded, reduced_capacity
 
 TOO_MANY_REQUESTS = 429
+MOST_SHOWN = 20
+"""Limits in header fields and documents; if there are more, only the one that refuses or is the most restrictive."""
 _CONTENT_TYPE = encoding.header("content-type", CONTENT_TYPE)
 _NO_STORE = encoding.header("Cache-Control", "no-store")
 NOT_ADMITTED = "This client is not admitted."
@@ -72,6 +75,8 @@ class Answers:
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
         """
+        if len(names) > MOST_SHOWN:  # header fields have an end
+            decision, names = msgspec.structs.replace(decision, parts=()), (rule_of(tuple(names), decision),)
         headers = self.options.headers
         told = encoding.headers(headers.of(decision, names, now=now)) if headers is not None else b""
         if code is Code.OK:

@@ -7,16 +7,19 @@ from typing import Any
 
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND
 from headgate.engine.descriptors import Answered
 from headgate.engine.ruling import rule_of
 from headgate.policy.envoy import Match, Outcome, RateLimit, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.server.rls import encoding
 from headgate.server.rls.answers import Answers, Options, joint
+from headgate.server.rls.usual import Usual, UsualAnswers
 
 UNNAMED = "default"
 _REFUSED = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
+_REMEMBERED = 4096
 
 
 class MatchedAnswers:
@@ -29,9 +32,25 @@ class MatchedAnswers:
 
     def __init__(self, options: Options, *, denies: bool = False) -> None:
         self._answers, self._options, self._denies = Answers(options), options, denies
+        self._usual = UsualAnswers(options)
+        self._known: dict[int, Usual] = {}
 
     def of(self, answered: Answered, now: int) -> bytes:
         """Return the answer; `now` is in microseconds since the epoch."""
+        answer = answered.answer
+        if len(answer.statuses) == 1:
+            decision, (status,), (match,) = answered.decisions[0], answer.statuses, answered.matching.matches
+            if (
+                decision is not None
+                and self._usual.fits(decision)
+                and not (match.refund or match.shadow_mode)
+                and status.duration_until_reset == -(-decision.reset_after_us // SECOND)
+            ):
+                usual = self._known.get(id(match.rule)) or self._remember(answered, decision)
+                return self._usual.of(usual, decision.remaining, status.duration_until_reset)
+        return self._any(answered, now)
+
+    def _any(self, answered: Answered, now: int) -> bytes:
         answer = answered.answer
         statuses = b"".join(map(_status, answer.statuses))
         decisions, names = _enforced(answered)
@@ -50,6 +69,16 @@ class MatchedAnswers:
         fields = self._fields(answered, rule if rule != UNNAMED else "")
         is_ours = decision.degraded != "" and self._denies
         return self._answers.decided(answer.code, statuses, decision, names, fields=fields, now=now, is_ours=is_ours)
+
+    def _remember(self, answered: Answered, decision: Decision) -> Usual:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        (match,), (status,) = answered.matching.matches, answered.answer.statuses
+        name = _policy_name(match.name)
+        metadata = self._answers.metadata(self._fields(answered, name if name != UNNAMED else ""))
+        limit = b"" if status.current_limit is None else _current_limit(status.current_limit)
+        usual = self._known[id(match.rule)] = self._usual.made(match.rule, name, decision, limit, metadata)
+        return usual
 
     def _fields(self, answered: Answered, rule: str) -> dict[str, Any]:
         """Return the metadata of the descriptors that passed, and over it our own."""
@@ -92,7 +121,7 @@ def _worst(answered: Answered) -> Pressure:
     return next((state for state in (Pressure.THROTTLED, Pressure.WARNING) if state in states), Pressure.NORMAL)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_REMEMBERED)
 def _policy_name(name: str) -> str:
     """Return a name as header fields can have it."""
     return name if 0 < len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable() else UNNAMED
@@ -103,7 +132,7 @@ def _status(status: Status) -> bytes:
     return encoding.status(status.code, limit, status.limit_remaining, status.duration_until_reset)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_REMEMBERED)
 def _limit_field(requests_per_unit: int, unit: int, name: str) -> bytes:
     return encoding.current_limit(requests_per_unit, unit, name)
 

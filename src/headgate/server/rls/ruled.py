@@ -1,14 +1,14 @@
-"""Answers by Headgate's rules. The usual one, to one descriptor that one limit admits, is made of few pieces."""
+"""Answers by Headgate's rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
-from headgate.core.quota import SECOND, Quota
+from headgate.core.quota import SECOND
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.ruling import rule_of
 from headgate.policy.envoy.answering import Code
@@ -16,35 +16,14 @@ from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
 from headgate.server.rls import encoding
 from headgate.server.rls.answers import NOT_ADMITTED, Answers, Options, joint
-from headgate.server.rls.encoding import framed, varint
+from headgate.server.rls.usual import Usual, UsualAnswers
 
 _NORMAL = Pressure.NORMAL
 _REMEMBERED = 4096
-_BYTE = tuple([bytes([number]) for number in range(128)])
 
 
-class _Usual(NamedTuple):
-    """What answers about one limit of a rule have in common; the rest are two numbers."""
-
-    quota: Quota
-    """Kept, so that no other has its id."""
-    status: bytes
-    """The status up to the remaining hits."""
-    limit: bytes
-    """The first header field."""
-    policy: bytes
-    """The field RateLimit-Policy."""
-    state: bytes
-    """The beginning of the value of the field RateLimit."""
-    metadata: bytes
-
-
-_NO_HEADERS = b""
 _OK_STATUS = encoding.status(Code.OK)
 _DENIED_STATUS = encoding.status(Code.OVER_LIMIT)
-_REMAINING = framed(b"\x0a", b"X-RateLimit-Remaining") + b"\x12"
-_RESET = framed(b"\x0a", b"X-RateLimit-Reset") + b"\x12"
-_STATE = framed(b"\x0a", b"RateLimit") + b"\x12"
 
 
 class RuledAnswers:
@@ -56,68 +35,19 @@ class RuledAnswers:
     """
 
     def __init__(self, options: Options, denies: Callable[[str], bool]) -> None:
-        self._answers, self._options, self._denies = Answers(options), options, denies
-        headers = options.headers
-        self._is_usual = headers is None or (
-            headers.legacy and headers.reset_format == "delta" and headers.ietf == "draft-11"
-        )
-        self._has_headers = headers is not None
-        self._known: dict[tuple[str, int], _Usual] = {}
+        self._answers, self._denies = Answers(options), denies
+        self._usual = UsualAnswers(options)
+        self._known: dict[tuple[str, int], Usual] = {}
 
     def one(self, ruling: Ruling, now: Callable[[], int]) -> bytes:
         """Return the answer to a request of one descriptor."""
         decision = ruling.decision
-        if (
-            decision is None
-            or not decision.allowed
-            or decision.state is not _NORMAL
-            or decision.parts
-            or decision.degraded
-            or ruling.shadow
-            or not self._is_usual
-            or decision.remaining > MAX_UINT32
-        ):
+        if decision is None or ruling.shadow or not self._usual.fits(decision):
             return self.several((ruling,), (False,), now())
-        rule_id, quota = ruling.rule_id, decision.quota
-        usual = self._known.get((rule_id, id(quota)))
+        usual = self._known.get((ruling.rule_id, id(decision.quota)))
         if usual is None:
-            usual = self._remember(rule_id, decision)
-        remaining, seconds = decision.remaining, -(-decision.reset_after_us // SECOND)
-        after = varint(seconds)
-        status = usual.status + b"\x18" + varint(remaining) if remaining else usual.status
-        if seconds:
-            status += b"\x22" + _BYTE[len(after) + 1] + b"\x08" + after
-        else:
-            status += b"\x22\x00"
-        start = encoding.OK + framed(b"\x12", status)
-        if not self._has_headers:
-            return start + usual.metadata
-        left, until = b"%d" % remaining, b"%d" % seconds
-        size, width = len(left), len(until)
-        state = usual.state + left + b";t=" + until
-        return b"".join(
-            (
-                start,
-                usual.limit,
-                b"\x1a",
-                _BYTE[len(_REMAINING) + 1 + size],
-                _REMAINING,
-                _BYTE[size],
-                left,
-                b"\x1a",
-                _BYTE[len(_RESET) + 1 + width],
-                _RESET,
-                _BYTE[width],
-                until,
-                usual.policy,
-                b"\x1a",
-                _BYTE[len(_STATE) + 1 + len(state)],
-                _STATE,
-                _BYTE[len(state)],
-                state,
-                usual.metadata,
-            )
-        )
+            usual = self._remember(ruling.rule_id, decision)
+        return self._usual.of(usual, decision.remaining, -(-decision.reset_after_us // SECOND))
 
     def several(self, rulings: Sequence[Ruling], refunds: Sequence[bool], now: int) -> bytes:
         """Return the answer to a request of any number of descriptors; a refund is never refused."""
@@ -150,21 +80,13 @@ class RuledAnswers:
         fields = {"state": str(Pressure.THROTTLED), "reason": detail}
         return self._answers.refused(statuses, detail, fields)
 
-    def _remember(self, rule_id: str, decision: Decision) -> _Usual:
+    def _remember(self, rule_id: str, decision: Decision) -> Usual:
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         quota = decision.quota
-        limit = policy = state = _NO_HEADERS
-        headers = self._options.headers
-        if headers is not None:
-            written = dict(headers.of(decision, (rule_id,)))
-            limit = encoding.header("X-RateLimit-Limit", written["X-RateLimit-Limit"])
-            policy = encoding.header("RateLimit-Policy", written["RateLimit-Policy"])
-            state = f"{written['RateLimit'].rpartition(';r=')[0]};r=".encode()
-        status = b"\x08\x01" + _current_limit(rule_id, quota.capacity, quota.window_us)
+        limit = _current_limit(rule_id, quota.capacity, quota.window_us)
         metadata = self._answers.metadata({"rule_id": rule_id, "state": str(_NORMAL)})
-        usual = _Usual(quota, status, limit, policy, state, metadata)
-        self._known[rule_id, id(quota)] = usual
+        usual = self._known[rule_id, id(quota)] = self._usual.made(quota, rule_id, decision, limit, metadata)
         return usual
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -26,6 +26,7 @@ def methods(
     timestamps: Timestamps | None = None,
     described: Sequence[FileDescriptorProto] = (),
     reflection: bool = True,
+    charge: Callable[[int], object] = lambda _: None,
 ) -> Methods:
     """Return the methods of the native service, of health and of reflection.
 
@@ -35,8 +36,9 @@ def methods(
         timestamps: what clients' timestamps may be.
         described: files of other services on the same port: they have a health of their own, and are reflected.
         reflection: whether the server tells what it offers.
+        charge: told how many questions a batch has beyond the first.
     """
-    limiter = RateLimiter(decisions, timestamps or Timestamps())
+    limiter = RateLimiter(decisions, timestamps or Timestamps(), charge)
     library = Library((*FILES, *described))
     watched = Health(readiness, [name for name in library.services if not name.startswith("grpc.")])
     ours = f"/{ratelimiter.SERVICE}/".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -54,9 +55,13 @@ class RateLimiter:
     Args:
         decisions: what decides.
         timestamps: what clients' timestamps may be.
+        charge: told how many questions a batch has beyond the first.
     """
 
-    def __init__(self, decisions: Decisions, timestamps: Timestamps) -> None:
+    def __init__(
+        self, decisions: Decisions, timestamps: Timestamps, charge: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self._charge = charge
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
 
@@ -117,6 +122,7 @@ class RateLimiter:
             key = key_in(call.metadata)
         except (UsageError, StoreError) as error:
             raise _rpc_error(error) from None
+        self._charge(len(requests) - 1)
         results = await eager.together(
             [self._result(message, f"{key}#{place}" if key else "", now) for place, message in enumerate(requests)]
         )

@@ -152,6 +152,24 @@ def test_what_is_acknowledged_may_be_sent_again() -> None:
     assert granted(client, 1) <= STREAM_WINDOW
 
 
+def test_a_whole_body_is_held_too_if_it_is_withheld() -> None:
+    client = Conversation()
+    client.open(1)
+    client.server.withhold(1)
+    client.say(frames.data(1, FULL, end=True))
+    assert client.server._streams.held == len(FULL)
+
+
+def test_no_window_is_given_back_after_the_end() -> None:
+    client = Conversation()
+    client.open(1)
+    client.server.withhold(1)
+    client.say(*[frames.data(1, FULL)] * 10, frames.data(1, b"", end=True))
+    client.server.acknowledge(1, 10 * len(FULL))
+    assert client.server._streams.held == 0
+    assert granted(client, 1) == 0
+
+
 def test_a_stream_that_ends_before_all_is_acknowledged_gives_it_back() -> None:
     client = Conversation()
     client.open(1)
@@ -201,7 +219,7 @@ def test_unfinished_bodies_are_bounded_together() -> None:
 
 def test_a_stream_that_goes_gives_back_what_it_held() -> None:
     client = Conversation()
-    for stream, ending in ((1, "reset"), (3, "end"), (5, "answer")):
+    for stream, ending in ((1, "reset"), (3, "end"), (5, "trailers"), (7, "answer")):
         client.open(stream)
         client.say(frames.data(stream, FULL))
         assert client.server._streams.held == len(FULL)
@@ -210,6 +228,8 @@ def test_a_stream_that_goes_gives_back_what_it_held() -> None:
                 client.say(frames.reset(stream, ErrorCode.CANCEL))
             case "end":
                 client.say(frames.data(stream, b"", end=True))
+            case "trailers":
+                client.say(frames.headers(stream, b"", end=True))
             case _:
                 client.server.respond(stream, OK, b"")
         assert client.server._streams.held == 0

@@ -129,6 +129,27 @@ def test_the_window_of_the_connection_is_shared_in_turns() -> None:
     assert served[:4] == [3, 5, 3, 5]
 
 
+def test_whole_responses_use_up_the_window_of_the_connection() -> None:
+    client = Conversation(greeting=greeting(1 << 20))
+    for stream in (1, 3, 5, 7, 9):
+        client.open(stream, end=True)
+        client.server.respond(stream, OK, b"x" * 16_000)
+    assert client.server.waiting_bytes == 5 * 16_000 - DEFAULT_WINDOW
+    assert client.server.open_streams == 1
+
+
+def test_headers_amid_data_are_trailers() -> None:
+    """Nothing else could be said after data; a response that comes too late does not break the frames."""
+    client = Conversation(greeting=greeting(1))
+    client.open(1, end=True)
+    client.server.send_headers(1, OK, end=False)
+    client.server.send_data(1, b"ab", end=False)
+    client.server.respond(1, TRAILERS, b"lost")
+    client.say(frames.window_update(1, 100))
+    assert client.answer()[1:] == [Frame(DATA, 0, 1, b"a"), Frame(DATA, 0, 1, b"b"), Frame(HEADERS, LAST, 1, TRAILERS)]
+    assert client.server.is_idle
+
+
 def test_a_stream_that_waits_for_its_own_window_lets_others_pass() -> None:
     client = Conversation(greeting=greeting(0))
     client.open(1, end=True)

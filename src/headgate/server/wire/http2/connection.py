@@ -143,8 +143,7 @@ class Connection:
                         stream is not None
                         and not stream.held
                         and not stream.ended
-                        and not stream.withholds
-                        and size <= stream.credit
+                        and not stream.withholds  # so more than a frame is left of its window
                         and (stream.missing < 0 or stream.missing == size)
                         and not requests.number
                     ):

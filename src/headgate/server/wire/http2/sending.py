@@ -95,14 +95,14 @@ class Sender:
             self.send_headers(number, trailers, end=True)
 
     def send_headers(self, number: int, block: bytes, *, end: bool) -> None:
-        """Send headers, or trailers: these end the stream, and go after all data."""
+        """Send headers, or trailers: what comes when data waits can only be trailers, and ends the stream."""
         stream = self._open.get(number)
         if stream is None or stream.finished:
             return
-        stream.finished = end
         if stream.queue is not None:
-            stream.trailers = block
+            stream.trailers, stream.finished = block, True
             return
+        stream.finished = end
         self._out.append(self._headers(number, block, end=end))
         if end:
             self._finish(number, stream)

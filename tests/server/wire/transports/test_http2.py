@@ -1,0 +1,210 @@
+"""What a transport adds to the machine of HTTP/2: patience, back-pressure, and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamReset
+
+from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.framing import framed
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.listener import Address
+from headgate.server.wire.messages import Request, Response
+from tests.server.wire.serving import Http2Client, Server, Turnstile, curl, echo, read_all, serving
+from tests.server.wire.test_listener import Bouncer
+from tests.servers import until
+
+WIDE = 2**31 - 1
+
+
+def port_of(server: Server, handler: Any = echo) -> int:
+    address = server.run(server.listener.serve_http(handler, Address()))
+    assert isinstance(address, Address)
+    return address.port
+
+
+def grpc_port_of(server: Server, methods: Methods) -> int:
+    address = server.run(server.listener.serve_grpc(methods, Address()))
+    assert isinstance(address, Address)
+    return address.port
+
+
+def widen(client: Http2Client) -> None:
+    """Take everything as far as HTTP/2 is concerned: what holds it back is that nobody reads from the socket."""
+    client.machine.increment_flow_control_window(WIDE - 65_535)
+    client.flush()
+
+
+async def much(_: Request) -> Response:
+    return Response(200, b"x" * 100_000)
+
+
+class TestBodies:
+    LIMITS = WireLimits(body_bytes=10)
+
+    def test_one_that_says_it_is_too_long_is_refused_at_once(self) -> None:
+        with serving(self.LIMITS) as server, Http2Client(port_of(server)) as client:
+            stream = client.ask("/", {"content-length": "11"})
+            assert client.head(stream)[":status"] == "413"
+
+    @pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 6, b"x" * 5], [b"x"] * 11])
+    def test_one_that_becomes_too_long_is_refused(self, pieces: list[bytes]) -> None:
+        with serving(self.LIMITS) as server, Http2Client(port_of(server)) as client:
+            stream = client.ask("/")
+            for piece in pieces:
+                client.machine.send_data(stream, piece)
+            client.flush()
+            assert client.head(stream)[":status"] == "413"
+
+    def test_one_in_many_pieces_is_put_together(self) -> None:
+        with serving() as server, Http2Client(port_of(server)) as client:
+            stream = client.ask("/")
+            for number in range(2000):
+                client.machine.send_data(stream, b"%d" % (number % 10), end_stream=number == 1999)
+            client.flush()
+            client.until(StreamEnded, stream)
+            data = b"".join([event.data or b"" for event in client.events if isinstance(event, DataReceived)])
+            assert data == b"POST /  " + b"0123456789" * 200
+
+    def test_one_that_is_given_up_is_forgotten(self) -> None:
+        with serving() as server, Http2Client(port_of(server)) as client:
+            stream = client.ask("/")
+            client.send(stream, b"a bit")
+            client.machine.reset_stream(stream)
+            other = client.ask("/other", end=True)
+            assert client.head(other)[":status"] == "200"
+
+
+class TestPatience:
+    def test_an_idle_connection_is_told_and_closed(self) -> None:
+        with serving(WireLimits(idle_time=0.1)) as server, Http2Client(port_of(server)) as client:
+            client.head(client.ask("/", end=True))
+            assert client.until(ConnectionTerminated).error_code == 0
+            assert read_all(client.socket) == b""
+
+    def test_a_client_that_opens_no_window_is_closed(self) -> None:
+        with serving(WireLimits(write_time=0.1)) as server:
+            port = port_of(server)
+            with Http2Client(port, initial_window_size=0) as client:
+                client.head(client.ask("/", end=True))
+                client.until(ConnectionTerminated)
+                assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
+
+    def test_while_much_waits_for_a_window_no_more_is_begun(self) -> None:
+        limits = WireLimits(outgoing_bytes=150_000)
+        with serving(limits) as server, Http2Client(port_of(server, much), initial_window_size=0) as client:
+            for _ in range(2):
+                client.head(client.ask("/", end=True))
+            refused = client.ask("/", end=True)
+            assert client.until(StreamReset, refused).error_code == 7
+
+    def test_a_client_that_does_not_read_is_not_read_from_and_closed(self) -> None:
+        with serving(WireLimits(write_time=0.1, outgoing_bytes=200_000)) as server:
+            port = port_of(server, much)
+            with Http2Client(port, initial_window_size=WIDE) as client:
+                widen(client)
+                for _ in range(400):
+                    client.ask("/", end=True)
+                until(lambda: server.listener.connections == 0, "it is gone")
+                assert len(curl(f"http://127.0.0.1:{port}/")) == 100_000
+
+    def test_a_client_that_reads_late_gets_everything(self) -> None:
+        limits = WireLimits(outgoing_bytes=200_000)
+        with serving(limits) as server, Http2Client(port_of(server, much), initial_window_size=WIDE) as client:
+            widen(client)
+            streams = [client.ask("/", end=True) for _ in range(300)]
+            until(lambda: is_paused(server), "it is not read from")
+            for stream in streams:
+                client.until(StreamEnded, stream)
+
+
+def is_paused(server: Server) -> bool:
+    return any(getattr(guest, "is_paused", False) for guest in server.listener._house.guests)
+
+
+def test_a_client_that_ends_its_half_is_still_answered_and_then_closed() -> None:
+    with serving() as server:
+        turnstile = Turnstile(server)
+
+        async def wait(_: Request) -> Response:
+            await turnstile.pass_through()
+            return Response(200, b"late")
+
+        with Http2Client(port_of(server, wait)) as client:
+            stream = client.ask("/", end=True)
+            turnstile.wait()
+            client.socket.shutdown(socket.SHUT_WR)
+            turnstile.open()
+            while data := client.socket.recv(65536):
+                client.events += client.machine.receive_data(data)
+            assert any(isinstance(event, StreamEnded) and event.stream_id == stream for event in client.events)
+
+
+@pytest.mark.parametrize("is_grpc", [False, True], ids=["HTTP", "gRPC"])
+def test_what_runs_for_a_client_that_is_gone_ends_quietly(is_grpc: object) -> None:
+    gate = Bouncer()
+    with serving(gate=gate) as server:
+        turnstile = Turnstile(server)
+
+        async def wait(_: Request) -> Response:
+            await turnstile.pass_through()
+            return Response(200)
+
+        async def call(_: Call) -> bytes:
+            await turnstile.pass_through()
+            return b""
+
+        port = grpc_port_of(server, Methods({b"/t.T/Call": call})) if is_grpc else port_of(server, wait)
+        with Http2Client(port) as client:
+            headers = {"content-type": "application/grpc", "please": "yes", "grpc-timeout": "1H"}
+            streams = [client.ask("/t.T/Call", headers) for _ in range(2)]
+            for stream in streams:
+                client.send(stream, framed(b""), end=True)
+            turnstile.wait(2)
+            client.machine.reset_stream(streams[0])
+            client.flush()
+        until(lambda: server.listener.connections == 0, "it is gone")
+        assert "leave" not in gate.seen
+        turnstile.open()
+        until(lambda: gate.seen[-3:] == ["release", "release", "leave"], "all is released")
+
+
+class TestStreamingUnderPressure:
+    def test_a_method_waits_for_a_client_that_does_not_read(self) -> None:
+        """And is cancelled when that takes too long."""
+        seen: list[str] = []
+
+        async def endless(stream: Stream) -> None:
+            try:
+                while True:
+                    await stream.send(b"x" * 100_000)
+                    seen.append("sent")
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        with serving(WireLimits(write_time=0.2, outgoing_bytes=200_000)) as server:
+            port = grpc_port_of(server, Methods({}, {b"/t.T/Endless": endless}))
+            with Http2Client(port, initial_window_size=WIDE) as client:
+                widen(client)
+                client.ask("/t.T/Endless", {"content-type": "application/grpc"})
+                until(lambda: "cancelled" in seen, "it is given up")
+                assert len(seen) < 1000
+
+    def test_a_method_goes_on_when_the_client_reads_again(self) -> None:
+        async def lots(stream: Stream) -> None:
+            for _ in range(300):
+                await stream.send(b"x" * 100_000)
+
+        with serving(WireLimits(outgoing_bytes=200_000)) as server:
+            port = grpc_port_of(server, Methods({}, {b"/t.T/Lots": lots}))
+            with Http2Client(port, initial_window_size=WIDE) as client:
+                widen(client)
+                stream = client.ask("/t.T/Lots", {"content-type": "application/grpc"})
+                until(lambda: is_paused(server), "it is not read from")
+                client.until(StreamEnded, stream)
+                assert client.trailers(stream)["grpc-status"] == "0"

@@ -1,0 +1,18 @@
+"""What came back from servers, in numbers."""
+
+from __future__ import annotations
+
+from headgate.latency import BUCKETS
+from headgate.stores.traffic import Traffic
+
+
+def test_flights_their_questions_and_durations_are_counted() -> None:
+    traffic = Traffic()
+    assert traffic.statistics() == (0, 0, (0,) * (BUCKETS + 1))
+    traffic.landed(1, 5_000)
+    traffic.landed(30, 15_000)
+    traffic.landed(9, 15_000)
+    flights, questions, durations = traffic.statistics()
+    assert (flights, questions) == (3, 40)
+    assert durations[:3] == (1, 2, 0)
+    assert durations[-1] == 35_000
