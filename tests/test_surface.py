@@ -16,7 +16,8 @@ MODULES = sorted(ROOT.rglob("*.py"))
 MAY_IMPORT = {
     "core": set(),
     "clock": set(),
-    "stores": {"core", "clock"},
+    "latency": set(),
+    "stores": {"core", "clock", "latency"},
     "policy": {"core"},
     "waiting": {"core", "clock"},
     "binding": {"core"},
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "testing": {"core", "clock", "stores"},
     "web": {"core"},
     "engine": {"core", "clock", "stores", "policy"},
-    "observe": {"core", "clock", "stores", "policy", "engine"},
+    "observe": {"core", "clock", "latency", "stores", "policy", "engine"},
     "server": {"core", "clock", "stores", "policy", "engine", "web", "observe"},
     "load": {"core"},
     "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server", "load"},

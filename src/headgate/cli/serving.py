@@ -36,7 +36,6 @@ def run(settings: Settings, terminal: Terminal) -> int:
     store = described_store(settings)
     with ExitStack() as stack:
         ports = _ports(settings, stack)
-        folder = stack.enter_context(TemporaryDirectory(prefix="headgate-"))
 
         def greet(rules: int) -> None:
             numbers = {port.name: port.number for port in ports}
@@ -47,7 +46,7 @@ def run(settings: Settings, terminal: Terminal) -> int:
                 _LOG.info("serving", extra=facts)
 
         try:
-            _run(settings, ports, folder, greet)
+            _run(settings, ports, greet)
         except CannotStart as error:
             terminal.complain(f"headgate: {error}")
             return NO
@@ -55,16 +54,17 @@ def run(settings: Settings, terminal: Terminal) -> int:
     return OK
 
 
-def _run(settings: Settings, ports: list[Port], folder: str, greet: Callable[[int], None]) -> None:
+def _run(settings: Settings, ports: list[Port], greet: Callable[[int], None]) -> None:
     if settings.workers > 1:
-        asyncio.run(Supervisor(settings, ports, folder, lambda report: greet(report.rules)).run())
+        with TemporaryDirectory(prefix="headgate-") as folder:
+            asyncio.run(Supervisor(settings, ports, folder, lambda report: greet(report.rules)).run())
         return
 
     def serving(node: Node) -> None:
         greet(node.rules)
 
     sockets = {port.name: port.sockets[0] for port in ports}
-    process.run(process.serve(settings, sockets, serving, folder=folder))
+    process.run(process.serve(settings, sockets, serving))
 
 
 def _ports(settings: Settings, stack: ExitStack) -> list[Port]:

@@ -44,13 +44,13 @@ class Node:
     Args:
         settings: of the service.
         slot: which of the workers this is, counted from 0.
-        folder: where the workers share what they measure.
+        folder: where the workers share what they measure; empty if this process is alone.
 
     Raises:
         UsageError: rules, certificates or another file cannot be used.
     """
 
-    def __init__(self, settings: Settings, *, slot: int, folder: str) -> None:
+    def __init__(self, settings: Settings, *, slot: int = 0, folder: str = "") -> None:
         self._settings = settings
         self._tls = tls_of(settings)
         self._tracing = Tracing() if settings.tracing else None
@@ -62,7 +62,7 @@ class Node:
             on_store_failure=settings.on_store_failure,
             nodes=settings.shares,
         )
-        self._slots = Slots(folder)
+        self._slots = Slots(folder) if folder else None
         self._recorder = Recorder(
             self._slots,
             slot,
@@ -155,7 +155,8 @@ class Node:
         self._recorder.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
-        self._slots.close()
+        if self._slots:
+            self._slots.close()
 
     async def _meet_store(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""

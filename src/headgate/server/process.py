@@ -35,7 +35,7 @@ async def serve(
     serving: Callable[[Node], object],
     *,
     slot: int = 0,
-    folder: str,
+    folder: str = "",
     orphaned: asyncio.Event | None = None,
 ) -> None:
     """Serve until a signal says otherwise, then drain.
@@ -45,7 +45,7 @@ async def serve(
         sockets: to listen on, by what is spoken there: "http" and "grpc".
         serving: called when the node serves.
         slot: which of the workers this is.
-        folder: where the workers share what they measure.
+        folder: where the workers share what they measure; empty if this process is alone.
         orphaned: set when the supervisor is gone, which is a reason to drain as well.
     """
     loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sys
 
@@ -54,6 +55,8 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
         await serve(orders.settings, sockets, serving, slot=orders.slot, folder=orders.folder, orphaned=orphaned)
     finally:
         loop.remove_reader(channel)
+        if orphaned.is_set():  # so is the folder
+            shutil.rmtree(orders.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.server.api.batch import MOST
 from headgate.server.api.routes import BATCH
-from tests.server.serving import Service, problem, serving
+from tests.server.serving import LASTING, Service, problem, serving
 from tests.servers import RedisServer, redis_server
 
 ORDER = {"principal": {"user": "u1"}, "endpoint": "/orders/7", "method": "POST"}
@@ -105,7 +105,7 @@ def scripts(server: RedisServer) -> int:
 
 def test_a_batch_on_redis_leaves_in_few_flights() -> None:
     """What is asked at the same time is sent together."""
-    with redis_server() as server, serving(store=server.address) as service:
+    with redis_server() as server, serving(LASTING, store=server.address) as service:
         batch(service, *[ORDER | {"principal": {"user": "first"}}] * 2)
         before = scripts(server)
         results = batch(service, *[ORDER | {"principal": {"user": f"u{n}"}} for n in range(200)])
@@ -118,3 +118,13 @@ def test_a_batch_on_redis_leaves_in_few_flights() -> None:
 def test_any_body_is_answered_or_refused(body: bytes) -> None:
     with serving() as service:
         assert service.post(body, BATCH.decode()).status in {200, 400}
+
+
+def test_a_batch_counts_for_all_that_it_asks() -> None:
+    """The node's own ceiling is told of those that the request itself does not stand for."""
+    charged: list[int] = []
+    with serving(charge=charged.append) as service:
+        batch(service, ORDER, ORDER, {"principal": 1})
+        service.post(b'{"requests": []}', BATCH.decode())
+        batch(service, ORDER)
+    assert charged == [2, 0]

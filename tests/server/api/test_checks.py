@@ -14,7 +14,7 @@ from headgate.server.api.timestamps import Timestamps
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import ResponseHeaders
-from tests.server.serving import RULES, Service, fields, problem, serving
+from tests.server.serving import LASTING, RULES, Service, fields, problem, serving
 from tests.servers import free_port, redis_server
 
 START = ManualClock.START // 1_000_000
@@ -237,10 +237,13 @@ BAD = [
     (b'{"principal": {}, "cost": NaN}', "", "not JSON"),
     (b"[]", "", "Expected `object`"),
     (b"null", "", "Expected `object`"),
+    (b'{"principal": {"user": "' + b"x" * 131_072 + b'"}}', "", "bytes"),
+    (b'{"principal": {' + b",".join([b'"%d":""' % n for n in range(9999)]) + b', "9998": ""}}', "/9998", "twice"),
+    (b'{"principal": {}, "' + b"x" * 100_000 + b'": 1}', None, "unknown member"),
     (b"{}", "", "who asks"),
     (b'{"endpoint": "/x"}', "", "who asks"),
     (b"[" * 100_000, "", ""),
-    (b'{"principal":' + b'{"a":' * 100_000, "/principal", ""),
+    (b'{"principal":' + b'{"a":' * 20_000, "/principal", ""),
     (b'{"x":' + b"[" * 100_000, "/x", "unknown"),
     (b'{"principal": {"a": 1}}', "/principal/a", "not as expected"),
     (b'{"principal": {"b": "1", "a/~": null}}', "/principal/a~1~0", "not as expected"),
@@ -363,6 +366,6 @@ def test_answers_without_the_store_say_so() -> None:
 
 
 def test_checks_on_redis_need_no_task() -> None:
-    with redis_server() as server, serving(store=server.address) as service:
+    with redis_server() as server, serving(LASTING, store=server.address) as service:
         assert [service.check(ORDER)["remaining"] for _ in range(3)] == [2, 1, 0]
         assert service.check(ORDER, Idempotency_Key="k")["allowed"] is False

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
@@ -25,6 +26,8 @@ from tests.servers import _LAUNCHER, until
 CHECK = "/api/v1/rate-limit/check"
 SECONDS = 60
 """How long a test waits for what should come soon."""
+PATIENCE = 10
+"""How long a service may take to end at once."""
 
 
 class Service:
@@ -33,6 +36,7 @@ class Service:
     def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.out, self.err = folder / "out", folder / "err"
         self.kept = "", ""
+        """What it said and complained, where its folder is gone."""
         command = [sys.executable, "-m", "headgate.cli", "serve", "--http-port", "0", "--grpc-port", "0", *options]
         if protector := shutil.which("setpriv"):
             command = [protector, "--pdeathsig", "TERM", *command]
@@ -113,6 +117,10 @@ class Service:
 
     def stop(self) -> None:
         """End it, whatever it does."""
+        give_up = time.monotonic() + PATIENCE
+        while not self.has_ended and time.monotonic() < give_up:
+            self.process.terminate()  # the second one ends it at once
+            time.sleep(0.05)
         if not self.has_ended:
             for worker in self.workers():
                 os.kill(worker, signal.SIGKILL)

@@ -83,6 +83,18 @@ def test_while_redis_is_away_everybody_is_answered_and_then_it_is_strict_again(
         assert count <= 3 * LIMIT + 2, "the store before, the share of each worker, and the store anew"
 
 
+def test_while_redis_hangs_everybody_is_answered(redis: RedisServer, rules: str) -> None:
+    with service("--store", f"redis://127.0.0.1:{redis.port}/0", "--rules", rules) as found:
+        with Clients(found.started().http_port, [f"h{number}" for number in range(4)]) as clients:
+            clients.until_answered(10)
+            redis.send(signal.SIGSTOP)
+            until(lambda: all(client.answers[-1]["degraded"] for client in clients.all), "all are degraded", SECONDS)
+            clients.until_answered(20)
+            redis.send(signal.SIGCONT)
+            until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
+        assert clients.failures == []
+
+
 def _lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"

@@ -174,6 +174,14 @@ def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:
     ]
 
 
+def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
+    charged: list[int] = []
+    methods = rpc.methods(service.decisions, service.readiness, charge=charged.append)
+    message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
+    assert service.run(lambda: methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"](Call(message)))
+    assert charged == [4]
+
+
 def test_reflection_can_be_off(service: Service) -> None:
     found = rpc.methods(service.decisions, service.readiness, reflection=False)
     assert not [path for path in found.streaming if b"reflection" in path]

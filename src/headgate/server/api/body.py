@@ -72,6 +72,9 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     value: str = ""
 
 
+LONGEST = 131_072
+"""Bytes of one question: more than any that makes sense."""
+_LONGEST_NAME = 64
 _FORMS = "principal {...}, or key_type, key_value and rule_id, or identifier and dimension"
 _ACCEPTED = {
     "principal": 'an object of text, such as {"user": "u1", "ip": "203.0.113.9"}',
@@ -103,6 +106,8 @@ _members = msgspec.structs.astuple
 
 def question(body: bytes) -> Request | Question:
     """Return what a body asks: a request that is to be checked, or a question with more to it. Raises InvalidBody."""
+    if len(body) > LONGEST:
+        raise InvalidBody(f"the question has {len(body)} bytes", ("", f"it has at most {LONGEST}"))
     try:
         asked = _decode(body)
     except (ValueError, RecursionError) as error:
@@ -224,7 +229,7 @@ def _unlike(message: str, body: bytes, accepted: dict[str, str]) -> InvalidBody:
     what, _, place = message.partition(" - at `$")
     if what.startswith("Object contains unknown field `"):
         name = what.removeprefix("Object contains unknown field `").removesuffix("`")
-        near = get_close_matches(name.lower(), accepted, 1)
+        near = get_close_matches(name[:_LONGEST_NAME].lower(), accepted, 1)
         right = f"{near[0]} may be meant: {accepted[near[0]]}" if near else f"there are {', '.join(accepted)}"
         return InvalidBody(f"the body has an unknown member {shown(name)}", (_pointer(name), f"is unknown; {right}"))
     member, _, inner = place.removesuffix("`").removeprefix(".").partition("[")
@@ -263,9 +268,9 @@ def refuse_repeated(body: bytes, told: int) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        name = next(name for name in names if names.count(name) > 1)
-        raise InvalidBody(f"the body has {shown(name)} twice", (_pointer(name), "is there more than once"))
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidBody(f"the body has {shown(name)} twice", (_pointer(name), "is there more than once"))
+        found[name] = value
     return found

@@ -138,13 +138,14 @@ def test_whole_responses_use_up_the_window_of_the_connection() -> None:
     assert client.server.open_streams == 1
 
 
-def test_headers_amid_data_are_trailers() -> None:
+@pytest.mark.parametrize("body", [b"", b"lost"])
+def test_headers_amid_data_are_trailers(body: bytes) -> None:
     """Nothing else could be said after data; a response that comes too late does not break the frames."""
     client = Conversation(greeting=greeting(1))
     client.open(1, end=True)
     client.server.send_headers(1, OK, end=False)
     client.server.send_data(1, b"ab", end=False)
-    client.server.respond(1, TRAILERS, b"lost")
+    client.server.respond(1, TRAILERS, body)
     client.say(frames.window_update(1, 100))
     assert client.answer()[1:] == [Frame(DATA, 0, 1, b"a"), Frame(DATA, 0, 1, b"b"), Frame(HEADERS, LAST, 1, TRAILERS)]
     assert client.server.is_idle
@@ -171,8 +172,11 @@ def test_those_who_wait_are_told_when_all_is_sent() -> None:
 
 
 @pytest.mark.parametrize("by", ["client", "server", "connection"])
-def test_what_waits_is_dropped_with_its_stream(by: str) -> None:
-    client = Conversation(greeting=greeting(0))
+@pytest.mark.parametrize("window", [0, 1000])
+def test_what_waits_is_dropped_with_its_stream(window: int, by: str) -> None:
+    """Whether it waits for the window of the stream or of the connection."""
+    client = Conversation(greeting=greeting(window))
+    client.server._sender.window = 0
     client.open(1, end=True)
     client.server.respond(1, OK, b"x" * 1000, TRAILERS)
     match by:

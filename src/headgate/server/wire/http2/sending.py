@@ -129,13 +129,10 @@ class Sender:
 
     def widened(self, number: int) -> list[int]:
         """Send what a stream's window lets through, which has changed; return the streams that can take more."""
-        stream, blocked = self._open[number], self._streams.blocked
-        if stream.queue is None:
+        stream = self._open[number]
+        if stream.queue is None or stream.window <= 0:
             return []
-        if stream.window <= 0:
-            blocked.pop(number, None)
-            return []
-        blocked.setdefault(number, stream)
+        self._streams.blocked.setdefault(number, stream)
         return self.flush()
 
     def flush(self) -> list[int]:

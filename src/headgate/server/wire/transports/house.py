@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import struct
 import termios
 import time
@@ -15,6 +16,7 @@ from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Peer
 
+_log = logging.getLogger(__name__)
 _LINGER = 2.0
 """Seconds for a client to read the last of what was sent and close, while it may still be sending."""
 
@@ -77,11 +79,15 @@ class House:
             guest.abort()
 
     def _sweep(self) -> None:
+        self._timer = self.loop.call_later(self.tick, self._sweep)
         self.date.set(time.time())
         now = self.loop.time()
         for guest in list(self.guests):
-            guest.look(now)
-        self._timer = self.loop.call_later(self.tick, self._sweep)
+            try:
+                guest.look(now)
+            except Exception:  # the others are still looked after
+                _log.exception("A connection could not be looked after, and is closed")
+                guest.abort()
 
 
 class Stopwatch:
