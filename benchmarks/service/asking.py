@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 USERS = 1000
-"""How many users ask over HTTP; over gRPC, h2load can only ask for one."""
+"""How many users ask, in turn."""
 RULES = """\
 version: 1
 rules:
@@ -39,10 +39,15 @@ class Question:
     wire: Wire
     path: str
     content_type: str
-    body: bytes
-    """For user 0. A gRPC message has no prefix here."""
+    body_of: Callable[[str], bytes]
+    """What a user asks. A gRPC message has no prefix here."""
     is_allowed: Callable[[bytes], bool]
     """Whether a body, or a message, says so."""
+
+    @property
+    def body(self) -> bytes:
+        """What user 0 asks."""
+        return self.body_of(user(0))
 
 
 def user(number: int) -> str:
@@ -78,12 +83,12 @@ def _json_allows(body: bytes) -> bool:
     return msgspec.json.decode(body).get("allowed") is True
 
 
-HTTP_CHECK = Question(Wire.HTTP, "/api/v1/rate-limit/check", "application/json", check_body(user(0)), _json_allows)
+HTTP_CHECK = Question(Wire.HTTP, "/api/v1/rate-limit/check", "application/json", check_body, _json_allows)
 RLS = Question(
     Wire.GRPC,
     f"/{RLS_SERVICE}/{RLS_METHOD}",
     "application/grpc",
-    text(1, "bench") + text(2, text(1, text(1, "user") + text(2, user(0)))),
+    lambda name: text(1, "bench") + text(2, text(1, text(1, "user") + text(2, name))),
     starts_with_field(1, 1),
 )
 """With one descriptor of one entry: the user."""
@@ -91,6 +96,6 @@ GRPC_CHECK = Question(
     Wire.GRPC,
     "/headgate.v1.RateLimiter/CheckRateLimit",
     "application/grpc",
-    text(1, user(0)) + small(2, 1) + text(3, "/api/v1/orders") + text(7, "POST"),
+    lambda name: text(1, name) + small(2, 1) + text(3, "/api/v1/orders") + text(7, "POST"),
     starts_with_field(1, 1),
 )

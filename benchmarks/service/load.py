@@ -1,9 +1,10 @@
-"""Runs wrk and h2load for a bounded time or number of requests, and reads what they found."""
+"""Runs wrk, h2load and our own load of gRPC for a bounded time or number of requests, and reads what they found."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ CONNECTIONS = 64
 STREAMS = 32
 """Calls in flight on one connection of gRPC."""
 GRPC_CONNECTIONS = 8
+ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
 """Seconds after which a load that does not end is a failure."""
 
@@ -68,13 +70,14 @@ class Loader:
     def __init__(self, question: Question, port: int, cores: Iterable[int], *, tls: bool = False) -> None:
         self._question = question
         self._pin = ["taskset", "-c", ",".join(map(str, cores))]
+        self._port = port
         self._url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
 
     def flat_out(self, seconds: float, rate: float) -> Load:
         """Ask as fast as answers come, for about so many seconds; `rate` is a guess of the rate."""
         if self._question.wire is Wire.HTTP:
             return self._wrk(seconds)
-        return self._h2load(max(CONNECTIONS, int(seconds * rate)), GRPC_CONNECTIONS)
+        return self._flood(max(CONNECTIONS, int(seconds * rate)))
 
     def at_rate(self, rate: float, seconds: float) -> Latency:
         """Ask at a constant rate, whatever the answers take."""
@@ -92,7 +95,13 @@ class Loader:
         whole = max(1, round(seconds))
         words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{whole}s", "-s", str(script), self._url]
         told = self._run([*words, self._question.path, str(USERS), body])
-        return read_wrk(told)
+        return read_json(told)
+
+    def _flood(self, requests: int) -> Load:
+        words = [sys.executable, "-m", "benchmarks.service.flood", "--path", self._question.path]
+        words += ["--port", str(self._port), "--requests", str(requests)]
+        words += ["--connections", str(GRPC_CONNECTIONS), "--streams", str(STREAMS)]
+        return read_json(self._run(words))
 
     def _h2load(self, requests: int, clients: int, options: Sequence[str] = ()) -> Load:
         question = self._question
@@ -111,7 +120,7 @@ class Loader:
 
     def _run(self, words: Sequence[str]) -> str:
         ended = subprocess.run(  # noqa: S603  programs of this list, on the path
-            [*self._pin, *words], capture_output=True, text=True, timeout=PATIENCE, check=False
+            [*self._pin, *words], capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT
         )
         if ended.returncode:
             raise LoadError(f"{words[0]} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
@@ -123,8 +132,8 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
-def read_wrk(told: str) -> Load:
-    """Read the line that our script for wrk ends with.
+def read_json(told: str) -> Load:
+    """Read the line that our script for wrk, and our own load, end with.
 
     Raises LoadError if a request failed, or there was none.
     """

@@ -87,8 +87,7 @@ class Subject:
         left = self._left()
         load = self.loader.flat_out(seconds, self.rate)
         if self.counts:
-            users = USERS if self.question.wire is Wire.HTTP else 1
-            taken, expected = left - self._left(), load.requests // users
+            taken, expected = left - self._left(), load.requests // USERS
             if taken < expected:
                 raise WrongAnswer(f"{self.name} ({self.what}) answered {expected} checks of a user, but took {taken}")
         return load

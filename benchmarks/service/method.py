@@ -34,18 +34,18 @@ def method(cores: Cores) -> str:
   gets a second core and, where the machine has no more, shares it with the load and with Redis: such rows say little
   about rates there, but the processor time stands.
 - **Load over HTTP**: wrk, one thread, {CONNECTIONS} connections, for {USERS:,} users in turn.
-- **Load over gRPC**: h2load, one thread, {GRPC_CONNECTIONS} connections with {STREAMS} calls in flight on each, for
-  one user (it can send only one body).
+- **Load over gRPC**: a client of our own, since h2load can only send one and the same message; one thread,
+  {GRPC_CONNECTIONS} connections with {STREAMS} calls in flight on each, for {USERS:,} users in turn.
 - **Processor time**: user and system time of all threads and processes of the server, from
   `/proc/PID/task/*/schedstat`, before and after a round, over the requests answered in it. Of Redis, by `INFO cpu`.
 - **Rates** are those of all connections together, flat out.
-- **Verified**: before and after a contender is warmed up, it must allow. A round counts only if no request
-  failed and all were answered 200; ours must also have taken at least as much of a user's limit as answers say, so that
+- **Verified**: before and after a contender is warmed up, it must allow. A round counts only if no request failed, and
+  all were answered 200 or, over gRPC, allowed; ours must also have taken at least as much of a user's limit as answers say, so that
   nobody is measured while failing.
 - **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
   of the ratios within the rounds; other figures are those of the median round.
-- **Latency**: h2load at a constant rate, half of the rate of the best round; it sends what is due every 10 ms, so
-  requests come in bursts. Of {RUNS} runs the one with the median p99 counts.
+- **Latency**: h2load at a constant rate, half of the rate of the best round, for one user; it sends what is due every
+  10 ms, so requests come in bursts. Of {RUNS} runs the one with the median p99 counts.
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.service import load as loading
 from benchmarks.service.asking import HTTP_CHECK, RLS, text
-from benchmarks.service.load import Load, Loader, LoadError, framed, latency, read_h2load, read_wrk, require
+from benchmarks.service.load import Load, Loader, LoadError, framed, latency, read_h2load, read_json, require
 
 H2LOAD = """\
 starting benchmark...
@@ -44,9 +44,9 @@ def test_an_h2load_that_says_nothing_is_no_figure() -> None:
 
 def test_wrk_ends_with_a_line_of_json() -> None:
     told = 'Running 2s test\n  64 connections\n{"requests":193386,"seconds":2.002616,"failed":0}\n'
-    assert read_wrk(told) == Load(193_386, 2.002616)
+    assert read_json(told) == Load(193_386, 2.002616)
     with pytest.raises(LoadError, match="3 of 5 requests failed"):
-        read_wrk('{"requests":5,"seconds":2.0,"failed":3}\n')
+        read_json('{"requests":5,"seconds":2.0,"failed":3}\n')
 
 
 def test_latencies_are_those_of_all_requests() -> None:

@@ -52,7 +52,7 @@ def test_ours_is_asked_over_tls() -> None:
 
 
 def test_a_server_that_does_not_allow_is_not_measured() -> None:
-    never = Question(HTTP_CHECK.wire, HTTP_CHECK.path, HTTP_CHECK.content_type, HTTP_CHECK.body, lambda _: False)
+    never = Question(HTTP_CHECK.wire, HTTP_CHECK.path, HTTP_CHECK.content_type, HTTP_CHECK.body_of, lambda _: False)
     with servers.nginx(CORES) as served, pytest.raises(WrongAnswer, match=r"nginx .* does not allow"):
         Subject("nginx", "constant", served, never, CORES).verify()
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,12 @@ def test_the_help_has_every_option_and_its_default(capsys: pytest.CaptureFixture
     text = " ".join(capsys.readouterr().out.split())
     assert all(f"{option.argument} {option.metavar}" in text for option in options())
     assert "[127.0.0.1]" in text
+
+
+def test_what_is_not_installed_is_told() -> None:
+    script = (
+        "import sys; sys.modules['httptools'] = None; from headgate.cli.__main__ import main; sys.exit(main(['serve']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "httptools is not installed: install headgate[server]" in ended.stderr

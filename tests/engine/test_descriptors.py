@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from headgate import InvalidRule, InvalidStore, StoreError
+from headgate.core.decision import Decision
+from headgate.core.plan import Limit
+from headgate.core.pressure import Pressure
+from headgate.core.quota import Quota
 from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.engine.flow import Verb
+from headgate.engine.leftover import used_up
 from headgate.policy.envoy import Answer, Descriptor, Override, load
 from headgate.testing import ManualClock
 from tests.servers import RedisServer, redis_server, until
@@ -125,6 +131,28 @@ def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(store: str) ->
             assert codes(await ask(Descriptor((("ip", "x" * 70_000),), 50))) == [(2, 0)]
 
     asyncio.run(run())
+
+
+def test_what_is_left_is_taken_in_a_few_tries_while_others_take_from_it() -> None:
+    """Somebody is always quicker, until there is nothing left for anybody, or it is given up."""
+    quota = Quota(5, 3_600_000_000)
+    plan = (Limit("x|y", "ada", quota),)
+
+    def asked(*answers: tuple[bool, int]) -> list[tuple[Verb, int]]:
+        flow, calls = used_up(plan, 9), []
+        (call,) = next(flow)
+        try:
+            for allowed, remaining in answers:
+                calls.append((call.verb, call.cost))
+                (call,) = flow.send([Decision(allowed, 5, remaining, 0, 0, Pressure.NORMAL, quota)])
+        except StopIteration:
+            return calls
+        raise AssertionError(call)
+
+    peek, check = Verb.PEEK, Verb.CHECK
+    assert asked((True, 4), (False, 2), (True, 2), (True, 0)) == [(peek, 1), (check, 4), (peek, 1), (check, 2)]
+    assert asked((True, 4), (False, 0), (True, 0)) == [(peek, 1), (check, 4), (peek, 1)]
+    assert len(asked(*[(True, 4), (False, 4)] * 3)) == 6
 
 
 def test_a_limit_of_nothing_and_one_that_comes_with_the_request() -> None:

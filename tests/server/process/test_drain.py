@@ -74,6 +74,20 @@ def test_calls_of_grpc_are_answered_to_the_last_one(redis: RedisServer) -> None:
         assert found.ended() == 0
 
 
+def test_streams_of_http2_are_answered_to_the_last_one(redis: RedisServer, tmp_path: Path) -> None:
+    question = tmp_path / "question.json"
+    question.write_text('{"principal": {"user": "u1"}, "endpoint": "/api/v1/orders"}')
+    with service("--workers", "2", "--store", redis.address) as found:
+        url = f"http://127.0.0.1:{found.started().http_port}"
+        command = ["h2load", "-c8", "-m10", "-D3", "-d", str(question), f"{url}/api/v1/rate-limit/check"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
+            until(lambda: b'headgate_checks_total{api="check"' in found.get("/metrics")[1], "it is asked", SECONDS)
+            found.signal(signal.SIGTERM)
+            told, _ = load.communicate(timeout=SECONDS)
+        assert " 0 failed, 0 errored, 0 timeout" in told
+        assert found.ended() == 0
+
+
 def test_a_second_signal_ends_it_at_once(redis: RedisServer) -> None:
     with service("--workers", "2", "--store", redis.address, "--drain-seconds", "600") as found:
         port = found.started().http_port

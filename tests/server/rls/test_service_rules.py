@@ -214,6 +214,13 @@ def test_without_a_store_the_mode_of_the_rule_decides(
     assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
 
 
+def test_a_limit_that_is_gone_with_the_rules_is_answered_by_the_mode_of_the_service(in_memory: Asking) -> None:
+    away = {"store": "redis://127.0.0.1:1/0?timeout=0.1", "on_store_failure": "deny"}
+    in_memory.serve(RULES, engine=away)
+    answer = in_memory.ask(descriptor(*IP, limit=(5, 1)))  # of no rule
+    assert json.loads(answer.raw_body)["status"] == 503
+
+
 def test_what_is_told_can_be_chosen(in_memory: Asking) -> None:
     in_memory.serve(RULES, options=Options(headers=None, body=False, metadata=False))
     answer = in_memory.ask(IP)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import hpack
 import pytest
-from hpack.huffman import HuffmanEncoder
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.wire.http2 import huffman
 from headgate.server.wire.http2.compression import TABLE_SIZE, Decoder, Improper, Undecodable, is_proper, size_of
 from headgate.server.wire.http2.headers import integer, string
-from headgate.server.wire.http2.static import STATIC
 from headgate.server.wire.messages import Headers
 from tests.server.wire.http2.conversation import index, indexed, unchecked
 
-CODE = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 NAMES = st.sampled_from([b":path", b"x-request-id", b"user-agent", b"grpc-timeout", b"a"]) | st.binary(max_size=40)
 FIELDS = st.tuples(NAMES, st.binary(max_size=60) | st.sampled_from([b"", b"/", b"1S", b"x" * 4000]))
 
@@ -55,33 +48,6 @@ def test_any_bytes_are_read_or_refused_as_others_do(blocks: list[bytes]) -> None
         if found is None:  # we refuse longer numbers than they do
             break
         assert found == expected
-
-
-def test_the_static_table_is_that_of_others() -> None:
-    assert STATIC == HeaderTable.STATIC_TABLE
-
-
-def test_every_symbol_of_huffmans_code_is_that_of_others() -> None:
-    text = bytes(range(256))
-    assert huffman.decode(CODE.encode(text)) == text
-
-
-@given(st.binary(max_size=100))
-def test_huffmans_code_is_read_as_it_was_written(text: bytes) -> None:
-    assert huffman.decode(CODE.encode(text)) == text
-
-
-@given(st.binary(min_size=1, max_size=12))
-def test_what_is_not_huffmans_code_is_refused(code: bytes) -> None:
-    try:
-        expected: bytes | None = decode_huffman(code)
-    except hpack.HPACKError:
-        expected = None
-    if expected is None:
-        with pytest.raises(ValueError, match="Huffman"):
-            huffman.decode(code)
-    else:
-        assert huffman.decode(code) == expected
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,16 @@ async def much(_: Request) -> Response:
     return Response(200, b"x" * 100_000)
 
 
+def test_the_host_is_a_header_as_in_the_older_version() -> None:
+    async def host(asked: Request) -> Response:
+        return Response(200, b"", ((b"x-host", asked.header(b"host") or b""), (b"x-path", asked.path)))
+
+    with serving() as server, Http2Client(port_of(server, host)) as client:
+        for number in range(200):
+            head = client.head(client.ask(f"/{number}?a", end=True))
+            assert (head["x-host"], head["x-path"]) == ("api", f"/{number}")
+
+
 class TestBodies:
     LIMITS = WireLimits(body_bytes=10)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from headgate.server.wire.http2.static import STATIC
+from hpack.table import HeaderTable
 
 _VALUES: Final[dict[bytes, dict[bytes, int]]] = {}
 """Names of the static table, with the index of each of their values; the first is good for the name alone."""
-for _index, (_name, _value) in enumerate(STATIC, 1):
+for _index, (_name, _value) in enumerate(HeaderTable.STATIC_TABLE, 1):
     _VALUES.setdefault(_name, {})[_value] = _index
 
 TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"

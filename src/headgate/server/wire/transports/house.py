@@ -85,7 +85,7 @@ class House:
         for guest in list(self.guests):
             try:
                 guest.look(now)
-            except Exception:  # the others are still looked after
+            except Exception:  # noqa: BLE001  the others are still looked after
                 _log.exception("A connection could not be looked after, and is closed")
                 guest.abort()
 

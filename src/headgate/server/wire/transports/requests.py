@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from typing import TypeAlias
 
 from headgate.server.wire import eager
 from headgate.server.wire.http1.responses import Date, of_problem
@@ -12,10 +13,13 @@ from headgate.server.wire.http2.events import Aborted, Event, Head, Opened, Rece
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.link import Link
-from headgate.server.wire.messages import Handler, Request, Response
+from headgate.server.wire.messages import Handler, Headers, Request, Response
 
 _log = logging.getLogger(__name__)
 _WITHOUT_BODY = frozenset({204, 304})
+_REMEMBERED = 64
+_Parts: TypeAlias = tuple[Head, bytes, bytes, Headers]
+"""A head, its path, query, and headers, the host among them as in HTTP/1."""
 
 
 class _Unfinished:
@@ -37,6 +41,7 @@ class HttpService:
         "_expected",
         "_handler",
         "_is_lost",
+        "_known",
         "_limits",
         "_machine",
         "_outlet",
@@ -54,6 +59,8 @@ class HttpService:
         """Requests whose body has not come."""
         self._since: dict[int, float] = {}
         """When they were first looked at."""
+        self._known: dict[int, _Parts] = {}
+        """By the identity of the head, which is kept alive with it."""
         self._is_lost = False
         self.in_flight = 0
 
@@ -118,12 +125,15 @@ class HttpService:
 
     def _ask(self, stream: int, head: Head, body: bytes) -> None:
         """Run the handler until it waits or ends."""
-        path, _, query = head.path.partition(b"?")
+        known = self._known.get(id(head))
+        if known is None:
+            known = self._know(head)
+        _, path, query, fields = known
         seat = self._seat
         if seat is not None and (refusal := seat.admit(path, head.headers)) is not None:
             self._answer(stream, head, of_problem(refusal.status, refusal.detail, refusal.headers))
             return
-        request = Request(head.method, path, query, head.fields, body, self._peer)
+        request = Request(head.method, path, query, fields, body, self._peer)
         coroutine = self._handler(request)
         try:
             awaited = coroutine.send(None)
@@ -138,6 +148,17 @@ class HttpService:
             return
         if seat is not None:
             seat.release()
+
+    def _know(self, head: Head) -> _Parts:
+        """Take a head apart, once for all requests that have it."""
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        path, _, query = head.path.partition(b"?")
+        fields = head.fields
+        if head.authority and all(name != b"host" for name, _ in fields):
+            fields = [(b"host", head.authority), *fields]
+        known = self._known[id(head)] = (head, path, query, fields)
+        return known
 
     def _done(self, stream: int, head: Head, response: Response) -> None:
         self.in_flight -= 1

@@ -1,0 +1,175 @@
+"""A load of gRPC for many users, each of whose answers is looked at: ``python -m benchmarks.service.flood``.
+
+h2load sends the same message every time; services may remember what they have just seen. This sends another user's each
+time, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from struct import Struct
+from time import perf_counter
+from typing import cast
+
+import hpack
+import msgspec
+import uvloop
+
+from benchmarks.service.asking import GRPC_CHECK, RLS, USERS, Question, user
+from benchmarks.service.load import Load, framed
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADER = Struct(">IBI")
+_HEADER_SIZE = 9
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_ACK = _END_STREAM = 1
+_END_HEADERS = 4
+_INITIAL_WINDOW = 4
+_WIDEST = (1 << 31) - 1
+_GIVEN = 65_535
+_MESSAGE = _HEADER_SIZE + 5
+_ALLOWED = b"\x08\x01"
+"""What the message of an answer begins with, in both services, if the request may pass."""
+
+
+class Flood:
+    """What all connections together have to ask."""
+
+    def __init__(self, question: Question, requests: int, host: str) -> None:
+        self.left, self.answered, self.allowed, self._total = requests, 0, 0, requests
+        self.messages = [framed(question.body_of(user(number))) for number in range(USERS)]
+        self.host, self.path = host, question.path
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next = 0
+
+    def message(self) -> bytes:
+        """Return what the next user asks."""
+        self._next = (self._next + 1) % len(self.messages)
+        return self.messages[self._next]
+
+    def took(self, answered: int, allowed: int) -> None:
+        """Count answers."""
+        self.answered += answered
+        self.allowed += allowed
+        if self.answered >= self._total and not self.ended.done():
+            self.ended.set_result(None)
+
+    def fail(self, why: str) -> None:
+        """Give up."""
+        if not self.ended.done():
+            self.ended.set_exception(ConnectionError(why))
+
+
+class Client(asyncio.Protocol):
+    """One connection, with so many calls in flight."""
+
+    def __init__(self, flood: Flood, streams: int) -> None:
+        self._flood, self._streams = flood, streams
+        self._stream, self._data = 1, b""
+        self._transport: asyncio.Transport
+        names = {":method": "POST", ":scheme": "http", ":authority": flood.host, ":path": flood.path}
+        fields = [*names.items(), ("content-type", "application/grpc"), ("te", "trailers")]
+        encoder = hpack.Encoder()
+        self._first = bytes(encoder.encode(fields))
+        self._block = bytes(encoder.encode(fields))
+        """The same headers when the server has them in its table."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        window = Struct(">HI").pack(_INITIAL_WINDOW, _WIDEST)
+        wider = (_WIDEST - _GIVEN).to_bytes(4, "big")
+        self._transport.write(_PREFACE + _frame(_SETTINGS, 0, 0, window) + _frame(_WINDOW_UPDATE, 0, 0, wider))
+        self._ask(self._streams)
+
+    def data_received(self, data: bytes) -> None:
+        if self._data:
+            data = self._data + data
+        position, end = 0, len(data)
+        answered = allowed = 0
+        while position + _HEADER_SIZE <= end:
+            word, flags, _ = _HEADER.unpack_from(data, position)
+            stop = position + _HEADER_SIZE + (word >> 8)
+            if stop > end:
+                break
+            kind = word & 0xFF
+            if kind == _DATA:
+                allowed += data.startswith(_ALLOWED, position + _MESSAGE)
+            elif kind == _HEADERS:
+                answered += flags & _END_STREAM
+            else:
+                self._control(kind, flags, data[position + _HEADER_SIZE : stop])
+            position = stop
+        self._data = data[position:]
+        if answered:
+            self._ask(answered)
+            self._flood.took(answered, allowed)
+        elif allowed:
+            self._flood.took(0, allowed)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._flood.fail(f"a connection was lost: {error}")
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _ask(self, most: int) -> None:
+        flood, stream, block, parts = self._flood, self._stream, self._block, []
+        for _ in range(min(most, flood.left)):
+            if stream == 1:
+                block = self._first
+            message = flood.message()
+            parts += [
+                _HEADER.pack(len(block) << 8 | _HEADERS, _END_HEADERS, stream),
+                block,
+                _HEADER.pack(len(message) << 8 | _DATA, _END_STREAM, stream),
+                message,
+            ]
+            block = self._block
+            stream += 2
+            flood.left -= 1
+        self._stream = stream
+        self._transport.write(b"".join(parts))
+
+    def _control(self, kind: int, flags: int, payload: bytes) -> None:
+        if kind in {_RESET, _GOAWAY}:
+            self._flood.fail(f"the server refuses: {'RST_STREAM' if kind == _RESET else 'GOAWAY'} {payload!r}")
+        elif kind in {_SETTINGS, _PING} and not flags & _ACK:
+            self._transport.write(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
+
+
+async def flood(question: Question, port: int, requests: int, connections: int, streams: int) -> Load:
+    """Ask so many questions, as fast as answers come."""
+    loop, asking = asyncio.get_running_loop(), Flood(question, requests, f"127.0.0.1:{port}")
+    start = perf_counter()
+    clients = [
+        (await loop.create_connection(lambda: Client(asking, streams), "127.0.0.1", port))[1]
+        for _ in range(connections)
+    ]
+    await asking.ended
+    seconds = perf_counter() - start
+    for client in clients:
+        client.close()
+    return Load(asking.answered, seconds, asking.answered - asking.allowed)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return _HEADER.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run as a command, and say as JSON how it went."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.flood")
+    for name in ("--port", "--requests", "--connections", "--streams"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--path", required=True)
+    options = parser.parse_args(arguments)
+    question = {each.path: each for each in (RLS, GRPC_CHECK)}[options.path]
+    asking = flood(question, options.port, options.requests, options.connections, options.streams)
+    print(msgspec.json.encode(uvloop.run(asking)).decode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
