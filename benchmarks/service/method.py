@@ -40,8 +40,8 @@ def method(cores: Cores) -> str:
   `/proc/PID/task/*/schedstat`, before and after a round, over the requests answered in it. Of Redis, by `INFO cpu`.
 - **Rates** are those of all connections together, flat out.
 - **Verified**: before and after a contender is warmed up, it must allow. A round counts only if no request failed, and
-  all were answered 200 or, over gRPC, allowed; ours must also have taken at least as much of a user's limit as answers say, so that
-  nobody is measured while failing.
+  all were answered 200 or, over gRPC, allowed; ours must also have taken at least as much of a user's limit as answers
+  say, so that nobody is measured while failing.
 - **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
   of the ratios within the rounds; other figures are those of the median round.
 - **Latency**: h2load at a constant rate, half of the rate of the best round, for one user; it sends what is due every
