@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from weakref import ref
 
 import pytest
 
@@ -37,6 +39,16 @@ def test_it_is_planned_once_for_each_policy_and_until_an_override_ends() -> None
     later = kept.selection(policy, IN_2029 + YEAR * 1_000_000)
     assert later.enforced.plan[0].quota.limit == 3
     assert kept.selection(other, IN_2029) is not later
+
+
+def test_it_does_not_keep_old_rules() -> None:
+    policy = Policy(load(RULES))
+    kept, alive = KeptRequest(Request({"user": "ada"})), ref(policy)
+    kept.selection(policy, IN_2029)
+    del policy
+    gc.collect()
+    assert alive() is None
+    assert kept.selection(Policy(load(RULES)), IN_2029).enforced.plan
 
 
 @pytest.mark.parametrize(

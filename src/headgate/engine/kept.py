@@ -6,6 +6,9 @@ overrides end. So it need not be worked out again before one of them changes; th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from weakref import ref
+
 from headgate.policy.compiled import Policy
 from headgate.policy.facts import facts_of
 from headgate.policy.request import Request
@@ -20,13 +23,14 @@ class KeptRequest:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._policy: Policy | None = None
+        self._policy: Callable[[], Policy | None] = _nobody
+        """A weak reference: what is kept must not keep old rules."""
         self._selection = UNMATCHED
         self._until = 0
 
     def selection(self, policy: Policy, now: int) -> Selection:
         """Return what `Policy.plan` returns; raises what it raises."""
-        if policy is self._policy and now < self._until:
+        if policy is self._policy() and now < self._until:
             return self._selection
         request, until = self.request, FOREVER
         facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
@@ -35,5 +39,9 @@ class KeptRequest:
             applying = policy.applying(request, facts, now)
             until = min([applied.terms.until for applied in applying], default=FOREVER)
             listed = select(applying, request.cost)
-        self._policy, self._selection, self._until = policy, listed, until
+        self._policy, self._selection, self._until = ref(policy), listed, until
         return listed
+
+
+def _nobody() -> Policy | None:
+    return None

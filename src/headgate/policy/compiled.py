@@ -45,6 +45,7 @@ class Policy:
     """
 
     __slots__ = (
+        "__weakref__",
         "_allow",
         "_default",
         "_default_tier",

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -126,7 +127,7 @@ def test_the_same_is_asked_as_json_over_http(rules: Service) -> None:
 
 def test_any_client_of_grpc_may_ask_and_is_told_what_is_wrong(rules: Service) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{rules.grpc_port}") as channel:
-        ask = channel.unary_unary(PATH)
+        ask: Any = channel.unary_unary(PATH)
         assert answered(ask(asked("edge", [("remote_address", "203.0.113.77")]), timeout=60)).overall_code == OK
         for wrong in (asked("", [("a", "b")]), asked("edge"), b"\x0a\x09short"):
             with pytest.raises(grpc.RpcError) as caught:
