@@ -79,6 +79,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "NETWORKS",
             "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; this machine unless given",
         ),
+        Option("identity", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found"),
         Option("proxy_headers", "KIND", f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}"),
         Option("client_timestamps", "MODE", "those that are far from our clock are refused: check, or not: ignore"),
     ),

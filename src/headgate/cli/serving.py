@@ -15,7 +15,7 @@ from headgate.observe import logs
 from headgate.server import process
 from headgate.server.node import Node
 from headgate.server.ports import Port, listen
-from headgate.server.preflight import described_store, examined
+from headgate.server.preflight import described_store, examined, identifier_of
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
 
@@ -34,6 +34,7 @@ def run(settings: Settings, terminal: Terminal) -> int:
     """Serve; returns the exit code."""
     logs.setup(settings.log_format, settings.log_level)
     store = described_store(settings)
+    identifier_of(settings)  # what is wrong with it is said before there are ports and workers
     with ExitStack() as stack:
         ports = _ports(settings, stack)
 

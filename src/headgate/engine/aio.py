@@ -59,6 +59,7 @@ class AsyncEngine:
         self._travelled = opened if isinstance(opened, Travelled) else None
         if not isinstance(opened, AsyncMemoryStore):  # memory is never away
             self._store = self._failover = AsyncFailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
+        self._memory = opened.store if isinstance(opened, AsyncMemoryStore) else None
         self._clock = opened.clock
         self._book.open()
 
@@ -81,7 +82,9 @@ class AsyncEngine:
         selection, cost = policy.plan(request, self._clock.now()), request.cost
         if selection.shadow or not (selection.enforced.plan and cost):
             return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
-        return ruling_of(selection, await self._store.check(selection.enforced.plan, cost), policy.version)
+        plan, memory = selection.enforced.plan, self._memory
+        decision = memory.check(plan, cost) if memory is not None else await self._store.check(plan, cost)
+        return ruling_of(selection, decision, policy.version)
 
     async def check_kept(self, kept: KeptRequest) -> Ruling:
         """Do as `check` does with a request that is asked again and again: what the rules say about it is kept."""

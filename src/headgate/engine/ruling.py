@@ -66,8 +66,11 @@ def ruling_of(
     if decision is None:
         allowed = selection.verdict is not Verdict.DENIED
         return Ruling(allowed, selection.verdict, None, "", (), shadow, selection.matched, selection.reason, version)
-    limits = rule_decisions(rules, decision)
-    rule = rules[0] if len(rules) == 1 else rule_of(rules, decision)
+    if len(rules) == 1:
+        rule = rules[0]
+        limits: tuple[RuleDecision, ...] = (RuleDecision(rule, decision),)
+    else:
+        rule, limits = rule_of(rules, decision), rule_decisions(rules, decision)
     return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, True, "", version)
 
 

@@ -24,6 +24,7 @@ from headgate.policy.facts import check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import ENDPOINT, GLOBAL, Entry, Ruleset, User
 from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
+from headgate.policy.recipes import Recipes
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
 from headgate.policy.terms import Drafting, in_force
@@ -51,6 +52,7 @@ class Policy:
         "_default_tier",
         "_deny",
         "_in_order",
+        "_recipes",
         "_trie",
         "_users",
         "has_lists",
@@ -77,6 +79,8 @@ class Policy:
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
         self.has_lists = bool(ruleset.allow or ruleset.deny)
+        looks_at_values = self.has_lists or any(rule.when for rule in everything)
+        self._recipes = None if looks_at_values else Recipes(self._users)
 
     def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
         """Return what is to be done about `request`.
@@ -93,12 +97,26 @@ class Policy:
             InvalidCost: the cost is not a whole number from 0 to 100 000; CostTooLarge: a limit could never admit it.
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
+        recipes = self._recipes
+        if recipes is None or not recipes.is_worth_it:
+            return self.worked_out(request, now, asking=asking)
+        selection = recipes.selection(request)
+        return self.worked_out(request, now, asking=asking, recipes=recipes) if selection is None else selection
+
+    def worked_out(
+        self, request: Request, now: int, *, asking: bool = True, recipes: Recipes | None = None
+    ) -> Selection:
+        """Return what `plan` returns, whatever is remembered of such requests; `recipes` are to remember it."""
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
         if self.has_lists:
             listed = self.listed(facts, request.address or request.principal.get("ip", ""))
             if listed is not None:
                 return listed
-        return select(self.applying(request, facts, now), request.cost, asking=asking)
+        applying = self.applying(request, facts, now)
+        selection = select(applying, request.cost, asking=asking)
+        if recipes is not None:
+            recipes.remember(request, facts, applying)
+        return selection
 
     def rule_plan(
         self,

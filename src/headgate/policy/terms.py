@@ -56,12 +56,14 @@ def in_force(schedule: Schedule, now: int) -> Terms:
 class Schedules:
     """The terms of a rule for every tier."""
 
-    __slots__ = ("by_tier", "untiered")
+    __slots__ = ("by_tier", "is_lasting", "untiered")
 
     def __init__(self, untiered: Schedule, by_tier: dict[str, Schedule]) -> None:
         self.untiered = untiered
         """For tiers that change nothing."""
         self.by_tier = by_tier
+        self.is_lasting = all(len(schedule) == 1 for schedule in (untiered, *by_tier.values()))
+        """Whether all of them are in force forever."""
 
 
 class Overridden:

@@ -50,11 +50,12 @@ _Places = dict[int, dict[str | int, tuple[int, int, int, int]]]
 class Document(Locator):
     """The data of a text, and where it is written."""
 
-    __slots__ = ("_lines", "_places", "_text", "data", "problems")
+    __slots__ = ("_lines", "_places", "_text", "_what", "data", "problems")
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, what: str = "a file of rules") -> None:
         super().__init__(name)
         self._text = text
+        self._what = what
         self._lines: list[str] | None = None
         self._places: _Places | None = None
         self.problems: list[Problem] = []
@@ -89,7 +90,7 @@ class Document(Locator):
             position = bad.start() + self._text.startswith("\ufeff")
             line = self._text.count("\n", 0, position) + 1
             column = position - self._text.rfind("\n", 0, position)
-            self._stop(f"the character U+{ord(bad.group()):04X} cannot be in a file of rules", line - 1, column - 1)
+            self._stop(f"the character U+{ord(bad.group()):04X} cannot be in {self._what}", line - 1, column - 1)
         if len(self._text) > MAX_BYTES or len(self._text.encode()) > MAX_BYTES:
             self._stop(f"more than {MAX_BYTES:_} bytes: split the file", 0, 0)
 
@@ -182,7 +183,7 @@ class Document(Locator):
             else:
                 documents += kind is document
                 if documents > 1:
-                    self._stop("a second document: a file of rules is one", event.start_mark.line, 0)
+                    self._stop(f"a second document: {self._what} is one", event.start_mark.line, 0)
                 continue
             held = top.held
             mark = event.start_mark

@@ -18,6 +18,8 @@ from headgate.core.errors import UsageError
 from headgate.server.wire.messages import Headers
 from headgate.web.apikey import ApiKeys, Holder
 
+HEADERS = frozenset({b"authorization", b"x-api-key"})
+"""Where callers send their keys."""
 _MAX_BYTES = 1_048_576
 
 

@@ -1,7 +1,8 @@
 """How a node protects itself: a ceiling of requests, bounded work in flight, and callers that prove who they are.
 
 The ceiling is a limit like any other: a token bucket of our own core. Tokens are taken from it in handfuls and given
-out one by one, so that a request costs a subtraction.
+out one by one, so that a request costs a subtraction. For a second after it was reached, each connection gets its share
+of it and no more, so that those who ask little are not refused because of those who ask much.
 
 What is in flight is bounded, and shared fairly. Where three quarters of the bound are taken, a connection that has more
 than its share of it (the bound over the connections that have something in flight) is refused first, so that one that
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from headgate.clock import Clock
+from headgate.clock import Clock, SystemClock
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 from headgate.server.callers import CallerKeys
@@ -57,6 +58,8 @@ UNKNOWN_CALLER: Final = Refusal(
     ((b"www-authenticate", b'Bearer realm="headgate"'),),
 )
 _TOLD_EVERY = 10.0
+_SCARCE_US, _SLICE_US, _SLACK_US = 1_000_000, 100_000, 10_000
+"""For how long shares of the ceiling count after it was reached, how often they are made anew, and what is beyond."""
 
 
 class Guard:
@@ -90,6 +93,10 @@ class Guard:
         """From here on, shares count."""
         self._handful = max(1, min(1000, per_second // 1000))
         self._take = _bucket(per_second, clock) if per_second else None
+        self._per_second, self._ticks = per_second, (clock or SystemClock()).ticks
+        self._scarce_until, self._slice, self._sliced_at = 0, 0, 0
+        self._stock = 0  # tokens that are at hand while they are scarce
+        self._sharers = self._before = 0  # connections that asked in this slice, and in the one before
         self._refused, self._tell_at = 0, 0.0
 
     def sit(self, peer: Peer) -> Place:  # noqa: ARG002  all peers are equal
@@ -111,21 +118,51 @@ class Guard:
             refusal = TOO_MUCH
         elif self.in_flight >= self.crowded and place.in_flight >= max(1, self._bound // max(1, self.busy)):
             refusal = UNFAIR
-        elif not self._has_token():
+        elif not (self._is_in_its_share(place) if self._scarce_until else self._has_token()):
             refusal = TOO_FAST
         if refusal:
             self._note(path, refusal)
         return refusal
 
     def _has_token(self) -> bool:
+        """Take a token for a request, if there is one."""
         if self._take is None:
             self.left = 1_000_000
             return True
         while self.left <= 0:  # more than once after a batch
             if not self._take(self._handful):
+                self._scarce_until = self._ticks() + _SCARCE_US
                 return False
             self.left += self._handful
         self.left -= 1
+        return True
+
+    def _is_in_its_share(self, place: Place) -> bool:
+        """Take a token as well, unless the connection has had its share of what there was since the slice began."""
+        now = self._ticks()
+        if now >= self._scarce_until:
+            self._scarce_until, self.left, self._stock = 0, self.left + self._stock, 0
+            return self._has_token()
+        if now - self._sliced_at >= _SLICE_US:
+            self._slice, self._sliced_at = self._slice + 1, now
+            self._sharers, self._before = 0, self._sharers
+        if place.slice != self._slice:
+            place.slice, place.taken = self._slice, 0
+            self._sharers += 1
+        come = self._per_second * (now - self._sliced_at + _SLACK_US) // 1_000_000
+        if place.taken > come // max(self._sharers, self._before) or not self._has_stock(now):
+            return False
+        place.taken += 1
+        return True
+
+    def _has_stock(self, now: int) -> bool:
+        """Take a token while they are scarce: `left` stays at 0, so that every request comes this way."""
+        while self._stock + self.left <= 0:
+            if not self._take or not self._take(self._handful):
+                self._scarce_until = now + _SCARCE_US
+                return False
+            self._stock += self._handful
+        self._stock, self.left = self._stock + self.left - 1, 0
         return True
 
     def _note(self, path: bytes, refusal: Refusal) -> None:
@@ -141,11 +178,13 @@ class Guard:
 class Place:
     """The seat of one connection."""
 
-    __slots__ = ("_credential", "_guard", "_keys", "in_flight")
+    __slots__ = ("_credential", "_guard", "_keys", "in_flight", "slice", "taken")
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self.in_flight = 0
+        self.slice = self.taken = 0
+        """How many tokens it had in which slice of time, while they are scarce."""
         self._credential = b""  # what was accepted last, by these keys
         self._keys: CallerKeys | None = None
 

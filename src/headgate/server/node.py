@@ -22,8 +22,9 @@ from headgate.policy.source import rules_file
 from headgate.server import surface
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
+from headgate.server.identity.live import LiveIdentifier
 from headgate.server.ports import deafen
-from headgate.server.preflight import callers_of, descriptors_of, rules_path, tls_of
+from headgate.server.preflight import callers_of, descriptors_of, identifier_of, rules_path, tls_of
 from headgate.server.readiness import Readiness
 from headgate.server.rls import Options, RateLimitService
 from headgate.server.settings import Settings
@@ -53,6 +54,7 @@ class Node:
     def __init__(self, settings: Settings, *, slot: int = 0, folder: str = "") -> None:
         self._settings = settings
         self._tls = tls_of(settings)
+        self._identifier = LiveIdentifier(lambda: identifier_of(settings))
         self._tracing = Tracing() if settings.tracing else None
         self._policy = LivePolicy(rules_file(rules_path(settings)))
         self._descriptors = descriptors_of(settings)
@@ -117,19 +119,20 @@ class Node:
         self._begin(self._publish())
         self._sockets = sockets
         parts = self._settings, self._decisions, self._readiness, self._envoy, self._guard
-        handler = traced_handler(surface.http(*parts), self._tracing)
+        handler = traced_handler(surface.http(*parts, identifier=self._identifier), self._tracing)
         methods = traced_methods(surface.grpc(*parts), self._tracing)
         await self._listener.serve_http(handler, sockets["http"], self._tls)
         await self._listener.serve_grpc(methods, sockets["grpc"], self._tls)
 
     def reload(self) -> None:
-        """Look again at rules, certificates and caller keys. What is wrong is logged, and what was in force stays."""
-        _LOG.info("looking again at rules, certificates and caller keys")
+        """Look again at rules, certificates, keys and identity. What is wrong is logged, and what was there stays."""
+        _LOG.info("looking again at rules, certificates, caller keys and identity")
         self._listener.refresh_certificates()
         try:
             self._guard.keys = callers_of(self._settings)
         except UsageError as error:
             _LOG.error("the caller keys in force stay: %s", error)
+        self._begin(asyncio.to_thread(_read_again, self._identifier))
         for live in self._lives():
             self._begin(asyncio.to_thread(_refresh, live))
 
@@ -197,3 +200,10 @@ def _refresh(live: Live[Any, Any]) -> None:
     """Look at a source now. It believes in a change that it has seen twice."""
     live.refresh()
     live.refresh()
+
+
+def _read_again(identifier: LiveIdentifier) -> None:
+    try:
+        identifier.refresh()
+    except UsageError as error:
+        _LOG.error("the identity file in force stays: %s", error)

@@ -15,6 +15,7 @@ import errno
 import socket
 import sys
 from dataclasses import dataclass
+from typing import cast
 
 from headgate.core.errors import UsageError
 
@@ -87,7 +88,7 @@ def _resolved(name: str, host: str, port: int) -> tuple[int, tuple[str | int, ..
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--host {host!r} for {name}: {getattr(error, 'strerror', None) or error}") from None
-    return found[0][0], found[0][4]
+    return found[0][0], cast("tuple[str | int, ...]", found[0][4])
 
 
 def _bound(family: int, address: tuple[str | int, ...], *, shared: bool) -> socket.socket:

@@ -8,10 +8,14 @@ from pathlib import Path
 from headgate.core.errors import UsageError
 from headgate.policy.envoy.live import LiveDescriptors
 from headgate.policy.loading import load_file
-from headgate.server.callers import CallerKeys
+from headgate.server.api.forward_auth import LOOPBACK
+from headgate.server.callers import HEADERS, CallerKeys
+from headgate.server.identity.loading import FORWARDED_FOR, load_identity
 from headgate.server.settings import Settings
 from headgate.server.wire.tls import Tls, TlsFiles
 from headgate.stores import open_store
+from headgate.web.address import AddressReader
+from headgate.web.identity import Identifier
 
 EXAMPLE = Path(__file__).with_name("example-rules.yaml")
 """Rules for those who have none yet."""
@@ -38,6 +42,21 @@ def callers_of(settings: Settings) -> CallerKeys | None:
     return CallerKeys.read(settings.caller_keys) if settings.caller_keys else None
 
 
+def identifier_of(settings: Settings) -> Identifier:
+    """Return what finds out who the clients of proxies are. Raises UsageError."""
+    if not settings.identity:
+        return Identifier(AddressReader(FORWARDED_FOR, trusted=settings.trusted_proxies or LOOPBACK))
+    identifier = load_identity(settings.identity, settings.trusted_proxies)
+    taken = HEADERS & identifier.credentials
+    if settings.caller_keys and taken:
+        raise UsageError(
+            f"{settings.identity}: with caller keys, {' and '.join(sorted(name.decode() for name in taken))} of a "
+            "request is the proxy's, and cannot be its client's: let clients send API keys in another header and no "
+            "tokens, or know proxies by their certificates (--client-ca) instead of caller keys"
+        )
+    return identifier
+
+
 def descriptors_of(settings: Settings) -> LiveDescriptors | None:
     """Return the trees that answer Envoy, if any. Raises UsageError."""
     if not settings.envoy_config:
@@ -51,6 +70,7 @@ def examined(settings: Settings) -> int:
     descriptors_of(settings)
     tls_of(settings)
     callers_of(settings)
+    identifier_of(settings)
     described_store(settings)
     return rules
 

@@ -69,6 +69,8 @@ class Settings:
     """Of forward authentication."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks whose word about the client is taken; empty for this machine alone."""
+    identity: str = ""
+    """A file that says who the clients of proxies are: by API key, token and address; empty for address alone."""
     proxy_headers: str = "either"
     """Which headers the proxy writes: X-Original-*, X-Forwarded-*, or whichever comes."""
     client_timestamps: str = "check"
@@ -159,7 +161,7 @@ class Settings:
             )
 
     def _check_files(self) -> None:
-        for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys"):
+        for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys", "identity"):
             path = getattr(self, name)
             if path and not Path(path).exists():
                 raise InvalidSetting(name, f"there is no file {short(path)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headgate.server import rls, rpc
-from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.api.forward_auth import ForwardAuth, Identifies
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, application
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
@@ -30,15 +30,20 @@ APIS: Mapping[bytes, str] = {
 
 
 def http(
-    settings: Settings, decisions: Decisions, readiness: Readiness, envoy: rls.RateLimitService, guard: Guard
+    settings: Settings,
+    decisions: Decisions,
+    readiness: Readiness,
+    envoy: rls.RateLimitService,
+    guard: Guard,
+    *,
+    identifier: Identifies,
 ) -> Handler:
-    """Return what answers on the HTTP port."""
+    """Return what answers on the HTTP port; `identifier` finds out who the clients of proxies are."""
     as_json = JsonForm(envoy)
-    trusted = {"trusted": settings.trusted_proxies} if settings.trusted_proxies else {}
     return application(
         decisions,
         readiness,
-        forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, **trusted),
+        forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, identifier=identifier),
         timestamps=_timestamps(settings),
         on_store_failure=settings.on_store_failure,
         charge=guard.charge,

@@ -102,7 +102,15 @@ class MemoryStore:
                 return self._run(plans.check, plan, cost, now)
             if now >= self._next_due:
                 self._sweep(now)
-            return self._first(plan[0], cost, now)
+            space, principal, quota = limit = plan[0]
+            table = self._tables.get(space)
+            state = table.states.get(principal) if table is not None else None
+            if state is None or table is None or type(principal) is not str:
+                return self._first(limit, cost, now)
+            after, decision = quota.step(state, cost, now)
+            if after is not state:
+                table.states[principal] = after
+            return decision
 
     def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         with self._lock:
@@ -378,7 +386,8 @@ class AsyncMemoryStore:
     """The same states for callers in an event loop; an operation is too short to be worth a thread."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._store = store
+        self.store = self._store = store
+        """What keeps them, for callers who need not await."""
         self.clock = store.clock
 
     async def check(self, plan: Plan, cost: int) -> Decision:

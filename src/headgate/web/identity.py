@@ -59,9 +59,13 @@ class Identifier:
     _wanted: frozenset[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        wanted = {self.addresses.header, self.api_keys.name if self.api_keys else b""}
-        wanted.add(_AUTHORIZATION if self.tokens else b"")
-        object.__setattr__(self, "_wanted", frozenset(wanted - {b""}))
+        object.__setattr__(self, "_wanted", (self.credentials | {self.addresses.header}) - {b""})
+
+    @property
+    def credentials(self) -> frozenset[bytes]:
+        """The headers that may prove who asks, in lower case."""
+        by_key = {self.api_keys.name} if self.api_keys else set()
+        return frozenset(by_key | ({_AUTHORIZATION} if self.tokens else set()))
 
     def identify(self, peer: str | None, lines: Lines, now: int) -> Identity:
         """Return who sent a request.

@@ -63,7 +63,8 @@ class VerificationKey:
 
         A key that does not name its algorithm is bound to the only one of `algorithms` that it fits.
         """
-        if jwk.get("use", "sig") != "sig" or "verify" not in jwk.get("key_ops", ("verify",)):
+        operations = jwk.get("key_ops", ["verify"])
+        if jwk.get("use", "sig") != "sig" or not isinstance(operations, list) or "verify" not in operations:
             return None
         fits = [name for name in algorithms if _fits(jwk, name)]
         if not fits:

@@ -84,7 +84,8 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         server.run(server.listener.serve_http(echo, Address(port=taken.getsockname()[1])))
 
 
-def test_many_pipelined_requests_are_answered_in_order() -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["and goes on", "and ends its half"])
+def test_many_pipelined_requests_are_answered_in_order(ends: object) -> None:
     async def count(asked: Request) -> Response:
         if asked.path.endswith(b"0"):
             await asyncio.sleep(0.01)
@@ -92,6 +93,8 @@ def test_many_pipelined_requests_are_answered_in_order() -> None:
 
     with serving(WireLimits(pipelined=4)) as server, connect(port_of(server, count)) as client:
         client.sendall(b"".join([request(line=f"GET /{number} HTTP/1.1") for number in range(100)]))
+        if ends:
+            client.shutdown(socket.SHUT_WR)
         answers = read_responses(client, 100)
     assert re.findall(rb"\r\n\r\n/(\d+)", answers) == [b"%d" % number for number in range(100)]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
+from typing import Protocol
 
 from headgate.core.errors import StoreError, UsageError
 from headgate.core.mode import Mode
@@ -31,8 +32,8 @@ from headgate.server.wire.messages import Fields, Headers, Request, Response
 from headgate.web.address import AddressReader, Finding
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import ResponseHeaders
-from headgate.web.identity import Identifier
-from headgate.web.lines import collect
+from headgate.web.identity import Identifier, Identity
+from headgate.web.lines import Lines, collect
 from headgate.web.problem import Problem, of_status, quota_exceeded, reduced_capacity
 
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
@@ -41,6 +42,15 @@ _KINDS = {
     "original": (b"x-original-uri", b"x-original-method", b"x-original-host"),
     "forwarded": (b"x-forwarded-uri", b"x-forwarded-method", b"x-forwarded-host"),
 }
+
+
+class Identifies(Protocol):
+    """Finds out who asks: an `Identifier`, or what stands for one."""
+
+    @property
+    def addresses(self) -> AddressReader: ...
+
+    def identify(self, peer: str | None, lines: Lines, now: int) -> Identity: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class ForwardAuth:
     """Which headers the proxy writes: ``original``, ``forwarded``, or ``either`` where only one of them comes."""
     host: bool = False
     """Whether the host is an attribute of requests. The proxy must write it: X-Original-Host or X-Forwarded-Host."""
-    identifier: Identifier | None = None
+    identifier: Identifies | None = None
     """Finds out who asks; its address reader trusts proxies. None: by address, in X-Forwarded-For."""
     headers: ResponseHeaders = field(default_factory=ResponseHeaders)
     """Which header fields answers have. They are for the proxy's client."""
@@ -77,7 +87,7 @@ class ForwardChecks:
     def __init__(self, decisions: Decisions, settings: ForwardAuth, on_store_failure: Mode = Mode.LOCAL) -> None:
         self._decisions, self._settings, self._mode = decisions.via("forward_auth"), settings, on_store_failure
         reader = AddressReader("x-forwarded-for", trusted=settings.trusted)
-        self._identifier = settings.identifier or Identifier(reader)
+        self._identifier: Identifies = settings.identifier or Identifier(reader)
         self._kinds = tuple(_KINDS.values()) if settings.kind == "either" else (_KINDS[settings.kind],)
         self._wanted = frozenset([name for names in self._kinds for name in names])
         self._now = decisions.engine.clock.now

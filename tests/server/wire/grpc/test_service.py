@@ -239,6 +239,22 @@ class TestDeadlines:
             client.send(stream, framed(b"x"), end=True)
             assert client.head(stream)["grpc-status"] == "4"
 
+    def test_the_time_that_a_message_takes_to_arrive_counts(self) -> None:
+        called: list[bytes] = []
+
+        async def note(call: Call) -> bytes:
+            called.append(call.message)
+            return b""
+
+        methods = Methods({b"/t.T/Note": note})
+        with serving() as server, Http2Client(port_of(server, methods)) as client:
+            stream = client.ask("/t.T/Note", GRPC | {"grpc-timeout": "1n"})
+            client.send(stream, framed(b"x")[:3])
+            client.until_settled()
+            client.send(stream, framed(b"x")[3:], end=True)
+            assert client.head(stream)["grpc-status"] == "4"
+            assert called == []
+
     def test_a_stream_ends_at_its_deadline(self) -> None:
         with calling() as client:
             answers = client.stream_stream("/t.T/EchoAll")(iter_forever(), timeout=0.05)

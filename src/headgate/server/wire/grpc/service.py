@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Refusal
 from headgate.server.wire.grpc import framing
@@ -32,12 +34,18 @@ _CARDINALITY = RpcError(Code.UNIMPLEMENTED, "A unary call has one message.")
 class _Unfinished:
     """A unary call whose message is incomplete."""
 
-    __slots__ = ("message", "messages", "plan")
+    __slots__ = ("_since", "message", "messages", "plan")
 
-    def __init__(self, plan: Plan, limits: WireLimits) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, limits: WireLimits, now: float) -> None:
+        self.plan, self._since = plan, now
         self.messages = framing.Messages(limits.message_bytes, plan.encoding)
         self.message: bytes | None = None
+
+    def left(self, now: float) -> Plan:
+        """Return the plan with the time that is left of it."""
+        if self.plan.timeout is None:
+            return self.plan
+        return msgspec.structs.replace(self.plan, timeout=max(self.plan.timeout - (now - self._since), 0))
 
 
 class GrpcService:
@@ -165,7 +173,7 @@ class GrpcService:
 
     def _receive(self, stream: int, plan: Plan | _Unfinished, data: bytes, *, ended: bool) -> None:
         """Take a part of a message."""
-        call = _Unfinished(plan, self._limits) if isinstance(plan, Plan) else plan
+        call = _Unfinished(plan, self._limits, self._loop.time()) if isinstance(plan, Plan) else plan
         self._expected[stream] = call
         call.messages.receive(data)
         try:
@@ -180,10 +188,13 @@ class GrpcService:
             return
         if ended and call.message is not None:
             del self._expected[stream]
-            self._call(stream, call.plan, call.message)
+            self._call(stream, call.left(self._loop.time()), call.message)
 
     def _call(self, stream: int, plan: Plan, message: bytes) -> None:
         """Run a unary call until it waits or ends."""
+        if plan.timeout == 0:
+            self._fail(stream, _LATE)
+            return
         if self._seat is not None and (refusal := self._admitted(plan)) is not None:
             self._fail(stream, _refused(refusal))
             return
@@ -193,10 +204,7 @@ class GrpcService:
         try:
             awaited = coroutine.send(None)
         except StopIteration as stop:
-            if plan.timeout != 0:
-                self._answer(stream, plan, stop.value)
-            else:
-                self._fail(stream, _LATE)
+            self._answer(stream, plan, stop.value)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
             self._fail(stream, told(error, plan.head.path))
         else:

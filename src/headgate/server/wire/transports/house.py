@@ -41,19 +41,40 @@ class Guest(Protocol):
         ...
 
 
+class TakingTurns(Protocol):
+    """A connection that is served in turns."""
+
+    def serve(self) -> None:
+        """Deal with what has arrived."""
+        ...
+
+    def flush(self) -> None:
+        """Send what is to be sent."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+
 class House:
     """One for each process.
 
     Times are those of the loop, in seconds, as coarse as the timer's `tick`: no request has a timer of its own.
+
+    In each turn of the loop all connections are read, then all that they ask is answered, and then all answers are
+    sent. Connection by connection it would take a tenth longer, since each of the three evicts the others from the
+    processor's caches, and since clients would be woken up one by one.
     """
 
-    __slots__ = ("_timer", "date", "gate", "guests", "heads", "is_draining", "limits", "loop", "tick")
+    __slots__ = ("_timer", "_turn", "date", "gate", "guests", "heads", "is_draining", "limits", "loop", "tick")
 
     def __init__(self, limits: WireLimits, gate: Gate | None, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.gate, self.loop = limits, gate, loop
         self.heads, self.date = Heads(limits), Date()
         self.guests: set[Guest] = set()
         self.is_draining = False
+        self._turn: list[TakingTurns] = []
         shortest = min(limits.header_time, limits.body_time, limits.idle_time, limits.write_time)
         self.tick = min(max(shortest / 4, 0.01), 0.5)
         self.date.set(time.time())
@@ -70,6 +91,12 @@ class House:
         """Forget a connection that is gone."""
         self.guests.discard(guest)
 
+    def await_turn(self, guest: TakingTurns) -> None:
+        """Serve and flush a connection when all others are read."""
+        if not self._turn:
+            self.loop.call_soon(self._take_turns)
+        self._turn.append(guest)
+
     def close(self) -> None:
         """Stop the timer, and close what is still open."""
         if self._timer is not None:
@@ -77,6 +104,17 @@ class House:
             self._timer = None
         for guest in list(self.guests):
             guest.abort()
+
+    def _take_turns(self) -> None:
+        guests, self._turn = self._turn, []
+        for guest in guests:
+            try:
+                guest.serve()
+            except Exception:  # noqa: BLE001  whatever it is, the others have nothing to do with it
+                _log.exception("A connection failed, and is closed")
+                guest.abort()
+        for guest in guests:
+            guest.flush()
 
     def _sweep(self) -> None:
         self._timer = self.loop.call_later(self.tick, self._sweep)

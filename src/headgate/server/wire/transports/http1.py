@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Http1(asyncio.Protocol):
-    """A connection. All that its requests are answered at once is written at once.
+    """A connection. What arrives, and what answers are ready, is dealt with in turns; see `House`.
 
     Args:
         house: where it belongs.
@@ -38,6 +38,7 @@ class Http1(asyncio.Protocol):
         "_machine",
         "_seat",
         "_transport",
+        "_unread",
         "_waiting",
         "_watch",
     )
@@ -56,6 +57,8 @@ class Http1(asyncio.Protocol):
         self._has_ended = False
         """The client sends no more, and may still read."""
         self._is_closing = False
+        self._unread = b""
+        """What has arrived in this turn."""
         self._watch = Stopwatch()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,6 +75,20 @@ class Http1(asyncio.Protocol):
             self._machine.drain()
 
     def data_received(self, data: bytes) -> None:
+        if not self._unread:
+            self._unread = data
+            self._house.await_turn(self)
+        else:  # it is much
+            self._deal_with(self._unread + data)
+            self.flush()
+
+    def serve(self) -> None:
+        """Deal with what has arrived."""
+        if self._unread:
+            self._deal_with(self._unread)
+
+    def _deal_with(self, data: bytes) -> None:
+        self._unread = b""
         machine, seat = self._machine, self._seat
         number = machine.received
         for request in machine.receive(data):
@@ -93,21 +110,22 @@ class Http1(asyncio.Protocol):
             else:
                 self._wait(number, request, coroutine, awaited)
             number += 1
-        self._flush()
 
     def eof_received(self) -> bool:
         """Answer what was asked, for the client may still read; over TLS it cannot."""
+        self.serve()
+        self.flush()
         self._has_ended = True
         transport = self._transport
         return (
             transport is not None
-            and self._machine.in_flight > 0
+            and (self._machine.in_flight > 0 or self._machine.has_more)
             and not self._is_closing
             and transport.get_extra_info("ssl_object") is None
         )
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
-        self._transport = None
+        self._transport, self._unread = None, b""
         self._house.leave(self)
         if self._seat is not None and not self._waiting:
             self._seat.leave()
@@ -118,7 +136,7 @@ class Http1(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._flush()
+        self.flush()
 
     def look(self, now: float) -> None:
         """End what takes too long."""
@@ -133,20 +151,20 @@ class Http1(asyncio.Protocol):
             return
         phase = machine.phase
         waited = self._watch.lasted((phase, machine.received, machine.answered), now)
-        if phase is Phase.BUSY:
+        if phase is Phase.BUSY or self._unread:
             return
         if phase is Phase.OVER or waited > _patience(phase, self._house):
             machine.expire()
-            self._flush()
+            self.flush()
 
     def drain(self) -> None:
         self._machine.drain()
 
     def finish_draining(self) -> None:
         transport = self._transport
-        if transport is not None and not has_unread(transport):
+        if transport is not None and not self._unread and not has_unread(transport):
             self._machine.finish_draining()
-            self._flush()
+            self.flush()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -171,12 +189,12 @@ class Http1(asyncio.Protocol):
                 seat.leave()
         if self._transport is not None:
             self._answer(number, request, response)
-            self._flush()
+            self._house.await_turn(self)
 
     def _failed(self, number: int, request: Request, error: BaseException) -> None:
         self._done(number, request, _failure(request, error))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what is to be sent, and see what is next: more requests, a pause, or the end."""
         transport, machine = self._transport, self._machine
         if transport is None or self._is_closing:
@@ -186,7 +204,7 @@ class Http1(asyncio.Protocol):
             transport.write(data)
         if machine.is_calm and not self._is_held and not self._has_ended:
             return
-        if machine.is_over or (self._has_ended and not machine.in_flight):
+        if machine.is_over or (self._has_ended and not machine.in_flight and not machine.has_more):
             self._close(transport)
         elif self._is_paused or machine.is_full:
             self._hold()
@@ -206,7 +224,8 @@ class Http1(asyncio.Protocol):
 
     def _go_on(self) -> None:
         if self._transport is not None and self._machine.has_more and not self._is_paused:
-            self.data_received(b"")
+            self._deal_with(self._unread)
+            self.flush()
 
     def _close(self, transport: asyncio.Transport) -> None:
         """Close so that the last response arrives: it is lost if the socket is closed while the client still sends."""

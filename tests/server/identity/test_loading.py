@@ -1,0 +1,253 @@
+"""Identity files: what they make, and what is said about those that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.policy.problems import InvalidRules
+from headgate.server.api.forward_auth import LOOPBACK
+from headgate.server.identity.loading import load_identity
+from headgate.web.apikey import digest
+from headgate.web.identity import Identifier
+from tests.web.tokens import NOW, NOW_S, SECRET, jwk, private_key, public_pem, signed
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "identity" / "identity.yaml"
+DIGEST = digest("ak_1")
+KEYS = f"version: 1\napi_keys:\n  keys:\n    - {{sha256: {DIGEST}"
+ISSUER = "version: 1\ntokens:\n  - "
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the keys of issuers are."""
+    both = {"keys": [jwk("RS256", kid="rsa"), jwk("ES256", kid="ec"), jwk("EdDSA", kid="x", use="enc")]}
+    (tmp_path / "jwks.json").write_text(json.dumps(both))
+    (tmp_path / "es256.pem").write_bytes(public_pem("ES256"))
+    (tmp_path / "text").write_text("[" * 100_000)
+    (tmp_path / "large").write_bytes(b" " * 1_048_577)
+    (tmp_path / "odd.json").write_text(json.dumps({"keys": [jwk("ES256") | {"key_ops": 5}]}))
+    (tmp_path / "private.json").write_text(json.dumps({"keys": [jwk("ES256") | {"d": "AAAA"}]}))
+    return tmp_path
+
+
+def loaded(folder: Path, text: str, *trusted: str) -> Identifier:
+    path = folder / "identity.yaml"
+    path.write_text(text)
+    return load_identity(path, trusted)
+
+
+def asked(identifier: Identifier, *lines: tuple[str, str], peer: str = "127.0.0.1") -> tuple[dict[str, str], str]:
+    identity = identifier.identify(peer, [(name.encode(), value.encode()) for name, value in lines], NOW)
+    return dict(identity.principal), identity.tier
+
+
+def test_the_example_of_the_documentation_can_be_loaded() -> None:
+    identifier = load_identity(EXAMPLE)
+    assert identifier.addresses.trusted == ("127.0.0.0/8", "::1", "10.0.0.0/8")
+    assert identifier.tokens is not None
+    assert [key.algorithm for key in identifier.tokens.issuers[0].keys] == ["ES256"]
+    principal, tier = asked(identifier, ("x-api-key", "ak_another-random-key"), ("x-forwarded-for", "192.0.2.9"))
+    assert (principal, tier) == ({"apikey": "search", "user": "42", "ip": "192.0.2.9"}, "pro")
+
+
+def test_a_file_that_says_nothing_means_addresses_as_without_one(folder: Path) -> None:
+    identifier = loaded(folder, "version: 1\n")
+    assert (identifier.addresses.source, identifier.addresses.trusted) == ("x-forwarded-for", LOOPBACK)
+    assert identifier.credentials == set()
+
+
+def test_the_option_says_who_is_trusted_and_the_file_where_the_address_is(folder: Path) -> None:
+    identifier = loaded(folder, "version: 1\naddresses: {header: cf-connecting-ip}\n", "10.0.0.0/8")
+    assert asked(identifier, ("cf-connecting-ip", "192.0.2.1"), peer="10.0.0.1")[0] == {"ip": "192.0.2.1"}
+    assert asked(identifier, ("cf-connecting-ip", "192.0.2.1"))[0] == {"ip": "127.0.0.1"}
+
+
+@pytest.mark.parametrize("said", ["trusted: [10.0.0.0/8]", "hops: 2"])
+def test_the_option_and_the_file_cannot_both_say_who_is_trusted(folder: Path, said: str) -> None:
+    with pytest.raises(InvalidRules, match=r"yaml:2:13: .*--trusted-proxies .* one of the two places"):
+        loaded(folder, f"version: 1\naddresses: {{{said}}}\n", "10.0.0.0/8")
+
+
+def test_proxies_can_be_counted_and_ipv6_networks_be_wider(folder: Path) -> None:
+    identifier = loaded(folder, "version: 1\naddresses: {hops: 2, ipv6_prefix: 48}\n")
+    lines = ("x-forwarded-for", "192.0.2.1, 2001:db8:1:2::3, 192.0.2.3")
+    assert asked(identifier, lines, peer="192.0.2.4")[0] == {"ip": "2001:db8:1::/48"}
+
+
+def test_keys_are_where_the_file_says_and_their_digests_may_be_in_capitals(folder: Path) -> None:
+    text = f"version: 1\napi_keys:\n  header: Authorization\n  scheme: Key\n  keys:\n    - sha256: {DIGEST.upper()}\n"
+    identifier = loaded(folder, text)
+    assert asked(identifier, ("authorization", "Key ak_1"))[0] == {"apikey": DIGEST[:32], "ip": "127.0.0.1"}
+    assert asked(identifier, ("authorization", "ak_1"))[0] == {"ip": "127.0.0.1"}
+
+
+def test_tokens_are_verified_by_a_key_as_pem(folder: Path) -> None:
+    identifier = loaded(folder, f"{ISSUER}{{algorithms: [ES256], pem: es256.pem}}\n")
+    token = signed(algorithm="ES256").decode()
+    assert asked(identifier, ("authorization", f"Bearer {token}"))[0] == {"user": "42", "ip": "127.0.0.1"}
+
+
+def test_tokens_are_verified_by_a_shared_secret_in_a_jwk_set(folder: Path) -> None:
+    secret = {"keys": [jwk_of_secret("s1")]}
+    (folder / "secret.json").write_text(json.dumps(secret))
+    identifier = loaded(folder, f"{ISSUER}{{algorithms: [HS256], jwks: secret.json}}\n")
+    token = signed(kid="s1").decode()
+    assert asked(identifier, ("authorization", f"Bearer {token}"))[0] == {"user": "42", "ip": "127.0.0.1"}
+
+
+def jwk_of_secret(key_id: str) -> dict[str, Any]:
+    import jwt  # noqa: PLC0415
+
+    known: Any = jwt.get_algorithm_by_name("HS256")
+    entry: dict[str, Any] = known.to_jwk(SECRET, as_dict=True)
+    return {**entry, "kid": key_id}
+
+
+def test_several_issuers_have_realms(folder: Path) -> None:
+    text = """version: 1
+tokens:
+  - {issuer: one, realm: a, algorithms: [RS256], jwks: jwks.json, audience: [api, web], leeway_s: 0}
+  - {issuer: two, realm: b, algorithms: [ES256], jwks: jwks.json, claims: {user: email, tier: plan}}
+"""
+    identifier = loaded(folder, text)
+    expires = NOW_S + 1
+    one = signed({"iss": "one", "sub": 7, "aud": "web", "exp": expires}, "RS256", kid="rsa").decode()
+    two = signed({"iss": "two", "email": "u@x", "plan": "pro", "exp": expires}, "ES256", kid="ec").decode()
+    assert asked(identifier, ("authorization", f"Bearer {one}")) == ({"user": "a:7", "ip": "127.0.0.1"}, "")
+    assert asked(identifier, ("authorization", f"Bearer {two}")) == ({"user": "b:u@x", "ip": "127.0.0.1"}, "pro")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "yaml:1:1: there is nothing in it"),
+        ("[]", "a list is not an identity file"),
+        ("addresses: {}\n", "yaml:1:1: an identity file needs 'version'"),
+        ("version: 1\n---\n", "an identity file is one"),
+        ("version: 1\napikeys: {}\n", "yaml:2:1: apikeys: .* Did you mean 'api_keys'"),
+        ("version: 1\naddresses: {headr: a}\n", "yaml:2:13: addresses.headr: .* 'header'"),
+        ("version: 1\naddresses: {header: X_Real_Ip}\n", "yaml:2:21: addresses.header: .* no underscore"),
+        ("version: 1\naddresses: {header: peer}\n", "yaml:2:12: addresses: .* say which"),
+        ("version: 1\naddresses:\n  trusted: [10.0.0.0/8, 10.0.0.1/8]\n", r"yaml:3:25: addresses.trusted\[1\]: .*host"),
+        ("version: 1\naddresses: {trusted: [0.0.0.0/0]}\n", "trusts everybody"),
+        ("version: 1\naddresses: {trusted: []}\n", "say whom to believe"),
+        ("version: 1\naddresses: {trusted: 10.0.0.0/8}\n", "is no list. Accepted: a list such as"),
+        ("version: 1\naddresses: {trusted: [10.0.0.0/8], hops: 1}\n", "not both"),
+        ("version: 1\naddresses: {hops: 2, header: cf-connecting-ip}\n", "hops must be 1"),
+        ("version: 1\naddresses: {hops: 0}\n", "from 1 to 20"),
+        ("version: 1\napi_keys: {header: a}\n", "yaml:2:11: api_keys: api_keys needs 'keys'"),
+        ("version: 1\napi_keys: {keys: []}\n", "is not a list of API keys. Accepted: .*sha256"),
+        (f"{KEYS}, name: a}}\n    - {{sha256: {DIGEST}}}\n", r"yaml:5:16: .* that of api_keys.keys\[0\], too"),
+        (f'{KEYS}, tier: "\\u0007"}}\n', r"yaml:4:7: api_keys.keys\[0\]: tier of .* printable"),
+        (f"{KEYS}, tier: }}\n", r"yaml:4:.*: api_keys.keys\[0\].tier: has no value"),
+        (
+            f"version: 1\napi_keys: {{header: 'a b', keys: [{{sha256: {DIGEST}}}]}}",
+            "api_keys.header: a header name has",
+        ),
+        (f"version: 1\napi_keys: {{scheme: 'a b', keys: [{{sha256: {DIGEST}}}]}}", "word such as Bearer"),
+        ("version: 1\ntokens: []\n", "yaml:2:9: tokens: at least one issuer"),
+        (f"{ISSUER}issuer: a\n", r"yaml:3:5: tokens\[0\]: an issuer needs 'algorithms'"),
+        (f"{ISSUER}algorithms: [none]\n", "yaml:3:18: .*'none' is unknown. Accepted: one of HS256"),
+        (f"{ISSUER}algorithms: [RS265]\n", "Did you mean 'RS256'"),
+        (f"{ISSUER}algorithms: []\n    pem: es256.pem\n", "names no algorithm"),
+        (f"{ISSUER}algorithms: [RS256]\n", r"yaml:3:5: tokens\[0\]: .* Give either jwks or pem"),
+        (f"{ISSUER}{{algorithms: [RS256], jwks: a, pem: b}}\n", "Give either jwks or pem"),
+        (
+            f"{ISSUER}algorithms: [RS256]\n    jwks: none.json\n",
+            r"yaml:4:11: tokens\[0\].jwks: .*none.json cannot be read",
+        ),
+        (f'{ISSUER}algorithms: [RS256]\n    jwks: "a\\0b"\n', "jwks: .*cannot be read"),
+        (f"{ISSUER}algorithms: [RS256]\n    jwks: text\n", "text is no JSON"),
+        (f"{ISSUER}algorithms: [RS256]\n    jwks: large\n", "more than 1_048_576 bytes"),
+        (f"{ISSUER}algorithms: [RS256]\n    pem: es256.pem\n", "es256.pem: this is not a key for RS256"),
+        (f"{ISSUER}algorithms: [HS256]\n    pem: es256.pem\n", "as a JWK set"),
+        (f"{ISSUER}algorithms: [RS256, ES256]\n    pem: es256.pem\n", "for one algorithm, not for 2"),
+        (f"{ISSUER}algorithms: [ES384]\n    jwks: jwks.json\n", "none of the 3 keys .* is for ES384"),
+        (f"{ISSUER}algorithms: [ES256]\n    jwks: odd.json\n", "none of the 1 keys"),
+        (f"{ISSUER}algorithms: [ES256]\n    jwks: private.json\n", "private key"),
+        (f"{ISSUER}algorithms: [RS256, ES256]\n    jwks: jwks.json\n", "keys of one type"),
+        (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, claims: {{ip: a}}}}\n", "'ip' cannot be a key here"),
+        (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, claims: [a]}}\n", "such as {user: sub"),
+        (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, realm: 'a b'}}\n", "1 to 64 of"),
+        (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, leeway_s: 601}}\n", "from 0 to 600"),
+        (f"{ISSUER}&a {{algorithms: [ES256], jwks: jwks.json}}\n  - *a\n", "several issuers need"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place_and_what_would_be_right(folder: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidRules, match=said):
+        loaded(folder, text)
+
+
+def test_a_file_that_is_not_there_is_an_error_like_any_other(folder: Path) -> None:
+    with pytest.raises(InvalidRules, match="cannot be read: No such file"):
+        load_identity(folder / "none.yaml")
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file(folder: Path) -> None:
+    text = "version: 1\naddresses: {hops: 99}\napi_keys: {}\ntokens: [{}]\nversion: 1\n"
+    with pytest.raises(InvalidRules) as caught:
+        loaded(folder, text)
+    assert [problem.line for problem in caught.value.problems] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "keys: ak_secret",
+        "keys: [ak_secret]",
+        "keys: {ak_secret: reporting}",
+        "keys: [{sha256: ak_secret}]",
+        "keys: [{ak_secret: reporting}]",
+        "keys: [{key: ak_secret}]",
+        f"keys: [{{sha256: {'ak_secret' * 100}}}]",
+    ],
+)
+def test_a_key_that_was_written_in_place_of_its_digest_is_not_repeated(folder: Path, written: str) -> None:
+    with pytest.raises(InvalidRules) as caught:
+        loaded(folder, f"version: 1\napi_keys: {{{written}}}\n")
+    assert "ak_secret" not in str(caught.value) + repr(caught.value.problems)
+    assert "sha256" in str(caught.value)
+
+
+def test_a_private_key_is_refused_and_not_repeated(folder: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as form  # noqa: PLC0415
+
+    pem = private_key("ES256").private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    (folder / "private.pem").write_bytes(pem)
+    with pytest.raises(InvalidRules, match="private key: verifying needs the public key only") as caught:
+        loaded(folder, f"{ISSUER}{{algorithms: [ES256], pem: private.pem}}\n")
+    assert pem.decode().splitlines()[1] not in str(caught.value)
+
+
+_WORDS = st.sampled_from(
+    ["version", "addresses", "api_keys", "tokens", "header", "trusted", "hops", "keys", "sha256", "name", "tier"]
+    + ["issuer", "audience", "algorithms", "jwks", "pem", "claims", "user", "realm", "leeway_s", "x-a", "peer"]
+    + ["ES256", "HS256", "jwks.json", "es256.pem", ".", "10.0.0.0/8", "unix", DIGEST],
+)
+_DATA = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 130) | st.floats() | _WORDS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=3, max_size=3))
+def test_no_file_does_worse_than_to_be_refused(
+    data: dict[str, Any], sections: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "any-identity"
+    folder.mkdir(exist_ok=True)
+    (folder / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid="ec")]}))
+    (folder / "es256.pem").write_bytes(public_pem("ES256"))
+    names = ("addresses", "api_keys", "tokens")
+    given_sections = {name: section for name, section in zip(names, sections, strict=True) if section is not None}
+    try:
+        loaded(folder, json.dumps({"version": 1, **data, **given_sections}))
+    except InvalidRules as error:
+        assert error.problems  # noqa: PT017  it may be refused

@@ -1,0 +1,111 @@
+"""Any calls, in any pieces: nothing raises, each stream is answered or given up, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.framing import framed
+from headgate.server.wire.grpc.service import GrpcService
+from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.link import Link
+from headgate.server.wire.messages import NOBODY
+
+LIMITS = WireLimits(message_bytes=50)
+
+
+async def echo(call: Call) -> bytes:
+    return call.message
+
+
+async def echo_later(call: Call) -> bytes:
+    await asyncio.sleep(0)
+    if call.message[:1] == b"x":
+        raise RpcError(Code.ABORTED, "no")
+    return call.message
+
+
+async def echo_all(stream: Stream) -> None:
+    async for message in stream:
+        await stream.send(message)
+
+
+METHODS = Methods({b"/t/Echo": echo, b"/t/Later": echo_later}, {b"/t/All": echo_all})
+
+
+class Outlet:
+    """Writes nowhere."""
+
+    is_paused = False
+
+    def flush_soon(self) -> None: ...
+
+
+HEADS = st.fixed_dictionaries(
+    {
+        b":path": st.sampled_from([b"/t/Echo", b"/t/Later", b"/t/All", b"/t/None", b"/"]),
+        b"content-type": st.sampled_from([b"application/grpc", b"application/grpc+proto", b"text/plain"]),
+    },
+    optional={
+        b"grpc-timeout": st.sampled_from([b"1H", b"0n", b"x", b"5m"]),
+        b"grpc-encoding": st.sampled_from([b"identity", b"gzip"]),
+    },
+)
+PAYLOADS = st.one_of(
+    st.binary(max_size=20), st.binary(max_size=60).map(framed), st.just(framed(b"a") * 3), st.just(framed(b"")[:3])
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), HEADS, st.booleans()),
+        st.tuples(st.just("data"), st.integers(0, 5), PAYLOADS, st.booleans()),
+        st.tuples(st.just("reset"), st.integers(0, 5)),
+        st.tuples(st.just("turn")),
+        st.tuples(st.just("look"), st.floats(0, 100)),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS, st.integers(1, 200))
+def test_any_calls_in_any_pieces(steps: list[tuple[str, *tuple[object, ...]]], size: int) -> None:  # noqa: C901  one step after the other
+    async def run() -> None:
+        machine = Connection(LIMITS)
+        service = GrpcService(Link(machine, NOBODY, LIMITS, None, Outlet()), METHODS)
+        opened: list[int] = []
+
+        def receive(data: bytes) -> None:
+            for place in range(0, len(data), size):
+                service.handle(machine.receive(data[place : place + size], 0.0))
+            machine.outgoing()
+
+        receive(frames.PREFACE + frames.settings([]))
+        for step in steps:
+            match step:
+                case ("open", dict() as head, bool() as end):
+                    opened.append(2 * len(opened) + 1)
+                    first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
+                    fields = [(name, value) for name, value in head.items() if name != b":path"]
+                    receive(frames.headers(opened[-1], encode(first + fields), end=end, size=frames.FRAME_SIZE))
+                case ("data", int() as index, bytes() as payload, bool() as end) if index < len(opened):
+                    receive(frames.data(opened[index], payload, end=end))
+                case ("reset", int() as index) if index < len(opened):
+                    receive(frames.reset(opened[index], frames.ErrorCode.CANCEL))
+                case ("turn",):
+                    await asyncio.sleep(0)
+                case ("look", float() as now):
+                    service.look(now)
+        service.lose()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert service.in_flight == 0
+        assert not service._expected
+        assert not service._waiting
+
+    asyncio.run(run())
