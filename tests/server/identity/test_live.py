@@ -21,7 +21,13 @@ def with_key(key: str) -> Identifier:
 
 def test_what_is_read_again_counts_and_what_cannot_be_read_changes_nothing() -> None:
     found = [with_key("ak_1")]
-    live = LiveIdentifier(lambda: found.pop() if found else AddressReader("x-forwarded-for") and with_key("never"))
+
+    def load() -> Identifier:
+        if not found:
+            raise InvalidSettings("nothing is there")
+        return found.pop()
+
+    live = LiveIdentifier(load)
     assert live.identify("192.0.2.1", LINES, 0).source == "apikey"
     with pytest.raises(InvalidSettings):
         live.refresh()

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives import serialization as form
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,8 +104,6 @@ def test_tokens_are_verified_by_a_shared_secret_in_a_jwk_set(folder: Path) -> No
 
 
 def jwk_of_secret(key_id: str) -> dict[str, Any]:
-    import jwt  # noqa: PLC0415
-
     known: Any = jwt.get_algorithm_by_name("HS256")
     entry: dict[str, Any] = known.to_jwk(SECRET, as_dict=True)
     return {**entry, "kid": key_id}
@@ -216,8 +216,6 @@ def test_a_key_that_was_written_in_place_of_its_digest_is_not_repeated(folder: P
 
 
 def test_a_private_key_is_refused_and_not_repeated(folder: Path) -> None:
-    from cryptography.hazmat.primitives import serialization as form  # noqa: PLC0415
-
     pem = private_key("ES256").private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     (folder / "private.pem").write_bytes(pem)
     with pytest.raises(InvalidRules, match="private key: verifying needs the public key only") as caught:
@@ -226,9 +224,8 @@ def test_a_private_key_is_refused_and_not_repeated(folder: Path) -> None:
 
 
 _WORDS = st.sampled_from(
-    ["version", "addresses", "api_keys", "tokens", "header", "trusted", "hops", "keys", "sha256", "name", "tier"]
-    + ["issuer", "audience", "algorithms", "jwks", "pem", "claims", "user", "realm", "leeway_s", "x-a", "peer"]
-    + ["ES256", "HS256", "jwks.json", "es256.pem", ".", "10.0.0.0/8", "unix", DIGEST],
+    "version addresses api_keys tokens header trusted hops keys sha256 name tier issuer audience algorithms jwks pem "
+    f"claims user realm leeway_s x-a peer ES256 HS256 jwks.json es256.pem . 10.0.0.0/8 unix {DIGEST}".split()
 )
 _DATA = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 130) | st.floats() | _WORDS | st.text(max_size=5),

@@ -63,7 +63,9 @@ class Holders:
             if type(item) is dict and item.keys() <= HOLDER.fields.keys():
                 read.append(HOLDER.read(item, (*path, index), findings))
             else:
-                findings.add((*path, index), "is not the entry of an API key", one)
+                unknown = [key for key in item if key not in HOLDER.fields] if type(item) is dict else []
+                hint = next(filter(None, (findings.near(key, HOLDER.fields) for key in unknown)), "")
+                findings.add((*path, index), "is not the entry of an API key", one, hint)
         return read
 
     def schema(self) -> Schema:
