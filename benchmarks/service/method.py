@@ -60,7 +60,7 @@ Milliseconds from sending a request to the end of its answer, at half of the hig
 
 OBSERVING = """\
 What metrics, hot keys and the log of denials add to each check: the calls that the service makes of its recorder, timed
-alone in a loop, and as a share of the processor time above. They are in all other figures.
+alone in a loop, best round, and as a share of the processor time above. They are in all other figures.
 """
 
 SIZING = f"""\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from threading import Lock
 
 from headgate.web.address import AddressReader
 from headgate.web.identity import Identifier, Identity
@@ -20,10 +21,11 @@ class LiveIdentifier:
         load: reads the settings. What it raises, the making raises, and later `refresh`, which then changes nothing.
     """
 
-    __slots__ = ("_identifier", "_load")
+    __slots__ = ("_identifier", "_load", "_reading")
 
     def __init__(self, load: Callable[[], Identifier]) -> None:
         self._load = load
+        self._reading = Lock()
         self._identifier = load()
 
     @property
@@ -41,5 +43,6 @@ class LiveIdentifier:
         return identity
 
     def refresh(self) -> None:
-        """Read the settings again."""
-        self._identifier = self._load()
+        """Read the settings again. Any thread may; what was read last is what counts."""
+        with self._reading:
+            self._identifier = self._load()
