@@ -22,7 +22,7 @@ from typing import Final
 from headgate.clock import Clock, SystemClock
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
-from headgate.server.callers import CallerKeys
+from headgate.server.callers import HEADERS, CallerKeys
 from headgate.server.wire.admission import Refusal
 from headgate.server.wire.grpc.status import Code
 from headgate.server.wire.messages import Headers, Peer
@@ -215,15 +215,12 @@ class Place:
     def is_known(self, keys: CallerKeys, headers: Headers) -> bool:
         """Say whether the request has a key; one that was accepted on this connection is not hashed again."""
         if self._credential and self._keys is keys:
-            sent = [value for name, value in headers if name in _CREDENTIALS]
+            sent = [value for name, value in headers if name in HEADERS]
             if len(sent) == 1 and hmac.compare_digest(sent[0], self._credential):
                 return True
         name, self._credential = keys.caller(headers)
         self._keys = keys
         return bool(name)
-
-
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 
 
 def _bucket(per_second: int, clock: Clock | None) -> Callable[[int], bool]:
