@@ -45,7 +45,8 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
 
-bench: $(VENV)/.dev
+bench: PROGRAMS += wrk:wrk
+bench: $(VENV)/.dev servers
 	@$(BIN)/python -m benchmarks
 
 plots: $(VENV)/.dev

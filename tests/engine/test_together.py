@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +14,14 @@ from headgate.core.decision import Decision
 from headgate.core.key import space
 from headgate.core.plan import Limit, Plan
 from headgate.core.quota import Quota
-from headgate.engine import Engine, Part
+from headgate.engine import Engine, Part, Ruling
+from headgate.engine.flow import Call, Verb
+from headgate.engine.together import JointFlow, together
+from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
+from headgate.stores.fallback import marked
 from tests.engine.conftest import Make
 from tests.servers import RedisServer, redis_server
 
@@ -133,7 +137,17 @@ def test_a_refund_of_a_limit_does_not_hide_that_it_refused(engine: Any) -> None:
 def test_more_than_a_limit_could_ever_admit_is_refused_and_not_an_error(engine: Any) -> None:
     first, second = engine.check_together([user(cost=4), ip()])
     assert (first.allowed, first.state, second.allowed) == (False, "throttled", True)
+    assert first.reason.startswith("rule 'per-user': cost 4 is above the capacity of 3/hour fixed_window, 3: it could")
+    assert second.reason == ""
     assert left(engine, user(), ip()) == [3, 5]
+
+
+def test_what_is_too_much_only_together_says_so(engine: Any) -> None:
+    first, second, third = engine.check_together([user(cost=2), user(cost=2), user(cost=0)])
+    assert [first.allowed, second.allowed, third.allowed] == [False, False, True]
+    assert first.reason == second.reason
+    assert first.reason.startswith("rule 'per-user': cost 4 is above")
+    assert third.reason == ""
 
 
 def test_more_than_a_limit_could_hold_is_given_back_as_far_as_it_was_used(engine: Any) -> None:
@@ -214,6 +228,70 @@ def test_one_limit_under_two_sets_of_terms_takes_both_costs() -> None:
         assert passed(engine, *parts) == [False, True]
         assert left(engine, parts[0]) == [0]
         assert left(engine, parts[1]) == [4]
+
+
+def played(flow: JointFlow, answer: Callable[[Call], Decision]) -> tuple[list[list[Verb]], tuple[Ruling, ...]]:
+    """Return what a flow asked for, call by call and at the same time or not, and how it ended."""
+    asked: list[list[Verb]] = []
+    try:
+        calls = next(flow)
+        while True:
+            asked.append([call.verb for call in calls])
+            calls = flow.send([answer(call) for call in calls])
+    except StopIteration as stop:
+        return asked, stop.value
+
+
+def joint(*parts: Part) -> JointFlow:
+    return together(Policy(load(RULES.replace("shadow: true", "enabled: false"))), parts, 0)
+
+
+def verb_of(store: MemoryStore, call: Call) -> Decision:
+    """Do what a flow asks for."""
+    decision: Decision = getattr(store, call.verb.value)(call.plan, call.cost)
+    return decision
+
+
+def test_a_refusal_takes_nothing_in_between_either() -> None:
+    store = MemoryStore()
+    played(joint(user(cost=3)), lambda call: verb_of(store, call))
+    asked, rulings = played(joint(ip(cost=2), user()), lambda call: verb_of(store, call))
+    assert asked == [[Verb.PEEK, Verb.PEEK]]
+    assert [ruling.allowed for ruling in rulings] == [True, False]
+
+
+def test_what_was_taken_is_given_back_if_others_are_quicker() -> None:
+    store = MemoryStore()
+
+    def raced(call: Call) -> Decision:
+        if call.verb is Verb.CHECK and call.cost == 2:
+            played(joint(user(cost=3)), lambda call: verb_of(store, call))
+        return verb_of(store, call)
+
+    asked, rulings = played(joint(ip(cost=2), user()), raced)
+    assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK], [Verb.REFUND]]
+    decisions = [ruling.decision for ruling in rulings]
+    assert [(each.allowed, each.remaining) for each in decisions if each is not None] == [(True, 5), (False, 0)]
+
+
+@pytest.mark.parametrize("away", [2, 1])
+def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
+    """The store goes away, or comes back, between two costs; whoever answers then knows nothing of the first one."""
+    store, local = MemoryStore(), MemoryStore()
+
+    def changing(call: Call) -> Decision:
+        if call.verb is Verb.PEEK:
+            return verb_of(store, call)
+        is_away = call.cost == away
+        answering = local if is_away else store
+        if call.cost == 1:
+            verb_of(answering, Call(Verb.CHECK, call.plan, 3))  # others are quicker
+        decision = verb_of(answering, call)
+        return marked(decision, "store_unavailable") if is_away else decision
+
+    asked, rulings = played(joint(ip(cost=2), user()), changing)
+    assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK]]
+    assert [ruling.allowed for ruling in rulings] == [True, False]
 
 
 def test_answers_without_a_store_say_so(make: Make) -> None:

@@ -136,9 +136,19 @@ def test_memory_is_bounded_and_given_up_where_no_request_is_like_another(monkeyp
         assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
 
 
-def test_a_long_endpoint_is_not_remembered() -> None:
-    request = Request({"user": "ada"}, "/" + "a" * recipes.LONGEST)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Request({"user": "ada"}, "/" + "a" * recipes.LONGEST),
+        Request({"user": "ada", "a" * recipes.LONGEST: "x"}),
+        Request({"user": "ada"}, attributes={"a" * recipes.LONGEST: "x"}),
+        Request({"user": "ada"}, method="A" * recipes.LONGEST),
+        Request({"user": "ada"}, tier="a" * recipes.LONGEST),
+    ],
+    ids=["endpoint", "principal", "attribute", "method", "tier"],
+)
+def test_what_is_long_is_not_remembered(asked: Request) -> None:
     policy, known = Policy(Ruleset((PER_USER,))), Recipes({})
-    facts = {"user": "ada", "endpoint": request.endpoint, "global": "global"}
-    known.remember(request, facts, policy.applying(request, facts, NOW))
+    facts = {"user": "ada", "endpoint": asked.endpoint, "global": "global"}
+    known.remember(asked, facts, policy.applying(asked, facts, NOW))
     assert len(known) == 0

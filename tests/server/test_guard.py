@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server.callers import CallerKeys
-from headgate.server.guard import EXEMPT, TOO_FAST, TOO_MUCH, UNFAIR, UNKNOWN_CALLER, Guard, Place
+from headgate.server.guard import (
+    EXEMPT,
+    TOO_FAST,
+    TOO_MANY_STREAMS,
+    TOO_MUCH,
+    UNFAIR,
+    UNKNOWN_CALLER,
+    Guard,
+    Place,
+)
 from headgate.server.wire.messages import NOBODY
 from headgate.testing import ManualClock
 from headgate.web.apikey import Holder, digest
@@ -77,6 +86,7 @@ def test_a_small_ceiling_is_exact() -> None:
 def test_health_and_metrics_are_let_in_always() -> None:
     guard = Guard(per_second=1, in_flight=1, keys=CallerKeys({digest("k"): Holder("k")}))
     places = [guard.sit(NOBODY) for _ in range(3)]
+    assert {b"/healthz", b"/readyz", b"/healthcheck", b"/grpc.health.v1.Health/List"} <= EXEMPT
     for place in places:
         assert all(place.admit(path, []) is None for path in EXEMPT)
     assert places[0].admit(CHECK, [(b"x-api-key", b"k")]) == TOO_MUCH
@@ -145,3 +155,40 @@ def test_keys_that_are_replaced_count_at_once() -> None:
     guard.keys = CallerKeys({digest("new"): Holder("k")})
     assert place.admit(CHECK, [(b"x-api-key", b"k")]) == UNKNOWN_CALLER
     assert place.admit(CHECK, [(b"x-api-key", b"new")]) is None
+
+
+WATCH, REFLECT = b"/grpc.health.v1.Health/Watch", b"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+
+
+@pytest.mark.parametrize("path", [WATCH, REFLECT])
+def test_calls_that_last_take_nothing_from_requests(path: bytes) -> None:
+    guard = Guard(in_flight=1000)
+    places = [guard.sit(NOBODY) for _ in range(100)]
+    streams = [place for place in places for _ in range(1000) if place.admit_stream(path, []) is None]
+    assert guard.streams == len(streams) == 100
+    assert guard.in_flight == 0
+    assert places[0].admit(CHECK, []) is None
+    assert places[0].admit_stream(path, []) == TOO_MANY_STREAMS
+    for place in streams:
+        place.release_stream()
+    assert guard.streams == 0
+    assert places[0].admit_stream(path, []) is None
+
+
+def test_one_connection_has_a_part_of_the_calls_that_last() -> None:
+    guard = Guard(in_flight=10_000)
+    greedy, modest = guard.sit(NOBODY), guard.sit(NOBODY)
+    assert sum(greedy.admit_stream(WATCH, []) is None for _ in range(1000)) == 100
+    assert modest.admit_stream(WATCH, []) is None
+
+
+def test_calls_that_last_need_a_key_and_a_token_but_for_health() -> None:
+    keys = CallerKeys({digest("secret"): Holder("edge")})
+    place = Guard(keys=keys).sit(NOBODY)
+    assert place.admit_stream(REFLECT, []) == UNKNOWN_CALLER
+    assert place.admit_stream(REFLECT, [(b"x-api-key", b"secret")]) is None
+    assert place.admit_stream(WATCH, []) is None
+    busy = Guard(per_second=10, in_flight=100, clock=ManualClock()).sit(NOBODY)
+    assert admitted(busy, 10) == 1
+    assert busy.admit_stream(REFLECT, []) == TOO_FAST
+    assert busy.admit_stream(WATCH, []) is None

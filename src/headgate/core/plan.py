@@ -67,8 +67,13 @@ def checked_cost(cost: object, quotas: Sequence[Quota]) -> int:
     cost = whole("cost", cost, 1, MAX_COST, InvalidCost)
     for quota in quotas:
         if cost > quota.capacity:
-            raise CostTooLarge(f"cost {cost} is above the capacity of {quota}, {quota.capacity}: it could never pass")
+            raise CostTooLarge(too_large(cost, quota))
     return cost
+
+
+def too_large(cost: int, quota: Quota) -> str:
+    """Say that a quota could never admit a cost."""
+    return f"cost {cost} is above the capacity of {quota}, {quota.capacity}: it could never pass"
 
 
 def check(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:

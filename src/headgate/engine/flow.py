@@ -68,21 +68,21 @@ def shadowed(
     decisions = yield [_shadow_call(verb, limits, cost, idempotency_key) for limits in shadow]
     told: list[RuleDecision] = []
     for limits, each in zip(shadow, decisions, strict=True):
-        told += _refused(limits, each) if limits.too_small else rule_decisions(limits.rules, each)
+        parts = rule_decisions(limits.rules, each)
+        told += [RuleDecision(part.rule_id, refused(part.decision)) for part in parts] if limits.too_small else parts
     return tuple(told)
+
+
+def refused(decision: Decision) -> Decision:
+    """Return the refusal of a cost that is above the capacity. No wait would help; it says a window, rather than 0."""
+    refusal = {"allowed": False, "state": Pressure.THROTTLED, "retry_after_us": decision.quota.window_us}
+    return msgspec.structs.replace(decision, **refusal)
 
 
 def _shadow_call(verb: Verb, limits: Limits, cost: int, idempotency_key: str) -> Call:
     if limits.too_small:  # no store would accept the cost; what is left can be asked
         return Call(Verb.PEEK, limits.plan, 1)
     return _call(verb, limits, cost, idempotency_key)
-
-
-def _refused(limits: Limits, decision: Decision) -> list[RuleDecision]:
-    """Return what limits say about a cost that is above their capacity: no, whenever it comes."""
-    parts = rule_decisions(limits.rules, decision)
-    refusal = {"allowed": False, "state": Pressure.THROTTLED}
-    return [RuleDecision(part.rule_id, msgspec.structs.replace(part.decision, **refusal)) for part in parts]
 
 
 def _call(verb: Verb, limits: Limits, cost: int, idempotency_key: str) -> Call:

@@ -33,7 +33,7 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     matched: bool = False
     """Whether any rule matched, the default included."""
     reason: str = ""
-    """Why, for those on a list."""
+    """Why, for those on a list, and for a cost that could never pass among several requests (see `together`)."""
     version: int = 0
     """Of the policy."""
 

@@ -4,9 +4,11 @@ All limits of all requests make one plan, which the store decides in one call. M
 since a store takes one cost from all limits of a plan:
 
 - A limit that several of the requests share is asked once, for the sum of their costs.
-- Limits with different costs are asked one cost after the other. When a later one refuses, what the earlier ones took
-  is given back. In between, others may be refused that would have passed; and if a window ends just then, what is given
-  back is given to the new one.
+- Where costs differ, all limits are looked at first, at the same time: if one would refuse, nothing is taken. Then one
+  cost is taken after the other. Should others be quicker, so that a later one refuses, what the earlier ones took is
+  given back. In between, others may be refused that would have passed; and if a window ends just then, what is given
+  back is given to the new one. Nothing is given back where the store went away, or came back, in between: it would be
+  given to somebody who did not take it.
 - Costs of 0 are asked first: whether a cost of 1 would pass.
 
 Refunds are made in any case. Shadow rules, which refuse nothing, come last, as for a single request.
@@ -14,15 +16,14 @@ Refunds are made in any case. Shadow rules, which refuse nothing, come last, as 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Limit, Plan, blocking, most_restrictive
-from headgate.core.pressure import Pressure
-from headgate.engine.flow import Call, Verb, shadowed
+from headgate.core.plan import Limit, Plan, blocking, most_restrictive, too_large
+from headgate.engine.flow import Call, Verb, refused, shadowed
 from headgate.engine.ruling import RuleDecision, Ruling, ruling_of
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request
@@ -41,6 +42,7 @@ class Part(NamedTuple):
 
 JointFlow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], tuple[Ruling, ...]]
 _Asking: TypeAlias = Generator[Sequence[Call], Sequence[Decision], None]
+_Taking: TypeAlias = Generator[Sequence[Call], Sequence[Decision], bool]
 _Key: TypeAlias = tuple[object, ...]
 _Known: TypeAlias = dict[_Key, Decision]
 """What limits said, each to what it was last asked."""
@@ -49,7 +51,8 @@ _Known: TypeAlias = dict[_Key, Decision]
 def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
     """Return the rulings on requests that pass together or not at all; each says what its own limits say.
 
-    A cost that is above the capacity of a limit is refused, not an error: the other requests want their answers.
+    A cost that is above the capacity of a limit is refused, not an error: the other requests want their answers. Such a
+    ruling has a reason, since no wait would help.
 
     Raises InvalidRequest, InvalidKey, InvalidCost; before anything is asked.
     """
@@ -59,7 +62,12 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
     yield from _ask(Verb.PEEK, _groups(_charges(by_verb[Verb.PEEK], summed=False)), looked)
     may_pass = all(decision.allowed for decision in looked.values()) and not any(each.is_denied for each in asked)
     taken: _Known = {}
-    allowed = yield from _taken(_charges(by_verb[Verb.CHECK]), taken, may_pass=may_pass)
+    charges = _charges(by_verb[Verb.CHECK])
+    beyond = {_key(limit): cost for limit, cost in charges if cost > limit.quota.capacity}
+    if beyond:
+        allowed = yield from _looked_at(charges, beyond, taken)
+    else:
+        allowed = yield from _taken(_groups(charges), taken, may_pass=may_pass)
     returned: _Known = {}
     refunds = [_Charge(limit, min(cost, limit.quota.capacity)) for limit, cost in _charges(by_verb[Verb.REFUND])]
     yield from _ask(Verb.REFUND, _groups(refunds), returned)
@@ -70,7 +78,9 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
         if each.selection.shadow:
             verb = each.verb if allowed or each.verb is Verb.REFUND else Verb.PEEK
             shadow = yield from shadowed(each.selection.shadow, verb, each.cost)
-        rulings.append(ruling_of(each.selection, each.decision(known[each.verb]), policy.version, shadow))
+        ruling = ruling_of(each.selection, each.decision(known[each.verb]), policy.version, shadow)
+        reason = each.too_much(beyond) if beyond else ""
+        rulings.append(msgspec.structs.replace(ruling, reason=reason) if reason else ruling)
     return tuple(rulings)
 
 
@@ -92,6 +102,14 @@ class _Asked:
         decision = most_restrictive(parts) if all(part.allowed for part in parts) else blocking(parts)
         reason = next((part.degraded for part in parts if part.degraded), "")
         return msgspec.structs.replace(decision, degraded=reason) if reason else decision
+
+    def too_much(self, beyond: Mapping[_Key, int]) -> str:
+        """Say which of its limits could never admit what is asked of it; empty if all could."""
+        if self.verb is Verb.CHECK:
+            for limit, rule in zip(self.selection.enforced.plan, self.selection.enforced.rules, strict=True):
+                if _key(limit) in beyond:
+                    return f"rule {rule!r}: {too_large(beyond[_key(limit)], limit.quota)}"
+        return ""
 
 
 class _Charge(NamedTuple):
@@ -152,25 +170,30 @@ def _groups(charges: Iterable[_Charge]) -> list[_Group]:
     return [_Group(tuple(group.values()), cost) for cost, group in groups]
 
 
-def _taken(
-    charges: list[_Charge], known: _Known, *, may_pass: bool
-) -> Generator[Sequence[Call], Sequence[Decision], bool]:
+def _looked_at(charges: Iterable[_Charge], beyond: Mapping[_Key, int], known: _Known) -> _Taking:
+    """Look at all limits, some of which could never admit what is asked of them; nothing is taken."""
+    asked = [_Charge(limit, min(cost, limit.quota.capacity)) for limit, cost in charges]
+    yield from _ask(Verb.PEEK, _groups(asked), known)
+    for key in beyond:
+        known[key] = refused(known[key])
+    return False
+
+
+def _taken(groups: Sequence[_Group], known: _Known, *, may_pass: bool) -> _Taking:
     """Take all charges, if they may pass and all limits admit them; says whether they did."""
-    beyond = [charge for charge in charges if charge.cost > charge.limit.quota.capacity]
-    groups = _groups([charge for charge in charges if charge not in beyond] if beyond else charges)
-    if not may_pass or beyond:
+    if not may_pass or len(groups) > 1:
         yield from _ask(Verb.PEEK, groups, known)
-        yield from _ask(Verb.PEEK, [_Group((limit,), limit.quota.capacity) for limit, _ in beyond], known)
-        for limit, _ in beyond:
-            known[_key(limit)] = _refused(known[_key(limit)])
-        return False
-    for index, group in enumerate(groups):
+        if not may_pass or not all(decision.allowed for decision in known.values()):
+            return False
+    taken: list[tuple[_Group, Decision]] = []
+    for group in groups:
         (decision,) = yield (Call(Verb.CHECK, *group),)
         _note(group.plan, decision, known)
         if not decision.allowed:
-            yield from _ask(Verb.REFUND, groups[:index], known)
-            yield from _ask(Verb.PEEK, groups[index + 1 :], known)
+            is_away = decision.degraded != ""
+            yield from _ask(Verb.REFUND, [each for each, by in taken if (by.degraded != "") is is_away], known)
             return False
+        taken.append((group, decision))
     return True
 
 
@@ -186,9 +209,3 @@ def _ask(verb: Verb, groups: Iterable[_Group], known: _Known) -> _Asking:
 def _note(plan: Plan, decision: Decision, known: _Known) -> None:
     for limit, part in zip(plan, decision.limits, strict=True):
         known[_key(limit)] = part
-
-
-def _refused(decision: Decision) -> Decision:
-    """Return the refusal of a cost that is above the capacity. No wait would help; it says a window, rather than 0."""
-    refusal = {"allowed": False, "state": Pressure.THROTTLED, "retry_after_us": decision.quota.window_us}
-    return msgspec.structs.replace(decision, **refusal)

@@ -24,8 +24,8 @@ from headgate.policy.selection import Limits, Selection, Verdict, principal_of
 
 MOST = 4096
 """Kinds that are remembered."""
-LONGEST = 256
-"""Characters of an endpoint; longer ones are not remembered."""
+LONGEST = 512
+"""Characters of a kind: its endpoint, and all names. Longer ones are not remembered."""
 _LIMITED = Verdict.LIMITED
 _new = tuple.__new__
 
@@ -105,7 +105,9 @@ class Recipes:
 
     def remember(self, request: Request, facts: dict[str, str], applying: Sequence[Applied]) -> None:
         """Remember what was worked out for a request, if it is the same for all of its kind."""
-        if len(facts[ENDPOINT]) > LONGEST or len(request.endpoint) > LONGEST or facts.get("user") in self._special:
+        kind = _kind_of(request)
+        length = len(facts[ENDPOINT]) + sum([len(text) for text in kind if text is not None])
+        if length > LONGEST or facts.get("user") in self._special:
             return
         for applied in applying:
             if applied.rule.is_enforced is not True or not applied.rule.schedules.is_lasting:
@@ -119,7 +121,7 @@ class Recipes:
             self._hits = 0
         name = steps[0][0]
         is_simple = len(steps) == 1 and name in request.principal and name not in {"ip", ENDPOINT, GLOBAL}
-        self._recipes[_kind_of(request)] = Recipe(
+        self._recipes[kind] = Recipe(
             sum([each.terms.rules for each in applying], ()),
             min(MAX_COST, *[each.terms.capacity for each in applying]),
             "ip" in request.principal,

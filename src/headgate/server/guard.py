@@ -9,6 +9,9 @@ than its share of it (the bound over the connections that have something in flig
 floods the node takes nothing from the others.
 
 Whoever asks for health, readiness or metrics is let in always: a node that is busy is not dead.
+
+Calls that last, such as watching its health, are counted apart: nobody knows when they end, so they may not fill what
+is for requests. A tenth as many may be open, of which a connection may have a tenth.
 """
 
 from __future__ import annotations
@@ -29,7 +32,15 @@ from headgate.server.wire.messages import Headers, Peer
 from headgate.stores.memory import MemoryStore
 
 EXEMPT: Final = frozenset(
-    {b"/healthz", b"/readyz", b"/metrics", b"/grpc.health.v1.Health/Check", b"/grpc.health.v1.Health/Watch"}
+    {
+        b"/healthz",
+        b"/readyz",
+        b"/healthcheck",
+        b"/metrics",
+        b"/grpc.health.v1.Health/Check",
+        b"/grpc.health.v1.Health/List",
+        b"/grpc.health.v1.Health/Watch",
+    }
 )
 _LOG = logging.getLogger("headgate.server")
 _RETRY = ((b"retry-after", b"1"),)
@@ -50,6 +61,9 @@ UNFAIR: Final = Refusal(
     "this connection has more than its share of what is in flight: try again later",
     _RETRY,
     _PUSHBACK,
+)
+TOO_MANY_STREAMS: Final = Refusal(
+    503, Code.RESOURCE_EXHAUSTED, "there are too many calls that last: try again, or elsewhere", _RETRY, _PUSHBACK
 )
 UNKNOWN_CALLER: Final = Refusal(
     401,
@@ -88,6 +102,9 @@ class Guard:
         self.busy = 0
         """Connections that have something in flight."""
         self.keys = keys
+        self.streams = 0
+        """Calls that last."""
+        self.most_streams = max(10, in_flight // 10)
         self._bound, self._shed = in_flight, shed
         self.crowded = in_flight - in_flight // 4
         """From here on, shares count."""
@@ -118,11 +135,28 @@ class Guard:
             refusal = TOO_MUCH
         elif self.in_flight >= self.crowded and place.in_flight >= max(1, self._bound // max(1, self.busy)):
             refusal = UNFAIR
-        elif not (self._is_in_its_share(place) if self._scarce_until else self._has_token()):
+        elif not self._may_ask(place):
             refusal = TOO_FAST
         if refusal:
             self._note(path, refusal)
         return refusal
+
+    def considered_stream(self, place: Place, path: bytes, headers: Headers) -> Refusal | None:
+        """Decide about a call that lasts."""
+        is_exempt, refusal = path in EXEMPT, None
+        if not is_exempt and self.keys is not None and not place.is_known(self.keys, headers):
+            return UNKNOWN_CALLER
+        if self.streams >= self.most_streams or place.streams >= max(10, self.most_streams // 10):
+            refusal = TOO_MANY_STREAMS
+        elif not is_exempt and not self._may_ask(place):
+            refusal = TOO_FAST
+        if refusal:
+            self._note(path, refusal)
+        return refusal
+
+    def _may_ask(self, place: Place) -> bool:
+        """Take a token for a request, if there is one for this connection."""
+        return self._is_in_its_share(place) if self._scarce_until else self._has_token()
 
     def _has_token(self) -> bool:
         """Take a token for a request, if there is one."""
@@ -178,11 +212,11 @@ class Guard:
 class Place:
     """The seat of one connection."""
 
-    __slots__ = ("_credential", "_guard", "_keys", "in_flight", "slice", "taken")
+    __slots__ = ("_credential", "_guard", "_keys", "in_flight", "slice", "streams", "taken")
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self.in_flight = 0
+        self.in_flight = self.streams = 0
         self.slice = self.taken = 0
         """How many tokens it had in which slice of time, while they are scarce."""
         self._credential = b""  # what was accepted last, by these keys
@@ -208,6 +242,20 @@ class Place:
         self.in_flight -= 1
         if not self.in_flight:
             guard.busy -= 1
+
+    def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
+        """Let a call in that lasts, or say why not."""
+        guard = self._guard
+        refusal = guard.considered_stream(self, path, headers)
+        if refusal is None:
+            guard.streams += 1
+            self.streams += 1
+        return refusal
+
+    def release_stream(self) -> None:
+        """Tell that a call that lasted is over."""
+        self._guard.streams -= 1
+        self.streams -= 1
 
     def leave(self) -> None:
         """Tell that the connection is gone."""

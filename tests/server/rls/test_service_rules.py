@@ -113,6 +113,32 @@ def test_more_hits_than_could_ever_pass_are_over_the_limit(service: Asking, hits
     assert service.ask(descriptor(*USER, hits=0)).statuses[0].limit_remaining == 2
 
 
+def test_nobody_is_told_to_come_back_with_what_could_never_pass(in_memory: Asking) -> None:
+    in_memory.serve(RULES)
+    in_memory.ask(USER, hits_addend=2)
+    for answer in (in_memory.ask(descriptor(*IP, hits=4)), in_memory.ask(USER, descriptor(*IP, hits=4))):
+        assert "Retry-After" not in headers(answer)
+        detail = "rule 'per-ip': cost 4 is above the capacity of 3/minute fixed_window, 3: it could never pass"
+        assert json.loads(answer.raw_body) == {"status": 429, "title": "Too Many Requests", "detail": detail}
+        assert MessageToDict(answer.dynamic_metadata) == {"state": "throttled", "reason": detail}
+
+
+def test_a_limit_that_descriptors_share_is_told_once(service: Asking) -> None:
+    service.serve(RULES)
+    answer = service.ask(USER, IP, [*USER, ("generic_key", "x")])
+    assert [status.limit_remaining for status in answer.statuses] == [0, 2, 0]
+    assert headers(answer)["RateLimit-Policy"] == '"per-user";q=2;w=3600, "per-ip";q=3;w=60'
+    assert json.loads(service.ask(USER, USER).raw_body)["violated-policies"] == ["per-user"]
+
+
+def test_the_delay_of_a_queue_is_told_in_metadata(in_memory: Asking) -> None:
+    """Envoy cannot wait, but those behind it can."""
+    in_memory.serve("rules: [{id: q, dimension: user, limit: 60, window: 365d, algorithm: leaky_bucket, queue: true}]")
+    assert MessageToDict(in_memory.ask(USER).dynamic_metadata) == {"rule_id": "q", "state": "normal"}
+    told = MessageToDict(in_memory.ask(USER).dynamic_metadata)
+    assert 0 < told["delay"] <= 365 * 86400 / 60
+
+
 def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(service: Asking) -> None:
     service.serve(RULES, count_refused=True)
     assert service.ask(IP, hits_addend=2).statuses[0].limit_remaining == 1

@@ -108,6 +108,36 @@ def test_what_is_special_in_a_tree(service: Asking) -> None:
     assert service.codes(IP, domain="unknown") == [OK, OK]
 
 
+def test_nobody_is_told_to_come_back_with_what_could_never_pass(in_memory: Asking) -> None:
+    tree = """
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: ban, rate_limit: {unit: year, requests_per_unit: 0}}
+"""
+    in_memory.serve(tree=tree)
+    assert in_memory.codes([("user", "ada")]) == [OK, OK]
+    assert "Retry-After" in headers(in_memory.ask([("user", "ada")]))
+    for never in ([("ban", "x")], descriptor(("user", "bob"), hits=2)):
+        answer = in_memory.ask([("user", "ada")], never)
+        assert [status.code for status in answer.statuses] == [OVER_LIMIT, OVER_LIMIT]
+        assert "Retry-After" not in headers(answer)
+        assert json.loads(answer.raw_body)["detail"].startswith("The limit of this request is 0, or")
+
+
+def test_the_state_is_that_of_limits_that_may_refuse(in_memory: Asking) -> None:
+    tree = """
+domain: edge
+descriptors:
+  - {key: trial, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
+"""
+    in_memory.serve(tree=tree)
+    states = [in_memory.ask([("trial", "x")]).dynamic_metadata["state"] for _ in range(2)]
+    assert states == ["normal", "normal"]
+    assert in_memory.ask([("trial", "x")], [("user", "ada")]).dynamic_metadata["state"] == "throttled"
+
+
 def test_quotas_refuse_only_together(service: Asking) -> None:
     service.serve(tree=TREE)
     one, other = [("quota", "1")], [("quota", "2")]

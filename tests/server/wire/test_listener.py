@@ -163,6 +163,12 @@ class Bouncer:
     def release(self) -> None:
         self.seen.append("release")
 
+    def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
+        return self.admit(path, headers)
+
+    def release_stream(self) -> None:
+        self.release()
+
     def leave(self) -> None:
         self.seen.append("leave")
 

@@ -55,10 +55,10 @@ class MatchedAnswers:
         statuses = b"".join(map(_status, answer.statuses))
         decisions, names = _enforced(answered)
         is_refused = any(not each.allowed for each in decisions)
-        if answer.code is Code.OVER_LIMIT and not is_refused:
+        hopeless = [match.name for match, status in _pairs(answered) if _is_hopeless(match, status)]
+        if answer.code is Code.OVER_LIMIT and hopeless:
             problem = next(iter(answered.matching.problems), _REFUSED)
-            over = next((match.name for match, status in _pairs(answered) if status.over), "")
-            return self._answers.refused(statuses, problem, self._fields(answered, over))
+            return self._answers.refused(statuses, problem, self._fields(answered, hopeless[0]))
         if answer.code is Code.OK and is_refused:  # quotas that are exceeded, but not all of them; or shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
@@ -102,6 +102,11 @@ def _pairs(answered: Answered) -> list[tuple[Match, Status]]:
     return list(zip(answered.matching.matches, answered.answer.statuses, strict=True))
 
 
+def _is_hopeless(match: Match, status: Status) -> bool:
+    """Whether a descriptor is refused however long one waits: no limit was asked."""
+    return status.code is Code.OVER_LIMIT and match.outcome is not Outcome.LIMITED
+
+
 def _enforced(answered: Answered) -> tuple[list[Decision], list[str]]:
     """Return what each limit says that may refuse, and what to call it."""
     decisions: list[Decision] = []
@@ -117,7 +122,8 @@ def _enforced(answered: Answered) -> tuple[list[Decision], list[str]]:
 
 
 def _worst(answered: Answered) -> Pressure:
-    states = {part.state for decision in answered.decisions if decision for part in decision.limits}
+    """Return the worst state of the limits that may refuse."""
+    states = {decision.state for decision in _enforced(answered)[0]}
     return next((state for state in (Pressure.THROTTLED, Pressure.WARNING) if state in states), Pressure.NORMAL)
 
 

@@ -53,21 +53,24 @@ class RuledAnswers:
         """Return the answer to a request of any number of descriptors; a refund is never refused."""
         statuses = b"".join([_status(ruling, refund) for ruling, refund in zip(rulings, refunds, strict=True)])
         asked = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
-        limits = [each for ruling in asked for each in ruling.limits]
+        limits = _told_apart(asked)
         fields: dict[str, Any] = {}
         shadowed = [each.rule_id for ruling in asked for each in ruling.shadow if not each.decision.allowed]
         if shadowed:
             fields["shadow_denied"] = list(dict.fromkeys(shadowed))
-        denied = next((ruling for ruling in asked if ruling.verdict is Verdict.DENIED), None)
-        if denied is not None:
-            fields |= {"state": str(denied.state), "reason": denied.reason}
-            return self._answers.refused(statuses, NOT_ADMITTED, fields)
+        hopeless = next((ruling for ruling in asked if not ruling.allowed and ruling.reason), None)
+        if hopeless is not None:  # on a list, or more than could ever pass: there is no time to come back at
+            fields |= {"state": str(hopeless.state), "reason": hopeless.reason}
+            detail = NOT_ADMITTED if hopeless.verdict is Verdict.DENIED else hopeless.reason
+            return self._answers.refused(statuses, detail, fields)
         if not limits:
             return self._answers.plain(statuses, fields | {"state": str(_NORMAL)})
         decision, rule_id = _joined(asked, limits)
         fields |= {"rule_id": rule_id, "state": str(decision.state)}
         if decision.degraded:
             fields["degraded"] = decision.degraded
+        if decision.delay_us:
+            fields["delay"] = decision.delay_us / SECOND
         code = Code.OK if decision.allowed else Code.OVER_LIMIT
         is_ours = code is Code.OVER_LIMIT and decision.degraded != "" and self._denies(rule_id)
         names = [each.rule_id for each in limits]
@@ -88,6 +91,11 @@ class RuledAnswers:
         metadata = self._answers.metadata({"rule_id": rule_id, "state": str(_NORMAL)})
         usual = self._known[rule_id, id(quota)] = self._usual.made(quota, rule_id, decision, limit, metadata)
         return usual
+
+
+def _told_apart(rulings: Sequence[Ruling]) -> list[RuleDecision]:
+    """Return what each limit says; one that several descriptors share was asked once, and is told once."""
+    return list({id(each.decision): each for ruling in rulings for each in ruling.limits}.values())
 
 
 def _joined(rulings: Sequence[Ruling], limits: Sequence[RuleDecision]) -> tuple[Decision, str]:

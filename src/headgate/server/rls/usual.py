@@ -56,6 +56,7 @@ class UsualAnswers:
             and decision.state is _NORMAL
             and not decision.parts
             and not decision.degraded
+            and not decision.delay_us
             and self.is_on
             and decision.remaining <= MAX_UINT32
         )

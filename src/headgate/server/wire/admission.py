@@ -41,6 +41,14 @@ class Seat(Protocol):
         """Tell that a request that was let in is over: answered, or given up by its client."""
         ...
 
+    def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
+        """Let in a call that lasts until its client ends it, or say why not; it is released by `release_stream`."""
+        ...
+
+    def release_stream(self) -> None:
+        """Tell that a call that lasted is over."""
+        ...
+
     def leave(self) -> None:
         """Tell that the connection is gone; all of its requests have been released."""
         ...

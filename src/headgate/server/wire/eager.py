@@ -23,7 +23,7 @@ def start(
         awaited = coroutine.send(None)
     except StopIteration as stop:
         done(stop.value)
-    except Exception as error:  # noqa: BLE001  whatever it is, it is told
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
         failed(error)
     else:
         _Waiting(coroutine, done, failed).wait(awaited)

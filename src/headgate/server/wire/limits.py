@@ -26,7 +26,7 @@ class WireLimits:
     pipelined: int = 64
     """Requests of one HTTP/1 connection that wait for their turn; reading pauses at more."""
     outgoing_bytes: int = 1_048_576
-    """Waiting to be sent on one connection; then it is not read from, until `write_seconds` are over."""
+    """Waiting to be sent on one connection; then it is not read from, until `write_time` is over."""
     header_time: float = 10.0
     """From the first byte of a request to the end of its headers; and for the TLS handshake."""
     body_time: float = 20.0

@@ -30,6 +30,8 @@ _CERTIFICATES_EVERY = 5.0
 """Seconds between looks at the files of certificates."""
 _ON_ITS_WAY = 0.1
 """Seconds in which a request that was sent before we told that we are leaving has arrived."""
+_PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds of silence after which a client is probed, seconds between probes, and how many may go unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._factories: dict[socket.socket, tuple[Callable[[], First], Tls | None]] = {}
-        self._paths: list[Path] = []
+        self._paths: dict[Path, int] = {}
+        """Unix sockets, and the inode of each: another process may have taken the path over since."""
         self._late: set[asyncio.Task[None]] = set()
         """Connections that are accepted when the port is about to close."""
         self._certificates: asyncio.TimerHandle | None = None
@@ -112,7 +115,10 @@ class Listener:
         """
         house = self._house
         house.is_draining = True
-        self._stop_accepting()
+        self._stop_listening()
+        for bound in self._sockets:
+            self._take_the_rest(bound)
+        self._close_ports()
         for guest in list(house.guests):
             guest.drain()
         end = self._loop.time() + grace
@@ -128,7 +134,8 @@ class Listener:
     async def close(self) -> None:
         """Close all at once."""
         self._house.is_draining = True
-        self._stop_accepting()
+        self._stop_listening()
+        self._close_ports()
         if self._certificates is not None:
             self._certificates.cancel()
             self._certificates = None
@@ -151,7 +158,8 @@ class Listener:
         house = self._house
         bound = _bind(where)
         if isinstance(where, Path):
-            self._paths.append(where)
+            self._paths[where] = where.stat().st_ino
+        _probe_silent_clients(bound)
 
         def factory() -> First:
             return First(house, http1, http2)
@@ -176,21 +184,23 @@ class Listener:
         self.refresh_certificates()
         self._certificates = self._loop.call_later(_CERTIFICATES_EVERY, self._look_at_certificates)
 
-    def _stop_accepting(self) -> None:
-        """Close the ports; connections that the system has accepted for us are taken first."""
+    def _stop_listening(self) -> None:
         for server in self._servers:
             server.close()
+
+    def _close_ports(self) -> None:
+        """Close what clients connect to; who waits in the queue of a port is reset."""
         for bound in self._sockets:
-            self._take_the_rest(bound)
             bound.close()
         self._sockets.clear()
-        for path in self._paths:
+        for path, inode in self._paths.items():
             with suppress(FileNotFoundError):
-                path.unlink()
+                if path.stat().st_ino == inode:
+                    path.unlink()
         self._paths.clear()
 
     def _take_the_rest(self, bound: socket.socket) -> None:
-        """Accept the connections that wait in the queue of a port."""
+        """Accept the connections that wait in the queue of a port: the system has accepted them for us."""
         with suppress(OSError):  # until there are no more
             while True:
                 accepted, _ = bound.accept()
@@ -208,6 +218,19 @@ class Listener:
                 ssl=None if tls is None else tls.context,
                 ssl_handshake_timeout=None if tls is None else self._house.limits.header_time,
             )
+
+
+def _probe_silent_clients(bound: socket.socket) -> None:
+    """Let the system find out which clients are gone without a word; connections inherit it from their port.
+
+    A call that streams may be silent for as long as it likes, so no deadline of ours would end it.
+    """
+    if bound.family == socket.AF_UNIX:  # there, the system tells at once
+        return
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES.items():
+        if hasattr(socket, option):  # not every system has all of them
+            bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 async def _only_http2(_: Request) -> Response:

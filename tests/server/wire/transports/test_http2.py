@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamRes
 
 from headgate.server.wire.grpc.calls import Call, Methods, Stream
 from headgate.server.wire.grpc.framing import framed
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.listener import Address
 from headgate.server.wire.messages import Request, Response
-from tests.server.wire.serving import Http2Client, Server, Turnstile, curl, echo, read_all, serving
+from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, echo, read_all, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
 
@@ -152,6 +155,61 @@ def test_a_client_that_ends_its_half_is_still_answered_and_then_closed() -> None
             while data := client.socket.recv(65536):
                 client.events += client.machine.receive_data(data)
             assert any(isinstance(event, StreamEnded) and event.stream_id == stream for event in client.events)
+
+
+class TestTurns:
+    """A client that sends a lot at once waits for its turn like all others."""
+
+    MANY = 3000
+
+    def flood(self, client: Http2Client) -> bytes:
+        """Return many requests of one client, about 100 KB."""
+        block = encode([(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"api"), (b":path", b"/flood")])
+        first = client.machine.get_next_available_stream_id()
+        return b"".join([frames.headers(first + 2 * number, block, end=True) for number in range(self.MANY)])
+
+    def test_others_are_answered_in_between(self) -> None:
+        seen: list[bytes] = []
+
+        async def note(request: Request) -> Response:
+            seen.append(request.path)
+            return Response(200)
+
+        blocked, go = threading.Event(), threading.Event()
+
+        def block() -> None:
+            blocked.set()
+            go.wait(PATIENCE)
+
+        with serving() as server:
+            port = port_of(server, note)
+            with Http2Client(port) as flooding, Http2Client(port) as other:
+                for client in (flooding, other):
+                    client.head(client.ask("/first", end=True))
+                server.loop.call_soon_threadsafe(block)  # all of this arrives before any of it is read
+                assert blocked.wait(PATIENCE)
+                flooding.socket.sendall(self.flood(flooding))
+                stream = other.ask("/other", end=True)
+                go.set()
+                assert other.head(stream)[":status"] == "200"
+                until(lambda: seen.count(b"/flood") == self.MANY, "all of them are answered")
+        assert seen.index(b"/other") < len(seen) // 2
+
+    def test_a_client_that_sends_much_and_ends_its_half_gets_everything(self) -> None:
+        async def empty(_: Request) -> Response:
+            return Response(200)
+
+        with serving() as server, Http2Client(port_of(server, empty)) as client:
+            client.socket.sendall(self.flood(client))
+            client.socket.shutdown(socket.SHUT_WR)
+            answers = read_all(client.socket)
+            assert answers.count(encode([(b":status", b"200")])[:1] + b"\x0f\x12\x1d") == self.MANY
+
+    def test_a_client_that_sends_much_and_goes_away_is_forgotten(self) -> None:
+        with serving() as server:
+            with Http2Client(port_of(server, much)) as client:
+                client.socket.sendall(self.flood(client))
+            until(lambda: server.listener.connections == 0, "it is gone")
 
 
 @pytest.mark.parametrize("is_grpc", [False, True], ids=["HTTP", "gRPC"])

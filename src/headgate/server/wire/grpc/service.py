@@ -164,7 +164,7 @@ class GrpcService:
             self._machine.respond(stream, *plan.refusal)
         elif plan.streaming is None:
             self._fail(stream, _CARDINALITY)
-        elif (refusal := self._admitted(plan)) is not None:
+        elif self._seat is not None and (refusal := self._seat.admit_stream(plan.head.path, plan.head.headers)):
             self._fail(stream, _refused(refusal))
         else:
             self._streams[stream] = StreamingCall(self._link, stream, plan, partial(self._over, stream))
@@ -195,13 +195,14 @@ class GrpcService:
         if plan.timeout == 0:
             self._fail(stream, _LATE)
             return
-        if self._seat is not None and (refusal := self._admitted(plan)) is not None:
+        seat = self._seat
+        if seat is not None and (refusal := seat.admit(plan.head.path, plan.head.headers)) is not None:
             self._fail(stream, _refused(refusal))
             return
         method = plan.unary
         assert method is not None  # noqa: S101  for the type checker
-        coroutine = method(Call(message, plan.head.fields, self._link.peer))
         try:
+            coroutine = method(Call(message, plan.head.fields, self._link.peer))
             awaited = coroutine.send(None)
         except StopIteration as stop:
             self._answer(stream, plan, stop.value)
@@ -280,16 +281,13 @@ class GrpcService:
         """Forget a stream that has ended."""
         del self._streams[stream]
         if self._seat is not None:
-            self._seat.release()
+            self._seat.release_stream()
             self._leave_seat()
 
     def _leave_seat(self) -> None:
         if self._is_lost and self._seat is not None and not self.in_flight:
             self._seat.leave()
             self._seat = None
-
-    def _admitted(self, plan: Plan) -> Refusal | None:
-        return None if self._seat is None else self._seat.admit(plan.head.path, plan.head.headers)
 
 
 def _refused(refusal: Refusal) -> RpcError:

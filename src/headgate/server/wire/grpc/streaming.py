@@ -147,7 +147,8 @@ class StreamingCall:
         if task.cancelled():
             error = error or RpcError(Code.CANCELLED, "The call was cancelled.")
         elif (mistake := task.exception()) is not None:
-            error = told(mistake, self._plan.head.path)
+            failure = told(mistake, self._plan.head.path)
+            error = error or failure
         if not self._is_cancelled:
             try:
                 self._send_status(error)

@@ -246,6 +246,11 @@ class Connection:
         return self._streams.waiting
 
     @property
+    def resumed(self) -> int:
+        """How often data that waited for a window could go on."""
+        return self._sender.resumed
+
+    @property
     def is_idle(self) -> bool:
         """Whether no stream is open."""
         return not self._streams.open

@@ -18,7 +18,7 @@ _pack = frames.pack_header
 class Sender:
     """The sending half of a connection. Whatever is meant for a stream that is gone, goes nowhere."""
 
-    __slots__ = ("_before_block", "_open", "_out", "_streams", "frame_size", "initial_window", "window")
+    __slots__ = ("_before_block", "_open", "_out", "_streams", "frame_size", "initial_window", "resumed", "window")
 
     def __init__(self, streams: Streams) -> None:
         self._streams, self._open = streams, streams.open
@@ -30,6 +30,8 @@ class Sender:
         """What it takes on a new stream."""
         self.frame_size = FRAME_SIZE
         """What it takes in a frame."""
+        self.resumed = 0
+        """How often data that waited could go on: that much the client has done to take it."""
 
     def outgoing(self) -> bytes:
         """Take what is to be written now."""
@@ -141,6 +143,7 @@ class Sender:
         writable = []
         while blocked and self.window > 0:
             number, stream = blocked.popitem(last=False)
+            self.resumed += 1
             if self._pump(number, stream) and not stream.finished:
                 writable.append(number)
         return writable

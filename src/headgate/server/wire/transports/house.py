@@ -111,10 +111,12 @@ class House:
             try:
                 guest.serve()
             except Exception:  # noqa: BLE001  whatever it is, the others have nothing to do with it
-                _log.exception("A connection failed, and is closed")
-                guest.abort()
+                _give_up(guest)
         for guest in guests:
-            guest.flush()
+            try:
+                guest.flush()
+            except Exception:  # noqa: BLE001  likewise
+                _give_up(guest)
 
     def _sweep(self) -> None:
         self._timer = self.loop.call_later(self.tick, self._sweep)
@@ -126,6 +128,11 @@ class House:
             except Exception:  # noqa: BLE001  the others are still looked after
                 _log.exception("A connection could not be looked after, and is closed")
                 guest.abort()
+
+
+def _give_up(guest: TakingTurns) -> None:
+    _log.exception("A connection failed, and is closed")
+    guest.abort()
 
 
 class Stopwatch:

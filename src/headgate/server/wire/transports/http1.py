@@ -96,8 +96,8 @@ class Http1(asyncio.Protocol):
                 machine.answer(number, _refusal(refusal))
                 number += 1
                 continue
-            coroutine = self._handler(request)
             try:
+                coroutine = self._handler(request)
                 awaited = coroutine.send(None)
             except StopIteration as stop:
                 self._answer(number, request, stop.value)

@@ -14,12 +14,18 @@ from headgate.server.wire.transports.house import House, Stopwatch, closing_time
 _log = logging.getLogger(__name__)
 
 
+_TURN = 16_384
+"""Bytes that are looked at before other connections get their turn: some hundred requests, or a few milliseconds."""
 Serve: TypeAlias = Callable[[Link], Service]
 """Makes the service of a connection."""
 
 
 class Http2(asyncio.Protocol):
-    """A connection. All that comes of some bytes is written at once."""
+    """A connection. All that comes of some bytes is written at once.
+
+    A client that sends faster than we answer would have the loop for itself: its transport reads, without a pause,
+    whatever has arrived. So of many bytes a part is looked at, reading pauses, and the rest waits for its turn.
+    """
 
     __slots__ = (
         "_events",
@@ -28,11 +34,13 @@ class Http2(asyncio.Protocol):
         "_headers",
         "_house",
         "_is_closing",
+        "_is_held",
         "_machine",
         "_rest",
         "_serve",
         "_service",
         "_transport",
+        "_unread",
         "is_paused",
     )
 
@@ -45,6 +53,10 @@ class Http2(asyncio.Protocol):
         self._has_ended = False
         """The client sends no more, and may still read."""
         self._is_closing = False
+        self._unread = b""
+        """Waits for its turn."""
+        self._is_held = False
+        """Reading is paused."""
         self._events = 0
         self._headers, self._rest = Stopwatch(), Stopwatch()
         self.is_paused = False
@@ -64,6 +76,16 @@ class Http2(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        if self._unread:  # it was on its way when reading paused
+            self._unread += data
+            return
+        if len(data) > _TURN:
+            self._unread, data = data[_TURN:], data[:_TURN]
+            self._hold()
+            self._house.loop.call_soon(self._next_turn)
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
         events = self._machine.receive(data, self._house.loop.time())
         if events:
             self._events += len(events)
@@ -71,32 +93,38 @@ class Http2(asyncio.Protocol):
         self._flush()
 
     def eof_received(self) -> bool:
-        """Answer what was asked, for the client may still read; over TLS it cannot."""
+        """Answer what was asked, for the client may still read; over TLS it cannot.
+
+        Streams end: one that is silent would last forever if the client did not end its half, but is gone.
+        """
         transport = self._transport
         self._has_ended = True
+        self._flush()
         return (
             transport is not None
             and not self._is_closing
-            and self._service.in_flight > 0
+            and (self._service.in_flight > 0 or self._unread != b"")
             and transport.get_extra_info("ssl_object") is None
         )
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
-        self._transport = None
+        self._transport, self._unread = None, b""
         self._house.leave(self)
         self._service.lose()
+        del self._service  # it knows us as well: without this, both would wait for the collector of garbage
         if self._machine.fault:
             _log.debug("An HTTP/2 connection ended: %s", self._machine.fault)
 
     def pause_writing(self) -> None:
         self.is_paused = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._hold()
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._unread:
+            self._house.loop.call_soon(self._next_turn)
+        else:
+            self._let_go()
         self._service.resume()
 
     def flush_soon(self) -> None:
@@ -124,7 +152,7 @@ class Http2(asyncio.Protocol):
             state, longest = ("idle", self._events), limits.idle_time
         else:
             self._service.look(now)
-            state, longest = ("waiting", machine.waiting_bytes), limits.write_time
+            state, longest = ("waiting", machine.waiting_bytes, machine.resumed), limits.write_time
         if self._rest.lasted(state, now) > longest and (machine.is_idle or machine.waiting_bytes):
             self._give_up()
 
@@ -134,7 +162,7 @@ class Http2(asyncio.Protocol):
 
     def finish_draining(self) -> None:
         transport = self._transport
-        if transport is not None and not has_unread(transport):
+        if transport is not None and not self._unread and not has_unread(transport):
             self._machine.finish_draining()
             self._service.leave()
             self._flush()
@@ -142,6 +170,36 @@ class Http2(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def _next_turn(self) -> None:
+        """Look at more of what waits, unless the client does not take what was written."""
+        if self.is_paused or not self._unread:
+            return
+        data, self._unread = self._unread[:_TURN], self._unread[_TURN:]
+        try:
+            self._receive(data)
+        except Exception:  # noqa: BLE001  as a transport does when it calls
+            _log.exception("A connection failed, and is closed")
+            self.abort()
+            return
+        if self._unread:
+            self._house.loop.call_soon(self._next_turn)
+        elif not self.is_paused:
+            self._let_go()
+
+    def _hold(self) -> None:
+        """Read no more for now."""
+        transport = self._transport
+        if not self._is_held and transport is not None and not transport.is_closing():
+            self._is_held = True
+            transport.pause_reading()
+
+    def _let_go(self) -> None:
+        """Read on."""
+        transport = self._transport
+        if self._is_held and transport is not None and not transport.is_closing():
+            self._is_held = False
+            transport.resume_reading()
 
     def _flush_now(self) -> None:
         self._flushing = False
@@ -154,7 +212,11 @@ class Http2(asyncio.Protocol):
         data = self._machine.outgoing()
         if data:
             transport.write(data)
-        if self._machine.is_over or (self._has_ended and not self._service.in_flight):
+        if self._has_ended and not self._unread:
+            self._service.leave()
+            if not self._service.in_flight:
+                self._close(transport)
+        elif self._machine.is_over:
             self._close(transport)
 
     def _give_up(self) -> None:

@@ -134,8 +134,8 @@ class HttpService:
             self._answer(stream, head, of_problem(refusal.status, refusal.detail, refusal.headers))
             return
         request = Request(head.method, path, query, fields, body, self._peer)
-        coroutine = self._handler(request)
         try:
+            coroutine = self._handler(request)
             awaited = coroutine.send(None)
         except StopIteration as stop:
             self._answer(stream, head, stop.value)
