@@ -50,7 +50,7 @@ class Service:
         self.recorder = Recorder()
         self.decisions = Decisions(self.engine, self.recorder)
         self.readiness = Readiness(self.engine)
-        self.handler = application(self.decisions, self.readiness, on_store_failure=failure, **options)
+        self.handler = application(self.decisions, self.readiness, **options)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine as the wire does: without a task."""

@@ -51,14 +51,13 @@ class AsyncEngine:
         nodes: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        mode = checked_mode(on_store_failure)
-        self._book = Book(rules)
+        self._book = Book(rules, checked_mode(on_store_failure))
         opened = open_async_store(store, clock=clock)
         self._failover: AsyncFailoverStore | None = None
         self._store: AsyncStore = opened
         self._travelled = opened if isinstance(opened, Travelled) else None
         if not isinstance(opened, AsyncMemoryStore):  # memory is never away
-            self._store = self._failover = AsyncFailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
+            self._store = self._failover = AsyncFailoverStore(opened, mode=self._book.mode_of_limit, nodes=nodes)
         self._memory = opened.store if isinstance(opened, AsyncMemoryStore) else None
         self._clock = opened.clock
         self._book.open()
@@ -72,6 +71,10 @@ class AsyncEngine:
     def clock(self) -> Clock:
         """What time it is for the rules."""
         return self._clock
+
+    def mode_of(self, rule_id: str) -> Mode:
+        """Return what is answered for a rule while the store is away."""
+        return self._book.mode_of(rule_id)
 
     async def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.

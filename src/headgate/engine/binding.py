@@ -21,9 +21,15 @@ Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 
 
 class Book:
-    """The policy in force, whatever it was given as."""
+    """The policy in force, whatever it was given as.
 
-    def __init__(self, rules: Rules) -> None:
+    Args:
+        rules: see `Rules`.
+        mode: what is answered while the store is away, where a rule does not say.
+    """
+
+    def __init__(self, rules: Rules, mode: Mode = Mode.LOCAL) -> None:
+        self._mode = mode
         self._live: LivePolicy | None = None
         self._own = isinstance(rules, str | os.PathLike)
         if isinstance(rules, str | os.PathLike):
@@ -42,14 +48,14 @@ class Book:
         if self._live and self._own:
             self._live.start()
 
-    def mode_of(self, default: Mode) -> Callable[[Limit], Mode]:
-        """Return the function that says what is to be answered for a limit when the store does not."""
+    def mode_of(self, rule_id: str) -> Mode:
+        """Return what is answered for a rule when the store does not answer."""
+        compiled = self.policy().rules.get(rule_id)  # None: a reload has just removed it
+        return (compiled.rule.on_store_failure if compiled else None) or self._mode
 
-        def mode(limit: Limit) -> Mode:
-            compiled = self.policy().rules.get(rule_id_of(limit.space))  # None: a reload has just removed it
-            return (compiled.rule.on_store_failure if compiled else None) or default
-
-        return mode
+    def mode_of_limit(self, limit: Limit) -> Mode:
+        """Return the same for a limit of a rule."""
+        return self.mode_of(rule_id_of(limit.space))
 
     def statistics(self) -> LoadStatistics | None:
         """Return how loading the rules went; None where they do not change."""

@@ -77,7 +77,8 @@ class AsyncDescriptorEngine:
         count_refused: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        mode = checked_mode(on_store_failure)
+        self.mode = checked_mode(on_store_failure)
+        """What is answered while the store is away."""
         self._own = isinstance(trees, str | os.PathLike)
         if isinstance(trees, str | os.PathLike):
             trees = LiveDescriptors(trees, merge_domains=merge_domains)
@@ -88,7 +89,7 @@ class AsyncDescriptorEngine:
         self._travelled = opened if isinstance(opened, Travelled) else None
         self._waits = not isinstance(opened, AsyncMemoryStore)
         if self._waits:  # memory is never away
-            self._store = self._failover = AsyncFailoverStore(opened, mode=mode, nodes=nodes)
+            self._store = self._failover = AsyncFailoverStore(opened, mode=self.mode, nodes=nodes)
         self._clock = opened.clock
         self._modes = {"shadow_mode": shadow_mode, "quota_mode": quota_mode}
         self._count_refused = count_refused

@@ -57,13 +57,12 @@ class Engine:
         nodes: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        mode = checked_mode(on_store_failure)
-        self._book = Book(rules)
+        self._book = Book(rules, checked_mode(on_store_failure))
         opened = open_store(store, clock=clock)
         self._failover: FailoverStore | None = None
         self._store: Store = opened
         if not isinstance(opened, MemoryStore):  # memory is never away
-            self._store = self._failover = FailoverStore(opened, mode=self._book.mode_of(mode), nodes=nodes)
+            self._store = self._failover = FailoverStore(opened, mode=self._book.mode_of_limit, nodes=nodes)
         self._clock = opened.clock
         self._book.open()
 
@@ -76,6 +75,10 @@ class Engine:
     def clock(self) -> Clock:
         """What time it is for the rules."""
         return self._clock
+
+    def mode_of(self, rule_id: str) -> Mode:
+        """Return what is answered for a rule while the store is away."""
+        return self._book.mode_of(rule_id)
 
     def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.

@@ -98,7 +98,6 @@ class Node:
             options=Options() if settings.envoy_headers else Options(headers=None),
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
-            on_store_failure=settings.on_store_failure,
         )
         limits = WireLimits(connections=_share(settings.max_connections, settings.workers))
         self._listener = Listener(limits, self._guard)

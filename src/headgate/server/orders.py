@@ -1,14 +1,23 @@
 """What a supervisor and its workers say to each other, over a socket that is the worker's standard input.
 
 The supervisor sends the orders, one line, and then nothing: the end of the stream tells that it is gone. The worker
-answers with one line, when it serves, or why it cannot. Everything else is said by signals.
+answers with one line, when it serves, or why it cannot; from then on it sends an empty line every second, as a sign of
+life. Everything else is said by signals.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from headgate.core.errors import UsageError
 from headgate.server.settings import Settings
+
+LONGEST_REPORT = 1_048_576
+"""Bytes of a line."""
+_LONGEST_ERROR = 10_000
+SIGN_OF_LIFE = b"\n"
+SIGN_EVERY = 1.0
+"""Seconds."""
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -30,6 +39,14 @@ class Report(msgspec.Struct, frozen=True):
     """How many rules are in force."""
     error: str = ""
     """Why it cannot serve; empty if it does."""
+    is_usage: bool = False
+    """Whether that is for the user to put right, as in a file that is wrong."""
+
+
+def failed(error: Exception) -> Report:
+    """Return the report of a worker that cannot serve."""
+    text = str(error) or type(error).__name__
+    return Report(error=text[:_LONGEST_ERROR], is_usage=isinstance(error, UsageError | ImportError))
 
 
 def encode(message: Orders | Report) -> bytes:

@@ -6,8 +6,8 @@
                                                          ├── worker 1
                                                          └── ...
 
-*   A worker that dies is replaced at once, or after a pause that grows if it dies young. Its clients lose their
-    connections; connections that had not been accepted yet wait for the one that takes its place, and all others do
+*   A worker that dies is replaced at once, or after a pause that grows if it dies young; one that gives no sign of life
+    for half a minute is ended, and replaced. Its clients lose their connections; connections that had not been accepted yet wait for the one that takes its place, and all others do
     not notice.
 *   A worker that cannot start ends the service with its reason, unless the service has served before: then it is tried
     again and again.
@@ -21,20 +21,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
-import sys
-from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from headgate.core.errors import HeadgateError
 from headgate.server import signals
-from headgate.server.orders import Orders, Report, decode_report, encode
+from headgate.server.child import Child
+from headgate.server.orders import Orders, Report, failed
 from headgate.server.ports import Port, deafen
 from headgate.server.settings import Settings
 
 _LOG = logging.getLogger("headgate.server")
-_COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
 _YOUNG = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _GRACE = 5.0
@@ -42,7 +38,16 @@ _GRACE = 5.0
 
 
 class CannotStart(HeadgateError):
-    """A worker cannot serve; the message says why."""
+    """A worker cannot serve; the message says why.
+
+    Args:
+        why: for the user.
+        is_usage: whether it is for the user to put right.
+    """
+
+    def __init__(self, why: str, *, is_usage: bool = False) -> None:
+        super().__init__(why)
+        self.is_usage = is_usage
 
 
 class Supervisor:
@@ -59,7 +64,7 @@ class Supervisor:
         self, settings: Settings, ports: Sequence[Port], folder: str, serving: Callable[[Report], object]
     ) -> None:
         self._settings, self._ports, self._folder, self._serving = settings, ports, folder, serving
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Child] = {}
         self._stopping = asyncio.Event()
         self._yet_to_serve = set(range(settings.workers))
 
@@ -71,39 +76,41 @@ class Supervisor:
                 for slot in range(self._settings.workers):
                     places.create_task(self._tend(slot))
         except* CannotStart as group:
-            raise CannotStart(str(group.exceptions[0])) from None
+            first = group.exceptions[0]
+            assert isinstance(first, CannotStart)  # noqa: S101  groups are made of tasks, not of groups
+            raise CannotStart(str(first), is_usage=first.is_usage) from None
 
     async def _tend(self, slot: int) -> None:
         """Keep one place filled."""
         loop, pause = asyncio.get_running_loop(), 0.0
         while not self._stopping.is_set():
             born = loop.time()
-            worker = self._workers[slot] = await self._start(slot)
             try:
-                if self._stopping.is_set():  # the signal came in between
-                    worker.send(signal.SIGTERM)
-                self._note(slot, await worker.report())
-                await worker.process.wait()
-            finally:
-                worker.close()
-                del self._workers[slot]
-            if self._stopping.is_set():
-                break
-            _LOG.error("worker %d (process %d) %s: another takes its place", slot, worker.process.pid, worker.fate)
+                worker = self._workers[slot] = await Child.start(self._orders(slot))
+            except OSError as error:
+                self._note(slot, failed(error))
+            else:
+                await self._watch(slot, worker)
             lived = loop.time() - born
             pause = 0.0 if lived > _YOUNG else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
             await self._rest(pause)
 
-    async def _start(self, slot: int) -> _Worker:
-        ours, theirs = socket.socketpair()
+    async def _watch(self, slot: int, worker: Child) -> None:
+        """Stay with a worker until it has ended."""
+        try:
+            if self._stopping.is_set():  # the signal came in between
+                worker.send(signal.SIGTERM)
+            self._note(slot, await worker.report())
+            await worker.ended()
+        finally:
+            worker.close()
+            del self._workers[slot]
+        if not self._stopping.is_set():
+            _LOG.error("worker %d (process %d) %s: another takes its place", slot, worker.process.pid, worker.fate)
+
+    def _orders(self, slot: int) -> Orders:
         sockets = {port.name: port.sockets[slot].fileno() for port in self._ports}
-        with theirs:  # a group of its own: what is typed at the terminal is for the supervisor
-            process = await asyncio.create_subprocess_exec(
-                *_COMMAND, stdin=theirs.fileno(), pass_fds=tuple(sockets.values()), process_group=0
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        writer.write(encode(Orders(self._settings, sockets, slot, self._folder)))
-        return _Worker(process, reader, writer)
+        return Orders(self._settings, sockets, slot, self._folder)
 
     def _note(self, slot: int, report: Report) -> None:
         """Take note of how a worker began."""
@@ -113,8 +120,10 @@ class Supervisor:
                 self._yet_to_serve.discard(slot)
                 if not self._yet_to_serve:
                     self._serving(report)
-        elif self._yet_to_serve and not self._stopping.is_set():
-            raise CannotStart(report.error)
+        elif self._stopping.is_set():
+            _LOG.debug("worker %d did not come to serve: %s", slot, report.error)
+        elif self._yet_to_serve:
+            raise CannotStart(report.error, is_usage=report.is_usage)
         else:
             _LOG.error("worker %d cannot start: %s", slot, report.error)
 
@@ -148,38 +157,3 @@ class Supervisor:
     def _kill(self) -> None:
         for worker in self._workers.values():
             worker.send(signal.SIGKILL)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One process."""
-
-    process: Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    serves: bool = False
-
-    async def report(self) -> Report:
-        """Return how it began."""
-        try:
-            return decode_report(await self.reader.readline())
-        except ConnectionError:
-            return decode_report(b"")
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.process.returncode is None:
-            self.process.send_signal(number)
-
-    def close(self) -> None:
-        """See to it that it ends."""
-        self.send(signal.SIGKILL)
-        self.writer.close()
-
-    @property
-    def fate(self) -> str:
-        """How it ended."""
-        code = self.process.returncode
-        if code is not None and code < 0:
-            return f"died by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"

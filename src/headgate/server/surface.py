@@ -45,7 +45,6 @@ def http(
         readiness,
         forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, identifier=identifier),
         timestamps=_timestamps(settings),
-        on_store_failure=settings.on_store_failure,
         charge=guard.charge,
         others={b"/json": as_json, b"/rlconfig": as_json.configuration},
     )

@@ -10,7 +10,7 @@ import sys
 from headgate.core.errors import HeadgateError
 from headgate.observe import logs
 from headgate.server.node import Node
-from headgate.server.orders import Orders, Report, decode_orders, encode
+from headgate.server.orders import SIGN_EVERY, SIGN_OF_LIFE, Orders, Report, decode_orders, encode, failed
 from headgate.server.process import run, serve
 
 _LINE = 1_048_576
@@ -25,7 +25,7 @@ def main() -> int:
             run(_work(orders, channel))
         except (HeadgateError, OSError, ImportError) as error:
             channel.setblocking(True)
-            channel.sendall(encode(Report(error=str(error) or type(error).__name__)))
+            channel.sendall(encode(failed(error)))
             return 1
     return 0
 
@@ -45,18 +45,38 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
     orphaned = asyncio.Event()
-    loop.add_reader(channel, orphaned.set)  # nothing comes but the end
+    life: list[asyncio.Task[None]] = []
+
+    def ended() -> None:
+        loop.remove_reader(channel)  # it would be told again and again
+        orphaned.set()
 
     def serving(node: Node) -> None:
-        channel.send(encode(Report(node.rules)))
+        if not orphaned.is_set():
+            channel.send(encode(Report(node.rules)))
+            life.append(loop.create_task(_give_signs_of_life(channel)))
 
+    loop.add_reader(channel, ended)  # nothing comes but the end
     sockets = {name: socket.socket(fileno=number) for name, number in orders.sockets.items()}
     try:
         await serve(orders.settings, sockets, serving, slot=orders.slot, folder=orders.folder, orphaned=orphaned)
     finally:
         loop.remove_reader(channel)
+        for task in life:
+            task.cancel()
         if orphaned.is_set():  # so is the folder
             shutil.rmtree(orders.folder, ignore_errors=True)
+
+
+async def _give_signs_of_life(channel: socket.socket) -> None:
+    while True:
+        try:
+            channel.send(SIGN_OF_LIFE)
+        except BlockingIOError:
+            pass  # the supervisor is busy, and has enough of them
+        except ConnectionError:
+            return  # it is gone, which is noticed elsewhere
+        await asyncio.sleep(SIGN_EVERY)
 
 
 if __name__ == "__main__":

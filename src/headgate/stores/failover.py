@@ -169,11 +169,22 @@ class AsyncFailoverStore:
         self._failover = Failover(store.clock, **_with_shards(store, options))
 
     async def check(self, plan: Plan, cost: int) -> Decision:
-        attempt = self._failover.attempt(plan)
-        with attempt as may_ask:
-            if may_ask:
-                return await self._store.check(plan, cost)
-        return attempt.check(plan, cost)
+        failover = self._failover
+        if failover.is_sharded or not failover.is_untroubled:
+            attempt = failover.attempt(plan)
+            with attempt as may_ask:
+                if may_ask:
+                    return await self._store.check(plan, cost)
+            return attempt.check(plan, cost)
+        failover.calls += 1  # an event loop has one thread
+        ticket = failover.ticket
+        try:
+            decision = await self._store.check(plan, cost)
+        except StoreError as error:
+            return failover.failed(ticket, error).check(plan, cost)
+        if not failover.is_untroubled:
+            failover.succeeded(ticket)
+        return decision
 
     async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         attempt = self._failover.attempt(plan)

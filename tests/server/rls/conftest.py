@@ -45,8 +45,6 @@ class Asking:
         if tree:
             trees = AsyncDescriptorEngine(load_trees({"tree.yaml": tree}), **chosen)
             self._engines.append(trees)
-        if "on_store_failure" in chosen:
-            options["on_store_failure"] = chosen["on_store_failure"]
         self.service = RateLimitService(recorder, decisions=decisions, trees=trees, **options)
 
     def raw(self, message: bytes) -> bytes:

@@ -36,6 +36,15 @@ async def test_what_never_waits_has_ended_when_start_returns() -> None:
 
 
 @in_a_loop
+async def test_what_is_cancelled_at_once_has_failed() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    (error,) = started(cancelled())
+    assert isinstance(error, asyncio.CancelledError)
+
+
+@in_a_loop
 async def test_what_waits_goes_on_when_its_future_is_done() -> None:
     future = asyncio.get_running_loop().create_future()
 

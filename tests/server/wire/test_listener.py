@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 import shutil
@@ -61,6 +62,26 @@ def test_it_serves_a_unix_socket_and_takes_the_place_of_a_dead_one(tmp_path: Pat
         assert server.run(server.listener.serve_http(echo, path)) == path
         assert curl("--unix-socket", str(path), "http://api/x") == "GET /x  "
     assert not path.exists()
+
+
+def test_a_unix_socket_that_another_has_taken_over_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with serving() as old, serving() as new:
+        for server in (old, new):
+            server.run(server.listener.serve_http(echo, path))
+        assert old.run(old.listener.drain(PATIENCE))
+        assert curl("--unix-socket", str(path), "http://api/x") == "GET /x  "
+    assert not path.exists()
+
+
+def test_the_system_probes_clients_that_are_silent() -> None:
+    bound = socket.create_server(("127.0.0.1", 0))
+    with bound.dup() as seen, serving() as server:
+        server.run(server.listener.serve_http(echo, bound))
+        with connect(seen.getsockname()[1]) as client:
+            client.sendall(GET)
+            read_responses(client)
+            assert seen.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_it_serves_a_socket_that_is_bound_already() -> None:
@@ -131,6 +152,17 @@ class TestFailures:
         assert "of all things" not in answer
         assert [record.getMessage() for record in caplog.records] == ["GET /some/path failed"]
         assert all(record.exc_info for record in caplog.records)
+
+    def test_a_handler_that_fails_before_it_can_be_awaited_is_let_go(self, version: str) -> None:
+        def fail(_: Request) -> Response:
+            raise LookupError("of all things")
+
+        gate = Bouncer()
+        with serving(gate=gate) as server:
+            url = f"http://127.0.0.1:{port_of(server, fail)}/door"
+            assert " 500" in curl(version, "--include", "--header", "please: yes", url)
+            until(lambda: "leave" in gate.seen, "the connection is gone")
+        assert gate.seen == ["sit 127.0.0.1", "admit /door", "release", "leave"]
 
     @pytest.mark.parametrize(
         "response",
@@ -368,6 +400,16 @@ class TestDraining:
                 assert server.run(server.listener.drain(PATIENCE))
                 assert read_all(silent) == b""
                 assert read_all(idle) == b""
+
+    def test_who_waits_to_be_accepted_is_reset_by_a_close(self) -> None:
+        async def close(server: Server, port: int) -> socket.socket:
+            client = connect(port)  # and the loop is busy with this
+            await server.listener.close()
+            return client
+
+        with serving() as server, server.run(close(server, port_of(server))) as client:
+            assert read_all(client) == b""
+            gc.collect()  # a socket that was accepted, and is lost, would warn
 
     def test_after_the_grace_the_rest_is_cut_off(self) -> None:
         with serving() as server:

@@ -84,8 +84,8 @@ class ForwardAuth:
 class ForwardChecks:
     """Answers proxies."""
 
-    def __init__(self, decisions: Decisions, settings: ForwardAuth, on_store_failure: Mode = Mode.LOCAL) -> None:
-        self._decisions, self._settings, self._mode = decisions.via("forward_auth"), settings, on_store_failure
+    def __init__(self, decisions: Decisions, settings: ForwardAuth) -> None:
+        self._decisions, self._settings = decisions.via("forward_auth"), settings
         reader = AddressReader("x-forwarded-for", trusted=settings.trusted)
         self._identifier: Identifies = settings.identifier or Identifier(reader)
         self._kinds = tuple(_KINDS.values()) if settings.kind == "either" else (_KINDS[settings.kind],)
@@ -167,14 +167,9 @@ class ForwardChecks:
         if decision is None:
             return of_status(403, ruling.reason)
         names = [each.rule_id for each in ruling.limits]
-        if decision.degraded and self._denies(ruling.rule_id):
+        if decision.degraded and self._decisions.engine.mode_of(ruling.rule_id) is Mode.DENY:  # nobody's fault but ours
             return reduced_capacity(decision, names)
         return quota_exceeded(decision, names)
-
-    def _denies(self, rule_id: str) -> bool:
-        """Whether a rule denies everything while the store is away, which is nobody's fault but ours."""
-        rule = self._decisions.engine.policy.rules.get(rule_id)
-        return ((rule.rule.on_store_failure if rule else None) or self._mode) is Mode.DENY
 
 
 def _text(name: bytes, value: bytes) -> str:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from headgate.core.mode import Mode
 from headgate.server.api.answer import Answers
 from headgate.server.api.batch import Batches
 from headgate.server.api.checks import Checks, problem_response
@@ -39,7 +38,6 @@ def application(
     forward_auth: ForwardAuth | None = None,
     timestamps: Timestamps | None = None,
     headers: ResponseHeaders = CHECK_HEADERS,
-    on_store_failure: Mode | str = Mode.LOCAL,
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
     charge: Callable[[int], object] = lambda _: None,
     deprecated: Mapping[bytes, Deprecation] = _NO_DEPRECATIONS,
@@ -52,13 +50,12 @@ def application(
         forward_auth: how proxies ask.
         timestamps: what clients' timestamps may be.
         headers: which header fields the answers to checks have.
-        on_store_failure: as the engine was told; refusals of a store that is away are our own fault if it is "deny".
         others: what answers other paths, whatever the method, such as ``/json``.
         charge: told how many questions a batch has beyond the first.
         deprecated: versions that will go, by the beginning of their paths, such as ``/api/v1/``.
     """
     checks = Checks(decisions, Answers(headers), timestamps or Timestamps())
-    proxies = ForwardChecks(decisions, forward_auth or ForwardAuth(), Mode(on_store_failure))
+    proxies = ForwardChecks(decisions, forward_auth or ForwardAuth())
     health, pages = HealthPages(readiness), _Pages(decisions)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
         CHECK: (_POST, checks.check),

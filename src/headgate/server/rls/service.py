@@ -17,7 +17,6 @@ from headgate.core.key import space
 from headgate.core.mode import Mode
 from headgate.core.plan import MAX_COST, Limit
 from headgate.engine import Part
-from headgate.engine.binding import checked_mode
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.envoy import Descriptor, Matching, Override, Unit
@@ -55,7 +54,6 @@ class RateLimitService:
         trust_tier: see `headgate.server.rls.mapping`.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
-        on_store_failure: what happens while the store is away, where a rule does not say.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class RateLimitService:
         options: Options | None = None,
         trust_tier: bool = False,
         count_refused: bool = False,
-        on_store_failure: str = Mode.LOCAL,
     ) -> None:
         options = Options() if options is None else options
         self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
@@ -75,9 +72,8 @@ class RateLimitService:
         self._mapper = Mapper(trust_tier=trust_tier)
         self._count_refused = count_refused
         self._recurring = Recurring()
-        self._mode = checked_mode(on_store_failure)
         self._ruled = RuledAnswers(options, self._denies)
-        self._matched = MatchedAnswers(options, denies=self._mode is Mode.DENY)
+        self._matched = MatchedAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
 
     @property
     def recorder(self) -> Recorder:
@@ -201,10 +197,7 @@ class RateLimitService:
 
     def _denies(self, rule_id: str) -> bool:
         """Whether a rule denies everything while the store is away."""
-        if self._decisions is None:
-            return False
-        prepared = self._decisions.engine.policy.rules.get(rule_id)
-        return ((prepared.rule.on_store_failure if prepared else None) or self._mode) is Mode.DENY
+        return self._decisions is not None and self._decisions.engine.mode_of(rule_id) is Mode.DENY
 
 
 def _overriding(domain: str, descriptor: Descriptor, override: Override) -> Limits:

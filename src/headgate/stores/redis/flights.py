@@ -92,12 +92,6 @@ class Flights:
             self._loop.call_soon(self._dispatch)
         return answer
 
-    def _insert(self, asked: Asked) -> None:
-        queue, place = self._queue, len(self._queue)
-        while place and asked.deadline < queue[place - 1].deadline:
-            place -= 1
-        queue.insert(place, asked)
-
     async def ready(self) -> None:
         """Raise StoreError unless the server answers."""
         await self.ask(readiness.probe())

@@ -401,7 +401,7 @@ class TestStreaming:
                 until(lambda: sent >= 6, "the window is used up")
                 assert sent <= 7
 
-    @pytest.mark.parametrize("how", ["reset", "disconnect", "deadline"])
+    @pytest.mark.parametrize("how", ["reset", "disconnect", "end", "deadline"])
     def test_the_method_is_cancelled_when_nobody_waits_for_it(self, how: str) -> None:
         ended: list[str] = []
 
@@ -421,9 +421,23 @@ class TestStreaming:
                 if how == "reset":
                     client.machine.reset_stream(stream)
                     client.flush()
-                if how != "disconnect":
+                if how == "end":  # nothing is unread, so the connection is not reset
+                    client.until_settled()
+                if how not in {"disconnect", "end"}:
                     until(lambda: ended == ["message", "cancelled"], "it is cancelled")
             until(lambda: ended == ["message", "cancelled"], "it is cancelled")
+
+    def test_a_deadline_counts_whatever_the_method_makes_of_it(self) -> None:
+        async def wait(stream: Stream) -> None:
+            try:
+                async for _ in stream:
+                    pass
+            except asyncio.CancelledError:
+                raise LookupError("of all things") from None
+
+        with serving() as server, Http2Client(port_of(server, Methods({}, {b"/t.T/Wait": wait}))) as client:
+            stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "10m"})
+            assert client.head(stream)["grpc-status"] == "4"
 
     def test_one_that_is_reset_before_it_began(self) -> None:
         """Nothing of it remains."""

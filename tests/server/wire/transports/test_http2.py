@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from typing import Any
@@ -14,9 +15,10 @@ from headgate.server.wire.grpc.calls import Call, Methods, Stream
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.headers import encode
-from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.listener import Address
 from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.transports.http2 import Http2
 from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, echo, read_all, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
@@ -125,6 +127,31 @@ class TestPatience:
                 until(lambda: server.listener.connections == 0, "it is gone")
                 assert len(curl(f"http://127.0.0.1:{port}/")) == 100_000
 
+    def test_a_client_that_takes_a_message_at_a_time_is_served(self) -> None:
+        """Always as much waits for it, and yet it goes on."""
+
+        async def steady(stream: Stream) -> None:
+            while True:
+                await stream.send(b"x" * 995)
+
+        async def look(server: Server, later: float) -> None:
+            for guest in list(server.listener._house.guests):
+                guest.look(server.loop.time() + later)
+
+        with serving() as server:
+            port = grpc_port_of(server, Methods({}, {b"/t.T/Steady": steady}))
+            with Http2Client(port, initial_window_size=1000) as client:
+                stream = client.ask("/t.T/Steady", {"content-type": "application/grpc"})
+                for count in range(10):
+                    client.until(DataReceived)
+                    client.events = [event for event in client.events if not isinstance(event, DataReceived)]
+                    server.run(look(server, count * DEFAULT.write_time * 0.9))
+                    client.machine.acknowledge_received_data(1000, stream)
+                    client.flush()
+                server.run(look(server, 1000.0))
+                server.run(look(server, 2000.0))
+                client.until(ConnectionTerminated)
+
     def test_a_client_that_reads_late_gets_everything(self) -> None:
         limits = WireLimits(outgoing_bytes=200_000)
         with serving(limits) as server, Http2Client(port_of(server, much), initial_window_size=WIDE) as client:
@@ -185,6 +212,7 @@ class TestTurns:
             port = port_of(server, note)
             with Http2Client(port) as flooding, Http2Client(port) as other:
                 for client in (flooding, other):
+                    client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     client.head(client.ask("/first", end=True))
                 server.loop.call_soon_threadsafe(block)  # all of this arrives before any of it is read
                 assert blocked.wait(PATIENCE)
@@ -210,6 +238,24 @@ class TestTurns:
             with Http2Client(port_of(server, much)) as client:
                 client.socket.sendall(self.flood(client))
             until(lambda: server.listener.connections == 0, "it is gone")
+
+
+def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage() -> None:
+    with serving() as server:
+        port = port_of(server)
+        gc.collect()
+        gc.disable()
+        try:
+            with Http2Client(port) as client:
+                client.head(client.ask("/", end=True))
+                (seen,) = [weakref.ref(guest._machine) for guest in http2_guests(server)]
+            until(lambda: seen() is None, "it is forgotten")
+        finally:
+            gc.enable()
+
+
+def http2_guests(server: Server) -> list[Http2]:
+    return [guest for guest in server.listener._house.guests if isinstance(guest, Http2)]
 
 
 @pytest.mark.parametrize("is_grpc", [False, True], ids=["HTTP", "gRPC"])

@@ -14,16 +14,19 @@ from headgate.server.wire.transports.house import House
 class Guest:
     """A connection that notes what it is told."""
 
-    def __init__(self, name: str, notes: list[str], *, fails: bool = False) -> None:
+    def __init__(self, name: str, notes: list[str], *, fails: str = "") -> None:
         self._name, self._notes, self._fails = name, notes, fails
 
     def serve(self) -> None:
-        self._notes.append(f"serve {self._name}")
-        if self._fails:
-            raise RuntimeError("this one is broken")
+        self._note("serve")
 
     def flush(self) -> None:
-        self._notes.append(f"flush {self._name}")
+        self._note("flush")
+
+    def _note(self, what: str) -> None:
+        self._notes.append(f"{what} {self._name}")
+        if what == self._fails:
+            raise RuntimeError("this one is broken")
 
     def abort(self) -> None:
         self._notes.append(f"abort {self._name}")
@@ -46,12 +49,22 @@ def test_all_are_served_before_any_is_flushed() -> None:
     assert notes == ["serve a", "serve b", "flush a", "flush b"]
 
 
-def test_one_that_fails_is_closed_and_the_others_are_served(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("fails", "seen"),
+    [
+        ("serve", ["serve a", "abort a", "serve b", "flush a", "flush b"]),
+        ("flush", ["serve a", "serve b", "flush a", "abort a", "flush b"]),
+    ],
+)
+def test_one_that_fails_is_closed_and_the_others_are_served(
+    fails: str, seen: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     notes: list[str] = []
     with caplog.at_level(logging.ERROR):
-        asyncio.run(turns(notes, Guest("a", notes, fails=True), Guest("b", notes)))
-    assert notes == ["serve a", "abort a", "serve b", "flush a", "flush b"]
+        asyncio.run(turns(notes, Guest("a", notes, fails=fails), Guest("b", notes)))
+    assert notes == seen
     assert "A connection failed" in caplog.text
+    assert "this one is broken" in caplog.text
 
 
 def test_a_turn_is_followed_by_another() -> None:

@@ -95,7 +95,7 @@ class Http2(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer what was asked, for the client may still read; over TLS it cannot.
 
-        Streams end: one that is silent would last forever if the client did not end its half, but is gone.
+        Streams end: a client that is gone looks the same, and as long as they are silent nothing else would tell.
         """
         transport = self._transport
         self._has_ended = True
@@ -212,12 +212,12 @@ class Http2(asyncio.Protocol):
         data = self._machine.outgoing()
         if data:
             transport.write(data)
-        if self._has_ended and not self._unread:
+        if self._machine.is_over:
+            self._close(transport)
+        elif self._has_ended and not self._unread:
             self._service.leave()
             if not self._service.in_flight:
                 self._close(transport)
-        elif self._machine.is_over:
-            self._close(transport)
 
     def _give_up(self) -> None:
         """Say good-bye, and close."""
