@@ -73,6 +73,24 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert process.returncode == 0
 
 
+def test_no_socket_is_taken_for_a_standard_stream_that_is_closed() -> None:
+    code = (
+        "import os, sys; os.close(0); os.close(1); sys.stdin = sys.stdout = None\n"
+        "from headgate.cli.terminal import open_standard_streams; open_standard_streams()\n"
+        "print('unheard', flush=True); sys.stderr.write(os.readlink('/proc/self/fd/1'))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("", "/dev/null")
+
+
+def test_a_full_disk_is_told_without_a_stack_trace() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, "rules", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (2, "headgate: No space left on device\n")
+
+
 def test_the_installed_command_is_this_one() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'headgate = "headgate.cli.__main__:main"' in text

@@ -132,6 +132,11 @@ def test_relative_links_resolve(page: Path) -> None:
         assert not anchor or anchor in anchors(path), link
 
 
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
+    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= linked
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_quoted_commands_are_targets_of_the_makefile(page: Path) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

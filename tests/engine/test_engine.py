@@ -275,6 +275,7 @@ class TestTheStoreIsAway:
         engine = self.engine(make, on_store_failure="deny")
         assert not engine.check(Request({"user": "ada"}, "/work"))
         assert engine.check(Request({"user": "ada"}, "/news"))
+        assert [engine.mode_of(rule) for rule in ("strict", "open", "gone")] == ["deny", "allow", "deny"]
 
     def test_it_is_not_ready_and_counts(self, make: Make) -> None:
         engine = self.engine(make)

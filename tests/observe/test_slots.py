@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,3 +144,16 @@ def test_a_file_that_is_being_made_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.metrics").touch()
     slots = Slots(tmp_path)
     assert slots.read() == []
+
+
+def test_a_directory_that_was_cleaned_up_is_made_again(tmp_path: Path) -> None:
+    directory = tmp_path / "shared"
+    directory.mkdir(mode=0o700)
+    slots = Slots(directory)
+    first = slots.open(0)
+    shutil.rmtree(directory)
+    Slots(directory).open(1).close()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert [each.slot for each in slots.read()] == [1]
+    first.close()
+    slots.close()

@@ -52,6 +52,18 @@ def test_a_file_that_stays_is_not_read_again(file: Path) -> None:
     assert live.policy is before
 
 
+def test_a_pipe_in_its_place_is_not_waited_for(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    live = LivePolicy(FileSource(file))
+    file.unlink()
+    os.mkfifo(file)
+    assert looked(live) == [False, False]
+    assert "is a pipe or a device" in caplog.text
+    file.unlink()
+    file.write_text(OTHER)
+    assert looked(live) == [False, True]
+    assert limit_of(live) == 20
+
+
 def test_a_file_that_is_replaced(file: Path) -> None:
     live = LivePolicy(FileSource(file))
     replaced(file, OTHER)

@@ -47,7 +47,7 @@ def test_a_check_with_an_idempotency_key_takes_its_cost_once(decisions: Decision
 def test_what_was_given_back_can_be_taken_again_and_a_reset_gives_back_all(decisions: Decisions) -> None:
     async def main() -> None:
         assert [(await decisions.check(ADA)).allowed for _ in range(4)] == [True, True, True, False]
-        await decisions.refund(ADA)
+        await decisions.check_together([Part(ADA, refund=True)])
         assert (await decisions.peek(ADA)).allowed
         assert [(await decisions.check(ADA)).allowed for _ in range(2)] == [True, False]
         await decisions.reset(ADA)

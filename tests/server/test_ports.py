@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.server.ports import Port, deafen, listen
+from headgate.server.ports import Port, deafen, listen, stand_aside
 from tests.servers import until
 
 
@@ -56,3 +57,29 @@ def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
                 listening.accept()
             port.close()
             until(lambda: late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), "the late one is refused")
+
+
+def test_a_socket_that_stands_aside_leaves_new_connections_to_the_others_until_it_listens_again() -> None:
+    port = listen("http", "127.0.0.1", 0, 2)
+    try:
+        first, second = port.sockets
+        stand_aside(second)
+        stand_aside(second)
+        with ExitStack() as clients:
+            for _ in range(20):
+                clients.enter_context(socket.create_connection(("127.0.0.1", port.number)))
+                first.accept()[0].close()
+        second.listen()
+        first.close()
+        with socket.create_connection(("127.0.0.1", port.number)):
+            until(lambda: _accepts(second), "it is accepted")
+    finally:
+        port.close()
+
+
+def _accepts(listening: socket.socket) -> bool:
+    try:
+        listening.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True

@@ -6,14 +6,14 @@ Exit codes: 0 all is well; 1 the answer is no (rules are wrong, or differ); 2 th
 from __future__ import annotations
 
 import argparse
-import os
+import errno
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from headgate.cli import check, explain, load, rules, serve
 from headgate.cli.command import WRONG_USAGE, Command
-from headgate.cli.terminal import Terminal
+from headgate.cli.terminal import Terminal, open_standard_streams, silence
 from headgate.core.errors import HeadgateError
 
 COMMANDS = (serve.add, check.add, load.add, rules.add, explain.add)
@@ -22,6 +22,7 @@ COMMANDS = (serve.add, check.add, load.add, rules.add, explain.add)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
+    open_standard_streams()
     parser = _parser()
     try:
         arguments = parser.parse_args(argv)
@@ -44,8 +45,14 @@ def _run(run: Command, arguments: argparse.Namespace) -> int:
         terminal.complain(f"headgate: {error}")
         return WRONG_USAGE
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        silence(sys.stdout)
+        terminal.complain(f"headgate: {error.strerror}")
+        return WRONG_USAGE
     except KeyboardInterrupt:
         return 130
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
 from headgate.cli import greeting
-from headgate.cli.command import NO, OK
-from headgate.cli.terminal import Terminal, safe
+from headgate.cli.command import NO, OK, WRONG_USAGE
+from headgate.cli.terminal import Terminal, safe, silence
 from headgate.observe import logs
 from headgate.server import process
 from headgate.server.node import Node
@@ -41,7 +41,7 @@ def run(settings: Settings, terminal: Terminal) -> int:
         def greet(rules: int) -> None:
             numbers = {port.name: port.number for port in ports}
             if settings.log_format == LOG_FORMATS[0]:
-                greeting.tell(settings, numbers, rules, store, terminal)
+                _greet(lambda: greeting.tell(settings, numbers, rules, store, terminal), terminal)
             else:
                 facts = logs.fields(rules=rules, store=store, workers=settings.workers, **numbers)
                 _LOG.info("serving", extra=facts)
@@ -50,9 +50,18 @@ def run(settings: Settings, terminal: Terminal) -> int:
             _run(settings, ports, greet)
         except CannotStart as error:
             terminal.complain(f"headgate: {error}")
-            return NO
+            return WRONG_USAGE if error.is_usage else NO
     _LOG.info("ended")
     return OK
+
+
+def _greet(tell: Callable[[], None], terminal: Terminal) -> None:
+    """Say that it serves. If nobody can hear that, it serves all the same."""
+    try:
+        tell()
+    except OSError as error:
+        silence(terminal.out)
+        _LOG.warning("serving; that cannot be told on the standard output: %s", error)
 
 
 def _run(settings: Settings, ports: list[Port], greet: Callable[[int], None]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Self, TextIO
 
+_STANDARD_ERROR = 2
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -35,6 +37,23 @@ class Terminal:
     def styled(self, text: str, style: str, *, err: bool = False) -> str:
         """Return `text` in a colour, if they are wanted there."""
         return coloured(text, style) if (self.err_colours if err else self.out_colours) else text
+
+
+def silence(stream: TextIO) -> None:
+    """Write nothing more to a stream that takes nothing any more: what waits in its buffer would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def open_standard_streams() -> None:
+    """Open those of standard input, output and error that are closed. Else the next socket would be taken for one."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, each in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(each, "w", closefd=False))
 
 
 def coloured(text: str, style: str) -> str:

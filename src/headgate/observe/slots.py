@@ -42,7 +42,11 @@ class Slots:
         self._read: dict[int, _Reading] = {}
 
     def open(self, slot: int) -> Slot:
-        """Return the counters of a slot, for the one worker that has it. Raises UsageError if another one lives."""
+        """Return the counters of a slot, for the one worker that has it. Raises UsageError if another one lives.
+
+        The directory is made again if it is gone: what cleans up temporary files may take it for an old one.
+        """
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         return Slot(self.directory / f"{slot}{_ENDING}", slot)
 
     def read(self) -> list[Slice]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -46,6 +47,7 @@ class _Mark(NamedTuple):
     modified_ns: int
     changed_ns: int
     size: int
+    mode: int
 
 
 class _Watched(Generic[T]):
@@ -59,8 +61,8 @@ class _Watched(Generic[T]):
     def __init__(self, path: str | os.PathLike[str], load: Callable[[Path], T]) -> None:
         self._path = Path(path)
         self._load = load
-        self._seen: object = None  # what was read last, well or not
-        self._noticed: object = None  # what may have to be read next
+        self._seen: list[_Mark | None] = []  # what was read last, well or not
+        self._noticed: list[_Mark | None] = []  # what may have to be read next
 
     @property
     def name(self) -> str:
@@ -76,9 +78,12 @@ class _Watched(Generic[T]):
         if marks == self._seen or not settled:
             return None
         self._seen = marks
+        for mark in marks:
+            if mark is not None and not stat.S_ISREG(mark.mode) and not stat.S_ISDIR(mark.mode):
+                raise OSError(f"{mark.path} is a pipe or a device, which could keep us waiting: it is to be a file")
         return self._load(self._path)
 
-    def _marks(self) -> object:
+    def _marks(self) -> list[_Mark | None]:
         raise NotImplementedError
 
 
@@ -88,14 +93,14 @@ class FileSource(_Watched[T]):
     def __init__(self, path: str | os.PathLike[str], load: Callable[[Path], T] = load_file) -> None:  # type: ignore[assignment]
         super().__init__(path, load)
 
-    def _marks(self) -> object:
-        return _mark(self._path)
+    def _marks(self) -> list[_Mark | None]:
+        return [_mark(self._path)]
 
 
 class FolderSource(_Watched[T]):
     """Rules in all YAML files of a folder, such as those of envoyproxy/ratelimit."""
 
-    def _marks(self) -> object:
+    def _marks(self) -> list[_Mark | None]:
         return [_mark(path) for path in yaml_files(self._path)]
 
 
@@ -126,4 +131,6 @@ def _mark(path: Path) -> _Mark | None:
         found = real.stat()
     except (OSError, RuntimeError, ValueError):  # gone, a circle of links, or no path at all: the loader says which
         return None
-    return _Mark(str(real), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    return _Mark(
+        str(real), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
+    )

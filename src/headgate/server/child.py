@@ -10,6 +10,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from headgate.server.orders import LONGEST_REPORT, Orders, Report, decode_report, encode
@@ -97,9 +98,9 @@ class Child:
 def _restore(folder: str) -> None:
     """Make the folder of the counters anew, should somebody have cleared it away. Raises OSError."""
     try:
-        os.mkdir(folder, 0o700)
+        Path(folder).mkdir(0o700)
     except FileExistsError:
-        if os.lstat(folder).st_uid != os.geteuid():
+        if Path(folder).lstat().st_uid != os.geteuid():
             raise PermissionError(f"{folder}, where workers count, belongs to somebody else") from None
     else:
         _LOG.error("%s, where workers count, was removed: metrics begin anew with each worker that is replaced", folder)

@@ -101,12 +101,6 @@ class Decisions:
         self.recorder.looked(perf_counter_ns() - began)
         return ruling
 
-    async def refund(self, request: Request) -> Ruling:
-        """Give the request's cost back to all limits that apply to it now. Says what is left then."""
-        ruling = await self.engine.refund(request)
-        self.recorder.refunded()
-        return ruling
-
     async def reset(self, request: Request) -> None:
         """Forget all that was used of the limits that apply to the request. Raises StoreError if that failed."""
         await self.engine.reset(request)

@@ -23,6 +23,7 @@ from headgate.server import surface
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
 from headgate.server.identity.live import LiveIdentifier
+from headgate.server.open_files import room_for
 from headgate.server.ports import deafen
 from headgate.server.preflight import callers_of, descriptors_of, identifier_of, rules_path, tls_of
 from headgate.server.readiness import Readiness
@@ -98,8 +99,9 @@ class Node:
             options=Options() if settings.envoy_headers else Options(headers=None),
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
+            charge=self._guard.charge,
         )
-        limits = WireLimits(connections=_share(settings.max_connections, settings.workers))
+        limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
         self._listener = Listener(limits, self._guard)
         self._recorder.add(of_number(families.CONNECTIONS, lambda: self._listener.connections))
         self._sockets: Mapping[str, socket] = {}

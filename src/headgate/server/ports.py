@@ -14,6 +14,7 @@ import ctypes
 import errno
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -81,6 +82,15 @@ def deafen(listening: socket.socket) -> None:
     program = len(_FILTER).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
     program += ctypes.addressof(buffer).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
     listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def stand_aside(listening: socket.socket) -> None:
+    """Leave new connections to the other sockets of the port, as nobody serves this one; until it listens again.
+
+    Those that wait in its queue are reset: they would wait for nothing.
+    """
+    with suppress(OSError):  # it does not listen, or the system cannot do this (it is not Linux)
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 def _resolved(name: str, host: str, port: int) -> tuple[int, tuple[str | int, ...]]:

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from headgate.core.errors import UsageError
+from headgate.observe.tracing import Tracing
 from headgate.policy.envoy.live import LiveDescriptors
 from headgate.policy.loading import load_file
 from headgate.server.api.forward_auth import LOOPBACK
@@ -34,7 +35,8 @@ def tls_of(settings: Settings) -> Tls | None:
     try:
         return Tls(TlsFiles(Path(settings.tls_cert), Path(settings.tls_key), authority))
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificates cannot be used: {error}") from None
+        files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.client_ca)))
+        raise UsageError(f"the certificates cannot be used ({files}): {error}. PEM files are needed") from None
 
 
 def callers_of(settings: Settings) -> CallerKeys | None:
@@ -72,6 +74,8 @@ def examined(settings: Settings) -> int:
     callers_of(settings)
     identifier_of(settings)
     described_store(settings)
+    if settings.tracing:
+        Tracing().close()
     return rules
 
 

@@ -50,18 +50,18 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     node = Node(settings, slot=slot, folder=folder)
+    drain, end = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (end if drain.is_set() else drain).set()
+
     try:
-        await node.open(sockets)
-        gc.collect()
-        gc.freeze()  # what is there now stays: no need to look at it again
-        drain, end = asyncio.Event(), asyncio.Event()
-
-        def stop() -> None:
-            (end if drain.is_set() else drain).set()
-
-        signals.heed(loop, stop, node.reload)
-        serving(node)
-        await _first_of(drain, orphaned)
+        signals.heed(loop, stop, node.reload)  # now: when it listens, a signal must not cut off a request
+        if await _done_before(drain, node.open(sockets)):
+            gc.collect()
+            gc.freeze()  # what is there now stays: no need to look at it again
+            serving(node)
+            await _first_of(drain, orphaned)
         if orphaned is None:  # else the supervisor has said so, unless it is gone
             _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
         elif orphaned.is_set() and not drain.is_set():
@@ -76,6 +76,19 @@ async def serve(
         await asyncio.wait({draining, ending})
     finally:
         await node.close()
+
+
+async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do a work, unless an event comes first: then it is left undone."""
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    is_done = doing.done()
+    for task in (doing, waiting):
+        task.cancel()
+    await asyncio.wait({doing, waiting})
+    if not doing.cancelled():
+        doing.result()
+    return is_done
 
 
 async def _first_of(*events: asyncio.Event | None) -> None:

@@ -6,11 +6,11 @@
                                                          ├── worker 1
                                                          └── ...
 
-*   A worker that dies is replaced at once, or after a pause that grows if it dies young; one that gives no sign of life
-    for half a minute is ended, and replaced. Its clients lose their connections; connections that had not been accepted yet wait for the one that takes its place, and all others do
-    not notice.
+*   A worker that dies is replaced at once, or after a pause that grows if it dies young. Its clients lose their
+    connections; connections that had not been accepted yet wait for the one that takes its place, and all others do
+    not notice. One that hangs, so that it gives no sign of life for half a minute, is ended and replaced as well.
 *   A worker that cannot start ends the service with its reason, unless the service has served before: then it is tried
-    again and again.
+    again and again, and meanwhile the others get its connections.
 *   SIGTERM and SIGINT drain all workers and end the service; the second of them ends it at once. SIGHUP makes all look
     at their rules, certificates and keys again.
 *   Workers notice when the supervisor is gone, and end.
@@ -27,7 +27,7 @@ from headgate.core.errors import HeadgateError
 from headgate.server import signals
 from headgate.server.child import Child
 from headgate.server.orders import Orders, Report, failed
-from headgate.server.ports import Port, deafen
+from headgate.server.ports import Port, deafen, stand_aside
 from headgate.server.settings import Settings
 
 _LOG = logging.getLogger("headgate.server")
@@ -126,6 +126,8 @@ class Supervisor:
             raise CannotStart(report.error, is_usage=report.is_usage)
         else:
             _LOG.error("worker %d cannot start: %s", slot, report.error)
+            for port in self._ports:
+                stand_aside(port.sockets[slot])
 
     async def _rest(self, seconds: float) -> None:
         try:

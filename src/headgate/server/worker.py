@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import sys
+from contextlib import suppress
 
 from headgate.core.errors import HeadgateError
 from headgate.observe import logs
@@ -25,7 +26,8 @@ def main() -> int:
             run(_work(orders, channel))
         except (HeadgateError, OSError, ImportError) as error:
             channel.setblocking(True)
-            channel.sendall(encode(failed(error)))
+            with suppress(ConnectionError):  # if the supervisor is gone, nobody wants to know
+                channel.sendall(encode(failed(error)))
             return 1
     return 0
 

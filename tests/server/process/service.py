@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -31,18 +31,33 @@ PATIENCE = 10
 
 
 class Service:
-    """A service on free ports, once `started`."""
+    """A service on free ports, once `started`.
 
-    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        self.out, self.err = folder / "out", folder / "err"
+    Args:
+        folder: for what it writes.
+        options: of the command.
+        environment: in addition to this process's.
+        program: what Python is to run, rather than the command as it is.
+        out: where its output goes, if not into a file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "headgate.cli"),
+        out: Path | None = None,
+    ) -> None:
+        self.out, self.err = out or folder / "out", folder / "err"
         self.kept = "", ""
         """What it said and complained, where its folder is gone."""
-        command = [sys.executable, "-m", "headgate.cli", "serve", "--http-port", "0", "--grpc-port", "0", *options]
+        command = [sys.executable, *program, "serve", "--http-port", "0", "--grpc-port", "0", *options]
         if protector := shutil.which("setpriv"):
             command = [protector, "--pdeathsig", "TERM", *command]
-        with self.out.open("wb") as out, self.err.open("wb") as err:
+        with self.out.open("wb") as said, self.err.open("wb") as err:
             self.process: subprocess.Popen[bytes] = _LAUNCHER.submit(
-                subprocess.Popen, command, stdout=out, stderr=err, env={**os.environ, **(environment or {})}
+                subprocess.Popen, command, stdout=said, stderr=err, env={**os.environ, **(environment or {})}
             ).result()
 
     def started(self) -> Self:
@@ -136,10 +151,10 @@ def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders
 
 
 @contextmanager
-def service(*options: str, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
-    """A service for the length of a with block."""
+def service(*options: str, **how: Any) -> Iterator[Service]:
+    """A service for the length of a with block; see `Service`."""
     with TemporaryDirectory(prefix="headgate-serve-") as folder:
-        found = Service(Path(folder), *options, environment=environment)
+        found = Service(Path(folder), *options, **how)
         try:
             yield found
         finally:

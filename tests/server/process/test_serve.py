@@ -117,12 +117,33 @@ def test_a_port_in_use_is_told() -> None:
     assert "another program does" in found.kept[1]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_serves_although_it_cannot_say_so(workers: int) -> None:
+    with redis_server() as server:
+        options = ("--workers", str(workers), "--store", server.address)
+        with service(*options, out=Path("/dev/full")) as found:
+            until(lambda: "cannot be told on the standard output" in found.complained, "it complains", SECONDS)
+            assert not found.has_ended
+            found.signal(signal.SIGTERM)
+            assert found.ended() == 0
+            assert "Traceback" not in found.complained
+
+
+def test_a_signal_while_it_starts_ends_it_as_one_that_comes_later() -> None:
+    """A store that is away is waited for; by then it heeds signals."""
+    with service("--store", "redis://127.0.0.1:1") as found:
+        until(lambda: found.has_ended or _catches(found.process.pid, signal.SIGTERM), "it heeds signals", SECONDS)
+        found.signal(signal.SIGTERM)
+        assert found.ended() == 0
+        assert "Traceback" not in found.complained
+
+
 def test_workers_that_cannot_start_end_the_service_with_their_reason(tmp_path: Path) -> None:
     """The supervisor does not read the rules: its workers do, and it passes on what they say."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("version: 1\nrules: [{id: x}]\n")
     found = ran("--workers", "2", "--store", "redis://127.0.0.1:1", "--rules", str(rules))
-    assert found.process.returncode == 1
+    assert found.process.returncode == 2
     assert "rules.yaml" in found.kept[1]
     assert "Traceback" not in found.kept[1]
 
@@ -136,3 +157,8 @@ def test_a_worker_that_is_started_by_hand_says_that_it_is_not_meant_to_be() -> N
         )
     assert ended.returncode == 1
     assert b"headgate serve --workers N" in ended.stderr
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

@@ -126,7 +126,7 @@ def test_what_is_malformed_is_refused(raw: bytes, complaint: str) -> None:
 
 def test_descriptors_and_entries_are_bounded() -> None:
     assert len(decode(asked("d", *[[]] * MOST)).descriptors) == MOST
-    with pytest.raises(MalformedMessage, match="257 descriptors"):
+    with pytest.raises(MalformedMessage, match="more than 256 descriptors"):
         decode(asked("d", *[[]] * (MOST + 1)))
-    with pytest.raises(MalformedMessage, match="257 entries"):
+    with pytest.raises(MalformedMessage, match="more than 256 entries"):
         decode(asked("d", [("k", "v")] * (MOST + 1)))

@@ -14,7 +14,7 @@ from headgate.server.wire.messages import Request, Response
 from tests.server.rls.conftest import Asking
 from tests.server.rls.test_service_trees import TREE
 
-RULES = "rules: [{id: per-ip, dimension: ip, limit: 3, window: 1m, algorithm: fixed_window}]"
+RULES = "rules: [{id: per-ip, dimension: ip, limit: 3, window: 1d, algorithm: fixed_window}]"
 ENTRY = {"entries": [{"key": "remote_address", "value": "203.0.113.9"}]}
 
 
@@ -31,7 +31,7 @@ def test_the_answer_is_protobufs_json(service: Asking) -> None:
     assert (response.status, dict(response.headers)[b"content-type"]) == (200, b"application/json")
     assert answer["overallCode"] == "OK"
     (status,) = answer["statuses"]
-    assert status["currentLimit"] == {"requestsPerUnit": 3, "unit": "MINUTE", "name": "per-ip"}
+    assert status["currentLimit"] == {"requestsPerUnit": 3, "unit": "DAY", "name": "per-ip"}
     assert (status["code"], status["limitRemaining"]) == ("OK", 2)
     assert status["durationUntilReset"].endswith("s")
 
@@ -111,10 +111,26 @@ def test_the_configuration_in_force_can_be_read(in_memory: Asking) -> None:
 
     lines = get(b"GET").body.decode().splitlines()
     assert lines[0] == "edge.remote_address: 2 per HOUR (per-ip)"
-    assert "edge.trial: 1 per MINUTE (trial), shadow" in lines
+    assert "edge.trial: 1 per DAY (trial), shadow" in lines
     assert "edge.odd: 4 per 45 SECOND (n\u00e4me)" in lines
     assert "edge.free: unlimited" in lines
     assert get(b"POST").status == 405
     in_memory.serve(RULES)
     form = JsonForm(in_memory.service)
     assert get(b"GET").body == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b'{"domain": "d", "descriptors": [' + b", ".join([b"{}"] * 2048) + b"]}", "more than 2048 objects"),
+        (b'{"domain": "' + b"d" * 131_072 + b'"}', "at most 131072"),
+    ],
+)
+def test_what_would_take_long_to_read_is_refused_before_it_is_read(
+    service: Asking, body: bytes, complaint: str
+) -> None:
+    service.serve(RULES)
+    response = post(service, body)
+    assert response.status == 400
+    assert complaint in json.loads(response.body)["detail"]

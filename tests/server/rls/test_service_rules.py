@@ -24,7 +24,7 @@ IP = [("remote_address", "203.0.113.9")]
 USER = [("user", "ada")]
 RULES = """
 rules:
-  - {id: per-ip, dimension: ip, limit: 3, window: 1m, algorithm: fixed_window, when: {domain: edge}}
+  - {id: per-ip, dimension: ip, limit: 3, window: 1d, algorithm: fixed_window, when: {domain: edge}}
   - {id: per-user, dimension: user, limit: 2, window: 1h, algorithm: fixed_window}
   - {id: writes, dimension: user, endpoint: /orders/**, methods: [POST], limit: 1, window: 1d}
   - {id: slow, dimension: generic_key, limit: 1, window: 30s, when: {generic_key: slow}}
@@ -39,11 +39,11 @@ def test_a_limit_is_kept_and_told(service: Asking) -> None:
     (status,) = answer.statuses
     assert (answer.overall_code, status.code, status.limit_remaining) == (OK, OK, 2)
     limit = status.current_limit
-    assert (limit.requests_per_unit, limit.unit, limit.name) == (3, 2, "per-ip")
-    assert 1 <= status.duration_until_reset.seconds <= 60
+    assert (limit.requests_per_unit, limit.unit, limit.name) == (3, 4, "per-ip")
+    assert 1 <= status.duration_until_reset.seconds <= 86400
     told = headers(answer)
     assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("3", "2")
-    assert told["RateLimit-Policy"] == '"per-ip";q=3;w=60'
+    assert told["RateLimit-Policy"] == '"per-ip";q=3;w=86400'
     assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "normal"}
     assert [service.codes(IP) for _ in range(3)] == [[OK, OK], [OK, OK], [OVER_LIMIT, OVER_LIMIT]]
 
@@ -72,9 +72,17 @@ def test_descriptors_pass_together_or_not_at_all(service: Asking) -> None:
     answer = service.ask(IP, USER)
     assert [status.code for status in answer.statuses] == [OK, OVER_LIMIT]
     assert [status.limit_remaining for status in answer.statuses] == [1, 0]
-    assert headers(answer)["RateLimit-Policy"] == '"per-ip";q=3;w=60, "per-user";q=2;w=3600'
+    assert headers(answer)["RateLimit-Policy"] == '"per-ip";q=3;w=86400, "per-user";q=2;w=3600'
     assert json.loads(answer.raw_body)["violated-policies"] == ["per-user"]
     assert service.codes(IP) == [OK, OK]
+
+
+def test_each_descriptor_beyond_the_first_is_charged(in_memory: Asking) -> None:
+    charged: list[int] = []
+    in_memory.serve(RULES, charge=charged.append)
+    for descriptors in ([IP], [IP, USER], [USER, USER, descriptor(*IP, hits=9)]):
+        in_memory.ask(*descriptors)
+    assert charged == [1, 2]
 
 
 def test_paths_methods_and_attributes_choose_rules(service: Asking) -> None:
@@ -118,7 +126,7 @@ def test_nobody_is_told_to_come_back_with_what_could_never_pass(in_memory: Askin
     in_memory.ask(USER, hits_addend=2)
     for answer in (in_memory.ask(descriptor(*IP, hits=4)), in_memory.ask(USER, descriptor(*IP, hits=4))):
         assert "Retry-After" not in headers(answer)
-        detail = "rule 'per-ip': cost 4 is above the capacity of 3/minute fixed_window, 3: it could never pass"
+        detail = "rule 'per-ip': cost 4 is above the capacity of 3/day fixed_window, 3: it could never pass"
         assert json.loads(answer.raw_body) == {"status": 429, "title": "Too Many Requests", "detail": detail}
         assert MessageToDict(answer.dynamic_metadata) == {"state": "throttled", "reason": detail}
 
@@ -127,7 +135,7 @@ def test_a_limit_that_descriptors_share_is_told_once(service: Asking) -> None:
     service.serve(RULES)
     answer = service.ask(USER, IP, [*USER, ("generic_key", "x")])
     assert [status.limit_remaining for status in answer.statuses] == [0, 2, 0]
-    assert headers(answer)["RateLimit-Policy"] == '"per-user";q=2;w=3600, "per-ip";q=3;w=60'
+    assert headers(answer)["RateLimit-Policy"] == '"per-user";q=2;w=3600, "per-ip";q=3;w=86400'
     assert json.loads(service.ask(USER, USER).raw_body)["violated-policies"] == ["per-user"]
 
 

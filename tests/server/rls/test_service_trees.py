@@ -28,7 +28,7 @@ descriptors:
     rate_limit: {unit: week, requests_per_unit: 5}
     metadata: {owner: {team: accounts, room: 7}}
   - key: trial
-    rate_limit: {unit: minute, requests_per_unit: 1, name: trial}
+    rate_limit: {unit: day, requests_per_unit: 1, name: trial}
     shadow_mode: true
   - key: odd
     rate_limit: {unit: second, unit_multiplier: 45, requests_per_unit: 4, name: "n\u00e4me"}
@@ -38,7 +38,7 @@ descriptors:
     rate_limit: {unlimited: true}
   - key: quota
     quota_mode: true
-    rate_limit: {unit: minute, requests_per_unit: 1}
+    rate_limit: {unit: day, requests_per_unit: 1}
 """
 NAMED = """
   - key: named

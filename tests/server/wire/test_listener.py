@@ -340,6 +340,22 @@ def test_the_answer_to_a_bad_request_arrives_while_the_client_still_sends() -> N
         assert statuses(read_all(client)) == [413]
 
 
+def test_the_answer_to_a_bad_request_arrives_while_the_client_sends_much_at_once() -> None:
+    go = threading.Event()
+    with serving(WireLimits(body_bytes=10)) as server, connect(port_of(server)) as client:
+        client.sendall(request("Content-Length: 30000000"))
+        until(lambda: client.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 413", "it is refused")
+        server.loop.call_soon_threadsafe(go.wait, PATIENCE)  # so that the loop finds more than it usually does
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                client.send(b"x" * 100_000)
+        go.set()
+        client.settimeout(PATIENCE)
+        client.sendall(b"x" * 10_000_000)
+        assert statuses(read_all(client)) == [413]
+
+
 def test_a_large_last_response_reaches_a_client_that_takes_its_time() -> None:
     async def much(_: Request) -> Response:
         return Response(200, b"x" * 30_000_000)

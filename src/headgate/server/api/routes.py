@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from headgate.server.api.checks import Checks, problem_response
 from headgate.server.api.deprecation import Deprecation, announcing
 from headgate.server.api.forward_auth import ForwardAuth, ForwardChecks
 from headgate.server.api.health import HealthPages
+from headgate.server.api.pages import Pages
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
@@ -56,7 +56,7 @@ def application(
     """
     checks = Checks(decisions, Answers(headers), timestamps or Timestamps())
     proxies = ForwardChecks(decisions, forward_auth or ForwardAuth())
-    health, pages = HealthPages(readiness), _Pages(decisions)
+    health, pages = HealthPages(readiness), Pages(decisions.recorder)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
         CHECK: (_POST, checks.check),
         BATCH: (_POST, Batches(checks, decisions.recorder, charge).check),
@@ -89,24 +89,6 @@ class _Router:
         if methods is None or request.method in methods:
             return handler(request)
         return _other_method(request, methods)
-
-
-class _Pages:
-    """What the recorder shows."""
-
-    def __init__(self, decisions: Decisions) -> None:
-        self._recorder = decisions.recorder
-
-    async def metrics(self, request: Request) -> Response:
-        """Answer with the metrics of all workers, as Prometheus wants them. They are written in a thread."""
-        self._recorder.refresh()
-        loop = asyncio.get_running_loop()
-        kind, body = await loop.run_in_executor(None, self._recorder.metrics, request.header(b"accept"))
-        return Response(200, body, ((b"content-type", kind),))
-
-    async def hot_keys(self, _: Request) -> Response:
-        """Answer with the keys that are asked about and refused most."""
-        return Response(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
 
 
 async def _not_found(request: Request) -> Response:

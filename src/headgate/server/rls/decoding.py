@@ -53,6 +53,8 @@ def _request(raw: bytes) -> Question:
         if tag == 0x12:
             start, position = _span(raw, position + 1, end)
             descriptors.append(_descriptor(raw, start, position))
+            if len(descriptors) > MOST:
+                raise MalformedMessage(f"it has more than {MOST} descriptors, which are not decided at once")
         elif tag == 0x0A:
             start, position = _span(raw, position + 1, end)
             domain = raw[start:position].decode()
@@ -60,8 +62,6 @@ def _request(raw: bytes) -> Question:
             hits, position = _varint(raw, position + 1, end)
         else:
             position = _skipped(raw, position, end)
-    if len(descriptors) > MOST:
-        raise MalformedMessage(f"it has {len(descriptors)} descriptors; at most {MOST} are decided at once")
     return Question(domain, tuple(descriptors), hits & MAX_UINT32)
 
 
@@ -73,6 +73,8 @@ def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:
         if tag == 0x0A:
             start, position = _span(raw, position + 1, end)
             entries.append(_entry(raw, start, position))
+            if len(entries) > MOST:
+                raise MalformedMessage(f"a descriptor has more than {MOST} entries, which are not looked at")
         elif tag == 0x12:
             start, position = _span(raw, position + 1, end)
             limit, unit = _numbers(raw, start, position, limit, unit)
@@ -85,8 +87,6 @@ def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:
             refund = number != 0
         else:
             position = _skipped(raw, position, end)
-    if len(entries) > MOST:
-        raise MalformedMessage(f"a descriptor has {len(entries)} entries; at most {MOST} are looked at")
     if not has_limit:
         return Descriptor(tuple(entries), hits, None, refund)
     return Descriptor(tuple(entries), hits, Override(limit & MAX_UINT32, unit & MAX_UINT32), refund)

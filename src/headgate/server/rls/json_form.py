@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from headgate.core.errors import UsageError
 from headgate.policy.envoy import DescriptorPolicy
 from headgate.policy.envoy.tree import Node, Rule
+from headgate.policy.request import InvalidRequest
 from headgate.server.rls.decoding import decode
 from headgate.server.rls.schema import RateLimitRequest, RateLimitResponse
 from headgate.server.rls.service import RateLimitService
@@ -29,6 +30,9 @@ _TEXT: Fields = ((b"content-type", b"text/plain; charset=utf-8"),)
 _OVER_LIMIT = 2
 _DEEPEST = 10
 """Of objects within objects: a question has three levels."""
+_LONGEST = 131_072
+_MOST_OBJECTS = 2048
+"""Descriptors, entries and what else is in braces. Protobuf reads JSON slowly, and meanwhile nobody else is served."""
 
 
 class JsonForm:
@@ -43,6 +47,7 @@ class JsonForm:
             return _not_allowed(b"POST")
         began, called = perf_counter_ns(), self._service.recorder.called
         try:
+            _bounded(request.body)
             question: Any = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
             raw = await self._service.answer(decode(question.SerializeToString()))
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
@@ -60,6 +65,16 @@ class JsonForm:
         trees = self._service.trees
         text = "" if trees is None else described(trees.policy)
         return Response(200, text.encode(), _TEXT)
+
+
+def _bounded(body: bytes) -> None:
+    """Refuse what would take too long to read."""
+    if len(body) > _LONGEST:
+        raise InvalidRequest(f"the question has {len(body)} bytes; at most {_LONGEST} are read")
+    if body.count(b"{") > _MOST_OBJECTS:
+        raise InvalidRequest(
+            f"the question has more than {_MOST_OBJECTS} objects in it, such as descriptors and entries"
+        )
 
 
 def described(policy: DescriptorPolicy) -> str:

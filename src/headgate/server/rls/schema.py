@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from headgate.server.rls.proto_text import read
+from headgate.server.proto_text import read
 
 PATHS = (
     "envoy/type/v3/ratelimit_unit.proto",

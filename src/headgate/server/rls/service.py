@@ -9,7 +9,7 @@ malformed, or without a domain or descriptors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from headgate.core.errors import HeadgateError, UsageError
@@ -54,6 +54,7 @@ class RateLimitService:
         trust_tier: see `headgate.server.rls.mapping`.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
+        charge: told how many descriptors a question has beyond the first.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class RateLimitService:
         options: Options | None = None,
         trust_tier: bool = False,
         count_refused: bool = False,
+        charge: Callable[[int], object] = lambda _: None,
     ) -> None:
         options = Options() if options is None else options
         self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
-        self._count_refused = count_refused
+        self._count_refused, self._charge = count_refused, charge
         self._recurring = Recurring()
         self._ruled = RuledAnswers(options, self._denies)
         self._matched = MatchedAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
@@ -114,6 +116,8 @@ class RateLimitService:
             raise InvalidRequest("the domain is empty")
         if not descriptors:
             raise InvalidRequest("there are no descriptors")
+        if len(descriptors) > 1:
+            self._charge(len(descriptors) - 1)
         if self._trees is not None:
             matching = self._trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:

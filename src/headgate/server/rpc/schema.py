@@ -9,7 +9,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from headgate.server.rls.proto_text import read
+from headgate.server.proto_text import read
 
 PATHS = (
     "headgate/v1/ratelimiter.proto",

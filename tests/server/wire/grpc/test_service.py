@@ -246,11 +246,16 @@ class TestDeadlines:
             called.append(call.message)
             return b""
 
+        async def now() -> float:
+            return asyncio.get_running_loop().time()
+
         methods = Methods({b"/t.T/Note": note})
         with serving() as server, Http2Client(port_of(server, methods)) as client:
             stream = client.ask("/t.T/Note", GRPC | {"grpc-timeout": "1n"})
             client.send(stream, framed(b"x")[:3])
             client.until_settled()
+            begun = server.run(now())
+            until(lambda: server.run(now()) > begun, "the clock of the loop, which is coarse, goes on")
             client.send(stream, framed(b"x")[3:], end=True)
             assert client.head(stream)["grpc-status"] == "4"
             assert called == []

@@ -290,3 +290,11 @@ class TestDraining:
         machine.drain()
         assert len(asked(machine, GET)) == 1
         assert b"connection: close" in machine.outgoing()
+
+
+def test_a_few_empty_lines_before_a_request_are_ignored_and_many_are_refused() -> None:
+    machine = connection()
+    (only,) = asked(machine, b"\r\n" * 50 + GET)
+    assert only.path == b"/a/b"
+    assert asked(machine, b"\r\n" * 1000 + GET) == []
+    assert statuses(machine.outgoing()) == [200, 400]

@@ -184,6 +184,22 @@ def test_chunk_extensions_are_bounded_over_all_chunks() -> None:
     assert statuses(machine.outgoing()) == [400]
 
 
+def test_a_body_may_not_consist_of_nothing_but_small_chunks() -> None:
+    """Each takes as long to read as a large one."""
+    machine = connection()
+    assert asked(machine, CHUNKED + b"1\r\nx\r\n" * 10_000) == []
+    assert statuses(machine.outgoing()) == [400]
+    some = b"1\r\nx\r\n" * 1000 + (b"%x\r\n" % 100 + b"x" * 100 + b"\r\n") * 5000 + b"0\r\n\r\n"
+    (only,) = asked(connection(), CHUNKED + some)
+    assert len(only.body) == 501_000
+
+
+def test_a_length_of_many_zeros_is_refused() -> None:
+    machine = connection()
+    assert asked(machine, request("Content-Length: " + "0" * 5000 + "5") + b"12345") == []
+    assert statuses(machine.outgoing()) == [400]
+
+
 def test_names_with_an_underscore_stay_what_they_are() -> None:
     machine = connection()
     (only,) = asked(machine, request("X_Forwarded_For: 1", "X-Forwarded_For: 2"))

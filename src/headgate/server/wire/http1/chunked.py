@@ -7,6 +7,8 @@ from headgate.server.wire.limits import WireLimits
 
 _LINE = 1024
 """The longest line before a chunk: its size and extensions, in bytes."""
+_USEFUL = 4
+"""Bytes of content that excuse one of sizes, extensions and line ends; a few thousand of these need no excuse."""
 _HEX = b"0123456789abcdefABCDEF"
 _UNSEEN = bytes(range(9)) + bytes(range(10, 32)) + b"\x7f"
 """What no line contains."""
@@ -57,13 +59,13 @@ class ChunkedBody:
     def _begin(self, line: bytes) -> bool:
         """Read a size and extensions."""
         size, extension, extensions = line[:-2].partition(b";")
-        self._overhead += len(extensions)
+        self._overhead += len(line) + 2
         if not line.endswith(b"\r\n") or not size or len(size) > 8 or size.translate(None, _HEX):
             self.refused = Refused(400, "A chunk does not begin with its size in hexadecimal digits, and a line end.")
         elif extension and len(extensions.translate(None, _UNSEEN)) != len(extensions):
             self.refused = Refused(400, "A chunk extension contains a control character.")
-        elif self._overhead > self._limits.header_bytes:
-            self.refused = Refused(400, f"The chunk extensions are longer than {self._limits.header_bytes} bytes.")
+        elif self._overhead > self._limits.header_bytes + self._size // _USEFUL:
+            self.refused = Refused(400, "The chunks are too small, or have too long extensions, for what is in them.")
         elif (length := int(size, 16)) + self._size > self._limits.body_bytes:
             self.refused = Refused(413, f"The body is longer than {self._limits.body_bytes} bytes.")
         else:

@@ -32,6 +32,8 @@ class Phase(Enum):
     """Nothing: no request is read any more."""
 
 
+_EMPTY_LINES = 100
+"""That come at once: more than old clients send by mistake."""
 _LAST = Head(b"", b"", b"", [], 0, closes=True, expects=False, is_plain=False)
 """Stands for the request that could not be understood."""
 
@@ -137,7 +139,7 @@ class Connection:
             data = self._buffer + data
             self._buffer, self._is_stalled = b"", False
         requests: list[Request] = []
-        position, end = 0, len(data)
+        position, end, empty_lines = 0, len(data), 0
         while position < end:
             if self._head is not None:
                 position = self._read_body(self._head, data, position, requests)
@@ -155,7 +157,10 @@ class Connection:
             head = self._heads.find(raw)
             if head is None:
                 if raw.startswith(b"\r\n"):  # empty lines before a request are ignored
-                    position += 2
+                    position, empty_lines = position + 2, empty_lines + 1
+                    if empty_lines > _EMPTY_LINES:
+                        self._refuse(Refused(400, "There are too many empty lines before a request."))
+                        break
                     continue
                 read = self._heads.read(raw)
                 if isinstance(read, Refused):

@@ -140,7 +140,7 @@ def _target(method: bytes, target: bytes) -> _Target | Refused:  # noqa: PLR0911
     return slash + path or b"/", query, host
 
 
-def _framed(  # noqa: C901, PLR0912  one header after the other
+def _framed(  # noqa: C901, PLR0911, PLR0912  one header after the other
     method: bytes, where: _Target, fields: Headers, *, is_old: bool
 ) -> Head | Refused:
     """Say how long the body is, and whether the connection goes on, from what the headers say of it."""
@@ -154,6 +154,8 @@ def _framed(  # noqa: C901, PLR0912  one header after the other
             if not _is_host(value) and value:
                 return Refused(400, "The Host header is not a host.")
         elif name == b"content-length":
+            if len(value) > _MOST_DIGITS:  # zeros at the beginning, for llhttp knows how large a number may be
+                return Refused(400, f"The Content-Length has more than {_MOST_DIGITS} digits.")
             length = int(value)
         elif name == b"transfer-encoding":
             codings, length = codings + 1, CHUNKED
@@ -178,5 +180,6 @@ def _is_host(host: bytes) -> bool:
     return bool(host) and not host.translate(None, _OF_HOSTS)
 
 
+_MOST_DIGITS = 20
 _OF_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
 _OF_HOSTS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"

@@ -16,6 +16,8 @@ from headgate.server.wire.messages import Handler, Request, Response
 from headgate.server.wire.transports.house import House, Stopwatch, closing_time, has_unread, peer_of
 
 _log = logging.getLogger(__name__)
+_MUCH = 65_536
+"""Bytes after which reading pauses until others had their turn."""
 
 
 class Http1(asyncio.Protocol):
@@ -78,6 +80,8 @@ class Http1(asyncio.Protocol):
         if not self._unread:
             self._unread = data
             self._house.await_turn(self)
+            if len(data) > _MUCH and not self._is_closing:
+                self._hold()
         else:  # it is much
             self._deal_with(self._unread + data)
             self.flush()

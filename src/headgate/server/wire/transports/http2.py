@@ -149,7 +149,8 @@ class Http2(asyncio.Protocol):
             self._give_up()
             return
         if machine.is_idle:
-            state, longest = ("idle", self._events), limits.idle_time
+            state: tuple[object, ...] = ("idle", self._events)
+            longest = limits.idle_time
         else:
             self._service.look(now)
             state, longest = ("waiting", machine.waiting_bytes, machine.resumed), limits.write_time

@@ -1,0 +1,57 @@
+"""What the recorder shows: ``/metrics`` and ``/hotkeys``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeAlias
+
+from headgate.observe.recorder import Recorder
+from headgate.observe.rendering import wants_openmetrics
+from headgate.server.wire.messages import Request, Response
+
+_REST = 3.0
+"""How many times as long as a page took nobody gets another one: so pages take a quarter of the time at most."""
+_Page: TypeAlias = tuple[bytes, bytes]
+"""Content type and body."""
+
+
+class Pages:
+    """Answers those who watch. Anybody may ask for metrics, and as often as they like, so they share what they get.
+
+    Args:
+        recorder: what has counted.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._next: dict[bool, asyncio.Task[_Page]] = {}
+        """Pages that are not begun, in either format: whoever asks now gets the same."""
+        self._writing = asyncio.Lock()
+        self._rest_until = 0.0
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer with the metrics of all workers, as Prometheus wants them."""
+        accept = request.header(b"accept")
+        wanted = wants_openmetrics(accept)
+        page = self._next.get(wanted)
+        if page is None:
+            page = self._next[wanted] = asyncio.get_running_loop().create_task(self._written(accept, wanted))
+        kind, body = await asyncio.shield(page)
+        return Response(200, body, ((b"content-type", kind),))
+
+    async def hot_keys(self, _: Request) -> Response:
+        """Answer with the keys that are asked about and refused most."""
+        return Response(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
+
+    async def _written(self, accept: bytes | None, wanted: bool) -> _Page:  # noqa: FBT001  a key
+        """Write a page in a thread, one at a time."""
+        loop = asyncio.get_running_loop()
+        async with self._writing:
+            await asyncio.sleep(max(0.0, self._rest_until - loop.time()))
+            del self._next[wanted]  # whoever comes from now on wants to see what is counted meanwhile
+            began = loop.time()
+            self._recorder.refresh()
+            try:
+                return await loop.run_in_executor(None, self._recorder.metrics, accept)
+            finally:
+                self._rest_until = loop.time() + _REST * (loop.time() - began)
