@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# How many tests run at the same time: most of them wait for servers.
+# How many files of tests run at the same time: most of them wait for servers.
 JOBS ?= 2
 
 # What tests start, each with its package.
@@ -23,7 +23,7 @@ demo: $(VENV)/.serve
 
 test: lint servers
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -n $(JOBS)
+	@$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100

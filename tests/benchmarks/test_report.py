@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import pathlib
+from functools import cache
 
 import pytest
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import PARTS, QUICK, main, run
+from benchmarks.report import Results, render
 from benchmarks.scenarios import Kind
 from benchmarks.tables import percent, table
 
 
+@cache
+def measured(part: str) -> Results:
+    """Return what a quick run of one part finds."""
+    return run(QUICK, [part])
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("bench")
-    main(["--quick", "--output", str(folder / "report.md"), "--json", str(folder / "raw.json")])
-    return folder
+def report() -> str:
+    """Return the report of all parts."""
+    environment: dict[str, str] = {}
+    for part in PARTS:
+        environment |= measured(part).environment
+    return render(Results(environment, **{part: getattr(measured(part), part) for part in PARTS}))
 
 
-def test_the_report_has_all_algorithms_peers_and_verdicts(run: pathlib.Path) -> None:
-    report = (run / "report.md").read_text()
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_can_be_measured_alone(part: str) -> None:
+    found = measured(part)
+    assert [each for each in PARTS if getattr(found, each) is not None] == [part]
+
+
+def test_the_report_has_all_algorithms_peers_and_verdicts(report: str) -> None:
     assert all(f"| {kind}, allow |" in report and f"| {kind}, deny, 1 |" in report for kind in Kind)
     assert all(f"{peer}:" in report for peer in ("limits", "throttled-py", "pyrate-limiter"))
     assert "within 7x" in report
@@ -28,8 +43,7 @@ def test_the_report_has_all_algorithms_peers_and_verdicts(run: pathlib.Path) -> 
     assert "PASS" in report or "FAIL" in report
 
 
-def test_the_report_goes_from_verdicts_over_method_to_numbers(run: pathlib.Path) -> None:
-    report = (run / "report.md").read_text()
+def test_the_report_goes_from_verdicts_over_method_to_numbers(report: str) -> None:
     titles = (
         "Environment",
         "Memory",
@@ -47,8 +61,7 @@ def test_the_report_goes_from_verdicts_over_method_to_numbers(run: pathlib.Path)
     assert "0.003 %" in report
 
 
-def test_the_report_has_all_that_was_asked_of_redis(run: pathlib.Path) -> None:
-    report = (run / "report.md").read_text()
+def test_the_report_has_all_that_was_asked_of_redis(report: str) -> None:
     parts = ("64 callers", "one caller", "three limits", "cluster", "processor time", "memory")
     assert all(f"### Redis: {part}\n" in report for part in parts)
     for question in ("64 callers: x the best peer", "64 callers: x `INCR`", "one async caller: time", "three limits"):
@@ -56,16 +69,14 @@ def test_the_report_has_all_that_was_asked_of_redis(run: pathlib.Path) -> None:
     assert "| redis-server | " in report
 
 
-def test_the_report_has_all_that_was_asked_of_rules(run: pathlib.Path) -> None:
-    report = (run / "report.md").read_text()
+def test_the_report_has_all_that_was_asked_of_rules(report: str) -> None:
     parts = ("verdicts", "method", "matching", "Envoy descriptors", "decisions", "building")
     assert all(f"### Rules: {part}\n" in report for part in parts)
     for question in ("us per request", "time, 1,000 against 10", "another in each request: us per request"):
         assert f"rules: {question} |" in report or f"rules, {question} |" in report
 
 
-def test_the_report_has_all_that_was_asked_of_the_service(run: pathlib.Path) -> None:
-    report = (run / "report.md").read_text()
+def test_the_report_has_all_that_was_asked_of_the_service(report: str) -> None:
     parts = ("verdicts", "method", "requests", "latency", "observing", "1,000,000 requests per second")
     assert all(f"### Service: {part}\n" in report for part in parts)
     for question in (
@@ -77,14 +88,20 @@ def test_the_report_has_all_that_was_asked_of_the_service(run: pathlib.Path) -> 
     assert "| nginx | " in report
 
 
-def test_the_raw_numbers_are_written_on_request(run: pathlib.Path) -> None:
-    raw = json.loads((run / "raw.json").read_text())
-    assert len(raw["memory"]["rows"]) == 56
+def test_what_was_measured_is_complete() -> None:
+    in_memory, redis, rules, service = [getattr(measured(part), part) for part in PARTS]
+    assert len(in_memory.rows) == 56
     libraries = {"headgate", "limits", "throttled-py", "pyrate-limiter"}
-    assert {each["contender"] for each in raw["memory"]["footprints"]} == libraries
-    assert {each["contender"] for each in raw["redis"]["footprints"]} == libraries | {"redis-py"}
-    assert all(set(row["times"]) == {"10", "100", "1000"} for row in raw["rules"]["rows"])
-    assert raw["service"]["costs"]["rls_redis"]["store_us"] > 0
+    assert {each.contender for each in in_memory.footprints} == libraries
+    assert {each.contender for each in redis.footprints} == libraries | {"redis-py"}
+    assert all(set(row.times) == {10, 100, 1000} for row in rules.rows)
+    assert service.costs.rls_redis.store_us > 0
+
+
+def test_as_a_command_it_writes_the_report_and_the_raw_numbers(tmp_path: pathlib.Path) -> None:
+    main(["--quick", "--only", "rules", "--output", str(tmp_path / "report.md"), "--json", str(tmp_path / "raw.json")])
+    assert "## Rules\n" in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "raw.json").read_text())["rules"]["rows"]
 
 
 def test_a_table_is_markdown() -> None:

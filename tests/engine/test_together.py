@@ -173,6 +173,15 @@ def test_shadow_rules_count_only_what_passes(engine: Any) -> None:
     assert shadows(user(refund=True)) == [True]
 
 
+def test_shadow_rules_of_all_requests_are_asked_at_the_same_time() -> None:
+    """One after the other, a store that hangs would keep Envoy waiting once for each."""
+    store = MemoryStore()
+    flow = together(Policy(load(RULES)), [user(), user("bob"), ip(), user("bob", 2)], 0)
+    asked, rulings = played(flow, lambda call: verb_of(store, call))
+    assert asked[-1] == [Verb.CHECK, Verb.CHECK, Verb.PEEK]  # the last one is too much for a limit of 1
+    assert [[each.decision.allowed for each in ruling.shadow] for ruling in rulings] == [[True], [True], [], [False]]
+
+
 def test_a_limit_that_comes_with_a_request_stands_for_the_rules_but_not_for_the_lists(engine: Any) -> None:
     quota = Quota(1, 3_600_000_000)
     limits = Limits((Limit(space("own", quota), "ada", quota),), ("own",))

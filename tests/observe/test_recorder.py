@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from headgate.engine import AsyncEngine
+from headgate.engine import AsyncEngine, Part
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.descriptors import MOST_BY_VALUE
 from headgate.observe.hot_keys import EVERY
@@ -120,7 +120,7 @@ def test_what_takes_nothing_is_timed_and_decides_nothing(recorder: Recorder, run
     run(decisions.check(Request({"user": "ada"}, "/single", cost=0)))
     run(decisions.peek_rule("single", "ada"))
     run(decisions.check_rule("single", "ada", 0))
-    run(decisions.refund(request))
+    run(decisions.check_together([Part(request, refund=True)]))
     run(decisions.reset(request))
     text = recorder.metrics()[1]
     assert decisions_of(recorder) == {}

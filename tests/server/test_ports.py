@@ -62,16 +62,16 @@ def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
 def test_a_socket_that_stands_aside_leaves_new_connections_to_the_others_until_it_listens_again() -> None:
     port = listen("http", "127.0.0.1", 0, 2)
     try:
-        first, second = port.sockets
+        (first, second), address = port.sockets, ("127.0.0.1", port.number)
         stand_aside(second)
         stand_aside(second)
         with ExitStack() as clients:
             for _ in range(20):
-                clients.enter_context(socket.create_connection(("127.0.0.1", port.number)))
-                first.accept()[0].close()
+                clients.enter_context(socket.create_connection(address))
+                until(lambda: _accepts(first), "it is accepted")
         second.listen()
         first.close()
-        with socket.create_connection(("127.0.0.1", port.number)):
+        with socket.create_connection(address):
             until(lambda: _accepts(second), "it is accepted")
     finally:
         port.close()

@@ -13,6 +13,7 @@ from headgate.load.questions import caller_fields
 from headgate.load.targets import Target, Unreachable
 
 PATH = "/api/v1/rate-limit/check"
+_UNAUTHORIZED = 401
 _MOST_BYTES = 1_048_576
 _Time = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
 """Unix time in seconds, up to the year 9999."""
@@ -101,7 +102,8 @@ def ask(
     except TimeoutError:
         raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
     except (OSError, HTTPException) as error:
-        raise NoAnswer(f"{target.place} hung up, or does not speak HTTP: {error!r}") from None
+        hint = "" if tls else " (if it speaks TLS, use https://)"
+        raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
     finally:
         connection.close()
     if response.status not in {200, 429}:
@@ -128,6 +130,8 @@ def _told(target: Target, status: int, body: bytes, retry_after: str) -> str:
         told += f": {text}"
     elif status == 404:
         told += ": is it Headgate?"
+    if status == _UNAUTHORIZED:
+        told += "\n  the key of a caller goes into HEADGATE_CALLER_KEY"
     for wrong in problem.errors:
         told += f"\n  {wrong.pointer or 'the request'} {wrong.detail}"
     return f"{told}\n  try again in {retry_after} s" if status == 503 and retry_after.isdigit() else told

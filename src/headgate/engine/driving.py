@@ -9,19 +9,21 @@ from typing import TypeVar
 from headgate.core.decision import Decision
 from headgate.engine.flow import Call, Verb
 from headgate.stores.base import AsyncStore
+from headgate.stores.memory import AsyncMemoryStore
 
 T = TypeVar("T")
 
 
 async def driven(store: AsyncStore, flow: Generator[Sequence[Call], Sequence[Decision], T]) -> T:
-    """Return what a flow returns; calls that it yields together are made at the same time."""
+    """Return what a flow returns; calls that it yields together are made at the same time, unless nobody waits."""
+    waits = not isinstance(store, AsyncMemoryStore)
     try:
         calls = next(flow)
         while True:
-            if len(calls) == 1:
-                calls = flow.send([await _made(store, calls[0])])
-            else:
+            if waits and len(calls) > 1:
                 calls = flow.send(await asyncio.gather(*[_made(store, call) for call in calls]))
+            else:
+                calls = flow.send([await _made(store, call) for call in calls])
     except StopIteration as stop:
         answer: T = stop.value
         return answer

@@ -6,7 +6,7 @@ decisions; sync and async drive it in their own way.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -57,15 +57,18 @@ def ruled(selection: Selection, verb: Verb, cost: int, version: int, idempotency
         allowed = decision.allowed
     shadow: tuple[RuleDecision, ...] = ()
     if selection.shadow:
-        shadow = yield from shadowed(selection.shadow, verb if allowed else Verb.PEEK, cost, idempotency_key)
+        decisions = yield shadow_calls(selection.shadow, verb if allowed else Verb.PEEK, cost, idempotency_key)
+        shadow = shadow_told(selection.shadow, decisions)
     return ruling_of(selection, decision, version, shadow)
 
 
-def shadowed(
-    shadow: tuple[Limits, ...], verb: Verb, cost: int, idempotency_key: str = ""
-) -> Generator[Sequence[Call], Sequence[Decision], tuple[RuleDecision, ...]]:
-    """Ask shadow rules, each on its own."""
-    decisions = yield [_shadow_call(verb, limits, cost, idempotency_key) for limits in shadow]
+def shadow_calls(shadow: Sequence[Limits], verb: Verb, cost: int, idempotency_key: str = "") -> list[Call]:
+    """Return the calls that ask shadow rules, each on its own."""
+    return [_shadow_call(verb, limits, cost, idempotency_key) for limits in shadow]
+
+
+def shadow_told(shadow: Sequence[Limits], decisions: Iterable[Decision]) -> tuple[RuleDecision, ...]:
+    """Return what shadow rules say, by the decisions of those calls."""
     told: list[RuleDecision] = []
     for limits, each in zip(shadow, decisions, strict=True):
         parts = rule_decisions(limits.rules, each)

@@ -11,20 +11,21 @@ since a store takes one cost from all limits of a plan:
   given to somebody who did not take it.
 - Costs of 0 are asked first: whether a cost of 1 would pass.
 
-Refunds are made in any case. Shadow rules, which refuse nothing, come last, as for a single request.
+Refunds are made in any case. Shadow rules, which refuse nothing, come last, as for a single request, all at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.plan import Limit, Plan, blocking, most_restrictive, too_large
-from headgate.engine.flow import Call, Verb, refused, shadowed
-from headgate.engine.ruling import RuleDecision, Ruling, ruling_of
+from headgate.engine.flow import Call, Verb, refused, shadow_calls, shadow_told
+from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
@@ -72,12 +73,11 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
     refunds = [_Charge(limit, min(cost, limit.quota.capacity)) for limit, cost in _charges(by_verb[Verb.REFUND])]
     yield from _ask(Verb.REFUND, _groups(refunds), returned)
     known = {Verb.PEEK: looked, Verb.CHECK: taken, Verb.REFUND: returned}
+    tried = [call for each in asked for call in each.shadow_calls(allowed=allowed)]
+    decisions = iter((yield tried) if tried else ())
     rulings = []
     for each in asked:
-        shadow: tuple[RuleDecision, ...] = ()
-        if each.selection.shadow:
-            verb = each.verb if allowed or each.verb is Verb.REFUND else Verb.PEEK
-            shadow = yield from shadowed(each.selection.shadow, verb, each.cost)
+        shadow = shadow_told(each.selection.shadow, islice(decisions, len(each.selection.shadow)))
         ruling = ruling_of(each.selection, each.decision(known[each.verb]), policy.version, shadow)
         reason = each.too_much(beyond) if beyond else ""
         rulings.append(msgspec.structs.replace(ruling, reason=reason) if reason else ruling)
@@ -102,6 +102,11 @@ class _Asked:
         decision = most_restrictive(parts) if all(part.allowed for part in parts) else blocking(parts)
         reason = next((part.degraded for part in parts if part.degraded), "")
         return msgspec.structs.replace(decision, degraded=reason) if reason else decision
+
+    def shadow_calls(self, *, allowed: bool) -> list[Call]:
+        """Return the calls that ask its shadow rules; where the requests do not pass, they are only asked."""
+        verb = self.verb if allowed or self.verb is Verb.REFUND else Verb.PEEK
+        return shadow_calls(self.selection.shadow, verb, self.cost)
 
     def too_much(self, beyond: Mapping[_Key, int]) -> str:
         """Say which of its limits could never admit what is asked of it; empty if all could."""

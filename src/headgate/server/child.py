@@ -19,7 +19,7 @@ _LOG = logging.getLogger("headgate.server")
 _COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
 PATIENCE = 30.0
 """Seconds without a sign of life after which a worker that serves is taken to hang. It gives one every second."""
-_LATE = 5.0
+_LOOKS = 10
 _SIGNS = 4096
 _NAMES = {int(each): each.name for each in signal.Signals}
 
@@ -59,21 +59,20 @@ class Child:
 
     async def ended(self) -> None:
         """Wait for its end. One that gives no sign of life is ended: it would leave its clients waiting forever."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
+        silent = 0
+        while silent < _LOOKS:  # many short waits: time in which this process itself did not run counts little
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(PATIENCE / _LOOKS):
                     if not await self.reader.read(_SIGNS):
                         break
+                silent = 0
             except ConnectionError:
                 break
             except TimeoutError:
-                if loop.time() > began + PATIENCE + _LATE:
-                    continue  # it was this process that did not run
-                _LOG.error("process %d has given no sign of life for %g s: it is ended", self.process.pid, PATIENCE)
-                self.send(signal.SIGKILL)
-                break
+                silent += 1
+        else:
+            _LOG.error("process %d has given no sign of life for %g s: it is ended", self.process.pid, PATIENCE)
+            self.send(signal.SIGKILL)
         await self.process.wait()
 
     def send(self, number: signal.Signals) -> None:

@@ -25,6 +25,9 @@ APIS: Mapping[bytes, str] = {
     b"/json": "json",
     rls.SHOULD_RATE_LIMIT: "rls",
     f"/{SERVICE}/CheckRateLimit".encode(): "grpc_check",
+    f"/{SERVICE}/CheckRateLimitBatch".encode(): "grpc_batch",
+    f"/{SERVICE}/GetRemainingQuota".encode(): "grpc_quota",
+    f"/{SERVICE}/ResetLimit".encode(): "grpc_reset",
 }
 """The names of APIs in metrics, by path."""
 

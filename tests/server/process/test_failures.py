@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.observe.readings import value
 from tests.server.process.service import SECONDS, Clients, Service, service
 from tests.servers import RedisServer, redis_server, until
 
@@ -65,12 +66,12 @@ def test_a_worker_that_is_killed_is_replaced_and_admits_nothing_twice(found: Ser
 
 def test_a_worker_that_hangs_is_replaced(redis: RedisServer, rules: str) -> None:
     """It would keep its share of all connections waiting. The supervisor of this test has little patience."""
-    program = "from headgate.server import child; child.PATIENCE = 3.0; from headgate.cli.__main__ import main; main()"
+    program = "from headgate.server import child; child.PATIENCE = 5.0; from headgate.cli.__main__ import main; main()"
     with service("--workers", "2", "--store", redis.address, "--rules", rules, program=("-c", program)) as found:
         hung = min(found.started().workers())
         os.kill(hung, signal.SIGSTOP)
         until(lambda: hung not in found.workers() and len(found.workers()) == 2, "it is replaced", SECONDS)
-        assert f"process {hung} has given no sign of life for 3 s: it is ended" in found.complained
+        assert f"process {hung} has given no sign of life for 5 s: it is ended" in found.complained
         assert found.check("u1")["allowed"]
 
 
@@ -85,6 +86,22 @@ def test_workers_are_replaced_although_the_folder_of_their_counters_was_cleared_
     found.signal(signal.SIGTERM)
     assert found.ended() == 0
     assert not folder.exists()
+
+
+def test_while_a_worker_cannot_start_the_others_get_all_connections(found: Service, rules: str) -> None:
+    """The rules that the others have in force stay; one that starts would have none."""
+    file = Path(rules)
+    file.write_text("version: 1\nrules: [{id: x}]\n")
+    until(lambda: found.complained.count("the rules in force stay") == 2, "both complain", SECONDS)
+    os.kill(min(found.workers()), signal.SIGKILL)
+    until(lambda: " cannot start: " in found.complained, "it cannot be replaced", SECONDS)
+    assert all(found.check("u1")["matched"] for _ in range(20))
+    file.write_text(RULES)
+    until(
+        lambda: len(found.workers()) == 2 and value(found.get("/metrics")[1], "headgate_workers") == 2, "both", SECONDS
+    )
+    assert all(found.check("u1")["matched"] for _ in range(20))
+    assert "Traceback" not in found.complained
 
 
 def test_a_worker_that_cannot_be_replaced_now_is_tried_again_and_the_others_serve(found: Service) -> None:

@@ -65,6 +65,25 @@ def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -
     assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "throttled"}
 
 
+def test_who_is_refused_is_told_when_the_same_request_would_pass(service: Asking) -> None:
+    """Not when all is back: a bucket has room for one again before it is empty."""
+    service.serve("rules: [{id: bucket, dimension: user, limit: 2, window: 365d, algorithm: token_bucket}]")
+    assert [service.ask(USER).overall_code for _ in range(2)] == [OK, OK]
+    answer = service.ask(USER)
+    told = headers(answer)
+    seconds = answer.statuses[0].duration_until_reset.seconds
+    assert seconds == int(told["Retry-After"])
+    assert int(told["X-RateLimit-Reset"]) // 3 < seconds < int(told["X-RateLimit-Reset"]) * 2 // 3
+
+
+def test_numbers_that_the_protocol_has_no_room_for_are_the_largest_that_it_has(service: Asking) -> None:
+    service.serve("rules: [{id: many, dimension: user, limit: 10000000000, window: 365d, algorithm: fixed_window}]")
+    answer = service.ask(USER)
+    (status,) = answer.statuses
+    assert (status.current_limit.requests_per_unit, status.limit_remaining) == (2**32 - 1, 2**32 - 1)
+    assert headers(answer)["X-RateLimit-Remaining"] == "9999999999"
+
+
 def test_descriptors_pass_together_or_not_at_all(service: Asking) -> None:
     service.serve(RULES)
     assert service.codes(IP, USER) == [OK, OK, OK]

@@ -125,6 +125,16 @@ descriptors:
         assert json.loads(answer.raw_body)["detail"].startswith("The limit of this request is 0, or")
 
 
+def test_a_refund_that_the_store_cannot_make_is_not_among_what_refuses(in_memory: Asking) -> None:
+    away = {"store": "redis://127.0.0.1:1/0?timeout=0.1", "on_store_failure": "deny"}
+    in_memory.serve(
+        tree="domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 9}}]", engine=away
+    )
+    answer = in_memory.ask(descriptor(("user", "ada"), refund=True), [("user", "bob")])
+    assert [status.code for status in answer.statuses] == [OK, OVER_LIMIT]
+    assert json.loads(answer.raw_body)["violated-policies"] == ["default"]
+
+
 def test_the_state_is_that_of_limits_that_may_refuse(in_memory: Asking) -> None:
     tree = """
 domain: edge

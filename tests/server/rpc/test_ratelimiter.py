@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server import rpc
+from headgate.server import rpc, surface
 from headgate.server.rpc.schema import message_class
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
@@ -180,6 +180,25 @@ def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
     message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
     assert service.run(lambda: methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"](Call(message)))
     assert charged == [4]
+
+
+@pytest.mark.parametrize(
+    ("method", "api", "asked"),
+    [
+        ("CheckRateLimit", "grpc_check", ORDER),
+        ("GetRemainingQuota", "grpc_quota", BY_RULE),
+        ("ResetLimit", "grpc_reset", BY_RULE),
+        ("CheckRateLimitBatch", "grpc_batch", {"requests": [ORDER]}),
+    ],
+)
+def test_every_call_is_counted_by_its_name(service: Service, method: str, api: str, asked: dict[str, Any]) -> None:
+    assert surface.APIS[f"/headgate.v1.RateLimiter/{method}".encode()] == api
+    call(service, method, **asked)
+    with pytest.raises(RpcError):
+        raw(service, method, b"\xff")
+    metrics = service.decisions.recorder.metrics()[1].decode()
+    for outcome in ("allowed", "error"):
+        assert f'headgate_checks_total{{api="{api}",outcome="{outcome}"}} 1\n' in metrics
 
 
 def test_reflection_can_be_off(service: Service) -> None:

@@ -95,6 +95,8 @@ class RuledAnswers:
 
 def _told_apart(rulings: Sequence[Ruling]) -> list[RuleDecision]:
     """Return what each limit says; one that several descriptors share was asked once, and is told once."""
+    if len(rulings) == 1:
+        return list(rulings[0].limits)
     return list({id(each.decision): each for ruling in rulings for each in ruling.limits}.values())
 
 

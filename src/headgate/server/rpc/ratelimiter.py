@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any
 
@@ -80,48 +80,57 @@ class RateLimiter:
 
     async def quota(self, call: Call) -> bytes:
         """Say what a check would answer, and take nothing."""
-        now = self._now()
-        try:
-            message = _parsed(_QuotaRequest, call.message)
-            asked = _asked(message, message.cost or 1)
-            if message.timestamp:
-                self._timestamps.check(message.timestamp, now)
-            if asked.rule_id:
-                request = asked.request
-                ruling = await self._decisions.peek_rule(
-                    asked.rule_id, asked.value, request.cost, tier=request.tier, dimension=asked.dimension
-                )
-            else:
-                ruling = await self._decisions.peek(asked.request)
-        except (UsageError, StoreError) as error:
-            raise _rpc_error(error) from None
-        return _encoded(_response(_QuotaResponse, ruling, now))
+        return await self._counted("grpc_quota", self._quota(call))
 
     async def reset(self, call: Call) -> bytes:
         """Forget what was used."""
-        try:
-            asked = _asked(_parsed(_ResetRequest, call.message), 1)
-            success = True
-            if asked.rule_id:
-                success = await self._decisions.reset_rule(
-                    asked.rule_id, asked.value, tier=asked.request.tier, dimension=asked.dimension
-                )
-            else:
-                await self._decisions.reset(asked.request)
-        except (UsageError, StoreError) as error:
-            raise _rpc_error(error) from None
-        return _encoded(_ResetResponse(success=success))
+        return await self._counted("grpc_reset", self._reset(call))
 
     async def batch(self, call: Call) -> bytes:
         """Check many at once."""
-        now = self._now()
+        return await self._counted("grpc_batch", self._batch(call))
+
+    async def _counted(self, api: str, answering: Coroutine[Any, Any, bytes]) -> bytes:
+        """Answer a call that is no check, and note how it ended: allowed, if it was answered."""
+        began = perf_counter_ns()
         try:
-            requests = _parsed(_CheckBatchRequest, call.message).requests
-            if not 1 <= len(requests) <= MOST:
-                raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
-            key = key_in(call.metadata)
+            answer = await answering
         except (UsageError, StoreError) as error:
+            self._called(api, "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
+        self._called(api, "allowed", perf_counter_ns() - began)
+        return answer
+
+    async def _quota(self, call: Call) -> bytes:
+        now, message = self._now(), _parsed(_QuotaRequest, call.message)
+        asked = _asked(message, message.cost or 1)
+        if message.timestamp:
+            self._timestamps.check(message.timestamp, now)
+        if asked.rule_id:
+            request = asked.request
+            ruling = await self._decisions.peek_rule(
+                asked.rule_id, asked.value, request.cost, tier=request.tier, dimension=asked.dimension
+            )
+        else:
+            ruling = await self._decisions.peek(asked.request)
+        return _encoded(_response(_QuotaResponse, ruling, now))
+
+    async def _reset(self, call: Call) -> bytes:
+        asked = _asked(_parsed(_ResetRequest, call.message), 1)
+        success = True
+        if asked.rule_id:
+            success = await self._decisions.reset_rule(
+                asked.rule_id, asked.value, tier=asked.request.tier, dimension=asked.dimension
+            )
+        else:
+            await self._decisions.reset(asked.request)
+        return _encoded(_ResetResponse(success=success))
+
+    async def _batch(self, call: Call) -> bytes:
+        now, requests = self._now(), _parsed(_CheckBatchRequest, call.message).requests
+        if not 1 <= len(requests) <= MOST:
+            raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
+        key = key_in(call.metadata)
         self._charge(len(requests) - 1)
         results = await eager.together(
             [self._result(message, f"{key}#{place}" if key else "", now) for place, message in enumerate(requests)]

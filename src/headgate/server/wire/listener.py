@@ -25,7 +25,7 @@ from headgate.server.wire.transports.http1 import Http1
 from headgate.server.wire.transports.http2 import Http2
 from headgate.server.wire.transports.requests import HttpService
 
-_BACKLOG = 1024
+_BACKLOG = 2048
 _CERTIFICATES_EVERY = 5.0
 """Seconds between looks at the files of certificates."""
 _ON_ITS_WAY = 0.1
@@ -164,14 +164,8 @@ class Listener:
         def factory() -> First:
             return First(house, http1, http2)
 
-        limits = house.limits
         server = await self._loop.create_server(
-            factory,
-            sock=bound.dup(),
-            backlog=_BACKLOG,
-            ssl=None if tls is None else tls.context,
-            ssl_handshake_timeout=None if tls is None else limits.header_time,
-            ssl_shutdown_timeout=None if tls is None else min(limits.write_time, 5.0),
+            factory, sock=bound.dup(), backlog=_BACKLOG, **_tls_options(tls, house.limits)
         )
         self._servers.append(server)
         self._sockets.append(bound)
@@ -212,12 +206,18 @@ class Listener:
     async def _welcome(self, bound: socket.socket, accepted: socket.socket) -> None:
         factory, tls = self._factories[bound]
         with suppress(OSError):  # the client is gone, or speaks no TLS
-            await self._loop.connect_accepted_socket(
-                factory,
-                accepted,
-                ssl=None if tls is None else tls.context,
-                ssl_handshake_timeout=None if tls is None else self._house.limits.header_time,
-            )
+            await self._loop.connect_accepted_socket(factory, accepted, **_tls_options(tls, self._house.limits))
+
+
+def _tls_options(tls: Tls | None, limits: WireLimits) -> dict[str, Any]:
+    """Return what a loop is told about TLS; when it ends, the last response may still be on its way."""
+    if tls is None:
+        return {}
+    return {
+        "ssl": tls.context,
+        "ssl_handshake_timeout": limits.header_time,
+        "ssl_shutdown_timeout": limits.write_time,
+    }
 
 
 def _probe_silent_clients(bound: socket.socket) -> None:

@@ -63,6 +63,14 @@ def test_few_blocks_are_kept_and_no_large_ones() -> None:
     assert len(heads.known) == before
 
 
+def test_a_head_says_whether_it_is_kept() -> None:
+    heads = Heads(DEFAULT)
+    assert read(heads, BLOCK).is_kept
+    assert not read(heads, BLOCK + indexed([(b"x", b"1")])).is_kept, "it changes what blocks mean"
+    assert read(heads, BLOCK + index(62)).is_kept
+    assert not read(heads, BLOCK + unchecked([(b"x", b"y" * 5000)])).is_kept, "it is large"
+
+
 PARTS = st.sampled_from([indexed([(b"x", b"1")]), indexed([(b"y", b"2" * 3000)]), index(62), index(63), b""])
 
 

@@ -22,7 +22,6 @@ def test_a_head_says_all_that_its_headers_say() -> None:
     assert (head.method, head.scheme, head.path, head.authority) == (b"GET", b"https", b"/a?b", b"x:1")
     assert head.headers == [*ALL, *fields]
     assert head.fields == fields
-    assert head.is_grpc
     assert head.content_length == 12
 
 

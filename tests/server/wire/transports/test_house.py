@@ -20,8 +20,9 @@ def test_a_stopwatch_tells_how_long_a_state_has_lasted() -> None:
 class Guest:
     """Counts looks, and may fail at them."""
 
-    def __init__(self, house: House, error: Exception | None = None) -> None:
+    def __init__(self, house: House, error: Exception | None = None, held: int = 0) -> None:
         self._house, self._error = house, error
+        self.held = held
         self.looks = 0
         self.is_aborted = False
 
@@ -83,3 +84,22 @@ def test_there_is_room_for_so_many() -> None:
         house.close()
 
     asyncio.run(run())
+
+
+def test_those_that_hold_the_most_memory_are_closed_when_there_is_too_little_for_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> list[int]:
+        house = House(WireLimits(header_time=0.01, held_bytes=1000), None, asyncio.get_running_loop())
+        guests = [Guest(house, held=held) for held in (10, 500, 20, 400, 300, 0)]
+        for guest in guests:
+            assert house.enter(guest)
+        while guests[0].looks < 3:  # noqa: ASYNC110  it is looked at now and then
+            await asyncio.sleep(0.01)
+        stayed = [guest.held for guest in guests if not guest.is_aborted]
+        house.close()
+        return stayed
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(asyncio.wait_for(run(), 30)) == [10, 20, 300, 0]
+    assert "2 connections are closed" in caplog.text

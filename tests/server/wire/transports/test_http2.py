@@ -148,8 +148,10 @@ class TestPatience:
                     server.run(look(server, count * DEFAULT.write_time * 0.9))
                     client.machine.acknowledge_received_data(1000, stream)
                     client.flush()
-                server.run(look(server, 1000.0))
-                server.run(look(server, 2000.0))
+                client.until(DataReceived)
+                client.until_settled()  # what the last window let through is sent, and the next message waits
+                for later in (1000.0, 2000.0):
+                    server.run(look(server, later))
                 client.until(ConnectionTerminated)
 
     def test_a_client_that_reads_late_gets_everything(self) -> None:
@@ -240,18 +242,23 @@ class TestTurns:
             until(lambda: server.listener.connections == 0, "it is gone")
 
 
-def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage() -> None:
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["request", "stream"])
+def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(is_streaming: object) -> None:
+    async def wait(stream: Stream) -> None:
+        await stream.send(b"I am waiting")
+        await asyncio.get_running_loop().create_future()
+
     def count() -> int:
         return sum(type(each) is Http2 for each in gc.get_objects())
 
     with serving() as server:
-        port = port_of(server)
+        port = grpc_port_of(server, Methods({}, {b"/t.T/Wait": wait})) if is_streaming else port_of(server)
         gc.collect()
         gc.disable()
         try:
             before = count()
             with Http2Client(port) as client:
-                client.head(client.ask("/", end=True))
+                client.head(client.ask("/t.T/Wait", {"content-type": "application/grpc"}, end=True))
                 assert count() > before
             until(lambda: count() == before, "it is forgotten")
         finally:

@@ -41,9 +41,11 @@ class Plans:
         """Return the plan for a call with this head."""
         plan = self._known.get(id(head))
         if plan is None:
-            if len(self._known) >= self.REMEMBERED:
-                self._known.clear()
-            plan = self._known[id(head)] = make(self._methods, head)
+            plan = make(self._methods, head)
+            if head.is_kept:
+                if len(self._known) >= self.REMEMBERED:
+                    self._known.clear()
+                self._known[id(head)] = plan
         return plan
 
 

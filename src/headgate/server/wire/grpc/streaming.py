@@ -141,6 +141,7 @@ class StreamingCall:
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Tell the client how the call ended."""
+        del self._task  # which knows us as well, by the frames of what cancelled it
         if self._timer is not None:
             self._timer.cancel()
         error = self._error

@@ -31,6 +31,11 @@ class ChunkedBody:
         """Bytes that are not understood yet; after the end of the body, those that follow it."""
         self.refused: Refused | None = None
 
+    @property
+    def size(self) -> int:
+        """How many bytes are there, or announced, of the body."""
+        return self._size
+
     def receive(self, data: bytes) -> bytes | None:
         """Take more of the body, and return it all when it is complete; None when it is not, or was `refused`."""
         data = self.rest + data if self.rest else data

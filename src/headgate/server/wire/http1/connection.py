@@ -95,6 +95,13 @@ class Connection:
         return len(self._unanswered)
 
     @property
+    def held(self) -> int:
+        """How many bytes are kept of requests that are incomplete, or wait."""
+        if self._head is None:
+            return len(self._buffer)
+        return self._body.size if isinstance(self._body, ChunkedBody) else self._head.length - self._missing
+
+    @property
     def is_full(self) -> bool:
         """Whether so many requests are in flight that no more bytes should be read before some are answered."""
         return len(self._unanswered) >= self._limits.pipelined

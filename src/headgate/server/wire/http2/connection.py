@@ -251,6 +251,11 @@ class Connection:
         return self._sender.resumed
 
     @property
+    def held(self) -> int:
+        """How many bytes are kept: of requests that are incomplete, and of what waits for the client's windows."""
+        return len(self._buffer) + self._streams.held + self._streams.waiting
+
+    @property
     def is_idle(self) -> bool:
         """Whether no stream is open."""
         return not self._streams.open

@@ -57,11 +57,13 @@ class Heads:
             Malformed: the request cannot be served.
         """
         fields = self.fields(block)
-        return None if fields is None else read_head(fields)
+        if fields is None:
+            return None
+        return read_head(fields, is_kept=self._keepable and size_of(fields) <= _KEPT_BYTES)
 
     def keep(self, block: bytes, head: Head) -> None:
         """Make a head known that was just read, if it can be."""
-        if self._keepable and size_of(head.headers) <= _KEPT_BYTES:
+        if head.is_kept:
             if len(self.known) >= _KEPT:
                 self.known.clear()
             self.known[block] = head

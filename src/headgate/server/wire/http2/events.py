@@ -22,10 +22,10 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """All of them, pseudo-headers first."""
     fields: Headers
     """Those that are no pseudo-headers."""
-    is_grpc: bool
-    """Whether the content type is one of gRPC."""
     content_length: int
     """Negative if it is not given."""
+    is_kept: bool = False
+    """Whether requests that follow may share it: only then is it worth while to remember something about it."""
 
 
 class Opened(msgspec.Struct, frozen=True, gc=False):

@@ -17,15 +17,18 @@ _NO_TARGET: Final = bytes(range(0x21)) + bytes(range(0x7F, 0x100))
 """What a path or an authority may not contain."""
 _METHOD: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SCHEME: Final = b"+-.0123456789abcdefghijklmnopqrstuvwxyz"
-_GRPC: Final = b"application/grpc"
 
 
 class Malformed(Exception):
     """Headers that no request has: its stream is reset."""
 
 
-def read_head(headers: Headers) -> Head:
+def read_head(headers: Headers, *, is_kept: bool = False) -> Head:
     """Return what the headers of a request say; their characters are checked before, see `compression.Improper`.
+
+    Args:
+        headers: all of them.
+        is_kept: see `Head`.
 
     Raises:
         Malformed: they break a rule of section 8.
@@ -49,8 +52,8 @@ def read_head(headers: Headers) -> Head:
         authority=authority,
         headers=headers,
         fields=fields,
-        is_grpc=special.get(b"content-type", b"").startswith(_GRPC),
         content_length=_content_length(special),
+        is_kept=is_kept,
     )
 
 

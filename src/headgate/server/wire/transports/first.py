@@ -52,6 +52,10 @@ class First(asyncio.Protocol):
         self._house.leave(self)
         self._transport = None
 
+    @property
+    def held(self) -> int:
+        return 0
+
     def look(self, now: float) -> None:
         limits = self._house.limits
         waited = self._watch.lasted(bool(self._data), now)

@@ -24,6 +24,11 @@ _LINGER = 2.0
 class Guest(Protocol):
     """A connection, as the house sees it."""
 
+    @property
+    def held(self) -> int:
+        """Bytes that are kept for it: of bodies that are incomplete, and of responses that it does not take."""
+        ...
+
     def look(self, now: float) -> None:
         """End what takes too long."""
         ...
@@ -121,13 +126,27 @@ class House:
     def _sweep(self) -> None:
         self._timer = self.loop.call_later(self.tick, self._sweep)
         self.date.set(time.time())
-        now = self.loop.time()
+        now, held = self.loop.time(), 0
         for guest in list(self.guests):
             try:
                 guest.look(now)
+                held += guest.held
             except Exception:  # noqa: BLE001  the others are still looked after
                 _log.exception("A connection could not be looked after, and is closed")
                 guest.abort()
+        if held > self.limits.held_bytes:
+            self._relieve(held)
+
+    def _relieve(self, held: int) -> None:
+        """Close connections until what is kept for the others is half of what may be."""
+        closed = 0
+        for guest in sorted(self.guests, key=lambda guest: guest.held, reverse=True):
+            if held <= self.limits.held_bytes // 2:
+                break
+            held -= guest.held
+            guest.abort()
+            closed += 1
+        _log.warning("%d connections are closed that held the most memory: there was too little for all", closed)
 
 
 def _give_up(guest: TakingTurns) -> None:

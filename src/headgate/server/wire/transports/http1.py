@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, cast
 
 from headgate.server.wire import eager
-from headgate.server.wire.admission import Refusal, Seat
+from headgate.server.wire.admission import Seat
 from headgate.server.wire.http1.connection import Connection, Phase
-from headgate.server.wire.http1.responses import of_problem
 from headgate.server.wire.messages import Handler, Request, Response
+from headgate.server.wire.transports.failures import of_failure, of_refusal
 from headgate.server.wire.transports.house import House, Stopwatch, closing_time, has_unread, peer_of
 
-_log = logging.getLogger(__name__)
 _MUCH = 65_536
 """Bytes after which reading pauses until others had their turn."""
 
@@ -97,7 +95,7 @@ class Http1(asyncio.Protocol):
         number = machine.received
         for request in machine.receive(data):
             if seat is not None and (refusal := seat.admit(request.path, request.headers)) is not None:
-                machine.answer(number, _refusal(refusal))
+                machine.answer(number, of_refusal(refusal))
                 number += 1
                 continue
             try:
@@ -108,7 +106,7 @@ class Http1(asyncio.Protocol):
                 if seat is not None:
                     seat.release()
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
-                self._answer(number, request, _failure(request, error))
+                self._answer(number, request, of_failure(error, request.method, request.path))
                 if seat is not None:
                     seat.release()
             else:
@@ -141,6 +139,12 @@ class Http1(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_paused = False
         self.flush()
+
+    @property
+    def held(self) -> int:
+        transport = self._transport
+        waiting = 0 if transport is None else transport.get_write_buffer_size()
+        return len(self._unread) + self._machine.held + waiting
 
     def look(self, now: float) -> None:
         """End what takes too long."""
@@ -178,7 +182,7 @@ class Http1(asyncio.Protocol):
         try:
             self._machine.answer(number, response)
         except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
-            self._machine.answer(number, _failure(request, error))
+            self._machine.answer(number, of_failure(error, request.method, request.path))
 
     def _wait(self, number: int, request: Request, coroutine: Coroutine[Any, Any, Response], awaited: Any) -> None:
         self._waiting += 1
@@ -196,7 +200,7 @@ class Http1(asyncio.Protocol):
             self._house.await_turn(self)
 
     def _failed(self, number: int, request: Request, error: BaseException) -> None:
-        self._done(number, request, _failure(request, error))
+        self._done(number, request, of_failure(error, request.method, request.path))
 
     def flush(self) -> None:
         """Send what is to be sent, and see what is next: more requests, a pause, or the end."""
@@ -248,12 +252,3 @@ def _patience(phase: Phase, house: House) -> float:
     if phase is Phase.HEADERS:
         return limits.header_time
     return limits.body_time if phase is Phase.BODY else limits.idle_time
-
-
-def _refusal(refusal: Refusal) -> Response:
-    return of_problem(refusal.status, refusal.detail, refusal.headers)
-
-
-def _failure(request: Request, error: BaseException) -> Response:
-    _log.error("%s %s failed", request.method.decode(), request.path.decode(errors="replace"), exc_info=error)
-    return of_problem(500, "The request failed. It is logged.")

@@ -133,6 +133,12 @@ class Http2(asyncio.Protocol):
             self._flushing = True
             self._house.loop.call_soon(self._flush_now)
 
+    @property
+    def held(self) -> int:
+        transport = self._transport
+        waiting = 0 if transport is None else transport.get_write_buffer_size()
+        return len(self._unread) + self._machine.held + waiting
+
     def look(self, now: float) -> None:
         """End what takes too long."""
         limits, machine = self._house.limits, self._machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from typing import TypeAlias
 
@@ -14,8 +13,8 @@ from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.link import Link
 from headgate.server.wire.messages import Handler, Headers, Request, Response
+from headgate.server.wire.transports.failures import of_failure, of_refusal
 
-_log = logging.getLogger(__name__)
 _WITHOUT_BODY = frozenset({204, 304})
 _REMEMBERED = 64
 _Parts: TypeAlias = tuple[Head, bytes, bytes, Headers]
@@ -131,7 +130,7 @@ class HttpService:
         _, path, query, fields = known
         seat = self._seat
         if seat is not None and (refusal := seat.admit(path, head.headers)) is not None:
-            self._answer(stream, head, of_problem(refusal.status, refusal.detail, refusal.headers))
+            self._answer(stream, head, of_refusal(refusal))
             return
         request = Request(head.method, path, query, fields, body, self._peer)
         try:
@@ -140,7 +139,7 @@ class HttpService:
         except StopIteration as stop:
             self._answer(stream, head, stop.value)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
-            self._answer(stream, head, _failure(head, error))
+            self._answer(stream, head, of_failure(error, head.method, head.path))
         else:
             self.in_flight += 1
             done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
@@ -151,13 +150,15 @@ class HttpService:
 
     def _know(self, head: Head) -> _Parts:
         """Take a head apart, once for all requests that have it."""
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
         path, _, query = head.path.partition(b"?")
         fields = head.fields
         if head.authority and all(name != b"host" for name, _ in fields):
             fields = [(b"host", head.authority), *fields]
-        known = self._known[id(head)] = (head, path, query, fields)
+        known = (head, path, query, fields)
+        if head.is_kept:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[id(head)] = known
         return known
 
     def _done(self, stream: int, head: Head, response: Response) -> None:
@@ -169,7 +170,7 @@ class HttpService:
         self._outlet.flush_soon()
 
     def _failed(self, stream: int, head: Head, error: BaseException) -> None:
-        self._done(stream, head, _failure(head, error))
+        self._done(stream, head, of_failure(error, head.method, head.path))
 
     def _too_long(self, stream: int, head: Head) -> None:
         self._answer(stream, head, of_problem(413, f"The body is longer than {self._limits.body_bytes} bytes."))
@@ -178,7 +179,7 @@ class HttpService:
         try:
             block = self._block(response)
         except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
-            response = _failure(head, error)
+            response = of_failure(error, head.method, head.path)
             block = self._block(response)
         has_body = head.method != b"HEAD" and response.status not in _WITHOUT_BODY
         self._machine.respond(stream, block, response.body if has_body else b"")
@@ -196,8 +197,3 @@ class HttpService:
         if self._is_lost and self._seat is not None and not self.in_flight:
             self._seat.leave()
             self._seat = None
-
-
-def _failure(head: Head, error: BaseException) -> Response:
-    _log.error("%s %s failed", head.method.decode(), head.path.decode(errors="replace"), exc_info=error)
-    return of_problem(500, "The request failed. It is logged.")
