@@ -130,3 +130,13 @@ def test_descriptors_and_entries_are_bounded() -> None:
         decode(asked("d", *[[]] * (MOST + 1)))
     with pytest.raises(MalformedMessage, match="more than 256 entries"):
         decode(asked("d", [("k", "v")] * (MOST + 1)))
+
+
+@pytest.mark.parametrize(
+    ("junk", "what"), [(b"\x28\x00", "unknown fields"), (b"\x0a\x01x", "domains"), (b"\x18\x07", "hits")]
+)
+def test_a_long_question_is_read_as_protobuf_reads_it(junk: bytes, what: str) -> None:
+    raw = junk * 10_000 + asked("d", [("k", "v" * 1000)] * 20, [("k", "w")])
+    assert decode(raw) == by_protobuf(raw), what
+    with pytest.raises(MalformedMessage):
+        decode(raw + b"\x0a")

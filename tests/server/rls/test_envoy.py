@@ -149,7 +149,7 @@ def test_without_headgate_envoy_fails_as_it_is_told(denies: str, status: int) ->
 def test_a_store_that_hangs_is_answered_for_before_envoy_gives_up(tmp_path: Path) -> None:
     """With Envoy's own deadline, and failing closed: a late answer would be a 500.
 
-    A reply that says "outcome_unknown" is one to a question that the store was asked and did not answer. The store gets
+    Any reason but "circuit_open" says that the store, or a new connection to it, was waited for in vain. The store gets
     less time than usual, since a busy machine needs more for all the rest.
     """
     rules = tmp_path / "rules.yaml"
@@ -166,7 +166,8 @@ def test_a_store_that_hangs_is_answered_for_before_envoy_gives_up(tmp_path: Path
 
         def is_in_time() -> bool:
             reply = found.get()
-            return reply.status == 200 and reply.headers.get("x-ratelimit-degraded-reason") == "outcome_unknown"
+            reason = reply.headers.get("x-ratelimit-degraded-reason")
+            return reply.status == 200 and reason in {"outcome_unknown", "store_unavailable"}
 
         until(is_decided, "the store decides", 60)
         redis.send(signal.SIGSTOP)

@@ -28,7 +28,7 @@ from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
 from headgate.server.rls import encoding
 from headgate.server.rls.answers import Options
-from headgate.server.rls.decoding import Question, decode
+from headgate.server.rls.decoding import MalformedMessage, Question, decode
 from headgate.server.rls.mapping import Mapper
 from headgate.server.rls.matched import MatchedAnswers
 from headgate.server.rls.recurring import Recurring
@@ -139,6 +139,8 @@ class RateLimitService:
     async def _after(self, error: UsageError, raw: bytes, began: int) -> bytes:
         """Answer what could not be answered in the usual way: more than could ever pass, a path that is none."""
         try:
+            if isinstance(error, MalformedMessage):
+                raise error
             return await self.answer(decode(raw))
         except UsageError:
             self._recorder.called(API, "error", perf_counter_ns() - began)

@@ -43,6 +43,19 @@ def test_a_request_opens_a_stream() -> None:
     assert client.server.open_streams == 3
 
 
+def test_blocks_in_pieces_follow_each_other() -> None:
+    client = Conversation()
+    for stream in (1, 3, 5):
+        own = [*REQUEST, (b"x", b"%d" % stream)]
+        block = encode(own)
+        pieces = (
+            frames.frame(HEADERS, 0, stream, block[:7]),
+            frames.frame(CONTINUATION, 0, stream, block[7:9]),
+            frames.frame(CONTINUATION, END_HEADERS, stream, block[9:]),
+        )
+        assert opened(client.say(*pieces)[0]).headers == own
+
+
 def test_numbers_may_be_left_out() -> None:
     client = Conversation()
     assert [opened(client.open(stream)[0]).stream for stream in (1, 9, 11, 2**31 - 1)] == [1, 9, 11, 2**31 - 1]

@@ -15,7 +15,8 @@ _LINES = {
     status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase if status in set(HTTPStatus) else ''}\r\n".encode()
     for status in range(200, 600)
 }
-_WITHOUT_BODY = frozenset({204, 304})
+WITHOUT_BODY = frozenset({204, 304})
+"""Statuses, in any version of HTTP."""
 
 
 class Date:
@@ -45,7 +46,7 @@ def encode(response: Response, date: Date, *, closes: bool = False, has_body: bo
     if closes:
         parts.append(_CLOSE)
         lines += 1
-    if status in _WITHOUT_BODY:
+    if status in WITHOUT_BODY:
         parts.append(b"\r\n")
         lines -= 1
         has_body = False

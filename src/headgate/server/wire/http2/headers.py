@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import starmap
 from typing import Final
 
 from hpack.table import HeaderTable
@@ -32,7 +33,7 @@ def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     Raises:
         ValueError: a name is not in lower case or no name, or a value has a byte that no value may have.
     """
-    return b"".join([_encoded(name, value) for name, value in fields])
+    return b"".join(starmap(_encoded, fields))
 
 
 @lru_cache(maxsize=1024)

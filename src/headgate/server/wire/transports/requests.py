@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from headgate.server.wire import eager
-from headgate.server.wire.http1.responses import Date, of_problem
+from headgate.server.wire.http1.responses import WITHOUT_BODY, Date, of_problem
 from headgate.server.wire.http2.events import Aborted, Event, Head, Opened, Received
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.headers import encode
@@ -15,7 +15,6 @@ from headgate.server.wire.link import Link
 from headgate.server.wire.messages import Handler, Headers, Request, Response
 from headgate.server.wire.transports.failures import of_failure, of_refusal
 
-_WITHOUT_BODY = frozenset({204, 304})
 _REMEMBERED = 64
 _Parts: TypeAlias = tuple[Head, bytes, bytes, Headers]
 """A head, its path, query, and headers, the host among them as in HTTP/1."""
@@ -181,7 +180,7 @@ class HttpService:
         except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
             response = of_failure(error, head.method, head.path)
             block = self._block(response)
-        has_body = head.method != b"HEAD" and response.status not in _WITHOUT_BODY
+        has_body = head.method != b"HEAD" and response.status not in WITHOUT_BODY
         self._machine.respond(stream, block, response.body if has_body else b"")
 
     def _block(self, response: Response) -> bytes:
@@ -189,7 +188,7 @@ class HttpService:
         if not 200 <= status <= 599 or not isinstance(response.body, bytes):
             raise ValueError(f"No response: {response!r:.200}")
         fields = [(b":status", b"%d" % status), (b"date", self._date.value), *response.headers]
-        if status not in _WITHOUT_BODY:
+        if status not in WITHOUT_BODY:
             fields.append((b"content-length", b"%d" % len(response.body)))
         return encode(fields)
 
