@@ -343,14 +343,18 @@ def test_the_answer_to_a_bad_request_arrives_while_the_client_still_sends() -> N
         assert statuses(read_all(client)) == [413]
 
 
-def test_the_answer_to_a_bad_request_arrives_while_the_client_sends_much_at_once() -> None:
+@pytest.mark.parametrize("is_apart", [False, True], ids=["with its body", "and then its body"])
+def test_the_answer_to_a_bad_request_arrives_while_the_client_sends_much_at_once(is_apart: object) -> None:
     go = threading.Event()
+    head = request("Content-Length: 30000000")
     with serving(WireLimits(body_bytes=10)) as server, connect(port_of(server)) as client:
-        client.sendall(request("Content-Length: 30000000"))
-        until(lambda: client.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 413", "it is refused")
+        if is_apart:
+            client.sendall(head)
+            until(lambda: client.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 413", "it is refused")
         server.loop.call_soon_threadsafe(go.wait, PATIENCE)  # so that the loop finds more than it usually does
         client.setblocking(False)
         with suppress(BlockingIOError):  # there is no more room
+            client.send(b"" if is_apart else head)
             while True:
                 client.send(b"x" * 100_000)
         go.set()

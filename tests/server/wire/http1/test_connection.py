@@ -182,6 +182,14 @@ class TestContinue:
         machine.answer(0, Response(200))
         assert statuses(machine.outgoing()) == [200, 100]
 
+    def test_not_if_the_body_came_in_the_meantime(self) -> None:
+        machine = connection()
+        machine.receive(GET + self.HEAD)
+        assert len(machine.receive(b"abc")) == 1
+        for number in range(2):
+            machine.answer(number, Response(200))
+        assert statuses(machine.outgoing()) == [200, 200]
+
     def test_a_body_that_is_too_long_is_refused_before_it_is_sent(self) -> None:
         machine = connection(WireLimits(body_bytes=2))
         machine.receive(self.HEAD)

@@ -181,6 +181,14 @@ def test_a_header_bomb_is_answered_and_takes_no_memory() -> None:
     assert kept(client.server) < 10_000
 
 
+def test_header_bombs_again_and_again_end_the_connection() -> None:
+    client = Conversation(LIMITS)
+    client.say(frames.headers(1, indexed([(b"a", b"b" * 4000)]) + BLOCK, end=True))
+    client.answer()
+    count = flood(client, lambda n: frames.headers(stream(n) + 2, index(62) * 16_000, end=True), 200)
+    assert count <= 2 * LIMITS.resets + 2
+
+
 def test_blocks_that_are_never_the_same_take_no_memory() -> None:
     client = Conversation()
     for number in range(1, 4000, 2):

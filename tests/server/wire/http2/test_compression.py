@@ -142,3 +142,9 @@ def test_a_field_counts_32_bytes_more_than_it_has() -> None:
 
 def test_strings_may_be_longer_than_a_byte_tells() -> None:
     assert decoder().decode(b"\x00" + string(b"a" * 300) + string(b"b" * 70_000)) == [(b"a" * 300, b"b" * 70_000)]
+
+
+def test_the_size_of_the_table_does_not_change_for_ever() -> None:
+    assert decoder().decode(b"\x20" * 100 + b"\x82") == [(b":method", b"GET")]
+    with pytest.raises(Undecodable, match="too often"):
+        decoder().decode(b"\x20" * 1000 + b"\x82")

@@ -24,6 +24,8 @@ TABLE_SIZE: Final = 4096
 """Bytes of the table that a client may fill, as long as SETTINGS do not say otherwise."""
 FIELD_OVERHEAD: Final = 32
 """What a field counts besides its name and value."""
+_SIZES: Final = 200
+"""Bytes at the beginning of a block that may change the size of the table: a client has reason to do so twice."""
 _LARGEST_INTEGER_SHIFT: Final = 28
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
 
@@ -98,8 +100,8 @@ class Decoder:
                     field, position = self._literal(block, position, 0x3F)
                     self._add(field)
                 elif first & 0x20:
-                    if fields or room != self._size:
-                        raise Undecodable("the size of the table changes amid a block")
+                    if fields or room != self._size or position > _SIZES:
+                        raise Undecodable("the size of the table changes amid a block, or too often")
                     position = self._resize(block, position)
                     continue
                 else:

@@ -107,6 +107,8 @@ class Requests:
         streams.open[number] = Stream(self._state.sender.initial_window, STREAM_WINDOW, missing, ended)
         if head is None or refusal is not None:
             self._state.sender.respond(number, refusal or _TOO_LARGE, b"")
+            streams.useful -= 1  # an answer, and no work that anybody wants
+            self._state.guard.saw_reset()
         else:
             events.append(Opened(number, head.headers, ended, head))
 

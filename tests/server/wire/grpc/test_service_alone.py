@@ -1,0 +1,100 @@
+"""A service without a socket: what it holds on to, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.framing import framed
+from headgate.server.wire.grpc.service import GrpcService
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.limits import DEFAULT
+from headgate.server.wire.link import Link
+from headgate.server.wire.messages import NOBODY
+
+HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"api"), (b"content-type", b"application/grpc")]
+
+
+class Nowhere:
+    """Takes whatever is written."""
+
+    is_paused = False
+
+    def flush_soon(self) -> None: ...
+
+
+class Connected:
+    """A client that is connected to a service."""
+
+    def __init__(self, methods: Methods) -> None:
+        self.machine = Connection()
+        self.service = GrpcService(Link(self.machine, NOBODY, DEFAULT, None, Nowhere()), methods)
+        self.say(frames.PREFACE, frames.settings([]))
+
+    def say(self, *data: bytes) -> None:
+        self.service.handle(self.machine.receive(b"".join(data), 0.0))
+
+    def call(self, stream: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
+        block = encode([*HEAD[:3], (b":path", path), *HEAD[3:], *more])
+        self.say(frames.headers(stream, block), frames.data(stream, framed(b""), end=True))
+
+
+def timers() -> list[asyncio.TimerHandle]:
+    """Return those that the loop has yet to run."""
+    loop: Any = asyncio.get_running_loop()
+    return [handle for handle in loop._scheduled if not handle.cancelled()]
+
+
+def test_a_call_that_is_given_up_leaves_no_timer() -> None:
+    async def run() -> None:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def wait(_: Call) -> bytes:
+            return await answer
+
+        client = Connected(Methods({b"/t.T/Wait": wait}))
+        client.call(1, b"/t.T/Wait", (b"grpc-timeout", b"1H"))
+        assert len(timers()) == 1
+        client.say(frames.reset(1, ErrorCode.CANCEL))
+        assert timers() == []
+        assert client.service.in_flight == 1
+        answer.set_result(b"")
+        await asyncio.sleep(0)
+        assert client.service.in_flight == 0
+
+    asyncio.run(run())
+
+
+def test_streams_go_on_until_all_else_is_answered() -> None:
+    """A stream may be what a client decides by, as long as there is something to decide."""
+
+    async def run() -> None:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        ended = asyncio.Event()
+
+        async def wait(_: Call) -> bytes:
+            return await answer
+
+        async def watch(_: Stream) -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ended.set()
+
+        client = Connected(Methods({b"/t.T/Wait": wait}, {b"/t.T/Watch": watch}))
+        client.call(1, b"/t.T/Watch")
+        client.call(3, b"/t.T/Wait")
+        for _ in range(5):
+            client.service.leave()
+            await asyncio.sleep(0)
+        assert client.service.in_flight == 2
+        answer.set_result(b"")
+        await asyncio.sleep(0)
+        client.service.leave()
+        await ended.wait()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
