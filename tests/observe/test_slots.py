@@ -157,3 +157,16 @@ def test_a_directory_that_was_cleaned_up_is_made_again(tmp_path: Path) -> None:
     assert [each.slot for each in slots.read()] == [1]
     first.close()
     slots.close()
+
+
+def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
+    """Here it is a limit of the process on the size of files."""
+    code = (
+        "import resource, sys\n"
+        "from headgate.observe.slots import Slots\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: Slots(sys.argv[1]).open(0)\n"
+        "except OSError as error: print(error.filename)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True, text=True)
+    assert ended.stdout == f"{tmp_path / '0.metrics'}\n"

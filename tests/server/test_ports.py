@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ctypes
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -57,6 +59,18 @@ def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
                 listening.accept()
             port.close()
             until(lambda: late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), "the late one is refused")
+
+
+def test_a_socket_that_cannot_be_made_deaf_goes_on_to_listen(port: Port) -> None:
+    """The system may refuse the filter. Here the socket has one that is locked."""
+    listening = port.sockets[0]
+    take_all = ctypes.create_string_buffer(bytes.fromhex("0600000000000400"))
+    program = (1).to_bytes(8, sys.byteorder) + ctypes.addressof(take_all).to_bytes(8, sys.byteorder)
+    listening.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
+    listening.setsockopt(socket.SOL_SOCKET, 44, 1)  # SO_LOCK_FILTER
+    assert not deafen(listening)
+    with socket.create_connection(("127.0.0.1", port.number)):
+        until(lambda: _accepts(listening), "it is accepted")
 
 
 def test_a_socket_that_stands_aside_leaves_new_connections_to_the_others_until_it_listens_again() -> None:

@@ -86,6 +86,9 @@ class Slot:
         except BlockingIOError:
             os.close(self._file)
             raise UsageError(f"{path}: another process counts here; give each worker a slot of its own") from None
+        except OSError as error:  # such as a full disk; it does not say where
+            os.close(self._file)
+            raise OSError(error.errno, error.strerror, str(path)) from None
         except BaseException:
             os.close(self._file)
             raise

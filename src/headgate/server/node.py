@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack
 from socket import socket
 from typing import Any
 
@@ -24,7 +25,7 @@ from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
 from headgate.server.identity.live import LiveIdentifier
 from headgate.server.open_files import room_for
-from headgate.server.ports import deafen
+from headgate.server.ports import deafen, stand_aside
 from headgate.server.preflight import callers_of, descriptors_of, identifier_of, rules_path, tls_of
 from headgate.server.readiness import Readiness
 from headgate.server.rls import Options, RateLimitService
@@ -140,10 +141,14 @@ class Node:
     async def drain(self, seconds: float) -> None:
         """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""
         self._readiness.drain()
-        for each in self._sockets.values():
-            deafen(each)
-        await asyncio.sleep(min(_HANDSHAKES, seconds))
-        if not await self._listener.drain(seconds):
+        with ExitStack() as stack:
+            hearing = [stack.enter_context(each.dup()) for each in self._sockets.values() if not deafen(each)]
+            await asyncio.sleep(min(_HANDSHAKES, seconds))
+            draining = asyncio.ensure_future(self._listener.drain(seconds))
+            await asyncio.sleep(0)  # those who waited are accepted; who comes now would wait for nobody
+            for each in hearing:
+                stand_aside(each)
+        if not await draining:
             _LOG.warning("some requests had not ended in %g s, and were cut off", seconds)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import socket
 import sys
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import cast
 
 from headgate.core.errors import UsageError
 
+_LOG = logging.getLogger("headgate.server")
 BACKLOG = 2048
 """Connections that may wait to be accepted; the system may allow fewer."""
 _ATTACH_FILTER = 26
@@ -66,14 +68,18 @@ def listen(name: str, host: str, port: int, count: int = 1) -> Port:
         raise UsageError(_explained(error, name, host, port)) from None
 
 
-def deafen(listening: socket.socket) -> None:
+def deafen(listening: socket.socket) -> bool:
     """Take no new connections, but keep those that wait to be accepted.
 
     Clients that try to connect get no answer, and are refused when the socket is closed, or served by whoever listens
-    on the port then. Where the system cannot do this (it is not Linux), new ones keep coming until it is closed.
+    on the port then. Where the system cannot do this (it is not Linux, or has no memory left for filters of users
+    without privileges), new ones keep coming until it is closed.
+
+    Returns:
+        Whether it is deaf.
     """
     if not sys.platform.startswith("linux"):
-        return
+        return False
     code = b"".join(
         operation.to_bytes(2, sys.byteorder) + bytes((then, otherwise)) + value.to_bytes(4, sys.byteorder)
         for operation, then, otherwise, value in _FILTER
@@ -81,7 +87,12 @@ def deafen(listening: socket.socket) -> None:
     buffer = ctypes.create_string_buffer(code)
     program = len(_FILTER).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
     program += ctypes.addressof(buffer).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
-    listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+    except OSError as error:
+        _LOG.debug("connections are taken until the port is closed, as no filter can be set: %s", error)
+        return False
+    return True
 
 
 def stand_aside(listening: socket.socket) -> None:

@@ -74,6 +74,8 @@ async def serve(
         for task in (draining, ending):
             task.cancel()
         await asyncio.wait({draining, ending})
+        if not draining.cancelled():
+            draining.result()
     finally:
         await node.close()
 

@@ -60,6 +60,20 @@ def test_those_who_connect_for_each_request_are_answered_or_refused_and_never_cu
         assert found.ended() == 0
 
 
+def test_where_the_system_refuses_the_filter_it_drains_as_well() -> None:
+    """Some do, to users without privileges."""
+    program = "from headgate.server import ports; ports._ATTACH_FILTER = 9999; from headgate.cli.__main__ import main; "
+    with service(program=("-c", f"{program}raise SystemExit(main())")) as found:
+        port = found.started().http_port
+        with Clients(port, [f"r{number}" for number in range(8)]) as clients:
+            clients.until_answered(20)
+            found.signal(signal.SIGTERM)
+            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
+        assert clients.failures == []
+        assert found.ended() == 0
+        assert "Traceback" not in found.complained
+
+
 def test_calls_of_grpc_are_answered_to_the_last_one(redis: RedisServer) -> None:
     with service("--workers", "2", "--store", redis.address) as found:
         address = f"127.0.0.1:{found.started().grpc_port}"

@@ -28,10 +28,10 @@ def test_what_arrives_with_the_end_of_the_client_is_answered() -> None:
 
     async def arrive(server: Server) -> None:
         (guest,) = [each for each in server.listener._house.guests if isinstance(each, Http1)]
-        assert guest._transport is not None
+        assert guest._end.transport is not None
         guest.data_received(GET)
         if not guest.eof_received():  # as a transport does
-            guest._transport.close()
+            guest._end.transport.close()
 
     with serving() as server, connect(port_of(server)) as client:
         client.sendall(GET)

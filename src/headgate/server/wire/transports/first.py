@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import cast
 
 from headgate.server.wire.http1.responses import encode, of_problem
-from headgate.server.wire.transports.house import House, Stopwatch, has_unread
+from headgate.server.wire.transports.house import House, Stopwatch
+from headgate.server.wire.transports.socket_end import has_unread
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _ENOUGH = 4

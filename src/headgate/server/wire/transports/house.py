@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import struct
-import termios
 import time
 from typing import Any, Protocol
 
@@ -17,8 +14,6 @@ from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Peer
 
 _log = logging.getLogger(__name__)
-_LINGER = 2.0
-"""Seconds for a client to read the last of what was sent and close, while it may still be sending."""
 
 
 class Guest(Protocol):
@@ -170,13 +165,6 @@ class Stopwatch:
         return now - self._since
 
 
-def closing_time(transport: asyncio.Transport | None, limits: WireLimits) -> float:
-    """Return how many seconds a connection may take to close."""
-    if transport is not None and transport.get_write_buffer_size():
-        return limits.write_time
-    return min(_LINGER, limits.write_time)
-
-
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
     """Return who is at the other end."""
     address = transport.get_extra_info("peername")
@@ -184,12 +172,3 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
     names = certificate.get("subjectAltName", ())
     return Peer(host, tuple([f"{kind}:{name}" for kind, name in names]))
-
-
-def has_unread(transport: asyncio.BaseTransport) -> bool:
-    """Return whether bytes have arrived at the socket that were not read yet."""
-    try:
-        unread = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
-    except (AttributeError, OSError, ValueError):  # it is closed already
-        return False
-    return bool(struct.unpack("i", unread)[0])

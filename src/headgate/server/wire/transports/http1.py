@@ -12,7 +12,8 @@ from headgate.server.wire.admission import Seat
 from headgate.server.wire.http1.connection import Connection, Phase
 from headgate.server.wire.messages import Handler, Request, Response
 from headgate.server.wire.transports.failures import of_failure, of_refusal
-from headgate.server.wire.transports.house import House, Stopwatch, closing_time, has_unread, peer_of
+from headgate.server.wire.transports.house import House, peer_of
+from headgate.server.wire.transports.socket_end import SocketEnd
 
 _MUCH = 65_536
 """Bytes after which reading pauses until others had their turn."""
@@ -28,45 +29,38 @@ class Http1(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_end",
         "_handler",
         "_has_ended",
         "_house",
-        "_is_closing",
-        "_is_held",
         "_is_paused",
         "_is_single",
         "_machine",
         "_seat",
-        "_transport",
         "_unread",
         "_waiting",
-        "_watch",
     )
 
     def __init__(self, house: House, handler: Handler, *, is_single: bool = False) -> None:
         self._house, self._handler, self._is_single = house, handler, is_single
         self._machine: Connection
-        self._transport: asyncio.Transport | None = None
+        self._end = SocketEnd()
         self._seat: Seat | None = None
         self._waiting = 0
         """Requests that are in the hands of the handler."""
         self._is_paused = False
         """The client does not take what we write."""
-        self._is_held = False
-        """Reading is paused, for this reason or another."""
         self._has_ended = False
         """The client sends no more, and may still read."""
-        self._is_closing = False
         self._unread = b""
         """What has arrived in this turn."""
-        self._watch = Stopwatch()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # those of uvloop are none by inheritance
         house = self._house
         house.guests.add(self)
         peer = peer_of(transport)
-        self._transport = transport
+        self._end.transport = transport
         self._machine = Connection(house.limits, house.heads, house.date, peer)
         transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
         if house.gate is not None:
@@ -78,7 +72,7 @@ class Http1(asyncio.Protocol):
         if not self._unread:
             self._unread = data
             self._house.await_turn(self)
-            if len(data) > _MUCH and not self._is_closing:
+            if len(data) > _MUCH:
                 self._hold()
         else:  # it is much
             self._deal_with(self._unread + data)
@@ -118,16 +112,10 @@ class Http1(asyncio.Protocol):
         self.serve()
         self.flush()
         self._has_ended = True
-        transport = self._transport
-        return (
-            transport is not None
-            and (self._machine.in_flight > 0 or self._machine.has_more)
-            and not self._is_closing
-            and transport.get_extra_info("ssl_object") is None
-        )
+        return self._end.outlives_client and (self._machine.in_flight > 0 or self._machine.has_more)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
-        self._transport, self._unread = None, b""
+        self._end.transport, self._unread = None, b""
         self._house.leave(self)
         if self._seat is not None and not self._waiting:
             self._seat.leave()
@@ -142,23 +130,15 @@ class Http1(asyncio.Protocol):
 
     @property
     def held(self) -> int:
-        transport = self._transport
-        waiting = 0 if transport is None else transport.get_write_buffer_size()
-        return len(self._unread) + self._machine.held + waiting
+        return len(self._unread) + self._machine.held + self._end.unsent
 
     def look(self, now: float) -> None:
         """End what takes too long."""
-        limits, machine = self._house.limits, self._machine
-        if self._is_closing:
-            if self._watch.lasted("closing", now) > closing_time(self._transport, limits):
-                self.abort()
-            return
-        if self._is_paused:
-            if self._watch.lasted("paused", now) > limits.write_time:
-                self.abort()
+        end, machine = self._end, self._machine
+        if end.look(now, self._house.limits, is_paused=self._is_paused):
             return
         phase = machine.phase
-        waited = self._watch.lasted((phase, machine.received, machine.answered), now)
+        waited = end.watch.lasted((phase, machine.received, machine.answered), now)
         if phase is Phase.BUSY or self._unread:
             return
         if phase is Phase.OVER or waited > _patience(phase, self._house):
@@ -169,14 +149,13 @@ class Http1(asyncio.Protocol):
         self._machine.drain()
 
     def finish_draining(self) -> None:
-        transport = self._transport
-        if transport is not None and not self._unread and not has_unread(transport):
+        end = self._end
+        if end.transport is not None and not self._unread and not end.has_unread:
             self._machine.finish_draining()
             self.flush()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._end.abort()
 
     def _answer(self, number: int, request: Request, response: Response) -> None:
         try:
@@ -193,9 +172,9 @@ class Http1(asyncio.Protocol):
         seat = self._seat
         if seat is not None:
             seat.release()
-            if self._transport is None and not self._waiting:
+            if self._end.transport is None and not self._waiting:
                 seat.leave()
-        if self._transport is not None:
+        if self._end.transport is not None:
             self._answer(number, request, response)
             self._house.await_turn(self)
 
@@ -204,47 +183,39 @@ class Http1(asyncio.Protocol):
 
     def flush(self) -> None:
         """Send what is to be sent, and see what is next: more requests, a pause, or the end."""
-        transport, machine = self._transport, self._machine
-        if transport is None or self._is_closing:
+        end, machine = self._end, self._machine
+        transport = end.transport
+        if transport is None or end.is_closing:
             return
         data = machine.outgoing()
         if data:
             transport.write(data)
-        if machine.is_calm and not self._is_held and not self._has_ended:
+        if machine.is_calm and not end.is_held and not self._has_ended:
             return
         if machine.is_over or (self._has_ended and not machine.in_flight and not machine.has_more):
-            self._close(transport)
+            self._close()
         elif self._is_paused or machine.is_full:
-            self._hold()
+            end.hold()
         elif machine.has_more:  # others are served in between
-            self._hold()
+            end.hold()
             self._house.loop.call_soon(self._go_on)
-        elif self._is_held and not transport.is_closing():
-            self._is_held = False
-            transport.resume_reading()
+        else:
+            end.let_go()
 
     def _hold(self) -> None:
-        """Read no more for now."""
-        transport = self._transport
-        if not self._is_held and transport is not None and not transport.is_closing():
-            self._is_held = True
-            transport.pause_reading()
+        """Read no more for now; while we close, we read on."""
+        if not self._end.is_closing:
+            self._end.hold()
 
     def _go_on(self) -> None:
-        if self._transport is not None and self._machine.has_more and not self._is_paused:
+        if self._end.transport is not None and self._machine.has_more and not self._is_paused:
             self._deal_with(self._unread)
             self.flush()
 
-    def _close(self, transport: asyncio.Transport) -> None:
-        """Close so that the last response arrives: it is lost if the socket is closed while the client still sends."""
-        self._is_closing = True
-        is_sending = self._machine.is_refused or has_unread(transport)
-        if self._has_ended or not is_sending or not transport.can_write_eof():
-            transport.close()
-        else:
-            transport.write_eof()
-            if self._is_held:
-                transport.resume_reading()
+    def _close(self) -> None:
+        end = self._end
+        if end.close(is_sending=not self._has_ended and (self._machine.is_refused or end.has_unread)):
+            end.let_go()
 
 
 def _patience(phase: Phase, house: House) -> float:

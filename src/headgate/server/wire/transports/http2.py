@@ -9,7 +9,8 @@ from typing import TypeAlias, cast
 
 from headgate.server.wire.http2.connection import Connection
 from headgate.server.wire.link import Link, Service
-from headgate.server.wire.transports.house import House, Stopwatch, closing_time, has_unread, peer_of
+from headgate.server.wire.transports.house import House, Stopwatch, peer_of
+from headgate.server.wire.transports.socket_end import SocketEnd
 
 _log = logging.getLogger(__name__)
 
@@ -28,18 +29,15 @@ class Http2(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_end",
         "_events",
         "_flushing",
         "_has_ended",
         "_headers",
         "_house",
-        "_is_closing",
-        "_is_held",
         "_machine",
-        "_rest",
         "_serve",
         "_service",
-        "_transport",
         "_unread",
         "is_paused",
     )
@@ -48,17 +46,14 @@ class Http2(asyncio.Protocol):
         self._house, self._serve = house, serve
         self._machine = Connection(house.limits)
         self._service: Service
-        self._transport: asyncio.Transport | None = None
+        self._end = SocketEnd()
         self._flushing = False
         self._has_ended = False
         """The client sends no more, and may still read."""
-        self._is_closing = False
         self._unread = b""
         """Waits for its turn."""
-        self._is_held = False
-        """Reading is paused."""
         self._events = 0
-        self._headers, self._rest = Stopwatch(), Stopwatch()
+        self._headers = Stopwatch()
         self.is_paused = False
         """The client does not take what was written."""
 
@@ -67,7 +62,7 @@ class Http2(asyncio.Protocol):
         house = self._house
         house.guests.add(self)
         peer = peer_of(transport)
-        self._transport = transport
+        self._end.transport = transport
         seat = None if house.gate is None else house.gate.sit(peer)
         self._service = self._serve(Link(self._machine, peer, house.limits, seat, self))
         transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
@@ -81,7 +76,7 @@ class Http2(asyncio.Protocol):
             return
         if len(data) > _TURN:
             self._unread, data = data[_TURN:], data[:_TURN]
-            self._hold()
+            self._end.hold()
             self._house.loop.call_soon(self._next_turn)
         self._receive(data)
 
@@ -97,18 +92,12 @@ class Http2(asyncio.Protocol):
 
         Streams end: a client that is gone looks the same, and as long as they are silent nothing else would tell.
         """
-        transport = self._transport
         self._has_ended = True
         self._flush()
-        return (
-            transport is not None
-            and not self._is_closing
-            and (self._service.in_flight > 0 or self._unread != b"")
-            and transport.get_extra_info("ssl_object") is None
-        )
+        return self._end.outlives_client and (self._service.in_flight > 0 or self._unread != b"")
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
-        self._transport, self._unread = None, b""
+        self._end.transport, self._unread = None, b""
         self._house.leave(self)
         self._service.lose()
         del self._service  # it knows us as well: without this, both would wait for the collector of garbage
@@ -117,14 +106,14 @@ class Http2(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_paused = True
-        self._hold()
+        self._end.hold()
 
     def resume_writing(self) -> None:
         self.is_paused = False
         if self._unread:
             self._house.loop.call_soon(self._next_turn)
         else:
-            self._let_go()
+            self._end.let_go()
         self._service.resume()
 
     def flush_soon(self) -> None:
@@ -135,20 +124,12 @@ class Http2(asyncio.Protocol):
 
     @property
     def held(self) -> int:
-        transport = self._transport
-        waiting = 0 if transport is None else transport.get_write_buffer_size()
-        return len(self._unread) + self._machine.held + waiting
+        return len(self._unread) + self._machine.held + self._end.unsent
 
     def look(self, now: float) -> None:
         """End what takes too long."""
-        limits, machine = self._house.limits, self._machine
-        if self._is_closing:
-            if self._rest.lasted("closing", now) > closing_time(self._transport, limits):
-                self.abort()
-            return
-        if self.is_paused:
-            if self._rest.lasted("paused", now) > limits.write_time:
-                self.abort()
+        limits, machine, end = self._house.limits, self._machine, self._end
+        if end.look(now, limits, is_paused=self.is_paused):
             return
         begun = self._headers.lasted((machine.awaits_headers, self._events), now)
         if machine.awaits_headers and begun > limits.header_time:
@@ -160,7 +141,7 @@ class Http2(asyncio.Protocol):
         else:
             self._service.look(now)
             state, longest = ("waiting", machine.waiting_bytes, machine.resumed), limits.write_time
-        if self._rest.lasted(state, now) > longest and (machine.is_idle or machine.waiting_bytes):
+        if end.watch.lasted(state, now) > longest and (machine.is_idle or machine.waiting_bytes):
             self._give_up()
 
     def drain(self) -> None:
@@ -168,15 +149,14 @@ class Http2(asyncio.Protocol):
         self._flush()
 
     def finish_draining(self) -> None:
-        transport = self._transport
-        if transport is not None and not self._unread and not has_unread(transport):
+        end = self._end
+        if end.transport is not None and not self._unread and not end.has_unread:
             self._machine.finish_draining()
             self._service.leave()
             self._flush()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._end.abort()
 
     def _next_turn(self) -> None:
         """Look at more of what waits, unless the client does not take what was written."""
@@ -192,52 +172,35 @@ class Http2(asyncio.Protocol):
         if self._unread:
             self._house.loop.call_soon(self._next_turn)
         elif not self.is_paused:
-            self._let_go()
-
-    def _hold(self) -> None:
-        """Read no more for now."""
-        transport = self._transport
-        if not self._is_held and transport is not None and not transport.is_closing():
-            self._is_held = True
-            transport.pause_reading()
-
-    def _let_go(self) -> None:
-        """Read on."""
-        transport = self._transport
-        if self._is_held and transport is not None and not transport.is_closing():
-            self._is_held = False
-            transport.resume_reading()
+            self._end.let_go()
 
     def _flush_now(self) -> None:
         self._flushing = False
         self._flush()
 
     def _flush(self) -> None:
-        transport = self._transport
-        if transport is None or self._is_closing:
+        end = self._end
+        transport = end.transport
+        if transport is None or end.is_closing:
             return
         data = self._machine.outgoing()
         if data:
             transport.write(data)
         if self._machine.is_over:
-            self._close(transport)
+            self._close()
         elif self._has_ended and not self._unread:
             self._service.leave()
             if not self._service.in_flight:
-                self._close(transport)
+                self._close()
 
     def _give_up(self) -> None:
         """Say good-bye, and close."""
         self._machine.finish_draining()
         self._flush()
-        if self._transport is not None and not self._is_closing:
-            self._close(self._transport)
+        if not self._end.is_closing:
+            self._close()
 
-    def _close(self, transport: asyncio.Transport) -> None:
-        """Close so that the last frames arrive: they are lost if the socket is closed while the client still sends."""
-        self._is_closing = True
-        is_sending = self._machine.fault or has_unread(transport)
-        if self.is_paused or not is_sending or not transport.can_write_eof():
-            transport.close()
-        else:
-            transport.write_eof()
+    def _close(self) -> None:
+        """Close; if reading is held, `_next_turn` lets go."""
+        end = self._end
+        end.close(is_sending=not self.is_paused and (self._machine.fault != "" or end.has_unread))
