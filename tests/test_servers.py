@@ -34,7 +34,6 @@ def is_alive(process: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux ends children with their parent")
 def test_a_run_that_is_killed_leaves_no_servers_behind() -> None:
     root = Path(__file__).parent.parent
     with subprocess.Popen([sys.executable, "-c", STORY], cwd=root, stdout=subprocess.PIPE, text=True) as run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -12,8 +11,11 @@ from headgate.server.rpc import schema
 
 
 def test_protoc_reads_the_same_in_our_files(tmp_path: Path) -> None:
-    out, folder = tmp_path / "set", Path(str(files("headgate.server.rpc").joinpath("protos")))
-    assert protoc.main(["protoc", f"-I{folder}", f"-o{out}", *schema.PATHS]) == 0
+    out = tmp_path / "set"
+    for path, text in schema.TEXTS.items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    assert protoc.main(["protoc", f"-I{tmp_path}", f"-o{out}", *schema.TEXTS]) == 0
     compiled = FileDescriptorSet.FromString(out.read_bytes()).file
     for file in compiled:
         for message in file.message_type:

@@ -11,21 +11,21 @@ from google.protobuf.message_factory import GetMessageClass
 
 from headgate.server.proto_text import read
 
-PATHS = (
-    "headgate/v1/ratelimiter.proto",
-    "grpc/health/v1/health.proto",
-    "grpc/reflection/v1/reflection.proto",
-    "grpc/reflection/v1alpha/reflection.proto",
-)
+_REFLECTION, _OLD_REFLECTION = (f"grpc/reflection/{version}/reflection.proto" for version in ("v1", "v1alpha"))
+_WRITTEN = ("headgate/v1/ratelimiter.proto", "grpc/health/v1/health.proto", _REFLECTION)
 
 
-def _file_descriptors() -> tuple[FileDescriptorProto, ...]:
+def _texts() -> dict[str, str]:
     folder = files("headgate.server.rpc").joinpath("protos")
-    return tuple(read({path: folder.joinpath(path).read_text(encoding="utf-8") for path in PATHS}, {}))
+    texts = {path: folder.joinpath(path).read_text(encoding="utf-8") for path in _WRITTEN}
+    texts[_OLD_REFLECTION] = texts[_REFLECTION].replace(".v1;", ".v1alpha;")  # they differ in their names alone
+    return texts
 
 
-FILES = _file_descriptors()
-"""What the files in `protos` describe."""
+TEXTS = _texts()
+"""The files, by path."""
+FILES: tuple[FileDescriptorProto, ...] = tuple(read(TEXTS, {}))
+"""What they describe."""
 _POOL = DescriptorPool()
 for _file in FILES:
     _POOL.AddSerializedFile(_file.SerializeToString())

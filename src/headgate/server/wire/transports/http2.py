@@ -179,14 +179,14 @@ class Http2(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        end = self._end
+        end, machine = self._end, self._machine
         transport = end.transport
         if transport is None or end.is_closing:
             return
-        data = self._machine.outgoing()
+        data = machine.outgoing()
         if data:
             transport.write(data)
-        if self._machine.is_over:
+        if machine.is_over:
             self._close()
         elif self._has_ended and not self._unread:
             self._service.leave()
