@@ -6,6 +6,8 @@ import asyncio
 import gc
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.listener import Address
 from headgate.server.wire.messages import Request, Response
-from headgate.server.wire.transports.http2 import Http2
+from headgate.server.wire.transports.http2 import _TURN, Http2
 from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, echo, read_all, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
@@ -186,6 +188,23 @@ def test_a_client_that_ends_its_half_is_still_answered_and_then_closed() -> None
             assert any(isinstance(event, StreamEnded) and event.stream_id == stream for event in client.events)
 
 
+@contextmanager
+def nothing_read(server: Server) -> Iterator[None]:
+    """Block the loop: all that is sent meanwhile arrives before any of it is read."""
+    blocked, go = threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        go.wait(PATIENCE)
+
+    server.loop.call_soon_threadsafe(block)
+    assert blocked.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        go.set()
+
+
 class TestTurns:
     """A client that sends a lot at once waits for its turn like all others."""
 
@@ -204,23 +223,15 @@ class TestTurns:
             seen.append(request.path)
             return Response(200)
 
-        blocked, go = threading.Event(), threading.Event()
-
-        def block() -> None:
-            blocked.set()
-            go.wait(PATIENCE)
-
         with serving() as server:
             port = port_of(server, note)
             with Http2Client(port) as flooding, Http2Client(port) as other:
                 for client in (flooding, other):
                     client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     client.head(client.ask("/first", end=True))
-                server.loop.call_soon_threadsafe(block)  # all of this arrives before any of it is read
-                assert blocked.wait(PATIENCE)
-                flooding.socket.sendall(self.flood(flooding))
-                stream = other.ask("/other", end=True)
-                go.set()
+                with nothing_read(server):
+                    flooding.socket.sendall(self.flood(flooding))
+                    stream = other.ask("/other", end=True)
                 assert other.head(stream)[":status"] == "200"
                 until(lambda: seen.count(b"/flood") == self.MANY, "all of them are answered")
         assert seen.index(b"/other") < len(seen) // 2
@@ -240,6 +251,36 @@ class TestTurns:
             with Http2Client(port_of(server, much)) as client:
                 client.socket.sendall(self.flood(client))
             until(lambda: server.listener.connections == 0, "it is gone")
+
+    def test_after_the_last_turn_a_client_that_does_not_take_the_answer_is_not_read_from(self) -> None:
+        """With the loop of asyncio, which tells within the turn that writing pauses."""
+        unknown = frames.frame(0xFA, 0, 0, bytes(_TURN - 9))  # a turn of its own, and nothing to answer
+        states: list[bool] = []
+
+        async def huge(_: Request) -> Response:
+            return Response(200, bytes(30_000_000))
+
+        async def look() -> bool:
+            (guest,) = [each for each in server.listener._house.guests if isinstance(each, Http2)]
+            assert guest._end.transport is not None
+            if guest.is_paused:
+                states.append(guest._end.transport.is_reading())
+            return guest.is_paused
+
+        with (
+            serving(new_loop=asyncio.new_event_loop) as server,
+            Http2Client(port_of(server, huge), initial_window_size=WIDE) as client,
+        ):
+            client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            widen(client)
+            client.until_settled()
+            with nothing_read(server):
+                client.socket.sendall(unknown)
+                stream = client.ask("/", end=True)
+            until(lambda: server.run(look()), "it is not written to")
+            assert states == [False]
+            client.until(StreamEnded, stream)
+            client.until_settled()  # it is read from again
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["request", "stream"])
