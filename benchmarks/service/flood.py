@@ -2,12 +2,16 @@
 
 h2load sends the same message every time; services may remember what they have just seen. This sends another user's each
 time, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be answered.
+
+At a constant rate, whatever the answers take, what is due is sent every millisecond (h2load does every 10). A request
+takes from when it was due to its answer, so what comes late because of earlier ones counts as late.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from collections.abc import Sequence
 from struct import Struct
@@ -19,7 +23,7 @@ import msgspec
 import uvloop
 
 from benchmarks.service.asking import GRPC_CHECK, RLS, USERS, Question, user
-from benchmarks.service.load import Load, framed
+from benchmarks.service.load import Latency, Load, framed, percentiles
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADER = Struct(">IBI")
@@ -33,6 +37,8 @@ _GIVEN = 65_535
 _MESSAGE = _HEADER_SIZE + 5
 _ALLOWED = b"\x08\x01"
 """What the message of an answer begins with, in both services, if the request may pass."""
+_TICK = 0.001
+"""Seconds between the looks at what is due."""
 
 
 class Flood:
@@ -42,6 +48,8 @@ class Flood:
         self.left, self.answered, self.allowed, self._total = requests, 0, 0, requests
         self.messages = [framed(question.body_of(user(number))) for number in range(USERS)]
         self.host, self.path = host, question.path
+        self.took_us: list[int] = []
+        """How long each request took that was asked when it was due."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next = 0
 
@@ -64,11 +72,13 @@ class Flood:
 
 
 class Client(asyncio.Protocol):
-    """One connection, with so many calls in flight."""
+    """One connection, with so many calls in flight; with none at first, it asks what it is told to."""
 
     def __init__(self, flood: Flood, streams: int) -> None:
         self._flood, self._streams = flood, streams
         self._stream, self._data = 1, b""
+        self._due: dict[int, float] = {}
+        """When the calls in flight were due, if they were."""
         self._transport: asyncio.Transport
         names = {":method": "POST", ":scheme": "http", ":authority": flood.host, ":path": flood.path}
         fields = [*names.items(), ("content-type", "application/grpc"), ("te", "trailers")]
@@ -82,7 +92,7 @@ class Client(asyncio.Protocol):
         window = Struct(">HI").pack(_INITIAL_WINDOW, _WIDEST)
         wider = (_WIDEST - _GIVEN).to_bytes(4, "big")
         self._transport.write(_PREFACE + _frame(_SETTINGS, 0, 0, window) + _frame(_WINDOW_UPDATE, 0, 0, wider))
-        self._ask(self._streams)
+        self.ask(self._streams)
 
     def data_received(self, data: bytes) -> None:
         if self._data:
@@ -90,7 +100,7 @@ class Client(asyncio.Protocol):
         position, end = 0, len(data)
         answered = allowed = 0
         while position + _HEADER_SIZE <= end:
-            word, flags, _ = _HEADER.unpack_from(data, position)
+            word, flags, stream = _HEADER.unpack_from(data, position)
             stop = position + _HEADER_SIZE + (word >> 8)
             if stop > end:
                 break
@@ -99,12 +109,15 @@ class Client(asyncio.Protocol):
                 allowed += data.startswith(_ALLOWED, position + _MESSAGE)
             elif kind == _HEADERS:
                 answered += flags & _END_STREAM
+                if flags & _END_STREAM and self._due:
+                    self._flood.took_us.append(int((perf_counter() - self._due.pop(stream)) * 1e6))
             else:
                 self._control(kind, flags, data[position + _HEADER_SIZE : stop])
             position = stop
         self._data = data[position:]
         if answered:
-            self._ask(answered)
+            if self._streams:
+                self.ask(answered)
             self._flood.took(answered, allowed)
         elif allowed:
             self._flood.took(0, allowed)
@@ -115,7 +128,13 @@ class Client(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
-    def _ask(self, most: int) -> None:
+    def ask_due(self, due: Sequence[float]) -> None:
+        """Ask as many questions as were due at these times."""
+        self._due.update(zip(range(self._stream, self._stream + 2 * len(due), 2), due, strict=True))
+        self.ask(len(due))
+
+    def ask(self, most: int) -> None:
+        """Ask so many questions, as far as there are any left."""
         flood, stream, block, parts = self._flood, self._stream, self._block, []
         for _ in range(min(most, flood.left)):
             if stream == 1:
@@ -142,13 +161,40 @@ class Client(asyncio.Protocol):
 
 async def flood(question: Question, port: int, requests: int, connections: int, streams: int) -> Load:
     """Ask so many questions, as fast as answers come."""
-    loop, asking = asyncio.get_running_loop(), Flood(question, requests, f"127.0.0.1:{port}")
+    asking = Flood(question, requests, f"127.0.0.1:{port}")
     start = perf_counter()
-    clients = [
+    clients = await _connected(asking, port, connections, streams)
+    await asking.ended
+    return _ended(asking, clients, start)
+
+
+async def pour(question: Question, port: int, requests: int, connections: int, rate: float) -> Latency:
+    """Ask so many questions, so many in a second."""
+    asking = Flood(question, requests, f"127.0.0.1:{port}")
+    clients = await _connected(asking, port, connections, 0)
+    start, asked = perf_counter(), 0
+    while asked < requests:
+        until = min(requests, int((perf_counter() - start) * rate))
+        for number, client in enumerate(clients):
+            client.ask_due([start + each / rate for each in range(asked + number, until, connections)])
+        asked = max(asked, until)
+        await asyncio.sleep(_TICK)
+    await asking.ended
+    found = _ended(asking, clients, start)
+    if found.failed:
+        raise ConnectionError(f"{found.failed} of {found.requests} requests were not allowed")
+    return percentiles(rate, found, asking.took_us)
+
+
+async def _connected(asking: Flood, port: int, connections: int, streams: int) -> list[Client]:
+    loop = asyncio.get_running_loop()
+    return [
         (await loop.create_connection(lambda: Client(asking, streams), "127.0.0.1", port))[1]
         for _ in range(connections)
     ]
-    await asking.ended
+
+
+def _ended(asking: Flood, clients: Sequence[Client], start: float) -> Load:
     seconds = perf_counter() - start
     for client in clients:
         client.close()
@@ -162,13 +208,20 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 def main(arguments: Sequence[str]) -> None:
     """Run as a command, and say as JSON how it went."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.flood")
-    for name in ("--port", "--requests", "--connections", "--streams"):
+    for name in ("--port", "--requests", "--connections"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--path", required=True)
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--streams", type=int, help="as fast as answers come, with so many calls in flight")
+    how.add_argument("--rate", type=float, help="so many in a second")
     options = parser.parse_args(arguments)
     question = {each.path: each for each in (RLS, GRPC_CHECK)}[options.path]
-    asking = flood(question, options.port, options.requests, options.connections, options.streams)
-    print(msgspec.json.encode(uvloop.run(asking)).decode())
+    where = question, options.port, options.requests, options.connections
+    gc.disable()  # it would stop the load now and then, and there is nothing to collect
+    if options.rate:
+        print(msgspec.json.encode(uvloop.run(pour(*where, options.rate))).decode())
+    else:
+        print(msgspec.json.encode(uvloop.run(flood(*where, options.streams))).decode())
 
 
 if __name__ == "__main__":

@@ -81,7 +81,10 @@ class Loader:
 
     def at_rate(self, rate: float, seconds: float) -> Latency:
         """Ask at a constant rate, whatever the answers take."""
-        clients = CONNECTIONS if self._question.wire is Wire.HTTP else GRPC_CONNECTIONS
+        if self._question.wire is not Wire.HTTP:
+            words = self._flooding(max(GRPC_CONNECTIONS, int(seconds * rate)))
+            return msgspec.json.decode(self._run([*words, "--rate", f"{rate:.0f}"]), type=Latency)
+        clients = CONNECTIONS
         each = max(1.0, rate / clients)
         with TemporaryDirectory(prefix="headgate-bench-") as folder:
             log = Path(folder) / "log"
@@ -98,25 +101,20 @@ class Loader:
         return read_json(told)
 
     def _flood(self, requests: int) -> Load:
+        return read_json(self._run([*self._flooding(requests), "--streams", str(STREAMS)]))
+
+    def _flooding(self, requests: int) -> list[str]:
         words = [sys.executable, "-m", "benchmarks.service.flood", "--path", self._question.path]
         words += ["--port", str(self._port), "--requests", str(requests)]
-        words += ["--connections", str(GRPC_CONNECTIONS), "--streams", str(STREAMS)]
-        return read_json(self._run(words))
+        return [*words, "--connections", str(GRPC_CONNECTIONS)]
 
     def _h2load(self, requests: int, clients: int, options: Sequence[str] = ()) -> Load:
-        question = self._question
         with TemporaryDirectory(prefix="headgate-bench-") as folder:
             body = Path(folder) / "body"
-            words = ["h2load", "-t1", f"-c{clients}", f"-n{requests}", "-d", str(body), *options]
-            words += ["-H", f"content-type: {question.content_type}"]
-            if question.wire is Wire.HTTP:
-                body.write_bytes(question.body)
-                words += ["--h1"]
-            else:
-                body.write_bytes(framed(question.body))
-                words += [f"-m{STREAMS}", "-H", "te: trailers"]
-            told = self._run([*words, self._url + question.path])
-        return read_h2load(told)
+            body.write_bytes(self._question.body)
+            words = ["h2load", "--h1", "-t1", f"-c{clients}", f"-n{requests}", "-d", str(body), *options]
+            words += ["-H", f"content-type: {self._question.content_type}", self._url + self._question.path]
+            return read_h2load(self._run(words))
 
     def _run(self, words: Sequence[str]) -> str:
         ended = subprocess.run(  # noqa: S603  programs of this list, on the path
@@ -156,9 +154,14 @@ def read_h2load(told: str) -> Load:
 
 def latency(asked: float, found: Load, log: str) -> Latency:
     """Read the times of all requests from h2load's log: start, status, microseconds."""
-    took = sorted(int(line.split("\t")[2]) for line in log.splitlines())
+    return percentiles(asked, found, [int(line.split("\t")[2]) for line in log.splitlines()])
+
+
+def percentiles(asked: float, found: Load, took_us: Iterable[int]) -> Latency:
+    """Return how long requests took, of which all times are known, in microseconds."""
+    took = sorted(took_us)
     if not took:
-        raise LoadError("h2load's log is empty")
+        raise LoadError("no request was timed")
     return Latency(asked, found.requests / found.seconds, _share(took, 0.5), _share(took, 0.99), took[-1] / 1000)
 
 

@@ -44,8 +44,9 @@ def method(cores: Cores) -> str:
   say, so that nobody is measured while failing.
 - **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
   of the ratios within the rounds; other figures are those of the median round.
-- **Latency**: h2load at a constant rate, half of the rate of the best round, for one user; it sends what is due every
-  10 ms, so requests come in bursts. Of {RUNS} runs the one with the median p99 counts.
+- **Latency**: at a constant rate, half of the rate of the best round. Over gRPC by our own client, which sends what is
+  due every millisecond, and times each request from when it was due; over HTTP by h2load, for one user, which sends
+  what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts.
 """
 
 

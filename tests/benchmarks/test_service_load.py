@@ -1,4 +1,4 @@
-"""What wrk and h2load say is read rightly, and real ones are run against a small server."""
+"""What wrk and h2load say is read rightly, and real ones are run against a small server, as is our own load."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from benchmarks.service import load as loading
 from benchmarks.service.asking import HTTP_CHECK, RLS, text
 from benchmarks.service.load import Load, Loader, LoadError, framed, latency, read_h2load, read_json, require
+from tests.server.process.service import service
 
 H2LOAD = """\
 starting benchmark...
@@ -53,7 +55,7 @@ def test_latencies_are_those_of_all_requests() -> None:
     log = "".join(f"17{number}\t200\t{number * 1000}\n" for number in range(1, 101))
     found = latency(50, Load(100, 2.5), log)
     assert (found.asked, found.rate, found.p50, found.p99, found.worst) == (50, 40, 51, 100, 100)
-    with pytest.raises(LoadError, match="empty"):
+    with pytest.raises(LoadError, match="no request was timed"):
         latency(50, Load(100, 2.5), "")
 
 
@@ -91,6 +93,29 @@ def test_h2load_asks_at_a_constant_rate() -> None:
     assert found.asked == 640
     assert 0 < found.p50 <= found.p99 <= found.worst
     assert HTTP_CHECK.body in seen[0]
+
+
+def test_grpc_is_asked_as_fast_as_it_is_answered_or_at_a_constant_rate(tmp_path: Path) -> None:
+    with service("--rules", rules_of(1000, tmp_path)) as found:
+        loader = Loader(RLS, found.started().grpc_port, {0})
+        assert loader.flat_out(0.1, 1000).requests == 100
+        timed = loader.at_rate(1000, 0.1)
+    assert timed.asked == 1000
+    assert 0 < timed.p50 <= timed.p99 <= timed.worst
+
+
+def test_grpc_that_is_refused_is_no_figure(tmp_path: Path) -> None:
+    with service("--rules", rules_of(5, tmp_path)) as found:
+        loader = Loader(RLS, found.started().grpc_port, {0})
+        with pytest.raises(LoadError, match="95 of 100 requests"):
+            loader.at_rate(1000, 0.1)
+
+
+def rules_of(limit: int, folder: Path) -> str:
+    """Return a file with one limit, for all together."""
+    file = folder / "rules.yaml"
+    file.write_text(f"version: 1\nrules: [{{id: all, dimension: global, limit: {limit}, window: 1d}}]\n")
+    return str(file)
 
 
 def test_a_load_that_is_refused_is_no_figure() -> None:
