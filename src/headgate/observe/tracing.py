@@ -18,7 +18,7 @@ from headgate.core.errors import UsageError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Span, StatusCode, Tracer
 
 Pairs: TypeAlias = Iterable[tuple[bytes, bytes]]
 """Headers, or metadata; names in lower case."""
@@ -64,7 +64,7 @@ class Traced:
 
     __slots__ = ("_failed", "_span")
 
-    def __init__(self, span: Span, failed: object) -> None:
+    def __init__(self, span: Span, failed: StatusCode) -> None:
         self._span, self._failed = span, failed
 
     def note(self, name: str, value: str | int) -> None:
@@ -77,7 +77,7 @@ class Traced:
 
     def failed(self, reason: str) -> None:
         """Mark the span as failed, by our own fault."""
-        self._span.set_status(self._failed, reason)  # type: ignore[arg-type]
+        self._span.set_status(self._failed, reason)
 
     def __enter__(self) -> Self:
         return self
