@@ -22,6 +22,7 @@ from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
 from headgate.stores.fallback import marked
+from tests.clusters import RedisCluster, redis_cluster
 from tests.engine.conftest import Make
 from tests.servers import RedisServer, redis_server
 
@@ -70,13 +71,20 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    with redis_cluster(2, 0) as servers:
+        yield servers
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
 def engine(request: pytest.FixtureRequest, make: Make) -> Any:
     if request.param == "memory":
         return make(load(RULES))
-    server: RedisServer = request.getfixturevalue("redis")
-    server.ask("FLUSHALL")
-    return make(load(RULES), store=server.address)
+    found: RedisServer | RedisCluster = request.getfixturevalue(request.param)
+    for server in found.nodes if isinstance(found, RedisCluster) else [found]:
+        server.ask("FLUSHALL")
+    return make(load(RULES), store=found.address)
 
 
 def test_all_take_their_cost_if_all_pass(engine: Any) -> None:
