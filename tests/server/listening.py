@@ -13,11 +13,13 @@ from headgate.engine import AsyncEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.loading import load
 from headgate.server import rpc
-from headgate.server.api.routes import application
+from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.api.routes import application, statuses_of
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.rls import RateLimitService, schema
 from headgate.server.rls import methods as rls_methods
+from headgate.server.wire.admission import Gate
 from headgate.server.wire.listener import Address, Listener
 from headgate.testing import ManualClock
 from tests.server.serving import RULES
@@ -36,7 +38,9 @@ class Listening:
 
 
 @contextmanager
-def listening(rules: str = RULES, *, clock: ManualClock | None = None, **options: Any) -> Iterator[Listening]:
+def listening(
+    rules: str = RULES, *, clock: ManualClock | None = None, gate: Gate | None = None, **options: Any
+) -> Iterator[Listening]:
     """Serve HTTP and gRPC, with Envoy's service, until the end of the block; time stands still."""
     ready, stop, started = threading.Event(), asyncio.Event(), list[Listening]()
     loop = asyncio.new_event_loop()
@@ -44,10 +48,12 @@ def listening(rules: str = RULES, *, clock: ManualClock | None = None, **options
     async def serve() -> None:
         engine, recorder = AsyncEngine(load(rules), clock=clock or ManualClock()), Recorder()
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
-        listener = Listener()
+        listener = Listener(gate=gate)
         methods = rpc.methods(decisions, readiness, described=schema.file_descriptors())
         methods |= rls_methods(RateLimitService(recorder, decisions=decisions))
-        http = await listener.serve_http(application(decisions, readiness, **options), Address())
+        handler = application(decisions, readiness, **options)
+        statuses = statuses_of(options.get("forward_auth", ForwardAuth()))
+        http = await listener.serve_http(handler, Address(), statuses=statuses)
         grpc = await listener.serve_grpc(methods, Address())
         assert isinstance(http, Address)
         assert isinstance(grpc, Address)

@@ -123,7 +123,7 @@ class Node:
         parts = self._settings, self._decisions, self._readiness, self._envoy, self._guard
         handler = traced_handler(surface.http(*parts, identifier=self._identifier), self._tracing)
         methods = traced_methods(surface.grpc(*parts), self._tracing)
-        await self._listener.serve_http(handler, sockets["http"], self._tls)
+        await self._listener.serve_http(handler, sockets["http"], self._tls, surface.statuses(self._settings))
         await self._listener.serve_grpc(methods, sockets["grpc"], self._tls)
 
     def reload(self) -> None:

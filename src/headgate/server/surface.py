@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headgate.server import rls, rpc
 from headgate.server.api.forward_auth import ForwardAuth, Identifies
-from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, application
+from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, application, statuses_of
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
@@ -51,6 +51,11 @@ def http(
         charge=guard.charge,
         others={b"/json": as_json, b"/rlconfig": as_json.configuration},
     )
+
+
+def statuses(settings: Settings) -> Mapping[bytes, int]:
+    """Return the statuses of what cannot be read on the HTTP port, by path, where they are not those of HTTP."""
+    return statuses_of(ForwardAuth(deny_status=settings.deny_status))
 
 
 def grpc(

@@ -37,6 +37,8 @@ EXPOSED = (
     "X-RateLimit-State, X-RateLimit-Degraded, X-RateLimit-Degraded-Reason"
 )
 """The value of Access-Control-Expose-Headers that lets scripts in browsers read all of these."""
+MOST_SHOWN = 20
+"""Limits that a service lists in header fields, whose length proxies bound. Of more, it shows the one that decides."""
 UNNAMED = ("default",)
 _REASON = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _NORMAL, _THROTTLED = Pressure.NORMAL, Pressure.THROTTLED

@@ -183,3 +183,14 @@ def test_whatever_is_sent_is_answered(headers: list[tuple[bytes, bytes]], peer: 
     with serving(RULES, forward_auth=ForwardAuth(host=True)) as service:
         response = service.ask(Request(b"GET", PATH.encode(), b"", headers, b"", Peer(peer)))
     assert response.status in {200, 400, 403, 429}
+
+
+def test_an_answer_lists_no_more_limits_than_a_proxy_takes() -> None:
+    """Of many, the one that decides: a head that is too long would be a failure to nginx, and so no refusal."""
+    rules = "".join([f"  - {{id: {'r' * 60}{n}, dimension: ip, limit: {n + 1}, window: 1m}}\n" for n in range(100)])
+    with serving(f"version: 1\nrules:\n{rules}") as service:
+        told = [asked(service, NGINX) for _ in range(2)]
+    assert [response.status for response in told] == [200, 429]
+    for response in told:
+        assert fields(response)["ratelimit-policy"] == f'"{"r" * 60}0";q=1;w=60'
+        assert sum(len(name) + len(value) + 4 for name, value in response.headers) < 1000

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.guard import Guard
+from headgate.testing import ManualClock
+from tests.server.hostile import Upstream, hostile, post, sent, upstream
 from tests.server.listening import listening
+from tests.server.process.service import service
 from tests.servers import _LAUNCHER, free_port, until
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "proxies" / "nginx.conf"
@@ -32,36 +35,6 @@ http {{
     {server}
 }}
 """
-
-
-class App(BaseHTTPRequestHandler):
-    """What nginx protects."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(200)
-        self.send_header("Content-Length", "6")
-        self.end_headers()
-        self.wfile.write(b"served")
-
-    do_POST = do_GET  # noqa: N815  the names that http.server calls
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as it is called there
-        pass
-
-
-@contextmanager
-def app() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), App) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def started(folder: Path, headgate: int, behind: int) -> tuple[subprocess.Popen[bytes], int]:
@@ -107,28 +80,45 @@ def ask(
         connection.close()
 
 
-@pytest.fixture
-def nginx(tmp_path: Path) -> Iterator[int]:
-    with app() as behind, listening(RULES, forward_auth=ForwardAuth(deny_status=403)) as served:
-        process, port = started(tmp_path, served.http, behind)
+class Nginx(NamedTuple):
+    """A proxy that asks, and what it passes on."""
+
+    port: int
+    app: Upstream
+
+
+@contextmanager
+def nginx_before(folder: Path, headgate: int) -> Iterator[Nginx]:
+    with upstream() as app:
+        process, port = started(folder, headgate, app.port)
+        app.served.clear()
         try:
-            yield port
+            yield Nginx(port, app)
         finally:
             process.terminate()
             process.wait(30)
 
 
-def test_requests_pass_until_their_limit_and_are_told_when_to_come_back(nginx: int) -> None:
-    status, headers, body = ask(nginx, "POST", "/orders/7?a=b")
-    assert (status, body) == (200, b"served")
+@pytest.fixture
+def nginx(tmp_path: Path) -> Iterator[Nginx]:
+    with (
+        listening(RULES, forward_auth=ForwardAuth(deny_status=403)) as served,
+        nginx_before(tmp_path, served.http) as it,
+    ):
+        yield it
+
+
+def test_requests_pass_until_their_limit_and_are_told_when_to_come_back(nginx: Nginx) -> None:
+    status, headers, body = ask(nginx.port, "POST", "/orders/7?a=b")
+    assert (status, body) == (200, b"from upstream")
     assert (headers["x-ratelimit-limit"], headers["x-ratelimit-remaining"]) == ("2", "1")
-    assert ask(nginx, "POST", "/orders/8")[0] == 200
-    status, headers, _ = ask(nginx, "POST", "/orders/9")
+    assert ask(nginx.port, "POST", "/orders/8")[0] == 200
+    status, headers, _ = ask(nginx.port, "POST", "/orders/9")
     assert (status, headers["retry-after"], headers["x-ratelimit-remaining"]) == (429, "20", "0")
-    assert ask(nginx, "GET", "/orders/9")[0] == 200
+    assert ask(nginx.port, "GET", "/orders/9")[0] == 200
 
 
-def test_what_a_client_says_chooses_nothing(nginx: int) -> None:
+def test_what_a_client_says_chooses_nothing(nginx: Nginx) -> None:
     """Each of these headers would, if it were believed, make the request another one."""
     forged = {
         "X-Original-URI": "/free",
@@ -137,18 +127,44 @@ def test_what_a_client_says_chooses_nothing(nginx: int) -> None:
         "X-Forwarded-Method": "GET",
         "X-Forwarded-For": "198.51.100.7",
     }
-    assert [ask(nginx, "POST", "/orders/7", forged)[0] for _ in range(3)] == [200, 200, 429]
+    assert [ask(nginx.port, "POST", "/orders/7", forged)[0] for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_path_that_servers_read_differently_does_not_pass(nginx: int) -> None:
-    assert ask(nginx, "POST", "/orders/%2e%2e/free")[0] == 429
+def test_a_path_that_servers_read_differently_does_not_pass(nginx: Nginx) -> None:
+    assert ask(nginx.port, "POST", "/orders/%2e%2e/free")[0] == 429
+
+
+def test_nothing_a_hostile_client_sends_passes_once_its_limit_is_used_up(tmp_path: Path) -> None:
+    """Whatever nginx lets through and Headgate cannot read is refused, by one of them."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules: [{id: all-ip, dimension: ip, limit: 1, window: 365d}]")
+    with (
+        service("--rules", str(rules), "--deny-status", "403") as served,
+        nginx_before(tmp_path, served.started().http_port) as nginx,
+    ):
+        passed = []
+        for name, data in hostile():
+            nginx.app.served.clear()
+            answer = sent(nginx.port, data)
+            if nginx.app.served or b" 200 OK" in answer:
+                passed.append((name, nginx.app.served[:], answer[:200]))
+        assert passed == []
+        assert sent(nginx.port, post()).startswith(b"HTTP/1.1 429")
 
 
 def test_requests_pass_when_nobody_decides(tmp_path: Path) -> None:
-    with app() as behind:
-        process, port = started(tmp_path, free_port(), behind)
-        try:
-            assert ask(port, "POST", "/orders/7")[::2] == (200, b"served")
-        finally:
-            process.terminate()
-            process.wait(30)
+    with nginx_before(tmp_path, free_port()) as nginx:
+        assert ask(nginx.port, "POST", "/orders/7")[::2] == (200, b"from upstream")
+
+
+def test_a_node_that_protects_itself_is_not_away(tmp_path: Path) -> None:
+    """Whoever floods a node must not thereby lift the limits of all."""
+    gate = Guard(per_second=1, clock=ManualClock())
+    with (
+        listening(RULES, gate=gate, forward_auth=ForwardAuth(deny_status=403)) as served,
+        nginx_before(tmp_path, served.http) as nginx,
+    ):
+        answers = [sent(nginx.port, post()) for _ in range(3)]
+        assert [answer[9:12] for answer in answers] == [b"503"] * 3
+        assert b"retry-after: 1\r\n" in answers[-1].lower()
+        assert nginx.app.served == []

@@ -302,15 +302,13 @@ def test_headers_that_are_the_proxys_own_cannot_be_its_clients(tmp_path: Path) -
 
 def test_a_real_nginx_passes_on_what_its_clients_prove(tmp_path: Path) -> None:
     identity = prepared(tmp_path)
-    with test_nginx.app() as behind, service(*options(identity), "--deny-status", "403") as found:
-        process, port = test_nginx.started(tmp_path, found.started().http_port, behind)
-        try:
-            good = dict([bearer(token("n1"))])
-            assert [test_nginx.ask(port, "GET", "/orders", good)[0] for _ in range(11)] == [200] * 10 + [429]
-            assert test_nginx.ask(port, "GET", "/orders", {"X-Api-Key": REPORTING})[0] == 200
-            for _ in range(30):
-                test_nginx.ask(port, "GET", "/orders", dict([bearer(forged({"alg": "none"}, told("n2"), b""))]))
-            assert test_nginx.ask(port, "GET", "/orders", {"X-Forwarded-For": "192.0.2.1"})[0] == 429
-        finally:
-            process.terminate()
-            process.wait(30)
+    with (
+        service(*options(identity), "--deny-status", "403") as found,
+        test_nginx.nginx_before(tmp_path, found.started().http_port) as nginx,
+    ):
+        port, good = nginx.port, dict([bearer(token("n1"))])
+        assert [test_nginx.ask(port, "GET", "/orders", good)[0] for _ in range(11)] == [200] * 10 + [429]
+        assert test_nginx.ask(port, "GET", "/orders", {"X-Api-Key": REPORTING})[0] == 200
+        for _ in range(30):
+            test_nginx.ask(port, "GET", "/orders", dict([bearer(forged({"alg": "none"}, told("n2"), b""))]))
+        assert test_nginx.ask(port, "GET", "/orders", {"X-Forwarded-For": "192.0.2.1"})[0] == 429

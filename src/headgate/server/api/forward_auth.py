@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Protocol
 
+from msgspec import structs
+
 from headgate.core.errors import StoreError, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
-from headgate.engine import Ruling
+from headgate.engine import RuleDecision, Ruling
 from headgate.policy.request import InvalidRequest
 from headgate.policy.request import Request as Asked
 from headgate.server.api.answer import fields_of
@@ -31,13 +33,15 @@ from headgate.server.decisions import Decisions
 from headgate.server.wire.messages import Fields, Headers, Request, Response
 from headgate.web.address import AddressReader, Finding
 from headgate.web.errors import InvalidSettings
-from headgate.web.headers import ResponseHeaders
+from headgate.web.headers import MOST_SHOWN, ResponseHeaders
 from headgate.web.identity import Identifier, Identity
 from headgate.web.lines import Lines, collect
 from headgate.web.problem import Problem, of_status, quota_exceeded, reduced_capacity
 
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
 """Who is trusted unless the settings say otherwise: what runs on this machine."""
+_PASSED_ON = 429
+"""The status of refusals to proxies that pass on whatever is not 2xx, and so understand all of them."""
 _KINDS = {
     "original": (b"x-original-uri", b"x-original-method", b"x-original-host"),
     "forwarded": (b"x-forwarded-uri", b"x-forwarded-method", b"x-forwarded-host"),
@@ -69,6 +73,11 @@ class ForwardAuth:
     """Finds out who asks; its address reader trusts proxies. None: by address, in X-Forwarded-For."""
     headers: ResponseHeaders = field(default_factory=ResponseHeaders)
     """Which header fields answers have. They are for the proxy's client."""
+
+    @property
+    def unreadable_status(self) -> int | None:
+        """Of requests that are not even HTTP, where the proxy knows one status only; None for HTTP's own."""
+        return None if self.deny_status == _PASSED_ON else self.deny_status
 
     def __post_init__(self) -> None:
         whole("deny_status", self.deny_status, 400, 599, InvalidSettings)
@@ -107,7 +116,7 @@ class ForwardChecks:
             return self._refused(problem_of(error))
         finally:
             self._decisions.recorder.called("forward_auth", outcome, perf_counter_ns() - began)
-        fields = fields_of(ruling, self._settings.headers, now)
+        fields = fields_of(_shown(ruling), self._settings.headers, now)
         if ruling.allowed:
             return Response(200, b"", fields)
         return self._refused(self._refusal(ruling), fields)
@@ -155,9 +164,7 @@ class ForwardChecks:
 
     def _refused(self, problem: Problem, fields: Fields = ()) -> Response:
         """Return a refusal; where the proxy knows only one status for all of them, with that one."""
-        status, deny = problem.status, self._settings.deny_status
-        if deny != 429:
-            status = deny
+        status = problem.status if self._settings.unreadable_status is None else self._settings.deny_status
         if not any(name == b"cache-control" for name, _ in fields):
             fields = (*fields, (b"cache-control", b"no-store"))
         return Response(status, problem.encode(), (PROBLEM, *fields))
@@ -170,6 +177,17 @@ class ForwardChecks:
         if decision.degraded and self._decisions.engine.mode_of(ruling.rule_id) is Mode.DENY:  # nobody's fault but ours
             return reduced_capacity(decision, names)
         return quota_exceeded(decision, names)
+
+
+def _shown(ruling: Ruling) -> Ruling:
+    """Return a ruling whose limits header fields can list: of too many, the one that decides.
+
+    The head of an answer that is too long for a proxy is a failure to it, which may let the request pass.
+    """
+    if ruling.decision is None or len(ruling.limits) <= MOST_SHOWN:
+        return ruling
+    decision = structs.replace(ruling.decision, parts=())
+    return structs.replace(ruling, decision=decision, limits=(RuleDecision(ruling.rule_id, decision),))
 
 
 def _text(name: bytes, value: bytes) -> str:

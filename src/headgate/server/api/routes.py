@@ -75,6 +75,16 @@ def application(
     return _Router(routes)
 
 
+def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
+    """Return the statuses of requests that are not even HTTP, by path, where they are not those of HTTP.
+
+    What a proxy asks carries what its client sent. If that cannot be read, the proxy must understand that it does not
+    pass: a status that it takes for a failure of ours may let it pass.
+    """
+    status = forward_auth.unreadable_status
+    return {} if status is None else {FORWARD_AUTH: status}
+
+
 class _Router:
     """Finds the handler of a request; what it returns is the handler's own coroutine."""
 

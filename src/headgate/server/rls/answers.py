@@ -17,12 +17,10 @@ from headgate.core.plan import blocking, most_restrictive
 from headgate.engine.ruling import rule_of
 from headgate.policy.envoy.answering import Code
 from headgate.server.rls import encoding
-from headgate.web.headers import ResponseHeaders
+from headgate.web.headers import MOST_SHOWN, ResponseHeaders
 from headgate.web.problem import CONTENT_TYPE, Problem, of_status, quota_exceeded, reduced_capacity
 
 TOO_MANY_REQUESTS = 429
-MOST_SHOWN = 20
-"""Limits in header fields and documents; if there are more, only the one that refuses or is the most restrictive."""
 _CONTENT_TYPE = encoding.header("content-type", CONTENT_TYPE)
 _NO_STORE = encoding.header("Cache-Control", "no-store")
 NOT_ADMITTED = "This client is not admitted."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from headgate.server.wire.admission import Gate
@@ -74,8 +75,20 @@ class Listener:
         """How many are open."""
         return len(self._house.guests)
 
-    async def serve_http(self, handler: Handler, where: Where, tls: Tls | None = None) -> Address | Path:
+    async def serve_http(
+        self,
+        handler: Handler,
+        where: Where,
+        tls: Tls | None = None,
+        statuses: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> Address | Path:
         """Serve HTTP/1.1, and HTTP/2 to clients that begin with it or ask for it by ALPN. Return where.
+
+        Args:
+            handler: answers requests.
+            where: the port.
+            tls: none if it is None.
+            statuses: of requests of HTTP/1.1 that are not understood, by path, in place of 400, 431 and others.
 
         Raises:
             OSError: the address cannot be listened on.
@@ -85,7 +98,9 @@ class Listener:
         def service(link: Link) -> HttpService:
             return HttpService(link, handler, house.date)
 
-        return await self._serve(lambda: Http1(house, handler), lambda: Http2(house, service), where, tls)
+        return await self._serve(
+            lambda: Http1(house, handler, statuses=statuses), lambda: Http2(house, service), where, tls
+        )
 
     async def serve_grpc(self, methods: Methods, where: Where, tls: Tls | None = None) -> Address | Path:
         """Serve gRPC over HTTP/2. Return where.

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.server.wire.http1.connection import Phase
-from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.http1.connection import Connection, Phase
+from headgate.server.wire.http1.head import Heads
+from headgate.server.wire.http1.responses import Date
+from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.messages import Response
 
 from .conversation import asked, connection, request, statuses
@@ -306,3 +308,40 @@ def test_a_few_empty_lines_before_a_request_are_ignored_and_many_are_refused() -
     assert only.path == b"/a/b"
     assert asked(machine, b"\r\n" * 1000 + GET) == []
     assert statuses(machine.outgoing()) == [200, 400]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("X: a\x01b", line="GET /ask HTTP/1.1"),
+        request("X: a\x01b", line="GET /ask?a=b HTTP/1.1"),
+        request(*[f"X-{n}: a" for n in range(110)], line="GET /ask HTTP/1.1"),
+        request(*[f"X-{n}: {'a' * 1700}" for n in range(10)], line="GET /ask HTTP/1.1"),
+        request(*[f"X-{n}: {'a' * 1700}" for n in range(10)], line="GET /ask HTTP/1.1")[:-4],
+        request("X: a\nb", line="GET /ask HTTP/1.1")[:-4],
+        request("Expect: wonders", line="GET /ask HTTP/1.1"),
+        request("Content-Length: 9999999", line="POST /ask HTTP/1.1"),
+        request("Transfer-Encoding: chunked", line="POST /ask HTTP/1.1") + b"x\r\n",
+        request("Transfer-Encoding: x", line="POST /ask HTTP/1.1"),
+    ],
+)
+def test_what_is_not_understood_has_the_status_of_its_path_where_there_is_one(data: bytes) -> None:
+    """The document still says what was wrong; at another path the status is HTTP's own."""
+    machine = Connection(DEFAULT, Heads(DEFAULT), Date(), statuses={b"/ask": 403})
+    assert asked(machine, data) == []
+    answer = machine.outgoing()
+    assert statuses(answer) == [403]
+    assert b"cache-control: no-store\r\n" in answer
+    other = connection()
+    asked(other, data)
+    (status,) = statuses(other.outgoing())
+    assert f'"status":{status}'.encode() in answer.replace(b" ", b"")
+    assert status != 403
+
+
+def test_what_takes_too_long_has_the_status_of_its_path_too() -> None:
+    for data in (b"GET /ask HTTP/1.1\r\nHost: ", request("Content-Length: 9", line="POST /ask HTTP/1.1")):
+        machine = Connection(DEFAULT, Heads(DEFAULT), Date(), statuses={b"/ask": 403})
+        machine.receive(data)
+        machine.expire()
+        assert statuses(machine.outgoing()) == [403]

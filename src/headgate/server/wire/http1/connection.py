@@ -8,10 +8,12 @@ with a problem, and all that follows it is ignored, for nobody knows where the n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 
 from headgate.server.wire.http1.chunked import ChunkedBody
-from headgate.server.wire.http1.head import CHUNKED, Head, Heads, Refused
+from headgate.server.wire.http1.head import CHUNKED, Head, Heads, Refused, path_of
 from headgate.server.wire.http1.responses import CONTINUE, Date, encode, of_refused
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import NOBODY, Peer, Request, Response
@@ -42,6 +44,14 @@ class Connection:
     """The server's side of a connection, for one peer.
 
     Requests are numbered in the order they come, from 0: `received` of them were handed out.
+
+    Args:
+        limits: of what a client may ask of it.
+        heads: those that are known.
+        date: the time, for responses.
+        peer: who is at the other end.
+        statuses: of requests that are not understood, by path, in place of 400, 431 and others: a proxy that asks on
+            behalf of clients may know no status but one for "this does not pass".
     """
 
     __slots__ = (
@@ -59,14 +69,22 @@ class Connection:
         "_no_more",
         "_outgoing",
         "_peer",
+        "_statuses",
         "_unanswered",
         "answered",
         "is_refused",
         "received",
     )
 
-    def __init__(self, limits: WireLimits, heads: Heads, date: Date, peer: Peer = NOBODY) -> None:
-        self._limits, self._heads, self._date, self._peer = limits, heads, date, peer
+    def __init__(
+        self,
+        limits: WireLimits,
+        heads: Heads,
+        date: Date,
+        peer: Peer = NOBODY,
+        statuses: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> None:
+        self._limits, self._heads, self._date, self._peer, self._statuses = limits, heads, date, peer, statuses
         self._buffer = b""
         """Not understood yet: a part of a head, or requests that wait because too many are in flight."""
         self._head: Head | None = None
@@ -171,7 +189,7 @@ class Connection:
                     continue
                 read = self._heads.read(raw)
                 if isinstance(read, Refused):
-                    self._refuse(read)
+                    self._refuse(read, path_of(raw))
                     break
                 head = read
             position = ending + 4
@@ -219,7 +237,8 @@ class Connection:
     def expire(self) -> None:
         """Give up on a request that takes too long: it is answered 408 if its headers began to come."""
         if self.phase is Phase.HEADERS or self.phase is Phase.BODY:
-            self._refuse(Refused(408, "The request took too long to arrive."))
+            path = path_of(self._buffer) if self._head is None else self._head.path
+            self._refuse(Refused(408, "The request took too long to arrive."), path)
         self._no_more = True
 
     def drain(self) -> None:
@@ -241,7 +260,7 @@ class Connection:
 
     def _begin_body(self, head: Head, is_waiting: bool) -> bool:  # noqa: FBT001  a fact, and private
         if head.length > self._limits.body_bytes:
-            self._refuse(Refused(413, f"The body is longer than {self._limits.body_bytes} bytes."))
+            self._refuse(Refused(413, f"The body is longer than {self._limits.body_bytes} bytes."), head.path)
             return False
         self._head = head
         self._missing = head.length
@@ -258,7 +277,7 @@ class Connection:
         if isinstance(body, ChunkedBody):
             whole = body.receive(data[position:])
             if body.refused is not None:
-                self._refuse(body.refused)
+                self._refuse(body.refused, head.path)
                 return len(data)
             position = len(data) - len(body.rest) if whole is not None else len(data)
         else:
@@ -283,22 +302,23 @@ class Connection:
         if data and not b"A" <= data[:1] <= b"Z" and data != b"\r":
             self._refuse(Refused(400, "This is no request of HTTP."))
         elif data.count(b"\n") != data.count(b"\r\n"):
-            self._refuse(Refused(400, "A line does not end with CR LF."))
+            self._refuse(Refused(400, "A line does not end with CR LF."), path_of(data))
         elif line < 0 and len(data) > self._limits.target_bytes + 64:
             self._refuse(Refused(414, f"The target is longer than {self._limits.target_bytes} bytes."))
         elif len(data) - max(line, 0) > self._limits.header_bytes + 64 and line >= 0:
-            self._refuse(Refused(431, f"The headers are longer than {self._limits.header_bytes} bytes."))
+            refused = Refused(431, f"The headers are longer than {self._limits.header_bytes} bytes.")
+            self._refuse(refused, path_of(data))
         else:
             self._buffer = data
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: Refused, path: bytes = b"") -> None:
         """Answer with a problem, when its turn comes, and read no more."""
         self._no_more = self.is_refused = True
         self._buffer, self._head, self._body = b"", None, []
         self._continued = None
         self._unanswered.append(_LAST)
         self.received += 1
-        self.answer(self.received - 1, of_refused(refused))
+        self.answer(self.received - 1, of_refused(refused, self._statuses.get(path)))
 
     def _send(self, head: Head, response: Response) -> None:
         """Send a response that is special: without a body, or the last."""

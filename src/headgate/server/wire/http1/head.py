@@ -69,6 +69,12 @@ class Heads:
         return head
 
 
+def path_of(raw: bytes) -> bytes:
+    """Return the path of a request that may be incomplete or malformed; empty if it is not to be seen."""
+    parts = raw.partition(b"\r\n")[0].split(b" ", 2)
+    return parts[1].partition(b"?")[0] if len(parts) == 3 else b""
+
+
 def is_section(section: bytes) -> bool:
     """Return whether these are well-formed header lines, each with its line end."""
     try:

@@ -11,6 +11,7 @@ from headgate.web import problem
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
+_NO_STORE = (b"cache-control", b"no-store")
 _LINES = {
     status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase if status in set(HTTPStatus) else ''}\r\n".encode()
     for status in range(200, 600)
@@ -64,6 +65,7 @@ def of_problem(status: int, detail: str, headers: tuple[tuple[bytes, bytes], ...
     return Response(status, body, ((b"content-type", problem.CONTENT_TYPE.encode()), *headers))
 
 
-def of_refused(refused: Refused) -> Response:
-    """Return what a request is answered that was not understood."""
-    return of_problem(refused.status, refused.detail)
+def of_refused(refused: Refused, status: int | None = None) -> Response:
+    """Return what a request is answered that was not understood; with another status, if there is one for its path."""
+    response = of_problem(refused.status, refused.detail)
+    return response if status is None else Response(status, response.body, (*response.headers, _NO_STORE))

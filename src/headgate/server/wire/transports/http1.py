@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from headgate.server.wire import eager
@@ -26,6 +27,7 @@ class Http1(asyncio.Protocol):
         house: where it belongs.
         handler: answers requests.
         is_single: close after the first response.
+        statuses: of requests that are not understood, by path; see `Connection`.
     """
 
     __slots__ = (
@@ -37,12 +39,20 @@ class Http1(asyncio.Protocol):
         "_is_single",
         "_machine",
         "_seat",
+        "_statuses",
         "_unread",
         "_waiting",
     )
 
-    def __init__(self, house: House, handler: Handler, *, is_single: bool = False) -> None:
-        self._house, self._handler, self._is_single = house, handler, is_single
+    def __init__(
+        self,
+        house: House,
+        handler: Handler,
+        *,
+        is_single: bool = False,
+        statuses: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> None:
+        self._house, self._handler, self._is_single, self._statuses = house, handler, is_single, statuses
         self._machine: Connection
         self._end = SocketEnd()
         self._seat: Seat | None = None
@@ -61,7 +71,7 @@ class Http1(asyncio.Protocol):
         house.guests.add(self)
         peer = peer_of(transport)
         self._end.transport = transport
-        self._machine = Connection(house.limits, house.heads, house.date, peer)
+        self._machine = Connection(house.limits, house.heads, house.date, peer, self._statuses)
         transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
         if house.gate is not None:
             self._seat = house.gate.sit(peer)

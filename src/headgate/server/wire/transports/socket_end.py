@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import struct
 import termios
+from contextlib import suppress
 
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.transports.house import Stopwatch
@@ -89,7 +90,8 @@ class SocketEnd:
             return False
         self.is_closing = True
         if is_sending and transport.can_write_eof():
-            transport.write_eof()
+            with suppress(OSError):  # the client is gone already, and a refusal is no reason to log that
+                transport.write_eof()
             return True
         transport.close()
         return False

@@ -1,0 +1,232 @@
+"""What hostile clients send through a proxy, byte for byte, and an upstream that keeps what reaches it.
+
+Once a client's limit is used up, nothing of this may reach the upstream: a proxy refuses it, or Headgate does.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+PATIENCE = 60.0
+_SILENCE = 1.0
+"""Seconds after which a proxy is taken to wait for the rest of a request."""
+
+
+class Upstream(socketserver.ThreadingTCPServer):
+    """Answers whatever a proxy passes on, and keeps the first line of each request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.port = self.server_address[1]
+        self.served: list[bytes] = []
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: Upstream
+
+    def handle(self) -> None:
+        while self._answered():
+            pass
+
+    def _answered(self) -> bool:
+        lines: list[bytes] = []
+        while (line := self.rfile.readline()) not in {b"\r\n", b""}:
+            lines.append(line)
+        if not lines:
+            return False
+        self.server.served.append(lines[0].strip())
+        fields = dict(line.lower().strip().split(b":", 1) for line in lines[1:] if b":" in line)
+        if b"chunked" in fields.get(b"transfer-encoding", b""):
+            while size := int(self.rfile.readline(), 16):
+                self.rfile.read(size + 2)
+            self.rfile.readline()
+        else:
+            self.rfile.read(int(fields.get(b"content-length", 0)))
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nx-tokens: 70\r\ncontent-length: 13\r\n\r\nfrom upstream")
+        return True
+
+
+@contextmanager
+def upstream() -> Iterator[Upstream]:
+    """Serve behind a proxy for the length of a with block."""
+    with Upstream() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def sent(port: int, data: bytes) -> bytes:
+    """Send bytes to a proxy, and return all that it answers; if it waits for more, it is told that no more comes."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), _SILENCE) as client:
+        try:
+            client.sendall(data)
+            while part := _received(client):
+                received += part
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return received
+
+
+def _received(client: socket.socket) -> bytes:
+    try:
+        return client.recv(65536)
+    except TimeoutError:
+        client.shutdown(socket.SHUT_WR)  # not at once: a proxy may take it for a client that is gone
+        client.settimeout(PATIENCE)
+        return client.recv(65536)
+
+
+def post(target: bytes = b"/orders/7", lines: Iterable[bytes] = (), *, method: bytes = b"POST") -> bytes:
+    """Return a request with these header lines, after which the proxy closes."""
+    head = [method + b" " + target + b" HTTP/1.1", b"Host: api", b"Connection: close", b"Content-Length: 2", *lines]
+    return b"\r\n".join(head) + b"\r\n\r\nhi"
+
+
+CONTROLS = [bytes([byte]) for byte in (*range(9), *range(11, 13), *range(14, 32), 127)]
+"""All but the tab and the ends of lines, which have a meaning of their own."""
+NAMES = [b"X-Odd", b"Authorization", b"X-Api-Key", b"Cookie", b"X-User", b"X-Forwarded-For", b"X-Original-URI"]
+NOT_UTF_8 = [b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"ada\xe9", b"\x80" * 300]
+FORGED = [
+    *[b"%b: 198.51.100.%d" % (name, last) for name in (b"X-Forwarded-For", b"X-Real-IP") for last in range(5)],
+    *[b"X-Forwarded-For: %b" % text for text in (b"", b",", b"127.0.0.1", b"::1", b"unknown", b"10.0.0.1, 192.0.2.1")],
+    *[b"Forwarded: for=%b" % text for text in (b"198.51.100.7", b'"[2001:db8::1]"', b"unknown")],
+    b"X-Envoy-External-Address: 198.51.100.7",
+    b"X-Envoy-Internal: true",
+    b"X-Envoy-Original-Path: /free",
+    b"X-Cluster-Client-IP: 198.51.100.7",
+    b"True-Client-IP: 198.51.100.7",
+    b"X-Original-URI: /free",
+    b"X-Original-Method: GET",
+    b"X-Forwarded-Uri: /free",
+    b"X-Forwarded-Method: GET",
+    b"X-HTTP-Method-Override: GET",
+    b"X_Original_URI: /free",
+    b"X-Original-Host: free",
+    b"X-Rewrite-URL: /free",
+    b"Connection: X-Forwarded-For, X-Original-URI, X-Original-Method, X-User",
+    b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: aaaaaaaaaaaaaaaaaaaaaa==",
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
+    b"X-Original-URI: /free\r\nX-Original-URI: /also-free",
+]
+ODD = [
+    b"X-Folded: a\r\n b",
+    b" X-Led: a",
+    b"X-Spaced : a",
+    b"No colon",
+    b": no name",
+    b"X-\xff: a",
+    b"X-Bare: a\rb",
+    b"X-Line: a\nX-Next: b",
+    b"Host: another",
+    b"Expect: the unexpected",
+    b"Expect: 100-continue",
+    b"Content-Length: 2",
+    b"TE: trailers, deflate",
+    b"Accept: " + b"a" * 7000,
+    b"Cookie: " + b"c" * 7000,
+]
+MUCH = {
+    "17 KB": [b"X-Long-%d: %b" % (number, b"a" * 1700) for number in range(10)],
+    "30 KB": [b"X-Long-%d: %b" % (number, b"a" * 7000) for number in range(4)],
+    "17 KB of cookies": [b"Cookie: %b" % (b"a" * 5800) for _ in range(3)],
+    "credentials of 14 KB": [b"Authorization: Bearer %b" % (b"a" * 7000), b"X-Api-Key: %b" % (b"a" * 7000)],
+    "a path of 7 KB and as many credentials": [b"Authorization: Bearer %b" % (b"a" * 7800), b"X-K: " + b"k" * 7800],
+    "110 headers": [b"X-Many-%d: a" % number for number in range(110)],
+    "900 headers": [b"X-Many-%d: a" % number for number in range(900)],
+    "110 of one name": [b"X-Forwarded-For: 198.51.100.7"] * 110,
+}
+HEADERS = {
+    **{f"{control!r} in {name.decode()}": [name + b": a" + control + b"b"] for control in CONTROLS for name in NAMES},
+    **{f"{value[:8]!r} in {name.decode()}": [name + b": " + value] for value in NOT_UTF_8 for name in NAMES},
+    **{f"forged: {line.decode()[:60]!r}": [line] for line in FORGED},
+    **{f"odd: {line[:20]!r}": [line] for line in ODD},
+    **MUCH,
+}
+"""Header lines, by what is hostile about them."""
+TARGETS = [
+    b"//orders/7",
+    b"/./orders/7",
+    b"/free/../orders/7",
+    b"/free/%2e%2e/orders/7",
+    b"/free/..%2forders/7",
+    b"/%6frders/7",
+    b"/orders%2f7",
+    b"/orders/%2e%2e/orders/7",
+    b"/orders//7",
+    b"/orders/./7",
+    b"/orders\\7",
+    b"/free\\..\\orders\\7",
+    b"/orders/7;a=b",
+    b"/orders;/7",
+    b"/orders/7?a=b",
+    b"/orders/7#free",
+    b"/orders/7%00",
+    b"/orders/\xff",
+    b"/orders/%ff",
+    b"/orders/%c0%af",
+    b"/orders/%zz",
+    b"/orders/7%",
+    b"/orders/" + b"a" * 7000,
+    b"http://api/orders/7",
+    b"http://other/orders/7",
+    b"/orders/\x017",
+    b"/orders/\x7f7",
+    b"*",
+    b"orders/7",
+    b"/free?/../orders/7",
+    b"/free/..;/orders/7",
+]
+"""Spellings of a path under /orders, or of none, for servers that read them in their own way."""
+_INNER = b"POST /smuggled HTTP/1.1\r\nHost: api\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+SMUGGLED = {
+    f"{lines!r:.60}": b"POST /orders/7 HTTP/1.1\r\nHost: api\r\n" + lines + b"\r\n\r\n" + body + _INNER
+    for lines, body in [
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 5", b"0\r\n\r\n"),
+        (b"Content-Length: 0\r\nContent-Length: %d" % len(_INNER), b""),
+        (b"Content-Length: %d, 0" % len(_INNER), b""),
+        (b"Content-Length: +0", b""),
+        (b"Content-Length : 0", b""),
+        (b"Content-Length: 0x0", b""),
+        (b"Transfer-Encoding : chunked", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: xchunked", b"0\r\n\r\n"),
+        (b"Transfer-Encoding:\x0bchunked", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: identity, chunked", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked, identity", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked", b"0;a=\nb\r\n\r\n"),
+        (b"Transfer-Encoding: chunked", b"00000000000000000\r\n\r\n"),
+        (b"Transfer-Encoding: chunked", b"0\r\nContent-Length: 9\r\n\r\n"),
+        (b"Transfer-Encoding: chunked", b"1\r\nZ\n0\r\n\r\n"),
+        (b"\nContent-Length: 0", b""),
+        (b"X: a\r\n\rContent-Length: 0", b""),
+    ]
+}
+"""Two requests, of which some servers see one: whatever is seen of them, the second is asked about like the first."""
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    """Yield every request of the corpus, with what is hostile about it."""
+    for name, lines in HEADERS.items():
+        yield name, post(lines=lines)
+    long = b"/orders/" + b"a" * 7000
+    yield "a long path and long credentials", post(long, MUCH["a path of 7 KB and as many credentials"])
+    for target in TARGETS:
+        yield f"path {target[:40]!r}", post(target)
+    for method in (b"post", b"Post", b"POST\x01", b"P" * 300, b"GET", b"PRI", b"CONNECT", b"TRACE", b"OPTIONS", b"_"):
+        yield f"method {method[:20]!r}", post(method=method)
+    for name, data in SMUGGLED.items():
+        yield f"smuggled {name}", data
+    for version in (b"HTTP/1.0", b"HTTP/0.9", b"HTTP/1.2", b"HTTP/2.0", b"HTTP/1.1 ", b""):
+        yield f"version {version!r}", post().replace(b"HTTP/1.1", version, 1)
