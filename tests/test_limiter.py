@@ -15,6 +15,7 @@ from headgate import (
     Algorithm,
     AsyncLimiter,
     CostTooLarge,
+    Decision,
     InvalidCost,
     InvalidKey,
     InvalidQuota,
@@ -75,7 +76,7 @@ def test_the_two_limiters_have_the_same_verbs_and_arguments() -> None:
         return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
 
     assert surface(Limiter) == surface(AsyncLimiter)
-    verbs = {"acquire", "check_once", "close", "guard", "is_passed", "peek", "ready", "refund", "reset"}
+    verbs = {"acquire", "check", "check_once", "close", "guard", "is_passed", "peek", "ready", "refund", "reset"}
     assert set(surface(Limiter)) == verbs
 
 
@@ -91,6 +92,14 @@ def test_check_peek_refund_reset(both: Both, manual_clock: ManualClock) -> None:
     limiter.reset("user:42")
     assert limiter.check("user:42", cost=3)
     assert limiter.check("user:43", cost=3)
+
+
+def test_a_subclass_may_do_more_in_its_check(manual_clock: ManualClock) -> None:
+    class Doubled(Limiter):
+        def check(self, key: str, cost: int = 1) -> Decision:
+            return super().check(key, 2 * cost)
+
+    assert Doubled("10/minute", clock=manual_clock).check("ada").remaining == 8
 
 
 def test_several_quotas_are_one_decision(both: Both, manual_clock: ManualClock) -> None:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import inspect
+import json
+import pydoc
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Annotated, Any, get_type_hints
 
 import pytest
+from fastapi import Depends, FastAPI
 
 import headgate
+import headgate.engine
+import headgate.policy.envoy
 import headgate.testing
+import headgate.web
+from headgate.stores.base import Store
 
 ROOT = Path(headgate.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -28,10 +41,11 @@ MAY_IMPORT = {
     "engine": {"core", "clock", "stores", "policy"},
     "observe": {"core", "clock", "latency", "stores", "policy", "engine"},
     "server": {"core", "clock", "stores", "policy", "engine", "web", "observe"},
-    "load": {"core"},
-    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server", "load"},
+    "load_generator": {"core"},
+    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server", "load_generator"},
 }
 """Which parts of the package a part may import, besides itself."""
+LIMITER = headgate.Limiter("1/minute; 5/hour")
 NOT_PURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "threading", "time", "typing_extensions"}
 
 
@@ -52,40 +66,174 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def public_names() -> list[tuple[str, Any]]:
+    """All that users may import from short paths, by its full name."""
+    packages = (headgate, headgate.engine, headgate.policy.envoy, headgate.testing, headgate.web)
+    found = [(f"{package.__name__}.{name}", getattr(package, name)) for package in packages for name in package.__all__]
+    return [(name, thing) for name, thing in found if not isinstance(thing, str)]
+
+
+def members_of(kind: type) -> list[tuple[str, Any]]:
+    """The methods and properties of a class that are ours, its constructor included."""
+    found: list[tuple[str, Any]] = [("__init__", kind.__init__)] if isinstance(kind.__init__, FunctionType) else []  # type: ignore[misc]
+    for name, value in inspect.getmembers(kind):
+        function = value.fget if isinstance(value, property) else inspect.unwrap(value) if callable(value) else None
+        if not name.startswith("_") and (getattr(function, "__module__", "") or "").startswith("headgate"):
+            found.append((name, function))
+    return found
+
+
 def test_the_public_surface_is_this_list() -> None:
     assert headgate.__all__ == sorted(headgate.__all__)
     assert set(headgate.__all__) == {
+        "AddressReader",
         "Algorithm",
+        "AsyncCachedStore",
+        "AsyncEngine",
+        "AsyncFailoverStore",
         "AsyncLimiter",
+        "CachedStore",
         "Calendar",
         "Clock",
         "CostTooLarge",
         "Decision",
+        "Engine",
+        "FailoverStore",
         "HeadgateError",
         "InvalidCost",
         "InvalidKey",
         "InvalidQuota",
+        "InvalidRequest",
         "InvalidRule",
+        "InvalidRules",
         "InvalidStore",
         "LimitExceeded",
         "Limiter",
+        "LivePolicy",
         "MemoryStore",
         "OutcomeUnknown",
         "Passed",
         "Pressure",
         "Quota",
+        "Request",
+        "ResponseHeaders",
+        "Rule",
+        "Ruleset",
+        "Ruling",
         "StoreBusy",
         "StoreError",
         "StoreUnavailable",
         "SystemClock",
         "UsageError",
+        "load_rules",
+        "open_async_store",
+        "open_store",
     }
     assert headgate.testing.__all__ == ["ManualClock"]
+    assert set(headgate.__all__) <= set(dir(headgate))
 
 
-def test_every_public_name_exists_and_is_documented() -> None:
-    for name in headgate.__all__:
-        assert getattr(headgate, name).__doc__, name
+def test_other_names_are_not_found_by_accident() -> None:
+    """A sub-package is not what somebody means who imports `load`."""
+    for name in ("load", "Engin"):
+        with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+            exec(f"from headgate import {name}")  # noqa: S102  as users write it
+
+
+def test_nothing_but_the_library_is_imported_before_it_is_asked_for() -> None:
+    code = "import headgate, sys; print(sorted({name.split('.')[1] for name in sys.modules if 'headgate.' in name}))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert eval(shown.stdout) == ["aio", "binding", "clock", "core", "limiter", "stores", "waiting"]  # noqa: S307
+
+
+def test_all_names_are_there_without_extras_and_what_needs_one_says_which() -> None:
+    """As after a plain `pip install headgate`: the packages of all extras are missing."""
+    code = """if True:
+        import sys
+        for name in ("yaml", "hiredis", "jwt", "cryptography", "httptools", "hpack", "uvloop", "google"):
+            sys.modules[name] = None
+        import headgate, headgate.web
+        for package in (headgate, headgate.web):
+            for name in package.__all__:
+                getattr(package, name)
+        for use in (
+            lambda: headgate.load_rules("version: 1"),
+            lambda: headgate.open_store("redis://localhost"),
+            lambda: headgate.web.VerificationKey.load("HS256", "x" * 32),
+        ):
+            try:
+                use()
+            except (ImportError, ValueError) as error:
+                print(error)
+    """
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for line, (package, extra) in zip(
+        shown.stdout.splitlines(), [("PyYAML", "policy"), ("hiredis", "redis"), ("PyJWT", "jwt")], strict=True
+    ):
+        assert package in line
+        assert f"headgate[{extra}]" in line
+
+
+@pytest.mark.parametrize(("name", "thing"), public_names(), ids=[name for name, _ in public_names()])
+def test_every_public_name_has_help_a_signature_and_types_that_can_be_resolved(name: str, thing: Any) -> None:
+    assert thing.__doc__
+    assert pydoc.render_doc(thing)
+    assert isinstance(thing, ModuleType) or get_type_hints(thing) is not None
+    if not isinstance(thing, type):
+        return
+    assert inspect.signature(thing)
+    for member, function in members_of(thing):
+        assert inspect.signature(function), f"{name}.{member}"
+        get_type_hints(function)
+        explained = [function, *(getattr(protocol, member, None) for protocol in (Store, headgate.Clock))]
+        assert member == "__init__" or any(each.__doc__ for each in explained if each), f"{name}.{member}"
+
+
+def test_the_help_of_the_package_shows_its_main_methods() -> None:
+    shown = pydoc.plain(pydoc.render_doc(headgate))
+    for line in (
+        "check(self, key: 'str', cost: 'int' = 1) -> 'Decision'",
+        "check(self, key: 'str', cost: 'int' = 1) -> 'Awaitable[Decision]'",
+        "check(self, request: 'Request') -> 'Ruling'",
+    ):
+        assert line in shown
+    assert [*inspect.signature(headgate.Decision).parameters][:3] == ["allowed", "limit", "remaining"]
+    assert get_type_hints(headgate.Decision)["quota"] is headgate.Quota
+
+
+def limited() -> headgate.Decision:
+    return LIMITER.check("ada")
+
+
+def remaining(decision: Annotated[headgate.Decision, Depends(limited)]) -> int:
+    return decision.remaining
+
+
+def test_a_route_of_fastapi_may_return_a_decision() -> None:
+    app = FastAPI()
+    app.get("/decision")(limited)
+    app.get("/remaining")(remaining)
+    answer = asked(app, "/decision")
+    assert (answer["allowed"], answer["limit"], answer["quota"]) == (True, 1, "1/minute")
+    assert [(part["quota"], part["remaining"]) for part in answer["limits"]] == [("1/minute", 0), ("5/hour", 4)]
+    assert asked(app, "/remaining") == 0
+    schema = asked(app, "/openapi.json")["paths"]["/decision"]["get"]["responses"]["200"]
+    assert schema["content"]["application/json"]["schema"]["properties"]["retry_after"]["type"] == "number"
+
+
+def asked(app: FastAPI, path: str) -> Any:
+    """The JSON that an application answers to GET."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    asyncio.run(app({**scope, "asgi": {"version": "3.0"}, "http_version": "1.1"}, receive, send))
+    return json.loads(b"".join(message.get("body", b"") for message in sent))
 
 
 def test_every_module_has_a_docstring() -> None:

@@ -18,7 +18,7 @@ from headgate.core.key import once_token
 from headgate.core.plan import Family, Plan
 from headgate.core.quota import Quota
 from headgate.stores import open_resilient_async_store
-from headgate.stores.base import AsyncCheck, AsyncStore
+from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Step
 
@@ -39,12 +39,6 @@ class AsyncLimiter:
         nodes: how many processes share the limits, this one included, for ``"local"``.
     """
 
-    check: AsyncCheck
-    """``await check(key, cost=1)``: take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
-
-    Raises InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
-    """
-
     def __init__(
         self,
         quotas: Quotas,
@@ -59,12 +53,21 @@ class AsyncLimiter:
         self._store = open_resilient_async_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
         self._clock = self._store.clock
         self._lines = waiting.Lines()
-        self.check = self._store.bind(self._family)
+        self._check = self._store.bind(self._family)
+        if type(self).check is AsyncLimiter.check:  # what the store has prepared, without a method's call in between
+            self.check = self._check  # type: ignore[method-assign]
 
     @property
     def quotas(self) -> tuple[Quota, ...]:
         """The quotas, in order."""
         return self._family.quotas
+
+    def check(self, key: str, cost: int = 1) -> Awaitable[Decision]:
+        """``await limiter.check(key)``: take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
+
+        Raises InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
+        """
+        return self._check(key, cost)
 
     async def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""

@@ -17,7 +17,7 @@ from headgate.core.key import once_token
 from headgate.core.plan import Family, Plan
 from headgate.core.quota import Quota
 from headgate.stores import open_resilient_store
-from headgate.stores.base import Check, Store
+from headgate.stores.base import Store
 from headgate.waiting import Step
 
 P = ParamSpec("P")
@@ -45,13 +45,6 @@ class Limiter:
     Safe for use from any number of threads.
     """
 
-    check: Check
-    """``check(key, cost=1)``: take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
-
-    Raises InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass. (An attribute rather than a
-    method: it is the function that the store has prepared for these quotas.)
-    """
-
     def __init__(
         self,
         quotas: Quotas,
@@ -66,12 +59,21 @@ class Limiter:
         self._store = open_resilient_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
         self._clock = self._store.clock
         self._lines = waiting.Lines()
-        self.check = self._store.bind(self._family)
+        self._check = self._store.bind(self._family)
+        if type(self).check is Limiter.check:  # what the store has prepared, without a method's call in between
+            self.check = self._check  # type: ignore[method-assign]
 
     @property
     def quotas(self) -> tuple[Quota, ...]:
         """The quotas, in order."""
         return self._family.quotas
+
+    def check(self, key: str, cost: int = 1) -> Decision:
+        """Take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
+
+        Raises InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
+        """
+        return self._check(key, cost)
 
     def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""

@@ -18,8 +18,8 @@ import pytest
 from headgate.cli.__main__ import main
 from headgate.cli.load_summary import tell_progress, tell_summary
 from headgate.cli.terminal import Terminal
-from headgate.load.running import Progress
-from headgate.load.statistics import Latency, Summary
+from headgate.load_generator.running import Progress
+from headgate.load_generator.statistics import Latency, Summary
 from tests.server.process.certificates import Authority
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import free_port, redis_server

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import msgspec
 
 from headgate.core.errors import HeadgateError
-from headgate.load.questions import caller_fields
-from headgate.load.targets import Target, Unreachable
+from headgate.load_generator.questions import caller_fields
+from headgate.load_generator.targets import Target, Unreachable
 
 PATH = "/api/v1/rate-limit/check"
 _UNAUTHORIZED = 401

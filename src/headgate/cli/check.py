@@ -13,7 +13,7 @@ from headgate.cli.request_options import add_request_options, attributes_of, pri
 from headgate.cli.service_options import add_service_options, tls_of, url
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.errors import UsageError
-from headgate.load.targets import parse_target
+from headgate.load_generator.targets import parse_target
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 

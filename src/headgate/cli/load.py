@@ -15,13 +15,13 @@ from headgate.cli.load_summary import tell_progress, tell_summary, to_data
 from headgate.cli.service_options import add_service_options, tls_of, url
 from headgate.cli.terminal import Terminal
 from headgate.core.errors import UsageError
-from headgate.load.http1 import Http1
-from headgate.load.http2 import Http2
-from headgate.load.machine import Machine
-from headgate.load.questions import MOST_USERS, Asked, Service, grpc_method, http_question
-from headgate.load.running import MOST_REQUESTS, MOST_SECONDS, MOST_STREAMS, Plan, Run
-from headgate.load.statistics import Summary
-from headgate.load.targets import Target, parse_target
+from headgate.load_generator.http1 import Http1
+from headgate.load_generator.http2 import Http2
+from headgate.load_generator.machine import Machine
+from headgate.load_generator.questions import MOST_USERS, Asked, Service, grpc_method, http_question
+from headgate.load_generator.running import MOST_REQUESTS, MOST_SECONDS, MOST_STREAMS, Plan, Run
+from headgate.load_generator.statistics import Summary
+from headgate.load_generator.targets import Target, parse_target
 
 _INTERRUPTED = 130
 _MOST_COST = 100_000

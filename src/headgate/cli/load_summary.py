@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.cli.terminal import Terminal
-from headgate.load.running import Progress
-from headgate.load.statistics import Latency, Summary
+from headgate.load_generator.running import Progress
+from headgate.load_generator.statistics import Latency, Summary
 
 _BAR = 40
 """Characters of the longest bar."""

@@ -7,7 +7,7 @@ import os
 import ssl
 
 from headgate.core.errors import UsageError
-from headgate.load.targets import Target, client_tls
+from headgate.load_generator.targets import Target, client_tls
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _FILES = {

@@ -14,18 +14,18 @@ from headgate.core import (
     sliding_window_log,
     token_bucket,
 )
+from headgate.core.decision import Decision
 from headgate.core.errors import InvalidQuota
 from headgate.core.numbers import short
 
 if TYPE_CHECKING:
-    from headgate.core.decision import Decision
     from headgate.core.quota import Quota
 
 Kept = tuple[Any, ...]
 """What a store keeps for a key: a tuple of integers (the log adds one list)."""
 State = Kept | None
 """None means nothing used."""
-Transition = Callable[[State, int, int], "tuple[State, Decision]"]
+Transition = Callable[[State, int, int], tuple[State, Decision]]
 """(state, cost, now) -> (state, decision). The cost is at most the capacity; 0 looks, less gives back."""
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headgate.core.pressure import Pressure
+
 if TYPE_CHECKING:
     from headgate.core.algorithms import State
-    from headgate.core.pressure import Pressure
-    from headgate.core.quota import Quota
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +36,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """Microseconds until nothing counts as used any more if nobody asked."""
     state: Pressure
     """normal, warning or throttled."""
-    quota: Quota
+    quota: quotas.Quota
     """The quota behind these numbers."""
     delay_us: int = 0
     """Leaky bucket as a queue: microseconds until it is this request's turn."""
@@ -80,6 +80,38 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         """What is taken of the limit now, rounded up."""
         return self.limit - self.remaining
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
+        """Tell Pydantic how a decision is written as JSON, so that a route of FastAPI may be ``-> Decision``."""
+        from pydantic_core import core_schema as schema  # noqa: PLC0415  only who has Pydantic asks
+
+        types = {bool: schema.bool_schema(), int: schema.int_schema(), float: schema.float_schema()}
+        fields = {name: types.get(kind, schema.str_schema()) for name, kind in _SHOWN.items()}
+        part = schema.typed_dict_schema({name: schema.typed_dict_field(kind) for name, kind in fields.items()})
+        limits = schema.typed_dict_field(schema.list_schema(part))
+        answer = schema.typed_dict_schema({**part["fields"], "limits": limits})
+        shown = schema.plain_serializer_function_ser_schema(_shown, return_schema=answer)
+        return schema.is_instance_schema(cls, serialization=shown)
+
+
+_SHOWN = {
+    "allowed": bool,
+    "limit": int,
+    "remaining": int,
+    "retry_after": float,
+    "reset_after": float,
+    "delay": float,
+    "state": str,
+    "quota": str,
+    "degraded": str,
+}
+"""What is shown of a decision, and as what. Times are in seconds."""
+
+
+def _shown(decision: Decision) -> dict[str, Any]:
+    limits = [{name: kind(getattr(each, name)) for name, kind in _SHOWN.items()} for each in decision.limits]
+    return {name: kind(getattr(decision, name)) for name, kind in _SHOWN.items()} | {"limits": limits}
+
 
 def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]:
     """Return an outcome computed `lag_us` in the future, for a clock that fell behind the state, as seen from now."""
@@ -90,3 +122,8 @@ def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]
         reset_after_us=decision.reset_after_us and decision.reset_after_us + lag_us,
         delay_us=decision.delay_us and decision.delay_us + lag_us,
     )
+
+
+# A quota is made of algorithms, which make decisions. So this comes last, and names the module: whoever is imported
+# first, `typing.get_type_hints(Decision)` finds all types.
+from headgate.core import quota as quotas  # noqa: E402

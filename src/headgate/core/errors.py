@@ -22,14 +22,12 @@ A refusal is not an error: ``check`` returns it as a `Decision`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from headgate.core.decision import Decision
-
 
 class HeadgateError(Exception):
     """Base of all exceptions of this package."""
+
+    def __init__(self, *args: object) -> None:  # Exception's own has no signature to show
+        super().__init__(*args)
 
 
 class UsageError(HeadgateError, ValueError):
@@ -89,10 +87,14 @@ class LimitExceeded(HeadgateError):
         decision: the refusal, with `retry_after` and the limit that blocked.
     """
 
-    def __init__(self, key: str, decision: Decision) -> None:
+    def __init__(self, key: str, decision: decisions.Decision) -> None:
         super().__init__(key, decision)
         self.key = key
         self.decision = decision
 
     def __str__(self) -> str:
         return f"limit {self.decision.quota} exceeded for {self.key!r}: retry in {self.decision.retry_after:g} s"
+
+
+# Last, and as a module, since decisions are made of what raises these errors.
+from headgate.core import decision as decisions  # noqa: E402

@@ -197,6 +197,7 @@ class AsyncEngine:
         return self._travelled.traffic() if self._travelled else None
 
     async def close(self) -> None:
+        """Stop watching the rules, and release what the store holds."""
         self._book.close()
         await self._store.close()
 

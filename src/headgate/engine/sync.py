@@ -185,6 +185,7 @@ class Engine:
         return self._failover.statistics() if self._failover else None
 
     def close(self) -> None:
+        """Stop watching the rules, and release what the store holds."""
         self._book.close()
         self._store.close()
 

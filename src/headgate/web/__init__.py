@@ -15,3 +15,27 @@ Pure functions of bytes and values: no I/O, no clock (time is an argument, in mi
 Nothing that a client merely claims chooses a key: a header counts only from a proxy that is configured as trusted, and
 a credential only when it is verified.
 """
+
+from headgate.web import problem
+from headgate.web.address import AddressReader
+from headgate.web.apikey import ApiKeys, Holder, digest
+from headgate.web.headers import EXPOSED, ResponseHeaders, raw
+from headgate.web.identity import Identifier, Identity
+from headgate.web.jwk import VerificationKey
+from headgate.web.jwt import Issuer, TokenVerifier
+
+__all__ = [
+    "EXPOSED",
+    "AddressReader",
+    "ApiKeys",
+    "Holder",
+    "Identifier",
+    "Identity",
+    "Issuer",
+    "ResponseHeaders",
+    "TokenVerifier",
+    "VerificationKey",
+    "digest",
+    "problem",
+    "raw",
+]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
-from headgate.load.outcomes import ALLOWED, ALLOWED_DEGRADED, DENIED, DENIED_DEGRADED, NOT_UNDERSTOOD, Outcome
-from headgate.load.protobuf import number, text
-from headgate.load.questions import (
+from headgate.load_generator.outcomes import ALLOWED, ALLOWED_DEGRADED, DENIED, DENIED_DEGRADED, NOT_UNDERSTOOD, Outcome
+from headgate.load_generator.protobuf import number, text
+from headgate.load_generator.questions import (
     Asked,
     Service,
     caller_fields,
@@ -22,7 +22,7 @@ from headgate.load.questions import (
     read_http,
     read_rls,
 )
-from headgate.load.targets import Target
+from headgate.load_generator.targets import Target
 
 TARGET = Target("127.0.0.1", 8080)
 METADATA = text(6, text(1, text(1, b"degraded") + text(2, text(3, b"store_unavailable"))))

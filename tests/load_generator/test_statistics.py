@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.load.outcomes import (
+from headgate.load_generator.outcomes import (
     ALLOWED,
     ALLOWED_DEGRADED,
     DENIED,
@@ -20,7 +20,7 @@ from headgate.load.outcomes import (
     Outcome,
     failed,
 )
-from headgate.load.statistics import Latencies, Summary, Tally
+from headgate.load_generator.statistics import Latencies, Summary, Tally
 
 
 def latencies(values: list[int]) -> Latencies:

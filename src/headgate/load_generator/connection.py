@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-from headgate.load.machine import Machine
-from headgate.load.outcomes import LOST, NOT_UNDERSTOOD, BadAnswer, Outcome
+from headgate.load_generator.machine import Machine
+from headgate.load_generator.outcomes import LOST, NOT_UNDERSTOOD, BadAnswer, Outcome
 
 
 class Owner(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headgate.load.outcomes import Outcome
+from headgate.load_generator.outcomes import Outcome
 
 
 class Machine(Protocol):

@@ -10,7 +10,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, UInt64Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.load import protobuf
+from headgate.load_generator import protobuf
 
 
 @given(st.integers(0, 2**64 - 1))

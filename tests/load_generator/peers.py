@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from headgate.load.targets import Target
+from headgate.load_generator.targets import Target
 
 Behaviour: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 RLS = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.load.blocks import literal_block
-from headgate.load.frames import (
+from headgate.load_generator.blocks import literal_block
+from headgate.load_generator.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
@@ -23,10 +23,10 @@ from headgate.load.frames import (
     Type,
     frame,
 )
-from headgate.load.http2 import MOST_ANSWER, Http2
-from headgate.load.outcomes import ALLOWED, DENIED, NOT_UNDERSTOOD, SHED, BadAnswer, Outcome, failed
-from headgate.load.questions import Asked, Service, grpc_method
-from headgate.load.targets import Target
+from headgate.load_generator.http2 import MOST_ANSWER, Http2
+from headgate.load_generator.outcomes import ALLOWED, DENIED, NOT_UNDERSTOOD, SHED, BadAnswer, Outcome, failed
+from headgate.load_generator.questions import Asked, Service, grpc_method
+from headgate.load_generator.targets import Target
 
 METHOD = grpc_method(Service.RLS, Asked())
 TARGET = Target("127.0.0.1", 8081, grpc=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.load.outcomes import DENIED, SHED, BadAnswer, Outcome, failed
-from headgate.load.questions import Template, read_http
+from headgate.load_generator.outcomes import DENIED, SHED, BadAnswer, Outcome, failed
+from headgate.load_generator.questions import Template, read_http
 
 MOST_HEADERS = 65_536
 MOST_BODY = 262_144

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.load.targets import Target, Unreachable, client_tls, parse_target
+from headgate.load_generator.targets import Target, Unreachable, client_tls, parse_target
 
 
 @pytest.mark.parametrize(

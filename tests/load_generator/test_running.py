@@ -14,13 +14,24 @@ import h2.events
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.load.http1 import Http1
-from headgate.load.http2 import Http2
-from headgate.load.questions import Asked, Service, grpc_method, http_question
-from headgate.load.running import Plan, Progress, Run
-from headgate.load.statistics import Summary
-from headgate.load.targets import NotSpoken, Target, Unreachable
-from tests.load.peers import ALLOWED, DENIED, NO, YES, Behaviour, answering, grpc_peer, peer, question, response
+from headgate.load_generator.http1 import Http1
+from headgate.load_generator.http2 import Http2
+from headgate.load_generator.questions import Asked, Service, grpc_method, http_question
+from headgate.load_generator.running import Plan, Progress, Run
+from headgate.load_generator.statistics import Summary
+from headgate.load_generator.targets import NotSpoken, Target, Unreachable
+from tests.load_generator.peers import (
+    ALLOWED,
+    DENIED,
+    NO,
+    YES,
+    Behaviour,
+    answering,
+    grpc_peer,
+    peer,
+    question,
+    response,
+)
 from tests.servers import free_port
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.load.http1 import MOST_BODY, MOST_HEADERS, Http1
-from headgate.load.outcomes import ALLOWED, DENIED, NOT_UNDERSTOOD, SHED, BadAnswer, Outcome, failed
-from headgate.load.questions import Asked, http_question
-from headgate.load.targets import Target
+from headgate.load_generator.http1 import MOST_BODY, MOST_HEADERS, Http1
+from headgate.load_generator.outcomes import ALLOWED, DENIED, NOT_UNDERSTOOD, SHED, BadAnswer, Outcome, failed
+from headgate.load_generator.questions import Asked, http_question
+from headgate.load_generator.targets import Target
 
 QUESTION = http_question(Target("127.0.0.1", 8080), Asked())
 YES = b'{"allowed": true}'

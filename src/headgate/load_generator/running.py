@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from headgate.core.errors import UsageError
-from headgate.load.connection import Connection
-from headgate.load.machine import Machine
-from headgate.load.outcomes import LOST, NO_ANSWER, UNFINISHED, Kind, Outcome
-from headgate.load.statistics import Summary, Tally
-from headgate.load.targets import NotSpoken, Target, Unreachable
+from headgate.load_generator.connection import Connection
+from headgate.load_generator.machine import Machine
+from headgate.load_generator.outcomes import LOST, NO_ANSWER, UNFINISHED, Kind, Outcome
+from headgate.load_generator.statistics import Summary, Tally
+from headgate.load_generator.targets import NotSpoken, Target, Unreachable
 
 MOST_REQUESTS = 10_000_000
 MOST_SECONDS = 3600.0

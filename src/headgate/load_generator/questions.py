@@ -12,9 +12,9 @@ from typing import Self
 import msgspec
 
 from headgate.core.errors import UsageError
-from headgate.load import protobuf
-from headgate.load.outcomes import NOT_UNDERSTOOD, Outcome, decided
-from headgate.load.targets import Target
+from headgate.load_generator import protobuf
+from headgate.load_generator.outcomes import NOT_UNDERSTOOD, Outcome, decided
+from headgate.load_generator.targets import Target
 
 _DIGITS = 7
 MOST_USERS = 10**_DIGITS

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headgate.load.blocks import Ending, Endings, literal_block
-from headgate.load.frames import (
+from headgate.load_generator.blocks import Ending, Endings, literal_block
+from headgate.load_generator.frames import (
     ACK,
     DEFAULT_WINDOW,
     END_HEADERS,
@@ -25,9 +25,9 @@ from headgate.load.frames import (
     Type,
     frame,
 )
-from headgate.load.outcomes import NOT_UNDERSTOOD, SHED, BadAnswer, Outcome, failed
-from headgate.load.questions import Method, caller_fields
-from headgate.load.targets import Target
+from headgate.load_generator.outcomes import NOT_UNDERSTOOD, SHED, BadAnswer, Outcome, failed
+from headgate.load_generator.questions import Method, caller_fields
+from headgate.load_generator.targets import Target
 
 MOST_HEADERS = 65_536
 MOST_ANSWER = 262_144

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.load.outcomes import BadAnswer
+from headgate.load_generator.outcomes import BadAnswer
 
 _REMEMBERED = 1000
 """Different blocks; most answers have one of a few."""

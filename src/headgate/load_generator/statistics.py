@@ -7,7 +7,7 @@ from itertools import count
 
 import msgspec
 
-from headgate.load.outcomes import Kind, Outcome
+from headgate.load_generator.outcomes import Kind, Outcome
 
 PERCENTILES = {"p50": 500, "p90": 900, "p99": 990, "p99.9": 999}
 """Names, and how many in a thousand are at most so much."""
