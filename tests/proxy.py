@@ -34,6 +34,8 @@ class Proxy:
         """The connection is closed after this many more bytes of replies."""
         self.extra = b""
         """Added to the next reply, once."""
+        self.hold_from = b""
+        """If it is not empty, the first reply that begins so clears `open`."""
         self._threads[0].start()
 
     def address(self, options: str) -> str:
@@ -74,6 +76,8 @@ class Proxy:
     def _replies(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65_536):
+                if self.hold_from and data.startswith(self.hold_from):
+                    self.open.clear()
                 self.open.wait(PATIENCE)
                 data, self.extra = data + self.extra, b""
                 if self.cut_after is not None and self.cut_after < len(data):

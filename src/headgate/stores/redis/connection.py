@@ -96,12 +96,9 @@ class Connection:
     def converse(self, commands: list[bytes], give_up: float) -> object:
         """Send `commands`, and return the reply to the last of them; an error reply is returned, not raised."""
         try:
-            if self.address.tls:
-                self._socket.settimeout(_left(give_up))
-            self._socket.sendall(b"".join(commands))
+            self._send(b"".join(commands), give_up)
             for _ in commands:
-                while (reply := self._reader.gets()) is False:
-                    self._reader.feed(self._received(_left(give_up)))
+                reply = self._next(give_up)
         except (TimeoutError, BlockingIOError):  # the latter: it could not be sent in time
             self.close()
             raise OutcomeUnknown(f"{self.address}: no answer in time") from None
@@ -112,6 +109,44 @@ class Connection:
             self.close()
             raise
         self._used_at = monotonic()
+        return reply
+
+    def is_replicated(self, give_up: float) -> bool:
+        """Wait until enough replicas have what was written here, for half of the time left; say whether they have.
+
+        What is lost meanwhile is this answer only, and the connection with it: what was written before is written.
+        """
+        seconds, pause, reminders, enough = max(0, give_up - monotonic()) / 2, wire.REMIND_AFTER, 0, False
+        remind_at = monotonic() + seconds + pause
+        try:
+            self._send(wire.replication(self.address, seconds), give_up)
+            while True:
+                try:
+                    reply = self._next(min(give_up, remind_at))
+                    break
+                except TimeoutError:
+                    self._send(wire.REMINDER, give_up)
+                    reminders, pause, remind_at = reminders + 1, pause * 2, monotonic() + pause
+            enough = wire.is_replicated(self.address, reply)
+            for _ in range(reminders):
+                self._next(give_up)
+        except (OSError, hiredis.ProtocolError):
+            self.close()
+        except BaseException:
+            self.close()
+            raise
+        self._used_at = monotonic()
+        return enough
+
+    def _send(self, data: bytes, give_up: float) -> None:
+        left = _left(give_up)
+        if self.address.tls:
+            self._socket.settimeout(left)
+        self._socket.sendall(data)
+
+    def _next(self, give_up: float) -> object:
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._received(_left(give_up)))
         return reply
 
     def _received(self, left: float) -> bytes:
@@ -129,6 +164,10 @@ class Connection:
         if self._reader.has_data():
             return False
         return 0 <= now - self._used_at < _A_MOMENT or not self._poll.poll(0)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._socket.fileno() < 0
 
     def close(self) -> None:
         self._socket.close()

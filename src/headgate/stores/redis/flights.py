@@ -161,6 +161,8 @@ class Flights:
         fail(late, error)
 
     def _not_reached(self) -> StoreUnavailable:
+        if any(lane.awaits_replicas for lane in self.lanes):
+            return StoreBusy(f"{self._address}: all connections wait for replicas")
         return StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
 
     def _free(self) -> None:

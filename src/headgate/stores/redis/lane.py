@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
 from functools import partial
+from math import inf
 from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias, cast
 
@@ -89,6 +90,7 @@ class Lane(asyncio.BufferedProtocol):
         self._forgotten: list[_Leg] = []  # those that found no script
         self._unconfirmed: list[tuple[Asked, Answer]] = []  # answers that wait for replicas
         self._deadline: asyncio.TimerHandle | None = None
+        self._reminder: asyncio.TimerHandle | None = None
         self._reloads = 0
         self._looks = 0  # since the deadline
         self._misled: StoreError | None = None  # says why this is not the right server any more
@@ -105,6 +107,11 @@ class Lane(asyncio.BufferedProtocol):
     @property
     def is_empty(self) -> bool:
         return not self._flight
+
+    @property
+    def awaits_replicas(self) -> bool:
+        """Has the server decided all that it was sent, and waits for others to have it?"""
+        return bool(self._flight) and not self._in_the_air
 
     @property
     def is_connecting(self) -> bool:
@@ -129,6 +136,7 @@ class Lane(asyncio.BufferedProtocol):
             left = max(LOOK_EVERY, min([asked.deadline for asked in self._flight]) - self._loop.time())
             commands.append(wire.replication(self._address, left / 2))
             self._expected.append(self._replicated)
+            self._reminder = self._loop.call_later(left / 2 + wire.REMIND_AFTER, self._remind, wire.REMIND_AFTER)
         self._connected().write(b"".join(commands))
 
     def _landed(self, leg: _Leg, reply: object) -> None:
@@ -160,12 +168,28 @@ class Lane(asyncio.BufferedProtocol):
                 each.answer.set_result(answer)
 
     def _replicated(self, reply: object) -> None:
-        enough = wire.is_replicated(self._address, reply)
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        for asked, answer in unconfirmed:
-            if not asked.answer.done():
-                asked.answer.set_result(answer if enough else Unconfirmed(answer))
+        if self._reminder:
+            self._reminder.cancel()
+        if wire.is_replicated(self._address, reply):
+            for asked, answer in self._unconfirmed:
+                if not asked.answer.done():
+                    asked.answer.set_result(answer)
+        self._settle()
         self._ended()
+
+    def _settle(self, until: float = inf) -> None:
+        """Give those whose time is up by `until` the answers that came, as not replicated: they were decided."""
+        for asked, answer in self._unconfirmed:
+            if asked.deadline <= until and not asked.answer.done():
+                asked.answer.set_result(Unconfirmed(answer))
+        self._unconfirmed = [each for each in self._unconfirmed if not each[0].answer.done()]
+
+    def _remind(self, pause: float) -> None:
+        """Wake a server that has nothing else to do, and so does not notice that the wait for replicas is over."""
+        if not self._in_the_air:
+            self._connected().write(wire.REMINDER)
+            self._expected.append(_ignored)
+        self._reminder = self._loop.call_later(pause, self._remind, pause * 2)
 
     def _ended(self) -> None:
         """All legs have landed: send those again that found no script, or be free."""
@@ -192,23 +216,30 @@ class Lane(asyncio.BufferedProtocol):
         """Tell those whose time is up. The last of them takes the connection along, as its answer may still come."""
         now, error = self._loop.time(), OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s")
         error.incident = error  # of all who wait for this flight
+        self._settle(now)
         waiting = [asked.deadline for asked in self._flight if asked.deadline > now and not asked.answer.done()]
         self._looks = 0
         if waiting:
             fail([asked for asked in self._flight if asked.deadline <= now], error)
             self._deadline = self._loop.call_at(min(waiting), self._look)
+        elif self._address.replicas and not (self._in_the_air or self._forgotten):
+            # All was decided. Only what replicas have is not known, for which nobody waits any more: but the connection
+            # is of use again when the server has said it.
+            self._deadline = self._loop.call_later(self._address.timeout, self._drop, error)
         else:
             self._drop(error)
 
     def _drop(self, error: StoreError) -> None:
+        self._settle()
         flight, self._flight = self._flight, []
         transport, self._transport, self.is_open, self._misled = self._transport, None, False, None
-        if self._deadline:
-            self._deadline.cancel()
+        for timer in (self._deadline, self._reminder):
+            if timer:
+                timer.cancel()
         if transport:
             transport.abort()
         self._expected.clear()
-        self._forgotten, self._unconfirmed = [], []
+        self._forgotten = []
         self._reader = hiredis.Reader()
         self.last_error = error
         if self._greeted and not self._greeted.done():

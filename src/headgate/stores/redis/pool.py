@@ -73,7 +73,7 @@ class Pool:
             if isinstance(reply, Exception) and str(reply).partition(" ")[0] in wire.MISLED:
                 connection.close()
                 self.close()
-            else:
+            elif not connection.is_closed:
                 idle.append(connection)
                 if idle is not self._idle:  # the pool was closed meanwhile
                     connection.close()
@@ -101,8 +101,7 @@ class Pool:
                 break
         if not self._address.replicas or isinstance(reply, Exception):
             return reply, True
-        waited = connection.converse([wire.replication(self._address, (give_up - monotonic()) / 2)], give_up)
-        return reply, wire.is_replicated(self._address, waited)
+        return reply, connection.is_replicated(give_up)
 
     def _idle_connection(self, now: float) -> Connection | None:
         while True:

@@ -43,6 +43,11 @@ _UNDONE = ("ERR unknown command", "ERR max number of clients")
 LOAD = command(b"SCRIPT", b"LOAD", scripts.SCRIPT)
 INFO = command(b"INFO")
 ASKING = command(b"ASKING")
+REMINDER = command(b"TIME")
+REMIND_AFTER = 0.002
+"""Seconds after the end of a wait for replicas at which the server is reminded of it, then after twice as many, and so
+on. A server with nothing else to do notices the end only at its next tick, of which there are ten a second; any command
+wakes it, and so it then answers, on this connection too."""
 
 
 class Refused(StoreUnavailable):
