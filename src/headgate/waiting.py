@@ -10,6 +10,7 @@ again; all behind it wait to become the head. Whoever leaves, admitted or not, l
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Generator
 from enum import Enum
@@ -22,6 +23,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.core.pressure import Pressure
+from headgate.locks import new_lock
 
 LONGEST_TIMEOUT = 1_000_000_000
 
@@ -49,9 +51,10 @@ class ThreadTicket:
         self.event = threading.Event()
         self.call = self.event.set
         self.settle = self.event.clear
+        self._holder = os.getpid(), threading.get_ident()
 
     def is_lost(self) -> bool:
-        return False
+        return _is_gone(*self._holder)
 
 
 class TaskTicket:
@@ -61,17 +64,25 @@ class TaskTicket:
         self.event = asyncio.Event()
         self.settle = self.event.clear
         self._loop = asyncio.get_running_loop()
-        self.is_lost = self._loop.is_closed
+        self._holder = os.getpid(), threading.get_ident()
+
+    def is_lost(self) -> bool:
+        return self._loop.is_closed() or _is_gone(*self._holder)
 
     def call(self) -> None:
         self._loop.call_soon_threadsafe(self.event.set)
+
+
+def _is_gone(process: int, thread: int) -> bool:
+    """Was this a thread of the parent? Of its threads a forked child has the one that forked, as its main thread."""
+    return process != os.getpid() and thread != threading.main_thread().ident
 
 
 class Lines:
     """The lines of all keys of one limiter."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # an abandoned flow leaves its line when it is collected, wherever that happens
+        self._lock = new_lock()  # an abandoned flow leaves its line when it is collected, wherever that happens
         self._lines: dict[str, dict[Ticket, None]] = {}  # a dict keeps its order, and any place in it is found at once
 
     def is_empty(self, key: str) -> bool:

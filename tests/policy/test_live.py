@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headgate import InvalidRule, UsageError
+from headgate.engine import Engine
 from headgate.policy.live import LivePolicy
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
@@ -236,6 +238,20 @@ def test_a_forked_child_goes_on_watching(file: Path) -> None:
         replaced(file, OTHER)
         os.write(writing, b"x")
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_is_never_closed_keeps_no_thread(file: Path) -> None:
+    """Nor an engine, which watches its file by itself."""
+    live, engine = LivePolicy(FileSource(file), every=0.01), Engine(file)
+    live.start()
+    assert engine._book._live
+    threads = live._thread, engine._book._live._thread
+    del live, engine
+    gc.collect()
+    for thread in threads:
+        assert thread
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_a_folder_of_files(tmp_path: Path) -> None:

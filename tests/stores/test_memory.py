@@ -147,6 +147,27 @@ def test_a_refund_to_a_key_that_shares_its_state_gives_nobody_budget(manual_cloc
     assert not limiter.check(busy)
 
 
+def test_plans_of_several_limits_are_refunded_nothing_that_others_took(manual_clock: ManualClock) -> None:
+    """One place is left, which is not enough for a key with two limits: for all verbs alike the store is full."""
+    store = MemoryStore(max_keys=3, clock=manual_clock)
+    limiter = Limiter("5/hour; 9/day", store=store)
+    limiter.check("first")
+    busy, idle = colliding(limiter)
+    assert limiter.check(busy, 5)
+    assert not limiter.peek(idle)
+    assert limiter.refund(idle, 5).remaining == 0
+    limiter.reset(idle)
+    assert not limiter.check(busy)
+    assert not limiter.check(idle)
+
+
+def test_a_refund_of_a_key_that_used_nothing_leaves_no_state(manual_clock: ManualClock) -> None:
+    store = MemoryStore(clock=manual_clock)
+    for quotas in ("5/hour", "5/hour sliding_window_log; 9/day"):
+        assert Limiter(quotas, store=store).refund("user", 5).remaining == 5
+    assert len(store) == 0
+
+
 def test_a_plan_of_two_keys_that_share_a_state_takes_both_costs(manual_clock: ManualClock) -> None:
     store = MemoryStore(max_keys=1, clock=manual_clock)
     limiter = Limiter("5/hour", store=store)

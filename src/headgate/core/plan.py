@@ -127,7 +127,7 @@ def refund(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Dec
     after, decisions = [], []
     for limit, state in zip(plan, states, strict=True):
         new, decision = limit.quota.step(state, -cost, now)
-        after.append(new)
+        after.append(None if state is None else new)
         decisions.append(decision)
     return after, most_restrictive(decisions)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from headgate.core.errors import InvalidRule, UsageError
 from headgate.policy.compiled import Policy
@@ -55,7 +56,7 @@ class Live(Generic[W, P]):
     Raises:
         InvalidRule: the first rules are not acceptable, or cannot be had: there is no good policy to go on with.
 
-    A process that forks goes on watching in the child as well.
+    A process that forks goes on watching in the child as well. Its thread ends soon after the object, closed or not.
     """
 
     def __init__(self, source: RuleSource[W], compiled: Callable[[W, int], P], *, every: float = EVERY) -> None:
@@ -64,14 +65,11 @@ class Live(Generic[W, P]):
         self._source, self._compiled, self._every = source, compiled, every
         self._loads, self._failures, self._loaded_at, self._error = 1, 0, time.time(), ""
         self._thread: threading.Thread | None = None
-        self._begin()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # not one of `headgate.locks`: a source may block, and no fork waits for it
         self.policy = compiled(source.read(), 1)
         """The policy in force."""
-        reborn = weakref.WeakMethod(self._reborn)
-        os.register_at_fork(after_in_child=lambda: (found := reborn()) and found())
-
-    def _begin(self) -> None:
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        _alive.add(self)
 
     def refresh(self) -> bool:
         """Look at the source once; says whether another policy is in force now."""
@@ -96,8 +94,9 @@ class Live(Generic[W, P]):
     def start(self) -> None:
         """Look at the source every now and then, from a thread that ends with the process."""
         if self._thread is None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._watch, name="headgate-rules", daemon=True)
+            stop = self._stop = threading.Event()
+            watch = weakref.ref(self), stop, self._every  # an object that nobody closes and nobody has is not kept
+            self._thread = threading.Thread(target=_watch, args=watch, name="headgate-rules", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -110,17 +109,15 @@ class Live(Generic[W, P]):
     def _reborn(self) -> None:
         """Go on in a forked child, which has no thread of its parent, and must not wait for one."""
         watched, self._thread = self._thread, None
-        self._begin()
+        self._lock = threading.Lock()
         if watched:
             self.start()
 
-    def _watch(self) -> None:
-        stop = self._stop
-        while not stop.wait(self._every):
-            try:
-                self.refresh()
-            except Exception as error:  # noqa: BLE001  whatever a source may raise: the policy must not depend on it
-                self._failed(error)
+    def _look(self) -> None:
+        try:
+            self.refresh()
+        except Exception as error:  # noqa: BLE001  whatever a source may raise: the policy must not depend on it
+            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
@@ -136,6 +133,28 @@ class Live(Generic[W, P]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _watch(watched: Callable[[], Live[W, P] | None], stop: threading.Event, every: float) -> None:
+    """Look at the source of a policy every now and then, until told to stop, or nobody has the policy any more."""
+    while not stop.wait(every):
+        live = watched()
+        if live is None:
+            return
+        live._look()  # noqa: SLF001  its own thread
+        del live
+
+
+_alive: weakref.WeakSet[Live[Any, Any]] = weakref.WeakSet()
+
+
+def _go_on_in_child() -> None:
+    for live in tuple(_alive):
+        live._reborn()  # noqa: SLF001  as a method it would be registered for ever
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_go_on_in_child)
 
 
 class LivePolicy(Live[Ruleset, Policy]):

@@ -6,7 +6,6 @@ What `FailoverStore` and `AsyncFailoverStore` share; nothing here waits for a st
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from headgate.core.errors import InvalidStore, StoreBusy, StoreError, StoreUnava
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Limit, Plan
+from headgate.locks import new_lock
 from headgate.stores import breaker as breakers
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
 from headgate.stores.fallback import Allow, Deny, Fallback, Local, Mixed, marked
@@ -81,7 +81,7 @@ class Failover:
         whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
         self.ticks = clock.ticks
         self.fallback = _chosen(mode, nodes, max_keys, clock)
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.calls = 0
         self.failures: Counter[Reason] = Counter()
         self.degraded: Counter[tuple[Mode, Reason]] = Counter()

@@ -22,7 +22,6 @@ What sync and async share is `_Cache`; the two stores differ in their awaits onl
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Family, Plan
+from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
 from headgate.stores.binding import plain_async_check, plain_check
 from headgate.stores.inner import check_colour, microseconds
@@ -257,7 +257,7 @@ class _Answers:
     def __init__(self, ticks: Callable[[], int], longest_us: int, most: int) -> None:
         self._ticks, self._longest_us, self._most = ticks, longest_us, most
         self._marks = [object()] * _MARKS
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.kept: OrderedDict[tuple[Plan, int], _Kept] = OrderedDict()
         self.hits = self.misses = 0
 

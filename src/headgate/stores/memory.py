@@ -15,13 +15,19 @@ Memory is bounded:
   is room again, a key gets a state of its own, which begins as a copy.
 * Answers of `check_once` are cleared in the same way, and at most `max_keys` of them are kept (see
   `headgate.stores.once`).
+
+The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
+the same thread (see `headgate.locks`). Such code runs where a function is called or returns and where a loop begins
+again, nowhere else. So a call reads, decides, and then, in lines that call nothing, makes sure that what it read is
+still there and replaces it. Otherwise it decides again.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import repeat
+from operator import getitem, is_not, setitem
 from time import time_ns
 from typing import NamedTuple
 
@@ -34,6 +40,7 @@ from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Family, Limit, Plan
 from headgate.core.quota import Quota
+from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
 from headgate.stores.once import Answers
 
@@ -66,6 +73,14 @@ class _Note(NamedTuple):
     quota: Quota
 
 
+class _Found(NamedTuple):
+    """Where the state of a limit is or will be kept, and the state that counts for it now."""
+
+    table: _Table
+    at: Principal | int
+    state: State
+
+
 class MemoryStore:
     """Keeps the state of limits in this process.
 
@@ -82,13 +97,14 @@ class MemoryStore:
         if not isinstance(clock, Clock | None):
             raise InvalidStore(f"a clock has now(), ticks(), wait() and wait_async(), unlike {short(clock)}")
         self.clock = clock or SystemClock()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._tables: dict[str, _Table] = {}  # by space
         self._overflow: dict[str, _Table] = {}  # by shape
         self._own = self._shared = 0  # how many states there are of either kind
         self._due: dict[int, list[_Note]] = {}  # second -> states that may be void when it begins
         self._seconds: list[int] = []  # the same seconds, as a heap
         self._next_due = _NEVER  # the first of them, in microseconds
+        self._is_sweeping = False
         self._answers = Answers(max_keys)
 
     def __len__(self) -> int:
@@ -108,9 +124,13 @@ class MemoryStore:
             if state is None or table is None or type(principal) is not str:
                 return self._first(limit, cost, now)
             after, decision = quota.step(state, cost, now)
-            if after is not state:
-                table.states[principal] = after
-            return decision
+            states = table.states
+            if after is state:
+                return decision
+            if principal in states and states[principal] is state:
+                states[principal] = after
+                return decision
+            return self._first(limit, cost, now)
 
     def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         with self._lock:
@@ -125,23 +145,17 @@ class MemoryStore:
 
     def refund(self, plan: Plan, cost: int) -> Decision:
         with self._lock:
-            found = [self._find(limit) for limit in plan]
-            if any(table.shared for table, _, _ in found):
-                return plans.peek(plan, [state for _, _, state in found], 1, self.clock.now())
             return self._run(plans.refund, plan, cost, self.clock.now())
 
     def peek(self, plan: Plan, cost: int) -> Decision:
         with self._lock:
-            states = [self._find(limit)[2] for limit in plan]
+            states = [each.state for each in self._find_all(plan)]
             return plans.peek(plan, states, cost, self.clock.now())
 
     def reset(self, plan: Plan) -> None:
         with self._lock:
             for limit in plan:
-                table, at, state = self._find(limit)
-                if not table.shared and state is not None:
-                    # None is kept, not just dropped: it says that no overflow state counts for this key.
-                    self._keep(table, at, limit.quota, None, self.clock.now())
+                self._reset(limit, len(plan))
 
     def ready(self) -> None:
         """Nothing to wait for."""
@@ -181,9 +195,11 @@ class MemoryStore:
                         self._sweep(now)
                     state = states[key]
                     after, decision = step(state, cost, now)
-                    if after is not state:
+                    if after is state:
+                        return decision
+                    if states[key] is state:
                         states[key] = after
-                    return decision
+                        return decision
                 except KeyError:  # a new key, or one that must be looked for elsewhere
                     return self._first(family.plan(key)[0], cost, now)
                 except TypeError:
@@ -202,12 +218,13 @@ class MemoryStore:
         release, locked = self._lock.release, self._locked()
         one = 1
 
-        def refuse(key: str, cost: int, now: int, refusal: tuple[int, State, Decision]) -> Decision:
-            before = [states[key] for states in tables]
+        def refuse(
+            key: str, cost: int, now: int, before: list[State], refusal: tuple[int, State, Decision]
+        ) -> Decision:
+            before += [states[key] for states in tables[len(before) :]]
             after, decision = plans.look(quotas, before, cost, now, refusal)
-            for index, states in enumerate(tables):
-                if after[index] is not before[index]:
-                    states[key] = after[index]
+            if any(map(is_not, after, before)):
+                _replaced(tables, repeat(key), before, after)
             return decision
 
         def check(key: str, cost: int = 1) -> Decision:
@@ -215,24 +232,24 @@ class MemoryStore:
                 if type(cost) is int and cost == 0:
                     return self.peek(family.plan(key), 1)
                 cost = family.checked_cost(cost)
-            after: list[State] = []
-            decisions: list[Decision] = []
             for _ in locked:
+                before: list[State] = []
+                after: list[State] = []
+                decisions: list[Decision] = []
                 try:
                     now = time_ns() // 1000 if clock is None else clock()
                     if now >= self._next_due:
                         self._sweep(now)
                     for states, step in lanes:
-                        new, decision = step(states[key], cost, now)
+                        state = states[key]
+                        new, decision = step(state, cost, now)
+                        before.append(state)
                         if not decision.allowed:
-                            return refuse(key, cost, now, (len(after), new, decision))
+                            return refuse(key, cost, now, before, (len(after), new, decision))
                         after.append(new)
                         decisions.append(decision)
-                    index = 0
-                    for states in tables:
-                        states[key] = after[index]
-                        index += 1  # noqa: SIM113  enumerate() costs more than it saves
-                    return plans.most_restrictive(decisions)
+                    if _replaced(tables, repeat(key), before, after):
+                        return plans.most_restrictive(decisions)
                 except KeyError:  # a new key, or one that must be looked for elsewhere
                     return self._run(plans.check, family.plan(key), cost, now)
                 except TypeError:
@@ -261,61 +278,65 @@ class MemoryStore:
 
     def _first(self, limit: Limit, cost: int, now: int) -> Decision:
         """Check a single limit whose principal may have no state of its own yet."""
-        table, at, state = self._find(limit)
-        after, decision = limit.quota.step(state, cost, now)
-        if after is not state:
-            self._keep(table, at, limit.quota, after, now)
-        return decision
+        while True:
+            found = self._find(limit, 1)
+            after, decision = limit.quota.step(found.state, cost, now)
+            if after is found.state:
+                return decision
+            states, at = self._place(found, limit.quota, after, now), found.at
+            if at in states and states[at] is found.state:
+                states[at] = after
+                return decision
 
     def _run(self, transact: Transaction, plan: Plan, cost: int, now: int) -> Decision:
         if now >= self._next_due:
             self._sweep(now)
-        found = [self._find(limit, len(plan)) for limit in plan]
-        if self._overflow and len({(id(table), at) for table, at, _ in found}) < len(plan):
-            return self._in_turn(plan, found, cost, now)
-        after, decision = transact(plan, [state for _, _, state in found], cost, now)
-        for (table, at, old), new, limit in zip(found, after, plan, strict=True):
-            if new is not old:
-                self._keep(table, at, limit.quota, new, now)
-        return decision
+        while True:
+            found = self._find_all(plan)
+            before = [each.state for each in found]
+            if self._overflow and transact is not plans.check and any(each.table.shared for each in found):
+                return plans.peek(plan, before, 1, now)
+            if self._overflow and len({(id(each.table), each.at) for each in found}) < len(plan):
+                after, decision = _in_turn(plan, found, cost, now)
+            else:
+                after, decision = transact(plan, before, cost, now)
+            changed = [index for index, new in enumerate(after) if new is not before[index]]
+            tables = [self._place(found[index], plan[index].quota, after[index], now) for index in changed]
+            keys = [found[index].at for index in changed]
+            if _replaced(tables, keys, [before[index] for index in changed], [after[index] for index in changed]):
+                return decision
 
-    def _in_turn(
-        self, plan: Plan, found: Sequence[tuple[_Table, Principal | int, State]], cost: int, now: int
-    ) -> Decision:
-        """Check limits some of which share an overflow state: each sees what those before it took."""
-        taken: dict[tuple[int, Principal | int], State] = {}
-        decisions = []
-        for index, ((table, at, state), limit) in enumerate(zip(found, plan, strict=True)):
-            after, decision = limit.quota.step(taken.get((id(table), at), state), cost, now)
-            if not decision.allowed:
-                quotas, states = [each.quota for each in plan], [before for _, _, before in found]
-                return plans.look(quotas, states, cost, now, (index, after, decision))[1]
-            taken[id(table), at] = after
-            decisions.append(decision)
-        for (table, at, _), limit in zip(found, plan, strict=True):
-            self._keep(table, at, limit.quota, taken[id(table), at], now)
-        return plans.most_restrictive(decisions)
+    def _reset(self, limit: Limit, places: int) -> None:
+        while True:
+            found = self._find(limit, places)
+            if found.table.shared or found.state is None:
+                return
+            states = self._place(found, limit.quota, None, self.clock.now())
+            if found.at in states:
+                states[found.at] = None  # kept, not just dropped: it says that no overflow state counts for this key
+                return
 
-    def _find(self, limit: Limit, places: int = 1) -> tuple[_Table, Principal | int, State]:
-        """Return where the state of `limit` is or will be kept, and the state that counts for it now.
+    def _find_all(self, plan: Plan) -> list[_Found]:
+        places = len(plan)
+        return [self._find(limit, places) for limit in plan]
 
-        The store is full for a new key when it has not as many `places` as the key's plan needs.
-        """
+    def _find(self, limit: Limit, places: int) -> _Found:
+        """Find the state of `limit`. The store is full for a new key when it has fewer `places` than its plan needs."""
         space, principal, _ = limit
         name = space if type(principal) is str else f"#{space}"  # digests apart, where no key of a caller can find them
         table = self._tables.get(name)
         full = self._own + places > self._max_keys
         if table is not None and principal in table.states:
-            return table, principal, table.states[principal]
+            return _Found(table, principal, table.states[principal])
         if table is None:
             table = _Table(name, shared=False)
         if not (full or self._shared):
-            return table, principal, None
+            return _Found(table, principal, None)
         overflow, slot = self._overflow_of(space, principal)
         if full:
-            return overflow, slot, overflow.states.get(slot)
+            return _Found(overflow, slot, overflow.states.get(slot))
         # With room again, a key moves to a state of its own and takes along what was used in common.
-        return table, principal, overflow.states.get(slot)
+        return _Found(table, principal, overflow.states.get(slot))
 
     def _overflow_of(self, space: str, principal: Principal | int) -> tuple[_Table, int]:
         _, _, shape = space.partition("|")
@@ -324,62 +345,117 @@ class MemoryStore:
             overflow = self._overflow[shape] = _Table(shape, shared=True)
         return overflow, hash((space, principal)) % _OVERFLOW_STATES
 
-    def _keep(self, table: _Table, at: Principal | int, quota: Quota, state: State, now: int) -> None:
+    def _place(self, found: _Found, quota: Quota, after: State, now: int) -> dict[Principal | int, State]:
+        """Return the states among which that of `found` is now, or ought to be; it will be `after`.
+
+        A new one is noted for clearing.
+        """
+        table, at, state = found
+        if at in table.states:
+            return table.states
+        due, tables = self._due_after(max(now, void_at(after, quota))), self._tables
+        if not table.shared:
+            table = tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
+        due.append(_Note(table, at, quota))
         if at not in table.states:
             if table.shared:
                 self._shared += 1
-            else:
+                table.states[at] = state
+            elif table.space not in tables or tables[table.space] is table:
+                tables[table.space] = table
                 self._own += 1
-                table = self._tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
-            self._due_after(max(now, void_at(state, quota))).append(_Note(table, at, quota))
-        table.states[at] = state
+                table.states[at] = state
+        return table.states
 
     def _due_after(self, when: int) -> list[_Note]:
         """Return the list of what the sweep looks at when the second after `when` begins."""
         second = when // _SECOND + 1
         due = self._due.get(second)
         if due is None:
-            due = self._due[second] = []
+            due = self._due.setdefault(second, [])
             heappush(self._seconds, second)
             self._next_due = self._seconds[0] * _SECOND
         return due
 
     def _sweep(self, now: int) -> None:
         """Look at a few due states, drop those that are void and note the others for later; forget ended answers."""
-        for _ in range(_SWEPT_PER_CALL):
-            second = self._seconds[0]
-            due = self._due[second]
-            if due:
-                note = due.pop()
-                void = self._void_at(note)
-                if void <= now:
-                    self._drop(note)
-                else:
-                    self._due_after(void).append(note)
-            elif not self._answers.drop_ended(now):
-                del self._due[second]
-                heappop(self._seconds)
-                self._next_due = self._seconds[0] * _SECOND if self._seconds else _NEVER
+        if self._is_sweeping:
+            return
+        self._is_sweeping = True
+        try:
+            for _ in range(_SWEPT_PER_CALL):
                 if now < self._next_due:
                     return
+                due = self._due.get(self._seconds[0])
+                if due:
+                    self._look_again(due.pop(), now)
+                elif not self._answers.drop_ended(now):
+                    due = self._due.pop(heappop(self._seconds), None)
+                    self._next_due = self._seconds[0] * _SECOND if self._seconds else _NEVER
+                    if due:  # noted meanwhile
+                        self._due_after(now).extend(due)
+        finally:
+            self._is_sweeping = False
 
-    def _void_at(self, note: _Note) -> int:
+    def _look_again(self, note: _Note, now: int) -> None:
+        """Drop a state if it is void, else note it for later."""
         table, at, quota = note
-        void = void_at(table.states[at], quota)
+        states = table.states
+        if at not in states:
+            return
+        state = states[at]
+        void = void_at(state, quota)
         if self._shared and not table.shared:  # without a state of its own, the key would draw on its overflow state
             overflow, slot = self._overflow_of(table.space.lstrip("#"), at)
             void = max(void, void_at(overflow.states.get(slot), quota))
-        return void
-
-    def _drop(self, note: _Note) -> None:
-        table = note.table
-        del table.states[note.at]
-        if table.shared:
-            self._shared -= 1
+        if void > now:
+            self._due_after(void).append(note)
+        elif at in states and states[at] is state:
+            del states[at]
+            if table.shared:
+                self._shared -= 1
+            else:
+                self._own -= 1
+            if not states and not table.bound:
+                del self._tables[table.space]
         else:
-            self._own -= 1
-        if not table.states and not table.bound:
-            del self._tables[table.space]
+            self._due_after(now).append(note)
+
+
+def _replaced(
+    tables: Sequence[dict[Principal | int, State]],
+    keys: Iterable[Principal | int],
+    before: list[State],
+    after: list[State],
+) -> bool:
+    """Put the states `after` in the place of those `before`, all or, if one is not there any more, none."""
+    there: list[State] = []
+    done: list[None] = []
+    look, put = map(getitem, tables, keys), map(setitem, tables, keys, after)
+    try:
+        # From here on nothing runs in between: extending a list by what is computed in C calls no code of Python.
+        there += look
+        if there == before:
+            done += put
+            return True
+    except KeyError:  # void, and dropped
+        pass
+    return False
+
+
+def _in_turn(plan: Plan, found: Sequence[_Found], cost: int, now: int) -> tuple[Sequence[State], Decision]:
+    """Check limits some of which share an overflow state: each sees what those before it took."""
+    taken: dict[tuple[int, Principal | int], State] = {}
+    decisions = []
+    before = [each.state for each in found]
+    for index, (each, limit) in enumerate(zip(found, plan, strict=True)):
+        after, decision = limit.quota.step(taken.get((id(each.table), each.at), each.state), cost, now)
+        if not decision.allowed:
+            quotas = [limit.quota for limit in plan]
+            return before, plans.look(quotas, before, cost, now, (index, after, decision))[1]
+        taken[id(each.table), each.at] = after
+        decisions.append(decision)
+    return [taken[id(each.table), each.at] for each in found], plans.most_restrictive(decisions)
 
 
 class AsyncMemoryStore:

@@ -42,11 +42,12 @@ class Answers:
 
         After the clock was set back, answers that end earlier may be behind it; those wait for their turn.
         """
-        oldest = next(iter(self._answers.values()), None)
-        if oldest is None or oldest[0] > now:
-            return False
-        self._answers.popitem(last=False)
-        return True
+        for until, _ in self._answers.values():
+            if until <= now:
+                self._answers.popitem(last=False)
+                return True
+            break
+        return False
 
     def clear(self) -> None:
         self._answers.clear()

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from headgate.locks import new_lock
+
 
 class ManualClock:
     """A clock for tests: time passes when you say so, and whoever waits for it wakes then.
@@ -25,7 +27,7 @@ class ManualClock:
 
     def __init__(self, now: int = START) -> None:
         self._now = now
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._sleepers: dict[object, tuple[int, Callable[[], object]]] = {}
 
     def now(self) -> int:

@@ -8,6 +8,7 @@ from time import monotonic, sleep
 
 from headgate.clock import Clock
 from headgate.core.errors import StoreError
+from headgate.locks import new_lock
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address, Cluster
 from headgate.stores.redis.answers import Answer
@@ -26,11 +27,11 @@ class BlockingCluster:
         self._timeout = cluster.seeds[0].timeout
         self._pools: dict[Address, Pool] = {}
         self._refreshed_at = -REFRESH_EVERY
+        self._lock = new_lock()
         self._begin()
 
     def _begin(self) -> None:
-        """Make the locks; again in a forked child, which must not wait for a thread of its parent."""
-        self._lock = threading.Lock()
+        """Nobody asks for the slot map yet; also in a forked child, which must not wait for a thread of its parent."""
         self._refreshing = threading.Lock()
         self._process = os.getpid()
 
