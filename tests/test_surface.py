@@ -144,7 +144,7 @@ def test_other_names_are_not_found_by_accident() -> None:
 def test_nothing_but_the_library_is_imported_before_it_is_asked_for() -> None:
     code = "import headgate, sys; print(sorted({name.split('.')[1] for name in sys.modules if 'headgate.' in name}))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert eval(shown.stdout) == ["aio", "binding", "clock", "core", "limiter", "stores", "waiting"]  # noqa: S307
+    assert eval(shown.stdout) == ["aio", "binding", "clock", "core", "limiter", "locks", "stores", "waiting"]  # noqa: S307
 
 
 def test_all_names_are_there_without_extras_and_what_needs_one_says_which() -> None:
