@@ -76,7 +76,7 @@ def test_the_two_limiters_have_the_same_verbs_and_arguments() -> None:
         return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
 
     assert surface(Limiter) == surface(AsyncLimiter)
-    verbs = {"acquire", "check", "check_once", "close", "guard", "is_passed", "peek", "ready", "refund", "reset"}
+    verbs = {"acquire", "check", "check_once", "close", "guard", "peek", "ready", "refund", "reset"}
     assert set(surface(Limiter)) == verbs
 
 
@@ -147,17 +147,6 @@ def test_a_limiter_is_ready_when_its_store_is(both: Both) -> None:
     store.ready = away if both.kind is AsyncLimiter else gone
     with pytest.raises(StoreUnavailable, match="away"):
         both.make("5/s", store=store).ready()
-
-
-def test_is_passed_answers_in_one_call(both: Both, manual_clock: ManualClock) -> None:
-    limiter = both.make("2/minute fixed_window", clock=manual_clock)
-    first = limiter.is_passed("client-7")
-    reset_time = (ManualClock.START // 60_000_000 + 1) * 60
-    assert first == (True, reset_time, 2, 1)
-    assert limiter.is_passed("client-7", "orders") == (True, reset_time, 2, 1)
-    assert limiter.is_passed("client-7").remaining == 0
-    assert not limiter.is_passed("client-7").passed
-    assert limiter.is_passed("client-7", "orders").passed
 
 
 @pytest.mark.parametrize("quotas", EVERY_ALGORITHM)

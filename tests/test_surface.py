@@ -113,7 +113,6 @@ def test_the_public_surface_is_this_list() -> None:
         "LivePolicy",
         "MemoryStore",
         "OutcomeUnknown",
-        "Passed",
         "Pressure",
         "Quota",
         "Request",

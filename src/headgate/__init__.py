@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headgate.aio import AsyncLimiter
-from headgate.binding import Passed
 from headgate.clock import Clock, SystemClock
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import Calendar
@@ -37,12 +36,12 @@ from headgate.stores import open_async_store, open_store
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from headgate.engine import AsyncEngine, Engine, Ruling
+    from headgate.engine import AsyncEngine, Engine, Passed, Reset, Ruling
     from headgate.policy.live import LivePolicy
     from headgate.policy.loading import InvalidRules
     from headgate.policy.loading import load as load_rules
     from headgate.policy.model import Rule, Ruleset
-    from headgate.policy.request import InvalidRequest, Request
+    from headgate.policy.request import InvalidRequest, Request, UnknownRule
     from headgate.stores.cached import AsyncCachedStore, CachedStore
     from headgate.stores.failover import AsyncFailoverStore, FailoverStore
     from headgate.web.address import AddressReader
@@ -81,6 +80,7 @@ __all__ = [
     "Pressure",
     "Quota",
     "Request",
+    "Reset",
     "ResponseHeaders",
     "Rule",
     "Ruleset",
@@ -89,6 +89,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "SystemClock",
+    "UnknownRule",
     "UsageError",
     "load_rules",
     "open_async_store",
@@ -106,11 +107,14 @@ _LATER = {
     "InvalidRequest": "headgate.policy.request",
     "InvalidRules": "headgate.policy.loading",
     "LivePolicy": "headgate.policy.live",
+    "Passed": "headgate.engine",
     "Request": "headgate.policy.request",
+    "Reset": "headgate.engine",
     "ResponseHeaders": "headgate.web.headers",
     "Rule": "headgate.policy.model",
     "Ruleset": "headgate.policy.model",
     "Ruling": "headgate.engine",
+    "UnknownRule": "headgate.policy.request",
     "load_rules": "headgate.policy.loading:load",
 }
 """What is imported when it is first asked for, since a limiter needs none of it: the module, and the name there."""

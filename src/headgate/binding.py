@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
-from headgate.core.decision import Decision
 from headgate.core.errors import InvalidQuota, UsageError
 from headgate.core.grammar import EXAMPLES
 from headgate.core.numbers import short
@@ -18,16 +16,6 @@ Key = str | Callable[..., str]
 """A key, or a function that makes one of the arguments of a decorated function."""
 
 
-class Passed(NamedTuple):
-    """The answer of `is_passed`."""
-
-    passed: bool
-    reset_time: float
-    """When nothing counts as used any more, in seconds since the epoch."""
-    limit: int
-    remaining: int
-
-
 def family_of(quotas: Quotas, name: str) -> Family:
     """Return the limits that `quotas` describe."""
     parts = [quotas] if isinstance(quotas, str | Quota) else quotas
@@ -37,12 +25,6 @@ def family_of(quotas: Quotas, name: str) -> Family:
     for part in parts:
         found.extend([part] if isinstance(part, Quota) else Quota.parse(part))
     return Family(name, found)
-
-
-def passed(decision: Decision, now: int) -> Passed:
-    """Return `decision`, made at `now`, as the answer of `is_passed`."""
-    reset_time = (now + decision.reset_after_us) / 1_000_000
-    return Passed(decision.allowed, reset_time, decision.limit, decision.remaining)
 
 
 def key_for_block(key: Key) -> str:

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from headgate import waiting
-from headgate.binding import Key, Passed, Quotas, family_of, key_for_block, passed
+from headgate.binding import Key, Quotas, family_of, key_for_block
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
 from headgate.core.key import once_token
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.stores import open_resilient_store
 from headgate.stores.base import Store
@@ -110,14 +110,6 @@ class Limiter:
         """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
         self._store.reset(self._family.plan(key))
         self._lines.wake(key)
-
-    def is_passed(self, client_id: str, rule_id: str | None = None) -> Passed:
-        """Check `client_id` once, in one call: passed, reset time, limit, remaining.
-
-        With a `rule_id` these quotas are counted apart for that rule.
-        """
-        family = self._family if rule_id is None else Family(rule_id, self.quotas)
-        return passed(self._store.check(family.plan(client_id), 1), self._clock.now())
 
     def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> Guard:
         """Return a context manager and decorator that lets code run only when admitted.

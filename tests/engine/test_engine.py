@@ -92,13 +92,10 @@ def test_nothing_matches(make: Make) -> None:
 
 def test_one_rule_by_its_id(make: Make) -> None:
     engine = make(load(RULES))
-    assert [engine.check_rule("orders-user", "eve").allowed for _ in range(4)] == [True, True, True, False]
-    for unknown in ("nowhere", "off"):
-        ruling = engine.check_rule(unknown, "eve")
-        assert (ruling.allowed, ruling.matched) == (True, False)
-    strict = make(load(RULES + "unknown_rule: error\n"))
-    with pytest.raises(InvalidRequest):
-        strict.check_rule("nowhere", "eve")
+    by_rule = Request({"user": "eve"}, rule_id="orders-user")
+    assert [engine.check(by_rule).allowed for _ in range(4)] == [True, True, True, False]
+    ruling = engine.check(Request({"user": "eve"}, rule_id="off"))
+    assert (ruling.allowed, ruling.matched) == (True, False)
 
 
 def test_peeks_refunds_resets_and_retries(make: Make) -> None:

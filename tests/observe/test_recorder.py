@@ -118,8 +118,8 @@ def test_what_takes_nothing_is_timed_and_decides_nothing(recorder: Recorder, run
     request = Request({"user": "ada"}, "/single")
     run(decisions.peek(request))
     run(decisions.check(Request({"user": "ada"}, "/single", cost=0)))
-    run(decisions.peek_rule("single", "ada"))
-    run(decisions.check_rule("single", "ada", 0))
+    run(decisions.peek(Request({"user": "ada"}, rule_id="single")))
+    run(decisions.check(Request({"user": "ada"}, cost=0, rule_id="single")))
     run(decisions.check_together([Part(request, refund=True)]))
     run(decisions.reset(request))
     text = recorder.metrics()[1]
@@ -133,8 +133,8 @@ def test_what_takes_nothing_is_timed_and_decides_nothing(recorder: Recorder, run
 def test_one_rule_asked_for_by_its_id(recorder: Recorder, run: Run[Any]) -> None:
     decisions = Decisions(engine(), recorder)
     for _ in range(3):
-        run(decisions.check_rule("single", "ada"))
-    run(decisions.check_rule("any-id-a-client-may-send", "ada"))
+        run(decisions.check(Request({"user": "ada"}, rule_id="single")))
+    run(decisions.check(Request({"user": "ada"}, rule_id="any-id-a-client-may-send")))
     assert decisions_of(recorder) == {("single", "allowed"): 2, ("single", "denied"): 1}
     assert value(recorder.metrics()[1], "headgate_unlimited_decisions_total", verdict="unlimited") == 1
 

@@ -9,6 +9,7 @@ from http import HTTPMethod
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
-from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.policy.selection import Limits, Selection, Verdict
 from headgate.policy.terms import rule_id_of, space_name
 from headgate.stores.memory import MemoryStore
@@ -421,8 +422,8 @@ class TestLists:
         denied = self.POLICY.plan(Request({"ip": "2001:DB8::bad"}), NOW)
         assert denied == Selection(Verdict.DENIED, reason="ip 2001:db8::bad is on the deny list: 2001:db8::bad")
         assert self.POLICY.plan(Request({"ip": "2001:db8::900d"}), NOW).verdict is Verdict.LIMITED
-        assert self.POLICY.rule_plan("r", "2001:db8::bad", NOW).verdict is Verdict.DENIED
-        assert self.POLICY.rule_plan("r", "2001:db8::900d", NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.plan(Request({"ip": "2001:db8::bad"}, rule_id="r"), NOW).verdict is Verdict.DENIED
+        assert self.POLICY.plan(Request({"ip": "2001:db8::900d"}, rule_id="r"), NOW).verdict is Verdict.LIMITED
 
 
 class TestIdentity:
@@ -451,7 +452,7 @@ class TestIdentity:
     def test_an_ipv6_network_has_one_key(self, text: str, counted: str) -> None:
         """Whoever has one address of a /64 has all of them."""
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="ip"),)))
-        for selection in (policy.plan(Request({"ip": text}), NOW), policy.rule_plan("r", text, NOW)):
+        for selection in (policy.plan(Request({"ip": text}, rule_id=rule_id), NOW) for rule_id in ("", "r")):
             assert [limit.principal for limit in selection.enforced.plan] == [counted]
 
     @pytest.mark.parametrize(
@@ -594,8 +595,9 @@ class TestOneRule:
         )
     )
 
-    def plan(self, rule_id: str, value: str, **given: Any) -> list[tuple[str, Any, str]]:
-        found = self.POLICY.rule_plan(rule_id, value, NOW, **given)
+    def plan(self, rule_id: str, value: str, **given: str) -> list[tuple[str, Any, str]]:
+        named = self.POLICY.request_of(value, rule_id)
+        found = self.POLICY.plan(msgspec.structs.replace(named, principal={**named.principal, **given}), NOW)
         return [
             (rule, limit.principal, str(limit.quota))
             for rule, limit in zip(found.enforced.rules, found.enforced.plan, strict=True)
@@ -611,32 +613,40 @@ class TestOneRule:
 
     def test_it_counts_in_the_same_place_as_any_request(self) -> None:
         asked = Request({"user": "u1"}, "/a", "POST", {"region": "eu"}, tier="pro")
-        assert self.POLICY.plan(asked, NOW).enforced.plan[0] == self.POLICY.rule_plan("r", "u1", NOW).enforced.plan[0]
+        named = Request({"user": "u1"}, rule_id="r")
+        assert self.POLICY.plan(asked, NOW).enforced.plan[0] == self.POLICY.plan(named, NOW).enforced.plan[0]
 
     def test_lists_hold(self) -> None:
-        assert self.POLICY.rule_plan("r", "evil", NOW).verdict is Verdict.DENIED
-        assert self.POLICY.rule_plan("i", "192.0.2.1", NOW, user="evil").verdict is Verdict.DENIED
+        assert self.POLICY.plan(Request({"user": "evil"}, rule_id="r"), NOW).verdict is Verdict.DENIED
+        both = Request({"ip": "192.0.2.1", "user": "evil"}, rule_id="i")
+        assert self.POLICY.plan(both, NOW).verdict is Verdict.DENIED
+        assert self.POLICY.plan(Request(endpoint="/", rule_id="e"), NOW).verdict is Verdict.DENIED
 
     @pytest.mark.parametrize("rule_id", ["off", "nobody"])
     def test_an_unknown_or_disabled_rule_matches_nothing_or_is_an_error(self, rule_id: str) -> None:
-        selection = self.POLICY.rule_plan(rule_id, "u1", NOW)
+        named = Request({"user": "u1"}, rule_id=rule_id)
+        lenient, strict = (
+            Policy(Ruleset((Rule("off", QUOTAS, enabled=False),), unknown_rule=word)) for word in ("allow", "error")
+        )
+        selection = lenient.plan(named, NOW)
         assert selection.verdict is Verdict.UNLIMITED
         assert not selection.matched
-        strict = Policy(Ruleset((Rule("off", QUOTAS, enabled=False),), unknown_rule="error"))
-        with pytest.raises(InvalidRequest, match=f"rule '{rule_id}' (is disabled|does not exist)"):
-            strict.rule_plan(rule_id, "u1", NOW)
+        with pytest.raises(UnknownRule, match=f"rule '{rule_id}' (is disabled|does not exist)"):
+            strict.plan(named, NOW)
 
     def test_a_value_and_a_cost_are_checked(self) -> None:
         with pytest.raises(InvalidRequest):
-            self.POLICY.rule_plan("r", "", NOW)
+            self.POLICY.plan(Request({"user": ""}, rule_id="r"), NOW)
         with pytest.raises(CostTooLarge):
-            self.POLICY.rule_plan("r", "u2", NOW, cost=11)
+            self.POLICY.plan(Request({"user": "u2"}, cost=11, rule_id="r"), NOW)
 
-    @pytest.mark.parametrize("name", ["rule_id", "value", "user", "tier"])
     @pytest.mark.parametrize("wrong", [None, 7, ["r"], b"r"])
-    def test_what_is_not_text_is_refused(self, name: str, wrong: Any) -> None:
-        with pytest.raises(InvalidRequest, match=f"{name} is text, not"):
-            self.POLICY.rule_plan(**{"rule_id": "r", "value": "u1", "now": NOW, name: wrong})
+    def test_what_is_not_text_is_refused(self, wrong: Any) -> None:
+        with pytest.raises(InvalidRequest, match="rule_id is text, not"):
+            self.POLICY.plan(Request({"user": "u1"}, rule_id=wrong), NOW)
+        for client_id, rule_id in (("u1", wrong), (wrong, "r")):
+            with pytest.raises(InvalidRequest, match="is text, not"):
+                self.POLICY.request_of(client_id, rule_id)
 
 
 def test_a_thousand_other_rules_change_nothing() -> None:

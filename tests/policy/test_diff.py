@@ -133,7 +133,7 @@ def test_tiers_users_lists_and_settings() -> None:
         FieldChange("allow", None, {"ip": "10.0.0.0/9"}),
         FieldChange("deny", None, {"user": "eve"}),
         FieldChange("default_tier", "", "free"),
-        FieldChange("unknown_rule", "allow", "error"),
+        FieldChange("unknown_rule", "", "error"),
     )
 
 

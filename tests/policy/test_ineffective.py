@@ -124,7 +124,7 @@ def test_who_gets_which_limit_by_the_example_of_the_design(user: str, tier: str,
 )
 def test_a_check_of_the_rule_itself_asks_for_no_tier(user: str, now: int, capacity: int) -> None:
     with Engine(load_file(DESIGN), clock=ManualClock(now)) as engine:
-        ruling = engine.check_rule("orders-user", user)
+        ruling = engine.check(Request({"user": user}, rule_id="orders-user"))
     assert ruling.decision is not None
     assert ruling.decision.limit == capacity
 

@@ -50,10 +50,11 @@ def test_what_was_given_back_can_be_taken_again_and_a_reset_gives_back_all(decis
         await decisions.check_together([Part(ADA, refund=True)])
         assert (await decisions.peek(ADA)).allowed
         assert [(await decisions.check(ADA)).allowed for _ in range(2)] == [True, False]
-        await decisions.reset(ADA)
-        assert (await decisions.peek_rule("single", "ada")).limits[0].decision.remaining == 3
-        assert (await decisions.check_rule("single", "ada", 2)).allowed
-        assert await decisions.reset_rule("single", "ada")
+        assert (await decisions.reset(ADA)).rules == ("single",)
+        by_rule = Request({"user": "ada"}, cost=2, rule_id="single")
+        assert (await decisions.peek(by_rule)).limits[0].decision.remaining == 3
+        assert (await decisions.check(by_rule)).allowed
+        assert await decisions.reset(by_rule)
         assert (await decisions.peek(ADA)).limits[0].decision.remaining == 3
 
     asyncio.run(main())
@@ -82,10 +83,29 @@ def test_errors_go_through_and_nothing_is_recorded(decisions: Decisions) -> None
         with pytest.raises(UsageError):
             await decisions.check(Request({"user": ""}, "/"))
         with pytest.raises(InvalidRequest):
-            await decisions.check_rule("missing", "ada")
+            await decisions.check(Request({"user": "ada"}, rule_id="missing"))
 
     asyncio.run(main())
     assert counted(decisions, "decision_duration_seconds_count") == 0
+
+
+def test_a_rule_that_does_not_exist_lets_pass_and_says_so() -> None:
+    recorder, unknown = Recorder(), Request({"user": "ada"}, rule_id="missing")
+    decisions = Decisions(AsyncEngine(load(RULES.replace("unknown_rule: error\n", ""))), recorder)
+
+    async def main() -> None:
+        for ruling in (
+            await decisions.check(unknown),
+            await decisions.check(unknown, "order-1"),
+            await decisions.peek(unknown),
+        ):
+            assert (ruling.allowed, ruling.matched, ruling.limits) == (True, False, ())
+        assert not await decisions.reset(unknown)
+
+    asyncio.run(main())
+    assert counted(decisions, "unlimited_decisions_total", verdict="unlimited") == 2
+    assert counted(decisions, "resets_total") == 0
+    recorder.close()
 
 
 def test_every_api_has_the_same_engine_and_recorder(decisions: Decisions) -> None:

@@ -2,8 +2,8 @@
 
 from headgate.engine.aio import AsyncEngine
 from headgate.engine.explained import Explained
-from headgate.engine.ruling import RuleDecision, Ruling
+from headgate.engine.ruling import Passed, Reset, RuleDecision, Ruling
 from headgate.engine.sync import Engine
 from headgate.engine.together import Part
 
-__all__ = ["AsyncEngine", "Engine", "Explained", "Part", "RuleDecision", "Ruling"]
+__all__ = ["AsyncEngine", "Engine", "Explained", "Part", "Passed", "Reset", "RuleDecision", "Ruling"]

@@ -9,9 +9,11 @@ from headgate.core.errors import InvalidRule, InvalidStore
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Limit, Plan
+from headgate.engine.ruling import Reset
 from headgate.policy.compiled import Policy
 from headgate.policy.live import LivePolicy, LoadStatistics
 from headgate.policy.model import Ruleset
+from headgate.policy.request import Request
 from headgate.policy.selection import Selection
 from headgate.policy.source import rules_file
 from headgate.policy.terms import rule_id_of
@@ -73,6 +75,23 @@ def checked_mode(on_store_failure: object) -> Mode:
         if on_store_failure == mode:
             return mode
     raise InvalidStore(f"on_store_failure must be one of {', '.join(Mode)}, not {short(on_store_failure)}")
+
+
+def to_reset(policy: Policy, request: Request, now: int) -> tuple[list[Plan], Reset]:
+    """Return the plans that a reset is about: limits counted by a principal of the request, or of the rule it names."""
+    selection = policy.plan(request, now, asking=False)
+    plans, own, shared = [], dict[str, None](), dict[str, None]()
+    for limits in (selection.enforced, *selection.shadow):
+        chosen = []
+        for limit, rule_id in zip(limits.plan, limits.rules, strict=True):
+            if request.rule_id or policy.rules[rule_id].dimension in request.principal:
+                chosen.append(limit)
+                own[rule_id] = None
+            else:
+                shared[rule_id] = None
+        if chosen:
+            plans.append(tuple(chosen))
+    return plans, Reset(tuple(own), tuple(shared))
 
 
 def plans_of(selection: Selection) -> list[Plan]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND
 from headgate.policy.selection import Selection, Verdict
 
 
@@ -53,6 +56,28 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
         return self.decision.degraded if self.decision is not None else ""
 
 
+class Passed(NamedTuple):
+    """The answer of `is_passed`."""
+
+    passed: bool
+    reset_time: float | None
+    """When nothing counts as used any more, in seconds since the epoch; None where no limit decided."""
+    limit: int | None
+    remaining: int | None
+
+
+class Reset(msgspec.Struct, frozen=True):
+    """What a reset did. It is true when anything was reset."""
+
+    rules: tuple[str, ...] = ()
+    """Ids of the rules whose limits were reset."""
+    shared: tuple[str, ...] = ()
+    """Ids of rules that apply as well, but count others too, and were left alone: name one to reset it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+
 def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDecision, ...]:
     """Return what each limit says, with the rule that it belongs to."""
     return tuple([RuleDecision(rule, part) for rule, part in zip(rules, decision.limits, strict=True)])
@@ -81,3 +106,11 @@ def rule_of(rules: tuple[str, ...], decision: Decision) -> str:
         if same and part.allowed == decision.allowed and part.quota is decision.quota:
             return rule
     raise AssertionError(decision)
+
+
+def passed(ruling: Ruling, now: int) -> Passed:
+    """Return a ruling, made at `now`, as the answer of `is_passed`."""
+    decision = ruling.decision
+    if decision is None:
+        return Passed(ruling.allowed, None, None, None)
+    return Passed(ruling.allowed, (now + decision.reset_after_us) / SECOND, decision.limit, decision.remaining)

@@ -9,11 +9,11 @@ from typing import Self, TypeVar
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
-from headgate.engine.binding import Book, Rules, checked_mode, plans_of
+from headgate.engine.binding import Book, Rules, checked_mode, plans_of, to_reset
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import Call, Verb, ruled
 from headgate.engine.leftover import used_up
-from headgate.engine.ruling import Ruling, ruling_of
+from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
 from headgate.engine.together import Part, selected, together
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
@@ -102,44 +102,14 @@ class Engine:
         policy = self.policy
         return self._run(ruled(self._selected(policy, request), Verb.PEEK, request.cost, policy.version))
 
-    def check_rule(
-        self,
-        rule_id: str,
-        value: str,
-        cost: int = 1,
-        *,
-        user: str = "",
-        tier: str = "",
-        dimension: str = "",
-        idempotency_key: str = "",
-    ) -> Ruling:
-        """Check one rule, by its id, for one value of its dimension; with an idempotency key, as `check_once` does.
+    def is_passed(self, client_id: str, rule_id: str) -> Passed:
+        """Check one rule, by its id, for one value of what it counts by: passed, reset time, limit, remaining.
 
-        A rule that does not exist, or is disabled, lets everything pass and matches nothing, unless the rules say that
-        this is an error. `dimension` is what the caller takes `value` for: another is an error.
+        Raises UnknownRule for a rule that does not exist. `check` does the same with a cost, or several principals:
+        ``check(Request({"user": "42"}, cost=5, rule_id="orders-user"))``.
         """
-        policy = self._book.policy()
-        now, verb = self._clock.now(), Verb.CHECK_ONCE if idempotency_key else Verb.CHECK
-        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
-        if selection.shadow or idempotency_key or not (selection.enforced.plan and cost):
-            return self._run(ruled(selection, verb, cost, policy.version, idempotency_key))
-        return ruling_of(selection, self._store.check(selection.enforced.plan, cost), policy.version)
-
-    def peek_rule(
-        self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
-    ) -> Ruling:
-        """Say what `check_rule` would answer; take nothing."""
-        policy, now = self._book.policy(), self._clock.now()
-        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, cost=cost, dimension=dimension)
-        return self._run(ruled(selection, Verb.PEEK, cost, policy.version))
-
-    def reset_rule(self, rule_id: str, value: str, *, user: str = "", tier: str = "", dimension: str = "") -> bool:
-        """Forget all that one value of a rule's dimension has used; False for a rule that matches nothing."""
-        policy, now = self._book.policy(), self._clock.now()
-        selection = policy.rule_plan(rule_id, value, now, user=user, tier=tier, dimension=dimension, asking=False)
-        for plan in plans_of(selection):
-            self._store.reset(plan)
-        return selection.matched
+        now = self._clock.now()
+        return passed(self.check(self._book.policy().request_of(client_id, rule_id)), now)
 
     def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
         """Take the costs of several requests if all of them pass, else none; see `headgate.engine.together`.
@@ -160,10 +130,16 @@ class Engine:
         selection = policy.plan(request, self._clock.now(), asking=False)
         return self._run(ruled(selection, Verb.REFUND, request.cost, policy.version))
 
-    def reset(self, request: Request) -> None:
-        """Forget all that was used of the limits that apply to the request."""
-        for plan in plans_of(self.policy.plan(request, self._clock.now(), asking=False)):
+    def reset(self, request: Request) -> Reset:
+        """Forget all that was used of the limits that apply to the request and are counted by one of its principals.
+
+        Limits that others share (by endpoint, by an attribute, global) are left alone, unless the request names their
+        rule. Says which rules' limits were reset, if any.
+        """
+        plans, reset = to_reset(self._book.policy(), request, self._clock.now())
+        for plan in plans:
             self._store.reset(plan)
+        return reset
 
     def explain(self, request: Request) -> Explained:
         """Say for every rule whether it applies and why, what state its limits are in, and what would be decided."""

@@ -109,13 +109,6 @@ class Recorder:
             self._until_sample = stride()
             self._hot.asked(ruling.rule_id, value_of(request, ruling.rule_id, self._engine))
 
-    def ruled_alone(self, ruling: Ruling, value: str, elapsed_ns: int, api: str = "") -> None:
-        """Note a decision by one rule that was asked for by its id, about a value of its dimension."""
-        self._time(elapsed_ns)
-        self._count(ruling, value, api)
-        if self._is_sampled():
-            self._hot.asked(ruling.rule_id, value)
-
     def answered(self, matching: Matching, answer: Answer, elapsed_ns: int, api: str = "rls") -> None:
         """Note a decision by an Envoy descriptor tree."""
         self._time(elapsed_ns)
@@ -225,7 +218,7 @@ class Recorder:
         known = self._calls[api] = table.place_of(families.CHECK_DURATION, api), outcomes
         return known
 
-    def _count(self, ruling: Ruling, who: Request | str, api: str) -> None:
+    def _count(self, ruling: Ruling, request: Request, api: str) -> None:
         """Count a decision the longer way."""
         if ruling.decision is None:
             self._unlimited(ruling.verdict)
@@ -243,22 +236,17 @@ class Recorder:
         if not ruling.allowed:
             retry_after_us = ruling.decision.retry_after_us if ruling.decision is not None else None
             reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
-            self._refused(ruling.rule_id, who, api, retry_after_us, reason)
+            self._refused(ruling.rule_id, request, api, retry_after_us, reason)
 
     def _unlimited(self, verdict: str) -> None:
         self._cells[self._verdicts[verdict]] += 1
 
-    def _refused(
-        self, rule: str, who: Request | Match | str, api: str, retry_after_us: int | None, reason: str
-    ) -> None:
+    def _refused(self, rule: str, who: Request | Match, api: str, retry_after_us: int | None, reason: str) -> None:
         weight = self._hot.wants_denial()
         is_logged = self._denials.is_on and self._denials.wants(rule)
         if not (weight or is_logged):
             return
-        if isinstance(who, Request):
-            value = value_of(who, rule, self._engine)
-        else:
-            value = descriptor_value(who) if isinstance(who, Match) else who
+        value = value_of(who, rule, self._engine) if isinstance(who, Request) else descriptor_value(who)
         if weight:
             self._hot.denied(rule, value, weight)
         if is_logged:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from headgate.core.errors import InvalidRule
 from headgate.policy.addresses import address_of
 from headgate.policy.conditions import Indexed
-from headgate.policy.facts import check_text, facts_of, shown
+from headgate.policy.facts import check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import ENDPOINT, GLOBAL, Entry, Ruleset, User
 from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
@@ -94,9 +94,12 @@ class Policy:
 
         Raises:
             InvalidRequest: the request cannot be matched with rules; it must not pass.
+            UnknownRule: it names a rule that does not exist, unless `unknown_rule` of the ruleset is "allow".
             InvalidCost: the cost is not a whole number from 0 to 100 000; CostTooLarge: a limit could never admit it.
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
+        if request.rule_id != "":
+            return self._of_one_rule(request, now, asking=asking)
         recipes = self._recipes
         if recipes is None or not recipes.is_worth_it:
             return self.worked_out(request, now, asking=asking)
@@ -118,56 +121,41 @@ class Policy:
             recipes.remember(request, facts, applying)
         return selection
 
-    def rule_plan(
-        self,
-        rule_id: str,
-        value: str,
-        now: int,
-        *,
-        user: str = "",
-        tier: str = "",
-        cost: int = 1,
-        dimension: str = "",
-        asking: bool = True,
-    ) -> Selection:
-        """Return what is to be done about a request for one rule, named by its id, whatever else that rule asks for.
-
-        Args:
-            rule_id: the rule. One that does not exist, or is disabled, matches nothing, unless `unknown_rule` of the
-                ruleset is "error" (raises UnknownRule).
-            value: the value of the rule's dimension: who is counted. A rule with the dimension "global" ignores it.
-            now: microseconds since the epoch.
-            user: whose overrides and tier apply; for a rule with the dimension "user" that is `value` unless told.
-            tier: the tier, if somebody vouches for it.
-            cost: as in `Request`.
-            dimension: what `value` is, if the caller says so; a rule that counts by something else raises
-                InvalidRequest.
-            asking: as in `plan`.
-
-        Raises as `plan` does.
-        """
-        for text in (rule_id, value, user, tier, dimension):
-            if type(text) is not str:
-                check_text(rule_id=rule_id, value=value, user=user, tier=tier, dimension=dimension)
+    def request_of(self, client_id: str, rule_id: str) -> Request:
+        """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
+        check_text(client_id=client_id, rule_id=rule_id)
         rule = self.rules.get(rule_id)
+        if rule is None or rule.dimension == GLOBAL:
+            return Request(rule_id=rule_id)
+        if rule.dimension == ENDPOINT:
+            return Request(endpoint=client_id, rule_id=rule_id)
+        return Request({rule.dimension: client_id}, rule_id=rule_id)
+
+    def _of_one_rule(self, request: Request, now: int, *, asking: bool) -> Selection:
+        """Return what is to be done about a request that names its rule."""
+        check_request(request)
+        rule = self.rules.get(request.rule_id)
         if rule is None or not rule.rule.enabled:
-            if self.ruleset.unknown_rule == "error":
-                raise UnknownRule(f"rule {rule_id!r:.100} {'does not exist' if rule is None else 'is disabled'}")
+            otherwise = self.ruleset.unknown_rule
+            if otherwise == "error" or (rule is None and not otherwise):
+                raise UnknownRule(request.rule_id, self.rules)
             return UNMATCHED
-        if dimension and dimension != rule.dimension:
-            raise InvalidRequest(f"rule {rule_id!r:.100} counts by {rule.dimension}, not by {shown(dimension)}")
-        dimension, principal = rule.dimension, {"user": user} if user else {}
-        if dimension not in {ENDPOINT, GLOBAL}:
-            principal[dimension] = value
-        request = Request(principal, value if dimension == ENDPOINT else "/")
+        if request.principal and rule.dimension not in {**request.principal, **request.attributes}:
+            given = ", ".join(map(shown, request.principal))
+            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
+        value = facts.get(rule.dimension)
+        if value is None:
+            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
+        if request.endpoint == "/" and rule.dimension != ENDPOINT:
+            del facts[ENDPOINT]  # nobody said it: no list is about it
         if self.has_lists:
-            listed = self.listed({name: facts[name] for name in (*principal, dimension)}, principal.get("ip", ""))
+            listed = self.listed(facts, request.address or request.principal.get("ip", ""))
             if listed is not None:
                 return listed
-        special = self.special_of(user or facts.get("user", ""))
-        applied = self.apply(rule, facts[dimension], special, tier or self.tier_of(special), now)
-        return select([applied], cost, asking=asking)
+        special = self.special_of(facts.get("user", ""))
+        applied = self.apply(rule, value, special, request.tier or self.tier_of(special), now)
+        return select([applied], request.cost, asking=asking)
 
     def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
         """Return what is to be done about somebody who is on a list; `address` is the whole one, as it was given."""

@@ -39,7 +39,7 @@ def to_data(ruleset: Ruleset) -> dict[str, Any]:
             data[name] = [entry_data(entry) for entry in entries]
     if ruleset.default is not None:
         data["default"] = rule_data(ruleset.default)
-    if ruleset.unknown_rule != "allow":
+    if ruleset.unknown_rule:
         data["unknown_rule"] = ruleset.unknown_rule
     if ruleset.ignore_case:
         data["ignore_case"] = True

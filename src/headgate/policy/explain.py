@@ -60,6 +60,8 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     tier = request.tier or policy.tier_of(special)
     if selection.reason:
         return Explanation(selection, facts, tier, ())
+    if request.rule_id:
+        return Explanation(selection, facts, tier, tuple(_of_one_rule(policy, request.rule_id, facts, tier, now)))
     default = policy.ruleset.default.id if policy.ruleset.default is not None else None
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
     failures = {rule.id: next(_failures(rule, request, facts, tier), "") for rule in policy.rules.values()}
@@ -71,12 +73,24 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     considered = []
     for rule_id, failure in failures.items():
         if rule_id in applying:
-            considered.append(_applying(applying[rule_id], tier, is_default=rule_id == default))
+            reason = "the default: no other rule is enforced" if rule_id == default else "matches"
+            considered.append(_applying(applying[rule_id], tier, reason))
         elif not failure and rule_id == default:
             considered.append(Considered(rule_id, False, "the default, and another rule is enforced"))
         else:
             considered.append(Considered(rule_id, False, failure or f"replaced by rule {replacing[rule_id]}"))
     return Explanation(selection, facts, tier, tuple(considered))
+
+
+def _of_one_rule(policy: Policy, rule_id: str, facts: Mapping[str, str], tier: str, now: int) -> Iterator[Considered]:
+    """Say that a rule applies because it is named, and the others do not."""
+    special = policy.special_of(facts.get("user", ""))
+    for rule in policy.rules.values():
+        if rule.id == rule_id and rule.rule.enabled:
+            applied = policy.apply(rule, facts[rule.dimension], special, tier, now)
+            yield _applying(applied, tier, "named by the request")
+        else:
+            yield Considered(rule.id, False, "disabled" if rule.id == rule_id else f"the request names rule {rule_id}")
 
 
 def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> Iterator[str]:
@@ -97,9 +111,8 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
         yield f"no value for dimension {rule.dimension}"
 
 
-def _applying(applied: Applied, tier: str, *, is_default: bool) -> Considered:
+def _applying(applied: Applied, tier: str, reason: str) -> Considered:
     rule = applied.rule.rule
-    reason = "the default: no other rule is enforced" if is_default else "matches"
     if rule.shadow:
         reason += "; a shadow, which refuses nothing"
     elif rule.enforce_percent < 100:

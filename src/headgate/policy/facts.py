@@ -37,7 +37,7 @@ def facts_of(request: Request, *, ignore_case: bool = False) -> dict[str, str]:
         or type(request.tier) is not str
         or type(request.address) is not str
     ):
-        _check_fields(request)
+        check_request(request)
     facts: dict[str, str] = {}
     if attributes:
         for name, value in attributes.items():
@@ -57,6 +57,17 @@ def facts_of(request: Request, *, ignore_case: bool = False) -> dict[str, str]:
     return facts
 
 
+def check_request(request: Request) -> None:
+    """Refuse fields that are not of the type that they should be. Raises InvalidRequest."""
+    for name in ("principal", "attributes"):
+        value = getattr(request, name)
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"{name} is a mapping of text to text, such as {{'user': '42'}}, not {short(value)}")
+    check_text(method=request.method, tier=request.tier, address=request.address, rule_id=request.rule_id)
+    if not _is_token(request.method):
+        raise InvalidRequest(f"method is an HTTP method such as POST, and nothing else, not {short(request.method)}")
+
+
 def check_text(**fields: object) -> None:
     """Refuse what is not text, by its name. Raises InvalidRequest."""
     for name, value in fields.items():
@@ -67,16 +78,6 @@ def check_text(**fields: object) -> None:
 def shown(value: str) -> str:
     """Return a value as it is shown to people: as it is, if it is short and harmless."""
     return value if value.isprintable() and 0 < len(value) <= 100 else short(value)
-
-
-def _check_fields(request: Request) -> None:
-    for name in ("principal", "attributes"):
-        value = getattr(request, name)
-        if not isinstance(value, Mapping):
-            raise InvalidRequest(f"{name} is a mapping of text to text, such as {{'user': '42'}}, not {short(value)}")
-    check_text(method=request.method, tier=request.tier, address=request.address)
-    if not _is_token(request.method):
-        raise InvalidRequest(f"method is an HTTP method such as POST, and nothing else, not {short(request.method)}")
 
 
 def _check_pair(what: str, name: object, value: object) -> None:

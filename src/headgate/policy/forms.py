@@ -282,7 +282,9 @@ FILE = Shape(
             Flag(), "Whether endpoints that differ only in capitals are the same; they are not unless true."
         ),
         "unknown_rule": Field(
-            Choice((ALLOW, ERROR)), "What a check of one rule answers if there is no such rule; allow unless given."
+            Choice((ALLOW, ERROR)),
+            "Whether a request that names a rule which does not exist or is disabled passes (allow) or is an error. By "
+            "default it passes, except that in Python a rule which does not exist is an error.",
         ),
     },
     extensions=True,

@@ -194,8 +194,10 @@ class Ruleset:
     deny: tuple[Entry, ...] = ()
     default: Rule | None = None
     """Applies when no other rule does; None: then everything passes."""
-    unknown_rule: str = "allow"
-    """What a check of a single rule answers when there is no such rule, or it is disabled: "allow" or "error"."""
+    unknown_rule: str = ""
+    """What becomes of a request that names a rule which does not exist, or is disabled: with "allow" it passes, with
+    "error" it is an error. Empty: a disabled one passes, and for one that does not exist the caller decides: an error
+    in the library, while the service lets it pass and says that nothing matched."""
     ignore_case: bool = False
     """Whether endpoints that differ only in capitals (of A to Z) are the same, as they are for some servers."""
 
@@ -214,7 +216,7 @@ class Ruleset:
         for where, changed in changes:
             for rule_id, change in changed.items():
                 _check_change(where, rule_id, change, known)
-        if self.unknown_rule not in {"allow", "error"}:
+        if self.unknown_rule not in {"", "allow", "error"}:
             raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
 
     def _check_types(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 
 import msgspec
 
@@ -14,7 +15,27 @@ class InvalidRequest(UsageError):
 
 
 class UnknownRule(InvalidRequest):
-    """A rule was named that does not exist, or is disabled, and `unknown_rule` of the rules is "error"."""
+    """A rule was named that does not exist or, if `unknown_rule` of the rules is "error", is disabled.
+
+    Attributes:
+        rule_id: the name that was given.
+    """
+
+    def __init__(self, rule_id: str, known: Collection[str] = ()) -> None:
+        super().__init__(rule_id, known)
+        self.rule_id, self._known = rule_id, known
+
+    def __str__(self) -> str:
+        """Say which rules there are; made only when somebody reads it, since clients choose how often it is raised."""
+        if self.rule_id in self._known:
+            return f"rule {self.rule_id!r:.100} is disabled"
+        some = ", ".join(islice(self._known, _SHOWN)) or "none"
+        more = f" and {len(self._known) - _SHOWN} more" if len(self._known) > _SHOWN else ""
+        return f"rule {self.rule_id!r:.100} does not exist; there are: {some}{more}"
+
+
+_SHOWN = 10
+"""How many rules are named to somebody who named one that does not exist."""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -40,3 +61,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     address: str = ""
     """The client's whole address, where principal["ip"] is the network it is counted by (2001:db8:1:2::/64): what
     allow and deny lists look at. Empty: they look at principal["ip"] as it was given."""
+    rule_id: str = ""
+    """One rule that is asked, whatever endpoint, methods, tier and attributes it is for; empty: all that apply. The
+    principal, or the endpoint, has what that rule counts by, and nobody who is not counted by it but the user whose
+    tier and overrides are meant."""

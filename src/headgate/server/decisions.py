@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
-from headgate.engine import AsyncEngine, Part, Ruling
+from headgate.engine import AsyncEngine, Part, Reset, Ruling
 from headgate.engine.kept import KeptRequest
 from headgate.observe.recorder import Recorder
-from headgate.policy.request import Request
+from headgate.policy.request import Request, UnknownRule
+from headgate.policy.selection import Verdict
 
 
 class Decisions:
@@ -19,8 +20,9 @@ class Decisions:
         recorder: what counts and times decisions.
         api: what is asked through, for the log of denials.
 
-    Everything raises what the engine raises: UsageError and its kind for requests that make no sense. What only looks
-    (`peek`, and a check with a cost of 0) is timed and not counted: it decided nothing.
+    Everything raises what the engine raises: UsageError and its kind for requests that make no sense. But a request
+    that names a rule which does not exist passes, and matched nothing, unless the rules say that it is an error. What
+    only looks (`peek`, and a check with a cost of 0) is timed and not counted: it decided nothing.
     """
 
     __slots__ = ("_api", "_ruled", "engine", "recorder")
@@ -37,10 +39,13 @@ class Decisions:
     async def check(self, request: Request, idempotency_key: str = "") -> Ruling:
         """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""
         began = perf_counter_ns()
-        if idempotency_key:
-            ruling = await self.engine.check_once(request, idempotency_key)
-        else:
-            ruling = await self.engine.check(request)
+        try:
+            if idempotency_key:
+                ruling = await self.engine.check_once(request, idempotency_key)
+            else:
+                ruling = await self.engine.check(request)
+        except UnknownRule as error:
+            ruling = self._unmatched(error)
         self._ruled(ruling, request, perf_counter_ns() - began, self._api)
         return ruling
 
@@ -66,51 +71,27 @@ class Decisions:
     async def peek(self, request: Request) -> Ruling:
         """Say what `check` would answer; take nothing."""
         began = perf_counter_ns()
-        ruling = await self.engine.peek(request)
+        try:
+            ruling = await self.engine.peek(request)
+        except UnknownRule as error:
+            ruling = self._unmatched(error)
         self.recorder.looked(perf_counter_ns() - began)
         return ruling
 
-    async def check_rule(
-        self,
-        rule_id: str,
-        value: str,
-        cost: int = 1,
-        *,
-        user: str = "",
-        tier: str = "",
-        dimension: str = "",
-        idempotency_key: str = "",
-    ) -> Ruling:
-        """Check one rule, by its id, for one value of its dimension; see `AsyncEngine.check_rule`."""
-        began = perf_counter_ns()
-        ruling = await self.engine.check_rule(
-            rule_id, value, cost, user=user, tier=tier, dimension=dimension, idempotency_key=idempotency_key
-        )
-        if cost:
-            self.recorder.ruled_alone(ruling, value, perf_counter_ns() - began, self._api)
-        else:
-            self.recorder.looked(perf_counter_ns() - began)
-        return ruling
-
-    async def peek_rule(
-        self, rule_id: str, value: str, cost: int = 1, *, user: str = "", tier: str = "", dimension: str = ""
-    ) -> Ruling:
-        """Say what `check_rule` would answer; take nothing."""
-        began = perf_counter_ns()
-        ruling = await self.engine.peek_rule(rule_id, value, cost, user=user, tier=tier, dimension=dimension)
-        self.recorder.looked(perf_counter_ns() - began)
-        return ruling
-
-    async def reset(self, request: Request) -> None:
-        """Forget all that was used of the limits that apply to the request. Raises StoreError if that failed."""
-        await self.engine.reset(request)
-        self.recorder.was_reset()
-
-    async def reset_rule(
-        self, rule_id: str, value: str, *, user: str = "", tier: str = "", dimension: str = ""
-    ) -> bool:
-        """Forget all that one value of a rule's dimension has used; False for a rule that matches nothing."""
-        was_reset = await self.engine.reset_rule(rule_id, value, user=user, tier=tier, dimension=dimension)
-        if was_reset:
+    async def reset(self, request: Request) -> Reset:
+        """Forget what was used of limits; see `AsyncEngine.reset`. Raises StoreError if that failed."""
+        try:
+            reset = await self.engine.reset(request)
+        except UnknownRule as error:
+            self._unmatched(error)
+            return Reset()
+        if reset:
             self.recorder.was_reset()
-        return was_reset
+        return reset
+
+    def _unmatched(self, error: UnknownRule) -> Ruling:
+        """Return the answer to a request that names an unknown rule: it passes, unless the rules say otherwise."""
+        policy = self.engine.policy
+        if policy.ruleset.unknown_rule == "error":
+            raise error
+        return Ruling(True, Verdict.UNLIMITED, version=policy.version)

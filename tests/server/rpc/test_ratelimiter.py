@@ -90,8 +90,8 @@ def test_what_is_asked_is_answered(service: Service, fields: dict[str, Any], exp
         ("CheckRateLimit", {"dimension": "IP"}, "identifier is empty"),
         ("CheckRateLimit", {"identifier": "u1", "dimension": 9}, "not 9"),
         ("CheckRateLimit", ORDER | {"principal": {"user": "u2"}}, "different"),
-        ("CheckRateLimit", {"rule_id": "rule_001"}, "with a rule_id"),
-        ("CheckRateLimit", BY_RULE | {"principal": {"user": "u2"}}, "with a rule_id"),
+        ("CheckRateLimit", {"rule_id": "rule_001"}, "counts by user: say by which"),
+        ("CheckRateLimit", BY_RULE | {"principal": {"user": "u2"}}, "dimension says"),
         ("CheckRateLimit", BY_RULE | {"dimension": "IP"}, "counts by user"),
         ("CheckRateLimit", ORDER | {"cost": 4}, "could never pass"),
         ("CheckRateLimit", ORDER | {"cost": -1}, "cost"),
@@ -130,6 +130,31 @@ def test_quota_takes_nothing_and_reset_forgets(service: Service, fields: dict[st
 
 def test_what_does_not_exist_is_not_reset(service: Service) -> None:
     assert not call(service, "ResetLimit", identifier="u1", rule_id="nowhere").success
+    assert not call(service, "ResetLimit", **ORDER | {"endpoint": "/elsewhere"}).success
+
+
+def test_the_reset_of_one_user_leaves_the_limits_that_all_share() -> None:
+    rules = """
+    version: 1
+    rules:
+      - {id: glob, dimension: global, limit: 2, window: 1h}
+      - {id: mine, limit: 2, window: 1h}
+    """
+    alice, bob = ({"identifier": name, "dimension": "USER", "endpoint": "/glob"} for name in ("alice", "bob"))
+    with serving(rules) as service:
+        for _ in range(2):
+            call(service, **alice)
+        answer = call(service, "ResetLimit", **alice)
+        assert (answer.success, answer.rules, answer.shared) == (True, ["mine"], ["glob"])
+        assert not call(service, **bob).allowed
+        answer = call(service, "ResetLimit", identifier="anybody", rule_id="glob")
+        assert (answer.success, answer.rules, answer.shared) == (True, ["glob"], [])
+        assert call(service, **bob).allowed
+
+
+def test_one_rule_can_be_asked_about_a_principal_that_is_named(service: Service) -> None:
+    answer = call(service, principal={"user": "u9"}, rule_id="rule_001")
+    assert (answer.rule_id, answer.remaining) == ("rule_001", 999)
 
 
 def test_a_request_that_is_sent_again_is_counted_once(service: Service) -> None:

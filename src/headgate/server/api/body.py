@@ -1,8 +1,8 @@
 """What a body asks: three forms, told apart by their members.
 
 ==========  ===================================================================================================
-canonical   principal, endpoint, method, cost, consume, idempotency_key, timestamp, attributes, tier
-by rule     key_type, key_value, rule_id, request_count; with them consume, idempotency_key, timestamp, tier
+canonical   principal, endpoint, method, cost, consume, idempotency_key, timestamp, attributes, tier, rule_id
+by rule     key_type, key_value, rule_id, request_count; also endpoint, consume, idempotency_key, timestamp, tier
 by name     identifier and dimension (USER, IP, API_KEY ...) in the place of principal; the rest is canonical
 ==========  ===================================================================================================
 
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headgate.core.errors import UsageError
+from headgate.policy.model import ENDPOINT, GLOBAL
 from headgate.policy.request import Request
 from headgate.web.problem import shown
 
@@ -49,11 +50,11 @@ class Asked(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     timestamp: int | float | UnsetType | None = UNSET
     attributes: dict[str, str] | UnsetType = UNSET
     tier: str | UnsetType = UNSET
+    rule_id: str | UnsetType = UNSET
     identifier: str | UnsetType = UNSET
     dimension: str | UnsetType = UNSET
     key_type: str | UnsetType = UNSET
     key_value: str | UnsetType = UNSET
-    rule_id: str | UnsetType = UNSET
     request_count: int | UnsetType = UNSET
 
 
@@ -61,15 +62,11 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """What is asked, whatever form it had."""
 
     request: Request
-    """By rule: who is counted is its only principal, and the cost its cost."""
     consume: bool = True
     idempotency_key: str = ""
     timestamp: float | None = None
-    rule_id: str = ""
-    """By rule: which; empty in the other forms."""
-    dimension: str = ""
-    """By rule: of the value."""
-    value: str = ""
+    cost_member: str = "cost"
+    """How this form calls the cost."""
 
 
 LONGEST = 131_072
@@ -86,19 +83,19 @@ _ACCEPTED = {
     "timestamp": "Unix time, in seconds or milliseconds, or null",
     "attributes": 'an object of text, such as {"region": "eu"}',
     "tier": "text: the name of a tier",
+    "rule_id": "text: the id of a rule",
     "identifier": "text: a user's id, an address or an API key's name",
     "dimension": "USER, IP, API_KEY, or another dimension that rules count by",
     "key_type": "user, ip, api_key, or another dimension that rules count by",
     "key_value": "text: a user's id, an address or an API key's name",
-    "rule_id": "text: the id of a rule",
     "request_count": "a whole number from 0 to 100000",
 }
 _MEMBERS = len(_ACCEPTED)
 _NOTHING: dict[str, str] = {}
-_NO_SHORT_FORM = (UNSET,) * 6
-_FORM_1 = ("key_type", "key_value", "rule_id", "request_count")
+_NO_SHORT_FORM = (UNSET,) * 5
+_FORM_1 = ("key_type", "key_value", "request_count")
 _FORM_2 = ("identifier", "dimension")
-_NOT_WITH_RULE = ("principal", "endpoint", "method", "cost", "attributes", *_FORM_2)
+_NOT_WITH_KEY = ("principal", "method", "cost", "attributes", *_FORM_2)
 _DIMENSIONS = {"USER": "user", "user": "user", "IP": "ip", "ip": "ip", "API_KEY": "apikey", "api_key": "apikey"}
 _decode = msgspec.json.Decoder(Asked).decode
 _members = msgspec.structs.astuple
@@ -125,7 +122,7 @@ def question(body: bytes) -> Request | Question:
 def _with_more(asked: Asked, body: bytes) -> Request | Question:
     """Do the same for what is not the most usual body: other members, or colons in texts."""
     members = _members(asked)
-    principal, endpoint, method, cost, consume, key, timestamp, attributes, tier = members[:9]
+    principal, endpoint, method, cost, consume, key, timestamp, attributes, tier, rule_id = members[:10]
     told = _MEMBERS - members.count(UNSET)
     if principal is not UNSET:
         told += len(principal)
@@ -133,10 +130,12 @@ def _with_more(asked: Asked, body: bytes) -> Request | Question:
         told += len(attributes)
     if body.count(b":") != told:
         refuse_repeated(body, told)
-    if members[9:] != _NO_SHORT_FORM:
+    if members[10:] != _NO_SHORT_FORM:
         if asked.identifier is UNSET and asked.dimension is UNSET:
             return _by_rule(asked)
         principal = _named(asked)
+    elif principal is UNSET and rule_id is not UNSET:
+        return _by_rule(asked)
     elif principal is UNSET:
         raise InvalidBody("the body does not say who asks", ("", f"it has one of {_FORMS}"))
     request = Request(
@@ -146,6 +145,7 @@ def _with_more(asked: Asked, body: bytes) -> Request | Question:
         _NOTHING if attributes is UNSET else attributes,
         1 if cost is UNSET else cost,
         "" if tier is UNSET else tier,
+        rule_id="" if rule_id is UNSET else rule_id or _empty("rule_id"),
     )
     if consume is not False and (key is UNSET or key is None) and (timestamp is UNSET or timestamp is None):
         return request
@@ -159,27 +159,31 @@ def dimension_of(text: str) -> str:
 
 
 def _by_rule(asked: Asked) -> Question:
-    foreign = [name for name in _NOT_WITH_RULE if getattr(asked, name) is not UNSET]
+    present = ", ".join(_present(asked, (*_FORM_1, "rule_id")))
+    foreign = _present(asked, _NOT_WITH_KEY)
     if foreign:
-        raise InvalidBody(
-            "the body has members of two forms",
-            *[(f"/{name}", f"does not go with {', '.join(_present(asked, _FORM_1))}") for name in foreign],
-        )
-    missing = [name for name in _FORM_1[:3] if getattr(asked, name) is UNSET]
+        told = [(f"/{name}", f"does not go with {present}") for name in foreign]
+        raise InvalidBody("the body has members of two forms", *told)
+    missing = [name for name in ("key_type", "key_value", "rule_id") if getattr(asked, name) is UNSET]
     if missing:
         raise _incomplete(missing)
-    dimension, value = dimension_of(str(asked.key_type)), str(asked.key_value)
-    cost = 1 if asked.request_count is UNSET else asked.request_count
-    request = Request({dimension: value}, cost=cost, tier="" if asked.tier is UNSET else asked.tier)
-    return Question(
-        request,
-        asked.consume is not False,
-        _key(asked.idempotency_key),
-        None if asked.timestamp is UNSET else asked.timestamp,
-        str(asked.rule_id) or _empty("rule_id"),
-        dimension or _empty("key_type"),
-        value or _empty("key_value"),
+    dimension, value = dimension_of(str(asked.key_type) or _empty("key_type")), str(asked.key_value)
+    principal, endpoint = {dimension: value or _empty("key_value")}, asked.endpoint
+    if dimension in {ENDPOINT, GLOBAL}:
+        principal = {}
+        if dimension == ENDPOINT:
+            if endpoint is not UNSET:
+                raise InvalidBody("the endpoint is there twice", ("/endpoint", "does not go with key_type endpoint"))
+            endpoint = value
+    request = Request(
+        principal,
+        "/" if endpoint is UNSET else endpoint,
+        cost=1 if asked.request_count is UNSET else asked.request_count,
+        tier="" if asked.tier is UNSET else asked.tier,
+        rule_id=str(asked.rule_id) or _empty("rule_id"),
     )
+    timestamp = None if asked.timestamp is UNSET else asked.timestamp
+    return Question(request, asked.consume is not False, _key(asked.idempotency_key), timestamp, "request_count")
 
 
 def _named(asked: Asked) -> dict[str, str]:

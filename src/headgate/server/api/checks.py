@@ -61,21 +61,12 @@ class Checks:
                     ("/idempotency_key", "is the same as in the header, or only in one of them"),
                 )
             key = asked.idempotency_key
-        request = asked.request
-        if asked.rule_id:
-            try:
-                return await self._by_rule(asked, key)
-            except InvalidCost as error:
-                raise InvalidBody(str(error), ("/request_count", _COST)) from None
-        return await (self._decisions.check(request, key) if asked.consume else self._decisions.peek(request))
-
-    async def _by_rule(self, asked: Question, key: str) -> Ruling:
-        rule_id, value, cost, tier = asked.rule_id, asked.value, asked.request.cost, asked.request.tier
-        if not asked.consume:
-            return await self._decisions.peek_rule(rule_id, value, cost, tier=tier, dimension=asked.dimension)
-        return await self._decisions.check_rule(
-            rule_id, value, cost, tier=tier, dimension=asked.dimension, idempotency_key=key
-        )
+        try:
+            if asked.consume:
+                return await self._decisions.check(asked.request, key)
+            return await self._decisions.peek(asked.request)
+        except InvalidCost as error:
+            raise InvalidBody(str(error), (f"/{asked.cost_member}", _COST)) from None
 
 
 def problem_of(error: UsageError | StoreError) -> Problem:

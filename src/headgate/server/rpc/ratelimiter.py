@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any
 
-import msgspec
 from google.protobuf.message import DecodeError
 
 from headgate.core.decision import Decision
@@ -38,15 +37,6 @@ _DIMENSIONS = {1: "user", 2: "ip", 3: "apikey"}
 _STATES = {Pressure.NORMAL: 0, Pressure.WARNING: 1, Pressure.THROTTLED: 2}
 _NORMAL = Pressure.NORMAL
 _NOTHING: dict[str, str] = {}
-
-
-class _Asked(msgspec.Struct, frozen=True, gc=False):
-    """What a message asks, whichever it is."""
-
-    request: Request
-    rule_id: str
-    value: str
-    dimension: str
 
 
 class RateLimiter:
@@ -103,28 +93,15 @@ class RateLimiter:
 
     async def _quota(self, call: Call) -> bytes:
         now, message = self._now(), _parsed(_QuotaRequest, call.message)
-        asked = _asked(message, message.cost or 1)
+        request = self._request(message, message.cost or 1)
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
-        if asked.rule_id:
-            request = asked.request
-            ruling = await self._decisions.peek_rule(
-                asked.rule_id, asked.value, request.cost, tier=request.tier, dimension=asked.dimension
-            )
-        else:
-            ruling = await self._decisions.peek(asked.request)
+        ruling = await self._decisions.peek(request)
         return _encoded(_response(_QuotaResponse, ruling, now))
 
     async def _reset(self, call: Call) -> bytes:
-        asked = _asked(_parsed(_ResetRequest, call.message), 1)
-        success = True
-        if asked.rule_id:
-            success = await self._decisions.reset_rule(
-                asked.rule_id, asked.value, tier=asked.request.tier, dimension=asked.dimension
-            )
-        else:
-            await self._decisions.reset(asked.request)
-        return _encoded(_ResetResponse(success=success))
+        reset = await self._decisions.reset(self._request(_parsed(_ResetRequest, call.message), 1))
+        return _encoded(_ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared))
 
     async def _batch(self, call: Call) -> bytes:
         now, requests = self._now(), _parsed(_CheckBatchRequest, call.message).requests
@@ -148,13 +125,35 @@ class RateLimiter:
     async def _check(self, message: Any, key: str, now: int) -> Ruling:
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
-        asked = _asked(message, message.cost or 1)
-        if not asked.rule_id:
-            return await self._decisions.check(asked.request, key)
-        request = asked.request
-        return await self._decisions.check_rule(
-            asked.rule_id, asked.value, request.cost, tier=request.tier, dimension=asked.dimension, idempotency_key=key
+        return await self._decisions.check(self._request(message, message.cost or 1), key)
+
+    def _request(self, message: Any, cost: int) -> Request:
+        """Return what a message asks, whichever it is."""
+        identifier, dimension, rule_id = message.identifier, message.dimension, message.rule_id
+        endpoint = message.endpoint or "/"
+        principal = dict(message.principal) if message.principal else {}
+        if identifier and rule_id and not dimension and not principal:
+            named = self._decisions.engine.policy.request_of(identifier, rule_id)
+            principal, endpoint = dict(named.principal), message.endpoint or named.endpoint
+        elif identifier or dimension:
+            _name(principal, identifier, dimension)
+        attributes = dict(message.attributes) if message.attributes else _NOTHING
+        return Request(principal, endpoint, message.method, attributes, cost, message.tier, rule_id=rule_id)
+
+
+def _name(principal: dict[str, str], identifier: str, dimension: int) -> None:
+    """Add who is named by an identifier and its dimension to the principals of a message."""
+    name = _DIMENSIONS.get(dimension)
+    if name is None:
+        raise InvalidRequest(
+            f"dimension is USER (1), IP (2) or API_KEY (3), not {dimension}"
+            if dimension
+            else "dimension says what the identifier is: USER, IP or API_KEY"
         )
+    if not identifier:
+        raise InvalidRequest("the identifier is empty: leave the dimension out as well if it is not known")
+    if principal.setdefault(name, identifier) != identifier:
+        raise InvalidRequest(f"identifier and principal[{name!r}] are different: send one of them")
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
@@ -162,35 +161,6 @@ def _parsed(kind: Any, message: bytes) -> Any:
         return kind.FromString(message)
     except DecodeError:
         raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.full_name}") from None
-
-
-def _asked(message: Any, cost: int) -> _Asked:
-    identifier, dimension = message.identifier, _DIMENSIONS.get(message.dimension, "")
-    if message.dimension and not dimension:
-        raise InvalidRequest(f"dimension is USER (1), IP (2) or API_KEY (3), not {message.dimension}")
-    principal = dict(message.principal) if message.principal else {}
-    rule_id = message.rule_id
-    if rule_id:
-        if not identifier or principal:
-            raise InvalidRequest(
-                "with a rule_id, identifier is the value of the rule's dimension, and principal is empty"
-            )
-    elif identifier:
-        if not dimension:
-            raise InvalidRequest("dimension says what the identifier is: USER, IP or API_KEY")
-        if principal.setdefault(dimension, identifier) != identifier:
-            raise InvalidRequest(f"identifier and principal[{dimension!r}] are different: send one of them")
-    elif dimension:
-        raise InvalidRequest("the identifier is empty: leave the dimension out as well if it is not known")
-    request = Request(
-        principal,
-        message.endpoint or "/",
-        message.method,
-        dict(message.attributes) if message.attributes else _NOTHING,
-        cost,
-        message.tier,
-    )
-    return _Asked(request, rule_id, identifier, dimension)
 
 
 def _response(kind: Any, ruling: Ruling, now: int) -> Any:
