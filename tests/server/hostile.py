@@ -71,11 +71,17 @@ def sent(port: int, data: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), _SILENCE) as client:
         try:
             client.sendall(data)
-            while part := _received(client):
+            while not _is_last(received) and (part := _received(client)):
                 received += part
         except (BrokenPipeError, ConnectionResetError):
             pass
     return received
+
+
+def _is_last(received: bytes) -> bool:
+    """Whether a proxy said that it closes: some take their time for it."""
+    head, end, _ = received.lower().rpartition(b"\r\n\r\n")
+    return bool(end) and b"\r\nconnection: close" in head
 
 
 def _received(client: socket.socket) -> bytes:

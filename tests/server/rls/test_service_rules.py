@@ -18,7 +18,7 @@ from headgate.server.rls.ruled import RuledAnswers
 from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
-from tests.server.rls.messages import OK, OVER_LIMIT, asked, descriptor, headers
+from tests.server.rls.messages import OK, OVER_LIMIT, answered, asked, descriptor, headers
 
 IP = [("remote_address", "203.0.113.9")]
 USER = [("user", "ada")]
@@ -228,16 +228,37 @@ def test_shadow_rules_are_told_in_metadata_only(service: Asking) -> None:
     [
         (asked("", IP), "domain is empty"),
         (asked("edge"), "no descriptors"),
-        (b"\x0a\x09short", "ends in the middle"),
     ],
 )
-def test_what_asks_nothing_or_is_malformed_is_an_invalid_argument(
-    in_memory: Asking, message: bytes, complaint: str
-) -> None:
+def test_what_asks_nothing_is_an_invalid_argument(in_memory: Asking, message: bytes, complaint: str) -> None:
     in_memory.serve(RULES)
     with pytest.raises(RpcError, match=complaint) as caught:
         in_memory.raw(message)
     assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+UNREADABLE = {
+    "not UTF-8": asked("edge", [("user", "ada?")]).replace(b"ada?", b"ada\xff"),
+    "ends in the middle": b"\x0a\x09short",
+    "more than 256 entries": asked("edge", [("user", "ada")] * 257),
+    "more than 256 descriptors": asked("edge", *[IP] * 257),
+}
+
+
+@pytest.mark.parametrize("complaint", UNREADABLE)
+@pytest.mark.parametrize("policy", [RULES, ""], ids=["rules", "trees"])
+def test_what_cannot_be_read_is_over_the_limit(in_memory: Asking, policy: str, complaint: str) -> None:
+    """At an error Envoy lets requests pass, and clients choose the bytes of their headers."""
+    in_memory.serve(policy, "" if policy else "domain: edge")
+    answer = answered(in_memory.raw(UNREADABLE[complaint]))
+    assert (answer.overall_code, [status.code for status in answer.statuses]) == (OVER_LIMIT, [OVER_LIMIT])
+    assert complaint in json.loads(answer.raw_body)["detail"]
+    assert "retry-after" not in [header.key.lower() for header in answer.response_headers_to_add]
+
+
+def test_what_cannot_be_read_passes_where_nothing_is_refused(in_memory: Asking) -> None:
+    in_memory.serve(tree="domain: edge", engine={"shadow_mode": True})
+    assert answered(in_memory.raw(UNREADABLE["not UTF-8"])).overall_code == OK
 
 
 def test_without_rules_everything_passes(in_memory: Asking) -> None:

@@ -2,9 +2,10 @@
 
 With both, a domain that the trees know is decided by them, and any other by the rules.
 
-What cannot be matched, such as a path that servers read in different ways, is over the limit rather than an error: at
-an error Envoy lets the request pass, unless it is told otherwise. An error is answered only to a message that is
-malformed, or without a domain or descriptors.
+What cannot be read, such as a text that is not UTF-8, or cannot be matched, such as a path that servers read in
+different ways, is over the limit rather than an error: at an error Envoy lets the request pass by default, and clients
+choose what is in their headers. An error is answered only to a message without a domain or descriptors, which is a
+mistake in Envoy's configuration.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class RateLimitService:
         return self._trees
 
     async def should_rate_limit(self, call: Call) -> bytes:
-        """Answer a call of the service. Raises RpcError: the message is malformed, or asks nothing."""
+        """Answer a call of the service. Raises RpcError: the message asks nothing."""
         began = perf_counter_ns()
         raw, decisions = call.message, self._decisions
         try:
@@ -126,6 +127,12 @@ class RateLimitService:
             return encoding.OK + _UNMATCHED * len(descriptors)
         return await self._together(self._decisions, domain, descriptors, hits_addend or 1)
 
+    def unreadable(self, problem: str) -> bytes:
+        """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
+        if self._decisions is None and self._trees is not None and self._trees.shadow_mode:
+            return encoding.OK + _UNMATCHED
+        return self._ruled.unacceptable([f"the request cannot be read: {problem}"])
+
     def _usual(self, question: Question) -> Request | None:
         """Return what a question asks the rules if it is the usual one: one descriptor that takes its hits."""
         domain, descriptors, hits_addend = question
@@ -138,9 +145,9 @@ class RateLimitService:
 
     async def _after(self, error: UsageError, raw: bytes, began: int) -> bytes:
         """Answer what could not be answered in the usual way: more than could ever pass, a path that is none."""
+        if isinstance(error, MalformedMessage):
+            return self.unreadable(str(error))
         try:
-            if isinstance(error, MalformedMessage):
-                raise error
             return await self.answer(decode(raw))
         except UsageError:
             self._recorder.called(API, "error", perf_counter_ns() - began)

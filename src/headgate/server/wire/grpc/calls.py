@@ -43,6 +43,9 @@ class Methods(msgspec.Struct, frozen=True):
 
     unary: dict[bytes, Unary] = {}
     streaming: dict[bytes, Streaming] = {}
+    unreadable: dict[bytes, bytes] = {}
+    """What a unary call is answered whose message cannot be had: too long, compressed in an unknown way. By default,
+    with an error; but a caller may take any error for consent."""
 
     def __or__(self, other: Methods) -> Methods:
-        return Methods(self.unary | other.unary, self.streaming | other.streaming)
+        return Methods(self.unary | other.unary, self.streaming | other.streaming, self.unreadable | other.unreadable)

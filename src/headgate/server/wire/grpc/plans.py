@@ -23,6 +23,8 @@ class Plan(msgspec.Struct, frozen=True):
     timeout: float | None = None
     """In seconds."""
     encoding: bytes = b"identity"
+    unreadable: bytes | None = None
+    """The answer to a message that cannot be had; None for an error."""
 
 
 class Plans:
@@ -66,7 +68,8 @@ def make(methods: Methods, head: Head) -> Plan:
     encoding = values.get(b"grpc-encoding", b"identity")
     unary = methods.unary.get(head.path)
     if unary is not None:
-        return Plan(head, unary=unary, timeout=seconds, encoding=encoding)
+        unreadable = methods.unreadable.get(head.path)
+        return Plan(head, unary=unary, timeout=seconds, encoding=encoding, unreadable=unreadable)
     streaming = methods.streaming.get(head.path)
     if streaming is not None:
         return Plan(head, streaming=streaming, timeout=seconds, encoding=encoding)

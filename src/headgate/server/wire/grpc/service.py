@@ -179,12 +179,17 @@ class GrpcService:
         try:
             if call.message is None:
                 call.message = call.messages.take()
-            has_more = call.message is not None and call.messages.pending
-            if has_more or (ended and call.message is None):
-                raise _CARDINALITY
         except RpcError as error:
             del self._expected[stream]
-            self._fail(stream, error)
+            if call.plan.unreadable is None:
+                self._fail(stream, error)
+            else:
+                self._answer(stream, call.plan, call.plan.unreadable)
+            return
+        has_more = call.message is not None and call.messages.pending
+        if has_more or (ended and call.message is None):
+            del self._expected[stream]
+            self._fail(stream, _CARDINALITY)
             return
         if ended and call.message is not None:
             del self._expected[stream]
