@@ -12,11 +12,10 @@ import pytest
 
 from headgate import InvalidRule, InvalidStore, StoreError
 from headgate.core.decision import Decision
-from headgate.core.plan import Limit
+from headgate.core.plan import Limit, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.engine.descriptors import AsyncDescriptorEngine
-from headgate.engine.flow import Verb
 from headgate.engine.leftover import used_up
 from headgate.policy.envoy import Answer, Descriptor, Override, load
 from headgate.testing import ManualClock

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from headgate import InvalidCost, MemoryStore
 from headgate.core.decision import Decision
 from headgate.core.key import space
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.engine import Engine, Part, Ruling
-from headgate.engine.flow import Call, Verb
 from headgate.engine.together import JointFlow, together
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import load

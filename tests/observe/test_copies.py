@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from headgate.observe.slots import Slots
 from headgate.policy.loading import load
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
+from tests.clusters import RedisCluster, redis_cluster
 from tests.observe.readings import samples, value
 from tests.servers import RedisServer, redis_server, until
 
@@ -148,3 +150,75 @@ sys.stdout.buffer.write(recorder.metrics()[1])
     assert value(done.stdout, "headgate_checks_total", api="check", outcome="denied") == 1
     assert value(done.stdout, "headgate_process_open_fds", worker="0") == 0
     assert b"Too many open files" in done.stderr
+
+
+def test_a_gauge_that_nobody_speaks_of_any_more_is_0() -> None:
+    recorder, states = Recorder(), {"a": 2, "b": 2}
+    recorder.add(lambda: [Reading(CIRCUIT_STATE, (shard,), state) for shard, state in states.items()])
+    recorder.publish()
+    del states["a"]
+    recorder.publish()
+    text = recorder.metrics()[1]
+    assert value(text, "headgate_store_circuit_state", shard="a") == 0
+    assert value(text, "headgate_store_circuit_state", shard="b") == 2
+    recorder.close()
+
+
+def circuits(recorder: Recorder) -> dict[str, float]:
+    """Return the circuits of an engine as they are shown, which is what the alert `HeadgateStoreAway` looks at."""
+    recorder.refresh()
+    shown = samples(recorder.metrics()[1])
+    return {
+        dict(labels)["shard"]: number
+        for (name, labels), number in shown.items()
+        if name == "headgate_store_circuit_state"
+    }
+
+
+async def asked_until(decisions: Decisions, seen: Callable[[], bool], what: str) -> None:
+    """Ask about many users, again and again, until something is seen."""
+    give_up = time.monotonic() + 60
+    while not seen():
+        assert time.monotonic() < give_up, what
+        await asyncio.gather(*[decisions.check(Request({"user": f"u{each}"}, "/single")) for each in range(50)])
+        await asyncio.sleep(0.01)
+
+
+def test_the_circuit_of_a_server_that_left_its_cluster_is_not_shown_as_open() -> None:
+    recorder = Recorder()
+
+    async def main(cluster: RedisCluster) -> None:
+        address = cluster.address_with(*cluster.nodes, options="timeout=1&connect_timeout=1")
+        async with AsyncEngine(load(RULES), store=address) as engine:
+            decisions, gone = Decisions(engine, recorder), cluster.primaries[0]
+            shard = f"redis://127.0.0.1:{gone.port}"
+            await asked_until(decisions, lambda: len(circuits(recorder)) == 3, "all are asked")
+            gone.stop()
+            await asked_until(decisions, lambda: circuits(recorder)[shard] == 2, "its circuit opens")
+            await asked_until(decisions, lambda: len(circuits(recorder)) == 4, "its replica takes its place")
+            await asked_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
+
+    with redis_cluster(3, 1) as cluster:
+        asyncio.run(main(cluster))
+    recorder.close()
+
+
+def test_the_circuit_of_servers_that_were_not_known_is_not_shown_as_open_when_they_are() -> None:
+    """The service was started first, and the cluster came later."""
+    recorder = Recorder()
+
+    async def main(cluster: RedisCluster) -> None:
+        for node in cluster.nodes:
+            node.stop()
+        address = cluster.address_with(*cluster.nodes, options="timeout=1&connect_timeout=1")
+        async with AsyncEngine(load(RULES), store=address) as engine:
+            decisions = Decisions(engine, recorder)
+            await asked_until(decisions, lambda: circuits(recorder) == {"": 2}, "nobody is there")
+            for node in cluster.nodes:
+                node.start()
+            await asked_until(decisions, lambda: len(circuits(recorder)) == 4, "all are there")
+            await asked_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
+
+    with redis_cluster(3, 0) as cluster:
+        asyncio.run(main(cluster))
+    recorder.close()

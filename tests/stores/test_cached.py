@@ -516,21 +516,23 @@ def test_it_is_the_inner_store_in_all_else(make: Callable[..., Subject]) -> None
     subject.store.ready()
     assert subject.asked() == ["ready"]
     assert subject.cached.clock is subject.inner.clock
-    assert not hasattr(subject.cached, "shard_of"), "there are no shards to be told apart"
+    assert not hasattr(subject.cached, "servers_of"), "there are no servers to be told apart"
     subject.inner.fault = StoreUnavailable
     with pytest.raises(StoreUnavailable, match="told to"):
         subject.store.ready()
 
     class Sharded(MemoryStore):
-        def shard_of(self, plan: Plan) -> str:
-            return f"shard of {plan[0].principal!r}"
+        def servers_of(self, plan: Plan) -> tuple[str, ...]:
+            return tuple([f"server of {limit.principal!r}" for limit in plan])
+
+        def servers(self) -> set[str]:
+            return {"all"}
 
     class AsyncSharded(AsyncMemoryStore):
-        def shard_of(self, plan: Plan) -> str:
-            return f"shard of {plan[0].principal!r}"
+        servers_of, servers = Sharded.servers_of, Sharded.servers
 
-    assert CachedStore(Sharded()).shard_of(subject.plan) == "shard of 'user'"
-    assert AsyncCachedStore(AsyncSharded(MemoryStore())).shard_of(subject.plan) == "shard of 'user'"
+    for cached in (CachedStore(Sharded()), AsyncCachedStore(AsyncSharded(MemoryStore()))):
+        assert (cached.servers_of(subject.plan), cached.servers()) == (("server of 'user'",), {"all"})
 
 
 def test_close_forgets_and_closes(make: Callable[..., Subject]) -> None:

@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import msgspec
 import pytest
 
-from headgate import Algorithm, AsyncLimiter, Clock, InvalidCost, InvalidKey, InvalidStore, Limiter, Quota
+from headgate import Algorithm, AsyncLimiter, InvalidCost, InvalidKey, InvalidStore, Limiter, Quota
+from headgate.core import plan as plans
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.core.key import once_token
 from headgate.core.mode import Mode
 from headgate.core.plan import Family, Plan
 from headgate.stores import open_store
-from headgate.stores.attempt import MAX_SHARDS
 from headgate.stores.base import Check, Store
 from headgate.stores.breaker import Circuit
 from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Reason
+from headgate.stores.fallback import marked
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
@@ -84,17 +86,56 @@ class Faulty(MemoryStore):
         return check
 
 
+class Shards(Faulty):
+    """A store on several servers: the first letter of a principal is the name of its server. They fail one by one."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.away: set[str] = set()
+        self.members: set[str] = set()
+        """Those that have a part of the store; empty: not known."""
+        self.incident: object = None
+
+    def servers_of(self, plan: Plan) -> tuple[str, ...]:
+        return tuple([str(limit.principal)[0] for limit in plan])
+
+    def servers(self) -> set[str]:
+        return self.members
+
+    def _run(self, transact: Any, plan: Plan, cost: int, now: int) -> Decision:
+        for server in self.servers_of(plan):
+            if server in self.away:
+                error = OutcomeUnknown(f"{server} hangs")
+                error.server, error.incident = server, self.incident
+                raise error
+        return super()._run(transact, plan, cost, now)
+
+    def check(self, plan: Plan, cost: int) -> Decision:
+        return self._asked(lambda: self._run(plans.check, plan, cost, self.clock.now()))  # type: ignore[no-any-return]
+
+
+class AsyncShards(AsyncMemoryStore):
+    """The same for callers in an event loop."""
+
+    def __init__(self, store: Shards) -> None:
+        super().__init__(store)
+        self.servers_of, self.servers = store.servers_of, store.servers
+
+
 class Subject:
     """A failover store of either colour around a store that can be made to fail."""
 
-    def __init__(self, colour: str, clock: ManualClock | None = None, **options: Any) -> None:
+    def __init__(
+        self, colour: str, clock: ManualClock | None = None, inner: type[Faulty] = Faulty, **options: Any
+    ) -> None:
         self.clock = clock or ManualClock()
-        self.inner = Faulty(self.clock)
+        self.inner: Any = inner(self.clock)
         self.failover: FailoverStore | AsyncFailoverStore
         if colour == "sync":
             self.failover = self.store = FailoverStore(self.inner, **options)
         else:
-            self.failover = AsyncFailoverStore(AsyncMemoryStore(self.inner), **options)
+            around: Any = AsyncShards if issubclass(inner, Shards) else AsyncMemoryStore
+            self.failover = AsyncFailoverStore(around(self.inner), **options)
             self.store = Blocking(self.failover)
         self.statistics = self.failover.statistics
         self.plan = Family("test", [TEN]).plan("user")
@@ -152,13 +193,12 @@ class TestHealthyAsyncTraces(StoreTraces):
     examples = 30
 
     def make_store(self, clock: ManualClock) -> Store:
-        return Blocking(AsyncFailoverStore(AsyncMemoryStore(MemoryStore(clock=clock)), shard_of=lambda _: "a"))
+        return Blocking(AsyncFailoverStore(AsyncShards(Shards(clock))))
 
 
-def failed_store(clock: ManualClock, shards: Callable[[Plan], str] | None = None) -> FailoverStore:
-    inner = Faulty(clock)
+def failed_store(inner: Faulty) -> FailoverStore:
     inner.fault = StoreUnavailable
-    return FailoverStore(inner, shard_of=shards)
+    return FailoverStore(inner)
 
 
 class _Undegraded:
@@ -206,12 +246,12 @@ class TestAwayFromTheStart(StoreConformance):
     """One node alone, without a store from the first call on, decides as any store does."""
 
     def make_store(self, clock: ManualClock) -> Store:
-        return _Undegraded(failed_store(clock))
+        return _Undegraded(failed_store(Faulty(clock)))
 
 
 class TestAwayTraces(StoreTraces):
     def make_store(self, clock: ManualClock) -> Store:
-        return _Undegraded(failed_store(clock, lambda plan: str(plan[0].principal)))
+        return _Undegraded(failed_store(Shards(clock)))
 
 
 # Marks and reasons
@@ -337,91 +377,135 @@ def test_other_exceptions_of_a_store_reach_the_caller(make: Callable[..., Subjec
     assert (subject.circuit, subject.check().degraded) == (Circuit.OPEN, UNASKED)
 
 
-def test_each_shard_has_a_circuit_of_its_own(make: Callable[..., Subject]) -> None:
-    subject = make(shard_of=lambda plan: str(plan[0].principal)[0])
+def test_each_server_has_a_circuit_of_its_own(make: Callable[..., Subject]) -> None:
+    subject = make(inner=Shards)
     family = Family("test", [TEN])
     check = subject.store.bind(family)
-    subject.inner.fault = StoreUnavailable
+    subject.inner.away = {"a"}
     for _ in range(5):
         subject.store.check(family.plan("a1"), 1)
-    assert check("b1").degraded == UNAVAILABLE
-    subject.inner.fault = None
+    subject.inner.away = set()
     assert [check(key).degraded for key in ("a1", "a2", "b1", "c1")] == [UNASKED, UNASKED, "", ""]
-    seen = subject.statistics().breakers
-    assert {shard: each.state for shard, each in seen.items()} == {
-        "a": Circuit.OPEN,
-        "b": Circuit.CLOSED,
-        "c": Circuit.CLOSED,
-    }
+    assert circuits_of(subject) == {"a": Circuit.OPEN, "b": Circuit.CLOSED, "c": Circuit.CLOSED}
+    assert check("b1", 0).degraded == ""
+    with pytest.raises(InvalidCost):
+        check("b1", 11)
+    with pytest.raises(InvalidKey):
+        check("")
 
 
-class Sharded(Faulty):
-    """A store whose parts are named by the first letter of the principal."""
-
-    def shard_of(self, plan: Plan) -> str:
-        return str(plan[0].principal)[0]
+def circuits_of(subject: Subject) -> dict[str, Circuit]:
+    return {server: each.state for server, each in subject.statistics().breakers.items()}
 
 
-class AsyncSharded(AsyncMemoryStore):
-    def shard_of(self, plan: Plan) -> str:
-        return str(plan[0].principal)[0]
+def over(*principals: str) -> Plan:
+    """Return a plan with a limit for each of these principals."""
+    return tuple([Family("test", [TEN]).plan(principal)[0] for principal in principals])
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_shards_are_the_store_s_own_unless_told(*, asynchronous: bool) -> None:
-    clock = ManualClock()
-    inner = Sharded(clock)
-    for options, shards in [({}, {"a", "b"}), ({"shard_of": None}, {"a", "b"}), ({"shard_of": lambda _: "x"}, {"x"})]:
-        known: Any = options
-        failover: Any = (
-            AsyncFailoverStore(AsyncSharded(inner), **known) if asynchronous else FailoverStore(inner, **known)
-        )
-        store: Store = Blocking(failover) if asynchronous else failover
-        check = store.bind(Family("test", [TEN]))
-        assert check("a1", 0).degraded == check("b1").degraded == ""
-        assert set(failover.statistics().breakers) == shards
-        with pytest.raises(InvalidCost):
-            check("a1", 11)
-        with pytest.raises(InvalidKey):
-            check("")
-        store.close()
+def test_a_plan_asks_the_circuits_of_all_its_servers(make: Callable[..., Subject]) -> None:
+    """There is none for their combination: whoever finds one of them away finds it for all."""
+    subject = make(inner=Shards)
+    subject.inner.away = {"a"}
+    for number in range(5):
+        assert subject.store.check(over(f"{'bcdef'[number]}1", "a1"), 1).degraded == UNKNOWN
+    assert circuits_of(subject) == {"a": Circuit.OPEN} | dict.fromkeys("bcdef", Circuit.CLOSED)
+    asked = subject.inner.asked
+    assert subject.store.check(over("b1", "a2"), 1).degraded == UNASKED
+    assert subject.store.check(over("x1", "a3"), 1).degraded == UNASKED
+    assert subject.inner.asked == asked
+    assert subject.store.check(over("b1", "c1"), 1).degraded == ""
 
 
-def test_shards_that_come_and_go_leave_no_circuits_behind(make: Callable[..., Subject]) -> None:
-    """Untroubled ones are forgotten; the outages that they had are still counted."""
-    subject = make(shard_of=lambda plan: str(plan[0].principal), failures=1, mode="allow")
-    check = subject.store.bind(Family("test", [TEN]))
-    subject.inner.fault = StoreUnavailable
-    assert check("was away").degraded
-    subject.heal()
-    assert not check("was away").degraded
-    subject.inner.fault = StoreUnavailable
-    assert check("is away").degraded
-    subject.inner.fault = None
-    for number in range(2500):
-        check(f"node {number}")
-        assert len(subject.failover._failover._breakers) <= MAX_SHARDS
-    seen = subject.statistics()
-    assert (seen.openings, seen.recoveries) == (2, 1)
-    assert seen.breakers["is away"].state is Circuit.OPEN
-    assert "was away" not in seen.breakers
-    assert check("is away").degraded == UNASKED
+def test_plans_over_several_servers_are_served_again_as_soon_as_the_circuits_are_closed(
+    make: Callable[..., Subject],
+) -> None:
+    """Whoever closed them: a hundred combinations need one probe."""
+    subject = make(inner=Shards)
+    subject.inner.away = {"a"}
+    for _ in range(5):
+        subject.store.check(over("a1"), 1)
+    subject.inner.away = set()
+    subject.clock.advance(2)
+    assert subject.store.check(over("b1", "a1"), 1).degraded == "", "it is the probe"
+    assert subject.statistics().breakers["a"].probes == 1
+    for other in "bcdefgh":
+        assert subject.store.check(over(f"{other}9", "a9"), 1).degraded == ""
 
 
-def test_even_troubled_circuits_are_bounded(make: Callable[..., Subject]) -> None:
-    subject = make(shard_of=lambda plan: str(plan[0].principal), failures=1, mode="allow")
-    check = subject.store.bind(Family("test", [TEN]))
-    subject.inner.fault = StoreUnavailable
-    for number in range(2500):
-        check(f"node {number}")
-        assert len(subject.failover._failover._breakers) <= MAX_SHARDS
-        if number == 1200:  # those that are well go before those in trouble
-            subject.inner.fault = None
-            assert not any(check(f"healthy {each}").degraded for each in range(100))
-            subject.inner.fault = StoreUnavailable
-    assert subject.statistics().openings == 2500
-    assert not [shard for shard in subject.statistics().breakers if shard.startswith("healthy")]
-    assert subject.statistics().breakers["node 2499"].state is Circuit.OPEN
+def test_a_probe_that_shares_its_incident_with_another_is_not_lost(make: Callable[..., Subject]) -> None:
+    """Two circuits whose probes fail of one cause are both open again, and both probed again after their pause."""
+    subject = make(inner=Shards)
+    subject.inner.away = {"a", "b"}
+    for name in "ab":
+        for _ in range(5):
+            subject.store.check(over(f"{name}1"), 1)
+    subject.inner.incident = object()
+    subject.clock.advance(2)
+    for name in "ab":
+        assert subject.store.check(over(f"{name}1"), 1).degraded == UNKNOWN
+    assert circuits_of(subject) == dict.fromkeys("ab", Circuit.OPEN)
+    subject.inner.away = set()
+    subject.clock.advance(2)
+    assert [subject.store.check(over(f"{name}1"), 1).degraded for name in "ab"] == ["", ""]
+
+
+def test_a_failure_is_told_to_the_server_that_failed_alone(make: Callable[..., Subject]) -> None:
+    """The probe of the other one is due again later: nobody knows how it is."""
+    subject = make(inner=Shards, failures=1)
+    subject.inner.away = {"a", "b"}
+    subject.store.check(over("a1"), 1)
+    subject.store.check(over("b1"), 1)
+    subject.inner.away = {"b"}
+    subject.clock.advance(2)
+    assert subject.store.check(over("a1", "b1"), 1).degraded == UNKNOWN
+    assert circuits_of(subject) == {"a": Circuit.OPEN, "b": Circuit.OPEN}
+    subject.clock.advance(1)
+    assert subject.store.check(over("a1"), 1).degraded == ""
+    assert circuits_of(subject) == {"a": Circuit.CLOSED, "b": Circuit.OPEN}
+
+
+def test_while_one_circuit_is_open_the_others_of_a_plan_are_not_probed(make: Callable[..., Subject]) -> None:
+    subject = make(inner=Shards, failures=1)
+    subject.inner.away = {"a"}
+    subject.store.check(over("a1"), 1)
+    subject.clock.advance(2)
+    subject.inner.away = {"b"}
+    subject.store.check(over("b1"), 1)
+    refused = subject.store.check(over("a1", "b1"), 1)
+    assert refused.degraded == UNASKED
+    assert subject.statistics().breakers["a"].probes == 0
+    with pytest.raises(StoreUnavailable, match=r"the store \(shard a, b\) failed before, and is asked again in"):
+        subject.store.reset(over("a1", "b1"))
+
+
+def test_a_server_whose_part_of_a_refusal_is_missing_has_failed(make: Callable[..., Subject]) -> None:
+    """A refusal stands without what the others have; but nobody waits for them again and again."""
+
+    class Silent(Shards):
+        def check(self, plan: Plan, cost: int) -> Decision:
+            here, there = super().check(plan, cost).limits
+            refusal = plans.blocking([msgspec.structs.replace(here, allowed=False), marked(there, UNAVAILABLE)])
+            return msgspec.structs.replace(refusal, degraded=UNAVAILABLE)
+
+    subject = make(inner=Silent)
+    answers = [subject.store.check(over("a1", "b1"), 1) for _ in range(5)]
+    assert [answer.allowed for answer in answers] == [False] * 5
+    assert circuits_of(subject) == {"a": Circuit.CLOSED, "b": Circuit.OPEN}
+    assert subject.store.check(over("a1", "b1"), 1).degraded == UNASKED
+
+
+def test_servers_that_left_are_forgotten_and_their_outages_are_not(make: Callable[..., Subject]) -> None:
+    subject = make(inner=Shards, failures=1)
+    subject.inner.away = {"a"}
+    subject.store.check(over("a1"), 1)
+    assert circuits_of(subject) == {"a": Circuit.OPEN}, "as long as it is not known who belongs to the store"
+    subject.inner.members = {"b", "c"}
+    subject.store.check(over("b1"), 1)
+    assert circuits_of(subject) == {"b": Circuit.CLOSED}
+    assert (subject.statistics().openings, subject.statistics().recoveries) == (1, 0)
+    subject.inner.members = {"c"}
+    assert circuits_of(subject) == {}
 
 
 def test_a_cancelled_probe_leaves_the_way_to_another() -> None:
@@ -617,7 +701,7 @@ def test_check_once_in_the_other_modes(make: Callable[..., Subject], mode: str) 
     assert (answer.allowed, answer.remaining, answer.degraded) == (True, 8, "")
 
 
-# Health, and deadlines
+# Health
 
 
 def test_is_as_ready_as_its_store(make: Callable[..., Subject]) -> None:
@@ -630,74 +714,6 @@ def test_is_as_ready_as_its_store(make: Callable[..., Subject]) -> None:
     subject.inner.fault = None
     subject.store.ready()
     assert subject.check().degraded == UNASKED
-
-
-class Hung:
-    """A store of which no call returns."""
-
-    clock: Clock = ManualClock()
-
-    async def _hang(self, *_: object) -> Any:
-        await asyncio.Event().wait()
-
-    check = check_once = peek = refund = reset = ready = _hang
-
-    def bind(self, family: Family) -> Any:  # noqa: ARG002  the contract has it
-        return self._hang
-
-    async def close(self) -> None:
-        """Nothing to release."""
-
-
-def test_a_store_that_hangs_has_failed_after_the_deadline() -> None:
-    async def story() -> None:
-        store = AsyncFailoverStore(Hung(), deadline=0.001, failures=8)
-        family = Family("test", [TEN])
-        plan, bound = family.plan("user"), store.bind(family)
-        answers = [
-            await store.check(plan, 1),
-            await store.check_once(plan, 1, once_token(plan, 1, "once")),
-            await store.peek(plan, 1),
-            await store.refund(plan, 1),
-            await bound("user"),
-        ]
-        assert {answer.degraded for answer in answers} == {UNKNOWN}
-        with pytest.raises(OutcomeUnknown, match=r"no answer in 0\.001 s"):
-            await store.reset(plan)
-        with pytest.raises(OutcomeUnknown, match="no answer"):
-            await store.ready()
-        assert [(await bound("user")).degraded for _ in range(3)] == [UNKNOWN, UNKNOWN, UNASKED]
-        assert store.statistics().failures == {UNKNOWN: 8}
-        await store.close()
-
-    asyncio.run(story())
-
-
-def test_a_store_within_its_deadline_is_as_without() -> None:
-    class Late(AsyncMemoryStore):
-        async def peek(self, plan: Plan, cost: int) -> Decision:  # noqa: ARG002  the contract has them
-            raise TimeoutError("its own")
-
-    async def story() -> None:
-        store = AsyncFailoverStore(Late(MemoryStore()), deadline=60)
-        family = Family("test", [TEN])
-        assert (await store.check(family.plan("user"), 1)).remaining == 9
-        assert (await store.bind(family)("user")).remaining == 8
-        with pytest.raises(TimeoutError, match="its own"):
-            await store.peek(family.plan("user"), 1)
-        await store.ready()
-
-    asyncio.run(story())
-
-
-def test_a_blocking_call_has_no_deadline() -> None:
-    none: Any = 0.5
-    with pytest.raises(InvalidStore, match="a blocking call cannot be given up: deadline is for AsyncFailoverStore"):
-        FailoverStore(MemoryStore(), deadline=none)
-    wrong: Any
-    for wrong in (0, -1, "1", True, 3601, float("nan")):
-        with pytest.raises(InvalidStore, match="deadline must be a number of seconds above 0 and up to 3600"):
-            AsyncFailoverStore(AsyncMemoryStore(MemoryStore()), deadline=wrong)
 
 
 # Numbers, and mistakes

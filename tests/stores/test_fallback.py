@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate import Algorithm, Quota
 from headgate.core.mode import Mode
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.stores.fallback import Mixed, share_of
 from headgate.testing import ManualClock
 from tests.core.quotas import AWKWARD, quotas
@@ -60,19 +60,19 @@ def mixed(manual_clock: ManualClock) -> Mixed:
 
 def test_each_limit_is_answered_in_its_own_mode(mixed: Mixed) -> None:
     plan = a_plan("allow", "local-1", "local-2")
-    assert [mixed.check(plan, 1, 7).allowed for _ in range(4)] == [True, True, True, False]
-    refusal = mixed.check(plan, 1, 7)
+    assert [mixed.answer(Call(Verb.CHECK, plan, 1), 7).allowed for _ in range(4)] == [True, True, True, False]
+    refusal = mixed.answer(Call(Verb.CHECK, plan, 1), 7)
     assert [part.allowed for part in refusal.limits] == [True, False, False]
     assert [part.remaining for part in refusal.limits] == [3, 0, 0]
 
 
 def test_one_limit_that_denies_takes_nothing_from_the_others(mixed: Mixed) -> None:
-    denied = mixed.check(a_plan("local-1", "deny"), 1, 7)
+    denied = mixed.answer(Call(Verb.CHECK, a_plan("local-1", "deny"), 1), 7)
     assert (denied.allowed, denied.retry_after_us) == (False, 7)
     assert [part.allowed for part in denied.limits] == [True, False]
-    assert mixed.peek(a_plan("local-1"), 1, 7).remaining == 3
-    assert not mixed.check_once(a_plan("local-1", "deny"), 1, b"x" * 16, 7)
-    assert mixed.peek(a_plan("local-1"), 1, 7).remaining == 3
+    assert mixed.answer(Call(Verb.PEEK, a_plan("local-1"), 1), 7).remaining == 3
+    assert not mixed.answer(Call(Verb.CHECK_ONCE, a_plan("local-1", "deny"), 1, b"x" * 16), 7)
+    assert mixed.answer(Call(Verb.PEEK, a_plan("local-1"), 1), 7).remaining == 3
 
 
 def test_the_strictest_mode_is_that_of_the_plan(mixed: Mixed) -> None:
@@ -83,9 +83,13 @@ def test_the_strictest_mode_is_that_of_the_plan(mixed: Mixed) -> None:
 
 def test_mixed_modes_count_a_retry_once_and_give_back(mixed: Mixed) -> None:
     plan = a_plan("allow", "local")
-    assert [mixed.check_once(plan, 1, b"x" * 16, 7).limits[1].remaining for _ in range(3)] == [2, 2, 2]
-    assert mixed.refund(plan, 1, 7).limits[1].remaining == 3
-    mixed.check(plan, 3, 7)
+    assert [mixed.answer(Call(Verb.CHECK_ONCE, plan, 1, b"x" * 16), 7).limits[1].remaining for _ in range(3)] == [
+        2,
+        2,
+        2,
+    ]
+    assert mixed.answer(Call(Verb.REFUND, plan, 1), 7).limits[1].remaining == 3
+    mixed.answer(Call(Verb.CHECK, plan, 3), 7)
     mixed.reset(plan)
-    assert mixed.peek(plan, 3, 7).allowed
+    assert mixed.answer(Call(Verb.PEEK, plan, 3), 7).allowed
     mixed.close()

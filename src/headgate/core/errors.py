@@ -63,9 +63,11 @@ class StoreError(HeadgateError):
 
     Attributes:
         incident: the same for all errors that have one cause, such as a connection that was lost; None: not known.
+        server: the name of the server that did not answer, for a store that has several; empty: not known.
     """
 
     incident: object = None
+    server: str = ""
 
 
 class StoreUnavailable(StoreError):

@@ -6,6 +6,7 @@ This file is what a store runs atomically. It is pure: states in, states and an 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from headgate.core.algorithms import State
@@ -29,6 +30,25 @@ class Limit(NamedTuple):
 
 Plan = tuple[Limit, ...]
 States = Sequence[State]
+
+
+class Verb(Enum):
+    """What a store may be asked to decide."""
+
+    CHECK = "check"
+    CHECK_ONCE = "check_once"
+    PEEK = "peek"
+    REFUND = "refund"
+
+
+class Call(NamedTuple):
+    """One call of a store, as a value."""
+
+    verb: Verb
+    plan: Plan
+    cost: int
+    token: bytes = b""
+    """Of CHECK_ONCE."""
 
 
 class Family:

@@ -9,10 +9,11 @@ from typing import Self, TypeVar
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
+from headgate.core.plan import Call, Verb
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of, to_reset
 from headgate.engine.driving import driven
 from headgate.engine.explained import Explained, joined
-from headgate.engine.flow import Call, Verb, ruled
+from headgate.engine.flow import ruled
 from headgate.engine.kept import KeptRequest
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of

@@ -7,36 +7,16 @@ decisions; sync and async drive it in their own way.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.key import once_token
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Verb
 from headgate.core.pressure import Pressure
 from headgate.engine.ruling import RuleDecision, Ruling, rule_decisions, ruling_of
 from headgate.policy.selection import Limits, Selection, Verdict
-
-
-class Verb(Enum):
-    """What is asked of a store."""
-
-    CHECK = "check"
-    CHECK_ONCE = "check_once"
-    PEEK = "peek"
-    REFUND = "refund"
-
-
-class Call(NamedTuple):
-    """One call of a store."""
-
-    verb: Verb
-    plan: Plan
-    cost: int
-    token: bytes = b""
-
 
 Flow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], Ruling]
 

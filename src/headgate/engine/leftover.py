@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Plan
-from headgate.engine.flow import Call, Verb
+from headgate.core.plan import Call, Plan, Verb
 
 TRIES = 3
 """To take what is left of a limit, while others take from it too."""

@@ -9,9 +9,10 @@ from typing import Self, TypeVar
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
+from headgate.core.plan import Call, Verb
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of, to_reset
 from headgate.engine.explained import Explained, joined
-from headgate.engine.flow import Call, Verb, ruled
+from headgate.engine.flow import ruled
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
 from headgate.engine.together import Part, selected, together
@@ -24,6 +25,7 @@ from headgate.stores import open_store
 from headgate.stores.base import Store
 from headgate.stores.failover import FailoverStore, Statistics
 from headgate.stores.memory import MemoryStore
+from headgate.stores.wrapping import run
 
 Answer = TypeVar("Answer")
 
@@ -180,16 +182,7 @@ class Engine:
         try:
             calls = next(flow)
             while True:
-                calls = flow.send([self._call(call) for call in calls])
+                calls = flow.send([run(self._store, call) for call in calls])
         except StopIteration as stop:
             answer: Answer = stop.value
             return answer
-
-    def _call(self, call: Call) -> Decision:
-        if call.verb is Verb.CHECK:
-            return self._store.check(call.plan, call.cost)
-        if call.verb is Verb.CHECK_ONCE:
-            return self._store.check_once(call.plan, call.cost, call.token)
-        if call.verb is Verb.PEEK:
-            return self._store.peek(call.plan, call.cost)
-        return self._store.refund(call.plan, call.cost)

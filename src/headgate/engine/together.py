@@ -23,8 +23,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Limit, Plan, blocking, most_restrictive, too_large
-from headgate.engine.flow import Call, Verb, refused, shadow_calls, shadow_told
+from headgate.core.plan import Call, Limit, Plan, Verb, blocking, most_restrictive, too_large
+from headgate.engine.flow import refused, shadow_calls, shadow_told
 from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request

@@ -43,6 +43,7 @@ class Copies:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._before: dict[int, int] = {}  # what a predecessor had counted, by cell
+        self._gauges: set[int] = set()  # cells that were spoken of last time
         self._sources: list[Source] = []
 
     def add(self, source: Source) -> None:
@@ -50,7 +51,7 @@ class Copies:
         self._sources.append(source)
 
     def refresh(self) -> None:
-        """Ask all sources. What several of them say about the same is merged."""
+        """Ask all sources. What several of them say about the same is merged; a gauge that none speaks of is 0."""
         found: dict[tuple[Family, int], int] = {}
         for source in self._sources:
             for family, labels, value in source():
@@ -60,6 +61,10 @@ class Copies:
                     found[family, cell] = each if known is None else family.merged(known, each)
         for (family, cell), value in found.items():
             self._set(family, cell, value)
+        gauges = {cell for family, cell in found if family.kind is Kind.GAUGE}
+        for cell in self._gauges - gauges:
+            self._table.cells[cell] = 0
+        self._gauges = gauges
 
     def _set(self, family: Family, cell: int, value: int) -> None:
         cells = self._table.cells

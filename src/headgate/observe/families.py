@@ -100,7 +100,10 @@ STORE_FLIGHTS = _counter("store_flights", "Round trips to Redis.")
 STORE_QUESTIONS = _counter("store_questions", "Questions on those round trips: divided, how many travel together.")
 STORE_DURATION = _histogram("store_flight_duration", "From sending a flight of questions to Redis to its last answer.")
 CIRCUIT_STATE = _gauge(
-    "store_circuit_state", "The circuit of a shard: 0 closed, 1 half-open, 2 open; the worst.", "shard", merge=Merge.MAX
+    "store_circuit_state",
+    "The circuit of a server: 0 closed or gone, 1 half-open, 2 open; the worst.",
+    "shard",
+    merge=Merge.MAX,
 )
 CIRCUIT_OPENINGS = _counter("store_circuit_openings", "Outages: how often a circuit opened.")
 CIRCUIT_RECOVERIES = _counter("store_circuit_recoveries", "How often a circuit closed again.")

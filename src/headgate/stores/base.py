@@ -6,7 +6,7 @@ it runs their twin where the state lives. `headgate.testing.conformance` is the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Protocol, runtime_checkable
 
 from headgate.clock import Clock
@@ -102,8 +102,15 @@ class AsyncStore(Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """What a store of either kind may offer besides, if it has parts that fail one by one."""
+    """What a store of either kind may offer besides, if it lives on several servers, which fail one by one.
 
-    def shard_of(self, plan: Plan) -> str:
-        """Return the name of the part that the plan lives on, as far as is known now: this never waits nor fails."""
+    Neither method ever waits or fails. Errors of such a store say which server did not answer (`StoreError.server`).
+    """
+
+    def servers_of(self, plan: Plan) -> tuple[str, ...]:
+        """Return the name of the server of each limit, as far as is known now; empty where it is not."""
+        ...
+
+    def servers(self) -> Collection[str]:
+        """Return the names of all servers that have a part of the store; none if that is not known yet."""
         ...

@@ -16,6 +16,8 @@ Laws:
 3.  Pauses double from the first to the longest, and each is shortened by chance to between half and all of itself, so
     that the nodes of a fleet do not knock together.
 4.  A probe that never reports is given up after `probe_us`, and another may go. No lost call keeps a breaker open.
+5.  Many calls that fail of one cause, such as a connection that was lost, are one failure. A probe is alone, and counts
+    whatever its cause.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Breaker:
     __slots__ = (
         "_chance",
         "_failures",
+        "_incident",
         "_longest_us",
         "_openings",
         "_pause_us",
@@ -105,6 +108,7 @@ class Breaker:
         self.state = Circuit.CLOSED
         self.epoch = 1  # how often the state changed, and the ticket of those who ask now
         self._failures = 0
+        self._incident: object = None  # the cause of the last of them
         self._unanswered = 0  # probes in a row that failed
         self._until = 0  # when the pause ends, or the probe is given up
         self._openings = self._recoveries = self._probes = 0
@@ -113,6 +117,10 @@ class Breaker:
     def is_untroubled(self) -> bool:
         """Is it closed, with no failure to forget? Then another success is no news."""
         return not self._failures and self.state is _CLOSED
+
+    def may_ask(self, now: int) -> bool:
+        """Would a call go through at the tick `now`?"""
+        return self.state is _CLOSED or now >= self._until
 
     def ask(self, now: int) -> int:
         """Return the ticket of a call that may go through at the tick `now`, or 0: not now."""
@@ -135,14 +143,17 @@ class Breaker:
         self._recoveries += 1
         return True
 
-    def failed(self, ticket: int, now: int) -> bool:
-        """Note that the store did not answer; says whether that began an outage."""
+    def failed(self, ticket: int, now: int, incident: object = None) -> bool:
+        """Note that the store did not answer, because of an `incident` if known; says whether that began an outage."""
         if ticket != self.epoch:
             return False
         if self.state is Circuit.HALF_OPEN:
             self._unanswered += 1
             self._pause(now)
             return False
+        if incident is not None and incident is self._incident:
+            return False
+        self._incident = incident
         self._failures += 1
         if self._failures < self._threshold:
             return False

@@ -35,8 +35,7 @@ from headgate.core.numbers import short, whole
 from headgate.core.plan import Family, Plan
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
-from headgate.stores.binding import plain_async_check, plain_check
-from headgate.stores.inner import check_colour, microseconds
+from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
 
 PEEKS = 0.05
 MAX_ENTRIES = 10_000
@@ -81,7 +80,7 @@ class CachedStore:
         self._store = store
         self.clock = store.clock
         if isinstance(store, Sharded):
-            self.shard_of = store.shard_of
+            self.servers_of, self.servers = store.servers_of, store.servers
         self._cache = _Cache(store, peeks, denials, max_entries)
 
     def check(self, plan: Plan, cost: int) -> Decision:
@@ -143,7 +142,7 @@ class AsyncCachedStore:
         self._store = store
         self.clock = store.clock
         if isinstance(store, Sharded):
-            self.shard_of = store.shard_of
+            self.servers_of, self.servers = store.servers_of, store.servers
         self._cache = _Cache(store, peeks, denials, max_entries)
 
     async def check(self, plan: Plan, cost: int) -> Decision:

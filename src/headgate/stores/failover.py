@@ -1,7 +1,8 @@
 """A store around a store, which always answers: asks the inner one, and decides by itself when that one does not.
 
-Every answer the inner store did not give says so: `Decision.degraded` has the reason. While the store is away nobody
-waits for it (see `headgate.stores.breaker`); when it is back, that is noticed without anybody's help.
+Every answer the inner store did not give says so: `Decision.degraded` has the reason. While a server is away nobody
+waits for it (see `headgate.stores.breaker` and `headgate.stores.circuits`); when it is back, that is noticed without
+anybody's help.
 
 What the modes promise while the store is away, for a limit of capacity C on N nodes:
 
@@ -14,47 +15,76 @@ What the modes promise while the store is away, for a limit of capacity C on N n
 A question whose outcome is unknown is never asked again: the mode answers. Perhaps the store has taken the cost all the
 same; then it admits that much less later. What `check_once` promises holds for each that answers, the store and the
 mode: a retry that the other one answers counts there as well.
-
-What sync and async share is in `headgate.stores.attempt`; the two stores differ in their awaits only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
 from typing import TypedDict, Unpack
 
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, StoreError
 from headgate.core.mode import Mode
-from headgate.core.plan import Family, Limit, Plan
-from headgate.stores.attempt import Failover, Reason, Statistics
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
-from headgate.stores.binding import plain_async_check, plain_check
-from headgate.stores.deadline import Timely
-from headgate.stores.inner import check_colour
+from headgate.core.numbers import whole
+from headgate.core.plan import Call, Family, Limit, Plan, Verb
+from headgate.stores import breaker as breakers
+from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
+from headgate.stores.breaker import Breaker, BreakerStatistics
+from headgate.stores.circuits import Circuits, Passage, Reason
+from headgate.stores.fallback import chosen, marked
+from headgate.stores.memory import MAX_KEYS
+from headgate.stores.wrapping import (
+    call_for,
+    check_colour,
+    microseconds,
+    plain_async_check,
+    plain_check,
+    run,
+    run_async,
+)
 
 __all__ = ["AsyncFailoverStore", "FailoverStore", "Options", "Reason", "Statistics"]
+
+MAX_NODES = 100_000
 
 
 class Options(TypedDict, total=False):
     """What both failover stores accept besides the store."""
 
     mode: str | Callable[[Limit], Mode]
-    """What to answer when the store does not: "local" unless told, "allow" or "deny"; or a function that tells for each
-    limit."""
+    """What to answer when the store does not: "local" (the default), "allow" or "deny"; or a function that tells for
+    each limit."""
     nodes: int
-    """How many nodes share the limits, this one included, for the mode "local"; 1 unless told."""
+    """How many nodes share the limits, this one included, for the mode "local"; 1 by default."""
     max_keys: int
     """The most states of single keys that the mode "local" keeps; see `MemoryStore`."""
     failures: int
-    """So many failures in a row open the circuit; 5 unless told."""
+    """So many failures in a row open the circuit of a server; 5 by default."""
     pause: float
-    """Seconds until the first probe; 0.25 unless told. Each probe that fails doubles it, and chance shortens it."""
+    """Seconds until the first probe; 0.25 by default. Each probe that fails doubles it, and chance shortens it."""
     longest_pause: float
-    """The most it grows to, in seconds; 2 unless told."""
-    shard_of: Callable[[Plan], str] | None
-    """Names the part of the store that a plan lives on; each has a circuit of its own. The store's own `shard_of`
-    unless told; a store without one has one circuit."""
+    """The most it grows to, in seconds; 2 by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a failover store has done so far."""
+
+    calls: int
+    """Calls of any verb."""
+    failures: Mapping[Reason, int]
+    """Calls that the store was asked and did not answer, by kind."""
+    degraded: Mapping[tuple[Mode, Reason], int]
+    """Decisions that the store did not make, by mode and reason."""
+    openings: int
+    """How often a circuit opened: the number of outages. Servers that are forgotten count too."""
+    recoveries: int
+    """How often a circuit closed again."""
+    breakers: Mapping[str, BreakerStatistics]
+    """Each server's circuit."""
 
 
 class FailoverStore:
@@ -66,73 +96,62 @@ class FailoverStore:
 
     Args:
         store: the store to ask. It answers or raises a `StoreError`, and that before callers lose patience: a call that
-            is cancelled says nothing about the store, and so never opens the circuit.
-        deadline: not here: a blocking call cannot be given up. See `AsyncFailoverStore`.
+            is cancelled says nothing about the store, and so never opens a circuit.
         options: see `Options`.
 
     Of the verbs, only `reset` raises StoreError: it forgets what this node decided, and whoever asked for a reset must
     know when the store was not reset.
     """
 
-    def __init__(self, store: Store, *, deadline: None = None, **options: Unpack[Options]) -> None:
+    def __init__(self, store: Store, **options: Unpack[Options]) -> None:
         check_colour(store, asynchronous=False, outer=type(self))
-        if deadline is not None:
-            raise InvalidStore("a blocking call cannot be given up: deadline is for AsyncFailoverStore only")
         self._store = store
         self.clock = store.clock
-        self._failover = Failover(store.clock, **_with_shards(store, options))
+        self._failover = _Failover(store, **options)
 
     def check(self, plan: Plan, cost: int) -> Decision:
-        attempt = self._failover.attempt(plan)
-        with attempt as may_ask:
-            if may_ask:
-                return self._store.check(plan, cost)
-        return attempt.check(plan, cost)
+        return self._run(Call(Verb.CHECK, plan, cost))
 
     def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        attempt = self._failover.attempt(plan)
-        with attempt as may_ask:
-            if may_ask:
-                return self._store.check_once(plan, cost, token)
-        return attempt.check_once(plan, cost, token)
+        return self._run(Call(Verb.CHECK_ONCE, plan, cost, token))
 
     def peek(self, plan: Plan, cost: int) -> Decision:
-        attempt = self._failover.attempt(plan)
-        with attempt as may_ask:
-            if may_ask:
-                return self._store.peek(plan, cost)
-        return attempt.peek(plan, cost)
+        return self._run(Call(Verb.PEEK, plan, cost))
 
     def refund(self, plan: Plan, cost: int) -> Decision:
-        attempt = self._failover.attempt(plan)
+        return self._run(Call(Verb.REFUND, plan, cost))
+
+    def _run(self, call: Call) -> Decision:
+        attempt = self._failover.attempt(call.plan)
         with attempt as may_ask:
             if may_ask:
-                return self._store.refund(plan, cost)
-        return attempt.refund(plan, cost)
+                return attempt.answered(run(self._store, call))
+        return attempt.decide(call)
 
     def reset(self, plan: Plan) -> None:
         attempt = self._failover.attempt(plan)
-        attempt.reset(plan)
+        attempt.forget(plan)
         with attempt as may_ask:
             if may_ask:
                 self._store.reset(plan)
+                attempt.passage.succeeded()
                 return
-        raise attempt.error()
+        raise attempt.passage.error()
 
     def bind(self, family: Family) -> Check:
         failover, careful = self._failover, plain_check(self, family)
-        if failover.is_sharded:
+        if failover.circuits.are_several:
             return careful
         bound = self._store.bind(family)
 
         def check(key: str, cost: int = 1) -> Decision:
-            attempt = failover.attempt_any()
-            if not attempt.is_calm:  # what is not acceptable must not become the probe, so look first
+            attempt = failover.attempt()
+            if not attempt.passage.is_calm:  # what is not acceptable must not become the probe, so look first
                 return careful(key, cost)
             with attempt as may_ask:
                 if may_ask:
-                    return bound(key, cost)
-            return plain_check(attempt, family)(key, cost)
+                    return attempt.answered(bound(key, cost))
+            return attempt.decide(call_for(family, key, cost))
 
         return check
 
@@ -148,91 +167,76 @@ class FailoverStore:
         return self._failover.statistics()
 
     def close(self) -> None:
-        self._failover.close()
+        self._failover.fallback.close()
         self._store.close()
 
 
 class AsyncFailoverStore:
-    """The same for callers in an event loop: an `AsyncStore` that always answers.
+    """The same for callers in an event loop: an `AsyncStore` that always answers."""
 
-    Args:
-        store: the store to ask.
-        deadline: seconds after which a call of the store counts as failed, with an unknown outcome: for a store that
-            has no deadline of its own. None unless told.
-        options: see `Options`.
-    """
-
-    def __init__(self, store: AsyncStore, *, deadline: float | None = None, **options: Unpack[Options]) -> None:
+    def __init__(self, store: AsyncStore, **options: Unpack[Options]) -> None:
         check_colour(store, asynchronous=True, outer=type(self))
-        self._store = store if deadline is None else Timely(store, deadline)
+        self._store = store
         self.clock = store.clock
-        self._failover = Failover(store.clock, **_with_shards(store, options))
+        self._failover = _Failover(store, **options)
 
     async def check(self, plan: Plan, cost: int) -> Decision:
-        failover = self._failover
-        if failover.is_sharded or not failover.is_untroubled:
-            attempt = failover.attempt(plan)
-            with attempt as may_ask:
-                if may_ask:
-                    return await self._store.check(plan, cost)
-            return attempt.check(plan, cost)
-        failover.calls += 1  # an event loop has one thread
-        ticket = failover.ticket
+        failover, circuits = self._failover, self._failover.circuits
+        if circuits.are_several or not circuits.is_untroubled:
+            return await self._run(Call(Verb.CHECK, plan, cost))
+        circuits.calls += 1  # an event loop has one thread
+        ticket = circuits.ticket
         try:
             decision = await self._store.check(plan, cost)
         except StoreError as error:
-            return failover.failed(ticket, error).check(plan, cost)
-        if not failover.is_untroubled:
-            failover.succeeded(ticket)
+            return failover.failed(ticket, error).decide(Call(Verb.CHECK, plan, cost))
+        if not circuits.is_untroubled:
+            circuits.passage_of(ticket).succeeded()
         return decision
 
     async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        attempt = self._failover.attempt(plan)
-        with attempt as may_ask:
-            if may_ask:
-                return await self._store.check_once(plan, cost, token)
-        return attempt.check_once(plan, cost, token)
+        return await self._run(Call(Verb.CHECK_ONCE, plan, cost, token))
 
     async def peek(self, plan: Plan, cost: int) -> Decision:
-        attempt = self._failover.attempt(plan)
-        with attempt as may_ask:
-            if may_ask:
-                return await self._store.peek(plan, cost)
-        return attempt.peek(plan, cost)
+        return await self._run(Call(Verb.PEEK, plan, cost))
 
     async def refund(self, plan: Plan, cost: int) -> Decision:
-        attempt = self._failover.attempt(plan)
+        return await self._run(Call(Verb.REFUND, plan, cost))
+
+    async def _run(self, call: Call) -> Decision:
+        attempt = self._failover.attempt(call.plan)
         with attempt as may_ask:
             if may_ask:
-                return await self._store.refund(plan, cost)
-        return attempt.refund(plan, cost)
+                return attempt.answered(await run_async(self._store, call))
+        return attempt.decide(call)
 
     async def reset(self, plan: Plan) -> None:
         attempt = self._failover.attempt(plan)
-        attempt.reset(plan)
+        attempt.forget(plan)
         with attempt as may_ask:
             if may_ask:
                 await self._store.reset(plan)
+                attempt.passage.succeeded()
                 return
-        raise attempt.error()
+        raise attempt.passage.error()
 
     def bind(self, family: Family) -> AsyncCheck:
-        failover, careful = self._failover, plain_async_check(self, family)
-        if failover.is_sharded:
+        failover, circuits, careful = self._failover, self._failover.circuits, plain_async_check(self, family)
+        if circuits.are_several:
             return careful
         bound = self._store.bind(family)
 
         async def check(key: str, cost: int = 1) -> Decision:
-            if not failover.is_untroubled:  # what is not acceptable must not become the probe, so look first
+            if not circuits.is_untroubled:  # what is not acceptable must not become the probe, so look first
                 return await careful(key, cost)
-            failover.calls += 1  # an event loop has one thread
-            ticket = failover.ticket
+            circuits.calls += 1  # an event loop has one thread
+            ticket = circuits.ticket
             try:
                 decision = await bound(key, cost)
             except StoreError as error:
-                return plain_check(failover.failed(ticket, error), family)(key, cost)
-            if not failover.is_untroubled:
-                failover.succeeded(ticket)
+                return failover.failed(ticket, error).decide(call_for(family, key, cost))
+            if not circuits.is_untroubled:
+                circuits.passage_of(ticket).succeeded()
             return decision
 
         return check
@@ -246,11 +250,97 @@ class AsyncFailoverStore:
         return self._failover.statistics()
 
     async def close(self) -> None:
-        self._failover.close()
+        self._failover.fallback.close()
         await self._store.close()
 
 
-def _with_shards(store: Store | AsyncStore, options: Options) -> Options:
-    if options.get("shard_of") is None and isinstance(store, Sharded):
-        options["shard_of"] = store.shard_of
-    return options
+class _Failover:
+    """What both stores share: the circuits, who answers instead, and the counters. Nothing here waits for a store."""
+
+    def __init__(
+        self,
+        store: Store | AsyncStore,
+        *,
+        mode: str | Callable[[Limit], Mode] = Mode.LOCAL,
+        nodes: int = 1,
+        max_keys: int = MAX_KEYS,
+        failures: int = breakers.THRESHOLD,
+        pause: float = breakers.PAUSE_US / 1_000_000,
+        longest_pause: float = breakers.LONGEST_PAUSE_US / 1_000_000,
+    ) -> None:
+        whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
+        pause_us, longest_us = microseconds("pause", pause), microseconds("longest_pause", longest_pause)
+        self.fallback = chosen(mode, nodes, max_keys, store.clock)
+        self.circuits = Circuits(
+            store,
+            lambda: Breaker(threshold=failures, pause_us=pause_us, longest_pause_us=longest_us),
+            store.clock.ticks,
+        )
+        self.degraded: Counter[tuple[Mode, Reason]] = Counter()
+
+    def attempt(self, plan: Plan = ()) -> _Attempt:
+        """Begin a call about `plan`; it may be any where there is one server."""
+        return _Attempt(self, self.circuits.passage(plan))
+
+    def failed(self, ticket: int, error: StoreError) -> _Attempt:
+        """Note that a call failed that went through the only circuit with this ticket; returns who answers it."""
+        attempt = _Attempt(self, self.circuits.passage_of(ticket))
+        attempt.passage.failed(error)
+        return attempt
+
+    def statistics(self) -> Statistics:
+        circuits = self.circuits
+        with circuits.lock:
+            seen, openings, recoveries = circuits.statistics()
+            return Statistics(
+                circuits.calls,
+                MappingProxyType(dict(circuits.failures)),
+                MappingProxyType(dict(self.degraded)),
+                openings,
+                recoveries,
+                MappingProxyType(seen),
+            )
+
+
+class _Attempt:
+    """One call. As a context manager: says whether to ask the store, notes how that failed, and keeps StoreErrors in.
+
+    After a with block in which the store did not answer, it decides.
+    """
+
+    __slots__ = ("_failover", "passage")
+
+    def __init__(self, failover: _Failover, passage: Passage) -> None:
+        self._failover, self.passage = failover, passage
+
+    def __enter__(self) -> bool:
+        return self.passage.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, StoreError):
+            self.passage.failed(error)
+            return True
+        if error is not None:
+            self.passage.abandoned()
+        return False
+
+    def answered(self, decision: Decision) -> Decision:
+        """Note that the store answered, and return what it did."""
+        self.passage.succeeded(decision)
+        return decision
+
+    def decide(self, call: Call) -> Decision:
+        """Answer instead of the store."""
+        failover, passage = self._failover, self.passage
+        if call.verb is Verb.REFUND and passage.reason is Reason.OUTCOME_UNKNOWN:
+            call = Call(Verb.PEEK, call.plan, 1)  # perhaps the store has given it back already
+        decision = failover.fallback.answer(call, passage.wait_us())
+        with failover.circuits.lock:
+            failover.degraded[failover.fallback.mode_of(call.plan), passage.reason] += 1
+        return marked(decision, passage.reason)
+
+    def forget(self, plan: Plan) -> None:
+        """Forget what was decided here."""
+        self._failover.fallback.reset(plan)

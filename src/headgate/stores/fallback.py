@@ -17,35 +17,47 @@ import msgspec
 from headgate.clock import Clock
 from headgate.core import plan as plans
 from headgate.core.decision import Decision
-from headgate.core.errors import InvalidQuota
+from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.mode import Mode
-from headgate.core.numbers import EXACT
-from headgate.core.plan import Limit, Plan
+from headgate.core.numbers import EXACT, short
+from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.stores.memory import MemoryStore
+from headgate.stores.wrapping import run
 
 _STRICTNESS = (Mode.ALLOW, Mode.LOCAL, Mode.DENY)
 
 
 class Fallback(Protocol):
-    """Answers in place of a store. `wait_us` is the time until the store is asked again."""
+    """Answers in place of a store."""
 
     def mode_of(self, plan: Plan) -> Mode:
         """Return the mode in which a plan is answered: the strictest of those of its limits."""
         ...
 
-    def check(self, plan: Plan, cost: int, wait_us: int) -> Decision: ...
+    def answer(self, call: Call, wait_us: int) -> Decision:
+        """Answer a call; `wait_us` is the time until the store is asked again."""
+        ...
 
-    def check_once(self, plan: Plan, cost: int, token: bytes, wait_us: int) -> Decision: ...
-
-    def peek(self, plan: Plan, cost: int, wait_us: int) -> Decision: ...
-
-    def refund(self, plan: Plan, cost: int, wait_us: int) -> Decision: ...
-
-    def reset(self, plan: Plan) -> None: ...
+    def reset(self, plan: Plan) -> None:
+        """Forget what was decided here of the limits of the plan."""
+        ...
 
     def close(self) -> None: ...
+
+
+def chosen(mode: object, nodes: int, max_keys: int, clock: Clock) -> Fallback:
+    """Return who answers in a mode, or in the one that a function tells for each limit."""
+    if mode == Mode.LOCAL:
+        return Local(nodes, max_keys, clock)
+    if mode == Mode.ALLOW:
+        return Allow()
+    if mode == Mode.DENY:
+        return Deny()
+    if callable(mode):
+        return Mixed(mode, nodes, max_keys, clock)
+    raise InvalidStore(f"mode must be one of {', '.join(Mode)}, not {short(mode)}")
 
 
 class Local:
@@ -62,38 +74,25 @@ class Local:
     def mode_of(self, plan: Plan) -> Mode:  # noqa: ARG002  one for all
         return Mode.LOCAL
 
-    def check(self, plan: Plan, cost: int, wait_us: int) -> Decision:
-        share, smallest = self._share(plan)
-        return self._store.check(share, cost) if cost <= smallest else self._beyond(share, cost, smallest, wait_us)
-
-    def check_once(self, plan: Plan, cost: int, token: bytes, wait_us: int) -> Decision:
-        share, smallest = self._share(plan)
-        if cost > smallest:
-            return self._beyond(share, cost, smallest, wait_us)
-        return self._store.check_once(share, cost, token)
-
-    def peek(self, plan: Plan, cost: int, wait_us: int) -> Decision:
-        share, smallest = self._share(plan)
-        return self._store.peek(share, cost) if cost <= smallest else self._beyond(share, cost, smallest, wait_us)
-
-    def refund(self, plan: Plan, cost: int, wait_us: int) -> Decision:  # noqa: ARG002  the contract has it
-        return self._store.refund(self._share(plan)[0], cost)
+    def answer(self, call: Call, wait_us: int) -> Decision:
+        share = self._share(call.plan)
+        smallest = min([limit.quota.capacity for limit in share])
+        if call.cost <= smallest or call.verb is Verb.REFUND:
+            return run(self._store, call._replace(plan=share))
+        parts = self._store.peek(share, smallest).limits
+        return plans.blocking([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
 
     def reset(self, plan: Plan) -> None:
-        self._store.reset(self._share(plan)[0])
+        self._store.reset(self._share(plan))
 
     def close(self) -> None:
         self._store.close()
 
-    def _share(self, plan: Plan) -> tuple[Plan, int]:
-        """Return this node's share in each limit, and the smallest capacity among them."""
-        if self._nodes > 1:
-            plan = tuple([Limit(space, principal, share_of(quota, self._nodes)) for space, principal, quota in plan])
-        return plan, min([limit.quota.capacity for limit in plan])
-
-    def _beyond(self, share: Plan, cost: int, smallest: int, wait_us: int) -> Decision:
-        parts = self._store.peek(share, smallest).limits
-        return plans.blocking([_refused(part, wait_us) if part.limit < cost else part for part in parts])
+    def _share(self, plan: Plan) -> Plan:
+        """Return this node's share in each limit."""
+        if self._nodes == 1:
+            return plan
+        return tuple([Limit(space, principal, share_of(quota, self._nodes)) for space, principal, quota in plan])
 
 
 class Allow:
@@ -102,13 +101,8 @@ class Allow:
     def mode_of(self, plan: Plan) -> Mode:  # noqa: ARG002  one for all
         return Mode.ALLOW
 
-    def check(self, plan: Plan, cost: int, wait_us: int) -> Decision:  # noqa: ARG002  the contract has them
-        return plans.peek(plan, [None] * len(plan), 0, 0)
-
-    peek = refund = check
-
-    def check_once(self, plan: Plan, cost: int, token: bytes, wait_us: int) -> Decision:  # noqa: ARG002  the same
-        return self.check(plan, cost, wait_us)
+    def answer(self, call: Call, wait_us: int) -> Decision:  # noqa: ARG002  the contract has it
+        return plans.peek(call.plan, [None] * len(call.plan), 0, 0)
 
     def reset(self, plan: Plan) -> None:
         """Nothing to forget."""
@@ -123,14 +117,9 @@ class Deny:
     def mode_of(self, plan: Plan) -> Mode:  # noqa: ARG002  one for all
         return Mode.DENY
 
-    def check(self, plan: Plan, cost: int, wait_us: int) -> Decision:  # noqa: ARG002  the contract has it
-        nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in plan]
+    def answer(self, call: Call, wait_us: int) -> Decision:
+        nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in call.plan]
         return plans.blocking([_refused(decision, wait_us) for decision in nothing])
-
-    peek = refund = check
-
-    def check_once(self, plan: Plan, cost: int, token: bytes, wait_us: int) -> Decision:  # noqa: ARG002  the same
-        return self.check(plan, cost, wait_us)
 
     def reset(self, plan: Plan) -> None:
         """Nothing to forget."""
@@ -158,20 +147,19 @@ class Mixed:
     def mode_of(self, plan: Plan) -> Mode:
         return max([self._mode(limit) for limit in plan], key=_STRICTNESS.index)
 
-    def check(self, plan: Plan, cost: int, wait_us: int) -> Decision:
-        return self._check(plan, lambda fallback, part: fallback.check(part, cost, wait_us), cost, wait_us)
-
-    def check_once(self, plan: Plan, cost: int, token: bytes, wait_us: int) -> Decision:
-        def ask(fallback: Fallback, part: Plan) -> Decision:
-            return fallback.check_once(part, cost, token, wait_us)
-
-        return self._check(plan, ask, cost, wait_us)
-
-    def peek(self, plan: Plan, cost: int, wait_us: int) -> Decision:
-        return self._each(plan, lambda fallback, part: fallback.peek(part, cost, wait_us))
-
-    def refund(self, plan: Plan, cost: int, wait_us: int) -> Decision:
-        return self._each(plan, lambda fallback, part: fallback.refund(part, cost, wait_us))
+    def answer(self, call: Call, wait_us: int) -> Decision:
+        """Ask for each mode about the limits that have it. Of those that pass here only `Local` takes anything."""
+        modes = [self._mode(limit) for limit in call.plan]
+        if Mode.DENY in modes and call.verb is not Verb.REFUND:  # then nobody takes anything
+            call = Call(Verb.PEEK, call.plan, call.cost)
+        found: dict[int, Decision] = {}
+        for mode in dict.fromkeys(modes):
+            places = [place for place, each in enumerate(modes) if each is mode]
+            part = call._replace(plan=tuple([call.plan[place] for place in places]))
+            found.update(zip(places, self._fallbacks[mode].answer(part, wait_us).limits, strict=True))
+        decisions = [found[place] for place in range(len(modes))]
+        admitted = all(decision.allowed for decision in decisions)
+        return plans.most_restrictive(decisions) if admitted else plans.blocking(decisions)
 
     def reset(self, plan: Plan) -> None:
         for fallback in self._fallbacks.values():
@@ -180,23 +168,6 @@ class Mixed:
     def close(self) -> None:
         for fallback in self._fallbacks.values():
             fallback.close()
-
-    def _check(self, plan: Plan, ask: Callable[[Fallback, Plan], Decision], cost: int, wait_us: int) -> Decision:
-        if self.mode_of(plan) is Mode.DENY:  # then nobody takes anything
-            return self.peek(plan, cost, wait_us)
-        return self._each(plan, ask)
-
-    def _each(self, plan: Plan, ask: Callable[[Fallback, Plan], Decision]) -> Decision:
-        """Ask for each mode about the limits that have it. Of those that pass here only `Local` takes anything."""
-        found: dict[int, Decision] = {}
-        for mode, fallback in self._fallbacks.items():
-            places = [place for place, limit in enumerate(plan) if self._mode(limit) is mode]
-            if places:
-                decision = ask(fallback, tuple([plan[place] for place in places]))
-                found.update(zip(places, decision.limits, strict=True))
-        decisions = [found[place] for place in range(len(plan))]
-        admitted = all(decision.allowed for decision in decisions)
-        return plans.most_restrictive(decisions) if admitted else plans.blocking(decisions)
 
 
 @lru_cache(maxsize=4096)

@@ -26,6 +26,7 @@ from tests.stores.redis.load import (
     RESUME,
     Load,
     Told,
+    is_decided,
     lasting,
     load,
     plans_on,
@@ -180,6 +181,31 @@ class TestAClusterWithoutReplicas:
         lost.start()
         assert resumed(lambda: store.check(gone, 1)).remaining == LIMIT - 1
         assert all(store.check(plan, 1) for plan in living)
+
+    @each_kind
+    def test_plans_over_several_shards_are_served_as_soon_as_a_shard_that_hung_is(self, kind: str) -> None:
+        """Its circuit is one for all plans that it has a part in: once closed, none of them is degraded any more."""
+        with redis_cluster(3, 0, node_timeout_ms=60_000) as cluster:
+            hung, *others = cluster.primaries
+            (first,), (second,) = plans_on(others[0], 1, 1_000_000), plans_on(others[1], 1, 1_000_000)
+            alone = plans_on(hung, 4, 1_000_000)
+            spread = [each + more for each in alone for more in ((), first, second, first + second)]
+            options = "timeout=0.5&connect_timeout=0.5"
+            store = failing_over(kind, cluster.address_with(*cluster.nodes, options=options))
+            plans = [*alone, *spread]
+            with load(store, plans, min(KINDS[kind], len(plans))) as asked:
+                asked.until_answered(range(len(asked.plans)), 2)
+                hung.send(signal.SIGSTOP)
+                until(lambda: store.statistics().openings, "the circuit opens", GIVE_UP)
+                frozen = len(asked.history)
+                until(lambda: len(asked.history) > frozen + 2000, "and stays open for a while", GIVE_UP)
+                hung.send(signal.SIGCONT)
+                until(lambda: store.statistics().recoveries, "the circuit closes", GIVE_UP)
+                back = time.monotonic()
+                until(lambda: len(asked.since(back)) > 10 * len(asked.plans), "load goes on", GIVE_UP)
+            assert {told.number for told in asked.since(back)} == set(range(len(asked.plans)))
+            assert [told for told in asked.since(back) if not is_decided(told.answer)] == []
+            assert len(store.statistics().breakers) == 3, "one for each server"
 
     def test_most_are_lost_and_the_cluster_is_down(self, bare: RedisCluster, opened: Open) -> None:
         store, (left, *lost) = opened(bare.address_with(*bare.nodes, options=OPTIONS)), bare.primaries

@@ -36,8 +36,8 @@ class AsyncRedisStore:
         self._manual = clock
         self.clock: Clock = clock or SystemClock()
         self._slots = SlotMap(place) if isinstance(place, Cluster) else None
-        if self._slots:  # otherwise there are no shards to be told apart
-            self.shard_of = partial(spread.shard_of, self._slots)
+        if self._slots:  # otherwise there are no servers to be told apart
+            self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
         self._timeout = place.seeds[0].timeout if isinstance(place, Cluster) else 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: Flights | AsyncCluster | None = None

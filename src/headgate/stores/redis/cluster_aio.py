@@ -64,6 +64,7 @@ class AsyncCluster:
                         flights = self._to(step.server)
                         answer = await flights.ask(question, deadline, slot, asking=step.asking, alone=step.alone)
                     except StoreError as error:
+                        error.server = str(step.server)
                         step = way.throw(error)
                     else:
                         step = way.send(answer)

@@ -63,6 +63,7 @@ class BlockingCluster:
                     try:
                         answer = self._pool(step.server).ask(question, give_up, asking=step.asking)
                     except StoreError as error:
+                        error.server = str(step.server)
                         step = way.throw(error)
                     else:
                         step = way.send(answer)

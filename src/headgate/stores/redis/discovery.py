@@ -76,6 +76,10 @@ class SlotMap:
     def owner(self, slot: int) -> Address | None:
         return self._owners[slot]
 
+    def servers(self) -> frozenset[str]:
+        """Return the names of the servers that have slots."""
+        return frozenset(map(str, self.nodes))
+
     def learn(self, slot: int, said_by: Address, place: tuple[str, int]) -> Address:
         """Note where a server says that `slot` is, and return that."""
         owner = self._owners[slot] = self.named(said_by, place)

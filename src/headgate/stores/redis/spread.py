@@ -27,7 +27,7 @@ import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from headgate.core.plan import Plan, blocking, most_restrictive
+from headgate.core.plan import Limit, Plan, blocking, most_restrictive
 from headgate.core.pressure import Pressure
 from headgate.stores.fallback import marked
 from headgate.stores.redis import scripts
@@ -71,10 +71,15 @@ def pieces_of(plan: Plan) -> list[Piece]:
     return [Piece(tuple(group), tuple([plan[place] for place in group])) for group in places.values()]
 
 
-def shard_of(slots: SlotMap, plan: Plan) -> str:
-    """Return the names of the servers that `plan` lives on, as far as known."""
-    found = {slot_of(key_of(space, principal)) for space, principal, _ in plan}
-    return "+".join(sorted({str(slots.owner(slot) or "") for slot in found}))
+def servers_of(slots: SlotMap, plan: Plan) -> tuple[str, ...]:
+    """Return the name of the server that each limit of `plan` lives on; empty where it is not known."""
+    if not is_spread(plan):
+        return (_server_of(slots, plan[0]),) * len(plan)
+    return tuple([_server_of(slots, limit) for limit in plan])
+
+
+def _server_of(slots: SlotMap, limit: Limit) -> str:
+    return str(slots.owner(slot_of(key_of(limit.space, limit.principal))) or "")
 
 
 def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
@@ -88,7 +93,7 @@ def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
             answer = yield Step(question(verb, piece.plan, cost, token=token))
         except StoreError as error:
             if not (yield from _taken_back(taken, cost, token)):
-                raise OutcomeUnknown(str(error)) from None
+                raise _unknown(error) from None
             raise
         decision = decided(piece.plan, answer)
         found.update(zip(piece.places, decision.limits, strict=True))
@@ -110,7 +115,7 @@ def all_of(verb: bytes, plan: Plan, cost: int) -> Flow:
             answer = yield Step(question(verb, piece.plan, cost))
         except StoreUnavailable as error:
             if found and verb == scripts.REFUND:  # some of it was done, so asking again is not safe
-                raise OutcomeUnknown(str(error)) from None
+                raise _unknown(error) from None
             raise
         found.update(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
     return _combined(found)
@@ -136,6 +141,13 @@ def _taken_back(taken: list[tuple[Piece, int]], cost: int, token: bytes | None) 
             done = False
             _LOG.warning("a request that was not admitted stays counted: %s", error)
     return done
+
+
+def _unknown(error: StoreError) -> OutcomeUnknown:
+    """Return the same failure for a plan of which a part may have been done."""
+    unknown = OutcomeUnknown(str(error))
+    unknown.incident, unknown.server = error.incident, error.server
+    return unknown
 
 
 def _combined(found: dict[int, Decision]) -> Decision:

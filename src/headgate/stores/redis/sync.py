@@ -33,8 +33,8 @@ class RedisStore:
         self._servers = BlockingCluster(place, clock) if isinstance(place, Cluster) else _pool(place, clock)
         self._timeout = place.seeds[0].timeout if isinstance(place, Cluster) else 0.0
         self._slots = self._servers.slots if isinstance(self._servers, BlockingCluster) else None
-        if self._slots:  # otherwise there are no shards to be told apart
-            self.shard_of = partial(spread.shard_of, self._slots)
+        if self._slots:  # otherwise there are no servers to be told apart
+            self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
 
     def check(self, plan: Plan, cost: int) -> Decision:
         if self._is_spread(plan):

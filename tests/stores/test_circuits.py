@@ -1,21 +1,23 @@
-"""What counts as a failure of a store, and what does not."""
+"""What counts as a failure of a server, and what does not."""
 
 from __future__ import annotations
 
 from headgate.core.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
-from headgate.stores.attempt import Failover
+from headgate.stores.breaker import Breaker
+from headgate.stores.circuits import Circuits
 from headgate.testing import ManualClock
 
 
 def openings_after(*errors: StoreError) -> int:
-    failover = Failover(ManualClock())
+    circuits = Circuits(None, Breaker, ManualClock().ticks)
     for error in errors:
-        with failover.attempt_any() as may_ask:
-            assert may_ask or failover.statistics().openings
-            if may_ask:
-                raise error
-    assert sum(failover.statistics().failures.values()) >= min(len(errors), 5)
-    return failover.statistics().openings
+        passage = circuits.passage(())
+        may_ask = passage.enter()
+        assert may_ask or circuits.statistics()[1]
+        if may_ask:
+            passage.failed(error)
+    assert sum(circuits.failures.values()) >= min(len(errors), 5)
+    return circuits.statistics()[1]
 
 
 def test_five_failures_in_a_row_open_the_circuit() -> None:

@@ -1,0 +1,80 @@
+"""What stores around a store have in common: how they look at the inner one and at their options, and how they ask it.
+
+The wrappers think in calls (`headgate.core.plan.Call`), whatever the verb. `run` and `run_async` make a call of a
+store, which has a method for each verb.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from headgate.core.decision import Decision
+from headgate.core.errors import InvalidStore
+from headgate.core.numbers import short
+from headgate.core.plan import Call, Family, Verb
+from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
+
+
+def run(store: Store, call: Call) -> Decision:
+    """Make a call of a store."""
+    if call.verb is Verb.CHECK:
+        return store.check(call.plan, call.cost)
+    if call.verb is Verb.CHECK_ONCE:
+        return store.check_once(call.plan, call.cost, call.token)
+    if call.verb is Verb.PEEK:
+        return store.peek(call.plan, call.cost)
+    return store.refund(call.plan, call.cost)
+
+
+async def run_async(store: AsyncStore, call: Call) -> Decision:
+    """Do the same for callers in an event loop."""
+    if call.verb is Verb.CHECK:
+        return await store.check(call.plan, call.cost)
+    if call.verb is Verb.CHECK_ONCE:
+        return await store.check_once(call.plan, call.cost, call.token)
+    if call.verb is Verb.PEEK:
+        return await store.peek(call.plan, call.cost)
+    return await store.refund(call.plan, call.cost)
+
+
+def call_for(family: Family, key: str, cost: int) -> Call:
+    """Return the call that checks a key of `family`; a cost of 0 peeks. Raises InvalidKey, InvalidCost."""
+    plan = family.plan(key)
+    if type(cost) is int and cost == 0:
+        return Call(Verb.PEEK, plan, 1)
+    return Call(Verb.CHECK, plan, family.checked_cost(cost))
+
+
+def plain_check(store: Store, family: Family) -> Check:
+    """Return the function that checks keys of `family`, for a store that has no quicker one."""
+    return lambda key, cost=1: run(store, call_for(family, key, cost))
+
+
+def plain_async_check(store: AsyncStore, family: Family) -> AsyncCheck:
+    """Do the same for callers in an event loop."""
+
+    async def check(key: str, cost: int = 1) -> Decision:
+        return await run_async(store, call_for(family, key, cost))
+
+    return check
+
+
+def check_colour(store: object, *, asynchronous: bool, outer: type) -> None:
+    """Refuse what is not a store object, and one that the store `outer` cannot call."""
+    check = getattr(store, "check", None)
+    if isinstance(store, str | type) or check is None:
+        raise InvalidStore(f"a store object is needed, not {short(store)}: open it with open_store or open_async_store")
+    if inspect.iscoroutinefunction(check) != asynchronous:
+        name = outer.__name__.removeprefix("Async")
+        raise InvalidStore(f"{type(store).__name__} is for the other of {name} and Async{name}")
+
+
+def microseconds(name: str, seconds: object, *, or_none: bool = False) -> int:
+    """Return an option that is given in seconds, up to an hour; 0 only where it may be none."""
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        if 0 < seconds <= 3600:
+            return max(1, round(seconds * 1_000_000))
+        if seconds == 0 and or_none:
+            return 0
+    accepted = "from 0 to 3600" if or_none else "above 0 and up to 3600"
+    raise InvalidStore(f"{name} must be a number of seconds {accepted}, not {short(seconds)}")
