@@ -86,6 +86,23 @@ def test_for_people(served: Service, capsys: pytest.CaptureFixture[str]) -> None
     assert shown.err == ""
 
 
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [("http", ()), ("grpc", ("--service", "rls")), ("grpc", ("--service", "headgate"))],
+    ids=["http", "rls", "headgate"],
+)
+def test_a_warning_says_that_no_rule_was_for_what_was_asked(
+    scheme: str, options: tuple[str, ...], served: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = served.grpc_port if scheme == "grpc" else served.http_port
+    target = f"{scheme}://127.0.0.1:{port}"
+    for path, warned in (("/orders", False), ("/news", True)):
+        assert main(["load", target, "--requests", "20", "--path", path, *options]) == 0
+        assert ("warning: no rule was for these requests" in capsys.readouterr().out) is warned
+    found = loaded(capsys, target, "--requests", "20", "--path", "/news", *options)[1]
+    assert (found["allowed"], found["unmatched"]) == (20, 20)
+
+
 def test_what_the_service_does_not_accept_is_an_error(served: Service, capsys: pytest.CaptureFixture[str]) -> None:
     code, data = loaded(capsys, f"http://127.0.0.1:{served.http_port}", "--requests", "10", "--path", "/../etc")
     assert (code, data["errors"], data["allowed"], data["latency_us"]) == (1, {"HTTP 400": 10}, 0, None)

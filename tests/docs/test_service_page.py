@@ -9,7 +9,6 @@ import pytest
 
 from headgate.cli.greeting import trial
 from headgate.cli.serve_options import GROUPS, Option, default_of, options, shown
-from headgate.server.callers import CallerKeys
 from headgate.server.settings import STORE_SECONDS, Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
@@ -38,10 +37,3 @@ def test_the_request_to_try_is_the_one_that_is_printed() -> None:
 
 def test_the_deadline_of_the_store_is_the_one_that_it_has() -> None:
     assert f"gets {STORE_SECONDS * 1000:g} ms here" in PAGE
-
-
-def test_the_example_of_caller_keys_can_be_read(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```\n(# printf.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    file = tmp_path / "callers"
-    file.write_text(text)
-    assert CallerKeys.read(file).caller([(b"x-api-key", b"test")])[0] == "edge-proxy"

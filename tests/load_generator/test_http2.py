@@ -33,7 +33,7 @@ TARGET = Target("127.0.0.1", 8081, grpc=True)
 SETTINGS = frame(Type.SETTINGS, 0, 0)
 HEAD = literal_block([(":status", "200"), ("content-type", "application/grpc")])
 TAIL = literal_block([("grpc-status", "0")])
-YES = b"\0\0\0\0\2\x08\1"
+YES = b"\0\0\0\0\6\x08\1\x12\2\x12\0"
 NO = b"\0\0\0\0\2\x08\2"
 
 

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
-from headgate.load_generator.outcomes import ALLOWED, ALLOWED_DEGRADED, DENIED, DENIED_DEGRADED, NOT_UNDERSTOOD, Outcome
+from headgate.load_generator.outcomes import (
+    ALLOWED,
+    ALLOWED_DEGRADED,
+    DENIED,
+    DENIED_DEGRADED,
+    NOT_UNDERSTOOD,
+    UNMATCHED,
+    Outcome,
+)
 from headgate.load_generator.protobuf import number, text
 from headgate.load_generator.questions import (
     Asked,
@@ -68,6 +76,7 @@ def test_a_caller_key_cannot_smuggle_headers(key: str) -> None:
     ("body", "outcome"),
     [
         (b'{"allowed": true}', ALLOWED),
+        (b'{"allowed": true, "matched": false}', UNMATCHED),
         (b'{"allowed": false, "degraded": false, "more": [1]}', DENIED),
         (b'{"allowed": true, "degraded": true}', ALLOWED_DEGRADED),
         (b'{"allowed": false, "degraded": "store_unavailable"}', DENIED_DEGRADED),
@@ -85,7 +94,8 @@ def test_answers_of_http(body: bytes, outcome: Outcome) -> None:
 @pytest.mark.parametrize(
     ("message", "outcome"),
     [
-        (number(1, 1), ALLOWED),
+        (number(1, 1) + text(2, number(1, 1) + text(2, b"")), ALLOWED),
+        (number(1, 1) + text(2, number(1, 1)), UNMATCHED),
         (number(1, 2) + text(2, b"\x08\x02"), DENIED),
         (number(1, 1) + METADATA, ALLOWED_DEGRADED),
         (number(1, 2) + METADATA, DENIED_DEGRADED),
@@ -108,7 +118,8 @@ def test_no_bytes_break_a_reader(message: bytes) -> None:
 @pytest.mark.parametrize(
     ("message", "outcome"),
     [
-        (number(1, 1) + number(3, 5) + text(7, b"rule"), ALLOWED),
+        (number(1, 1) + number(3, 5) + text(7, b"rule") + number(11, 1), ALLOWED),
+        (number(1, 1), UNMATCHED),
         (number(3, 5) + number(6, 9), DENIED),
         (number(1, 1) + number(9, 1), ALLOWED_DEGRADED),
         (number(9, 1), DENIED_DEGRADED),

@@ -39,6 +39,10 @@ def tell_summary(summary: Summary, terminal: Terminal) -> None:
         terminal.say(terminal.styled(line, style) if count else line)
     for kind, count in summary.errors.items():
         terminal.say(f"    {count:>10,}  {kind}")
+    if summary.unmatched:
+        few = "no rule" if summary.unmatched == summary.allowed else f"no rule in {summary.unmatched:,} cases"
+        warning = f"{few} was for these requests: this is not what a limit costs. See --path and --method"
+        terminal.say(terminal.styled(f"  warning: {warning}", "yellow"))
     if summary.missed:
         terminal.say("  never sent: due, but all connections were busy; more of them may help")
     terminal.say(
@@ -79,6 +83,7 @@ def to_data(summary: Summary) -> dict[str, Any]:
         "sent": summary.sent,
         "allowed": summary.allowed,
         "denied": summary.denied,
+        "unmatched": summary.unmatched,
         "degraded": summary.degraded,
         "shed": summary.shed,
         "errors": summary.errors,

@@ -24,6 +24,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     """Whether it was decided without the store."""
     error: str = ""
     """What went wrong, in one of few ways."""
+    matched: bool = True
+    """Whether any rule was for the request: one that no rule is for passes, and costs the service next to nothing."""
 
     @property
     def is_decision(self) -> bool:
@@ -31,14 +33,15 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 ALLOWED, DENIED, SHED = Outcome(Kind.ALLOWED), Outcome(Kind.DENIED), Outcome(Kind.SHED)
+UNMATCHED = Outcome(Kind.ALLOWED, matched=False)
 ALLOWED_DEGRADED, DENIED_DEGRADED = Outcome(Kind.ALLOWED, True), Outcome(Kind.DENIED, True)
 
 
-def decided(*, allowed: bool, degraded: bool = False) -> Outcome:
+def decided(*, allowed: bool, degraded: bool = False, matched: bool = True) -> Outcome:
     """Return the outcome of a decision."""
     if degraded:
         return ALLOWED_DEGRADED if allowed else DENIED_DEGRADED
-    return ALLOWED if allowed else DENIED
+    return (ALLOWED if matched else UNMATCHED) if allowed else DENIED
 
 
 def failed(why: str) -> Outcome:

@@ -25,6 +25,8 @@ _PLACE = b"\0" * _DIGITS
 _USER = b"load-" + _PLACE
 _DEGRADED = protobuf.text(1, b"degraded")
 """The key of a member of a Struct."""
+_CURRENT_LIMIT = 2
+"""The field of a descriptor's status: it is there where a rule matched."""
 
 
 class Service(StrEnum):
@@ -129,6 +131,7 @@ def grpc_method(service: Service, asked: Asked) -> Method:
 class _HttpAnswer(msgspec.Struct):
     allowed: bool
     degraded: bool | str | None = None
+    matched: bool = True
 
 
 _decode = msgspec.json.Decoder(_HttpAnswer).decode
@@ -140,19 +143,22 @@ def read_http(body: bytes) -> Outcome:
         answer = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return NOT_UNDERSTOOD
-    return decided(allowed=answer.allowed, degraded=bool(answer.degraded))
+    return decided(allowed=answer.allowed, degraded=bool(answer.degraded), matched=answer.matched)
 
 
 def read_rls(message: bytes) -> Outcome:
     """Read a RateLimitResponse of Envoy; in its metadata, Headgate says that it is degraded."""
     try:
         fields = protobuf.read(message)
+        status = fields.get(2, b"")
+        matched = isinstance(status, bytes) and _CURRENT_LIMIT in protobuf.read(status)
     except ValueError:
         return NOT_UNDERSTOOD
     code, metadata = fields.get(1), fields.get(6, b"")
     if code not in {1, 2}:
         return NOT_UNDERSTOOD
-    return decided(allowed=code == 1, degraded=isinstance(metadata, bytes) and _DEGRADED in metadata)
+    degraded = isinstance(metadata, bytes) and _DEGRADED in metadata
+    return decided(allowed=code == 1, degraded=degraded, matched=matched)
 
 
 def read_check(message: bytes) -> Outcome:
@@ -164,4 +170,4 @@ def read_check(message: bytes) -> Outcome:
     allowed = fields.get(1, 0)
     if allowed not in {0, 1}:
         return NOT_UNDERSTOOD
-    return decided(allowed=allowed == 1, degraded=bool(fields.get(9)))
+    return decided(allowed=allowed == 1, degraded=bool(fields.get(9)), matched=bool(fields.get(11)))

@@ -334,4 +334,5 @@ class Run:
             latency=tally.latency(),
             interrupted=self._interrupted,
             gone=self._gone,
+            unmatched=tally.unmatched(),
         )

@@ -109,6 +109,8 @@ class Summary(msgspec.Struct, frozen=True):
     interrupted: bool = False
     gone: bool = False
     """The service went away, and did not come back in time."""
+    unmatched: int = 0
+    """Of those allowed, how many no rule was for."""
 
     @property
     def decided(self) -> int:
@@ -144,6 +146,9 @@ class Tally:
 
     def degraded(self) -> int:
         return sum(times for outcome, times in self.outcomes.items() if outcome.degraded)
+
+    def unmatched(self) -> int:
+        return sum(times for outcome, times in self.outcomes.items() if not outcome.matched)
 
     def errors(self) -> dict[str, int]:
         """Return errors by kind, the most frequent first."""
