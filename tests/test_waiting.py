@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headgate import AsyncLimiter, Decision, Limiter, UsageError
+from headgate import AsyncLimiter, Decision, Limiter, Quota, UsageError
+from headgate.core.plan import Limit, Plan
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 
@@ -173,6 +177,73 @@ def test_a_queue_too_long_for_the_timeout_is_refused_and_left(manual_clock: Manu
     refusal = limiter.acquire("a", timeout=0.3)
     assert (refusal.allowed, refusal.retry_after_us) == (False, 200_000)
     assert limiter.peek("a").remaining == 1
+
+
+class OvertakenStore(MemoryStore):
+    """Somebody else comes right after each check of a key, before its answer is known."""
+
+    turns: tuple[int, ...] = ()
+
+    def check(self, plan: Plan, cost: int) -> Decision:
+        decisions = [super().check(plan, cost), super().check(tuple(map(_meant, plan)), 1)]
+        self.turns += tuple([self.clock.now() + each.delay_us for each in decisions if each.allowed])
+        return decisions[0]
+
+
+def _meant(limit: Limit) -> Limit:
+    return limit._replace(quota=QUEUE)
+
+
+(QUEUE,) = Quota.parse("2/s leaky_bucket queue burst 8")
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2, 0.5, 0.75])
+def test_no_two_callers_of_a_queue_get_one_turn(timeout: float) -> None:
+    """Whoever gives up never had a turn: others may stand behind it by then."""
+    store = OvertakenStore(clock=SleepingClock())
+    limiter = Limiter(QUEUE, store=store)
+    for _ in range(4):
+        limiter.acquire("a", timeout=timeout)
+    assert len(store.turns) >= 5
+    assert [later - turn for turn, later in pairwise(store.turns)] == [500_000] * (len(store.turns) - 1)
+
+
+class SleepingClock(ManualClock):
+    """A clock on which whoever waits makes the time pass."""
+
+    def wait(self, event: threading.Event, until: int | None) -> None:  # noqa: ARG002  the contract has it
+        assert until is not None
+        self.set(max(until, self.now()))
+
+
+@given(
+    st.sampled_from(["2/s", "3/s", "7/minute", "1/s", "1000/s"]),
+    st.integers(0, 5),
+    st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 5_000_000), st.integers(1, 3)), max_size=12),
+)
+def test_a_queue_admits_exactly_those_whose_turn_comes_in_time(
+    rate: str, burst: int, calls: list[tuple[int, int, int]]
+) -> None:
+    clock = SleepingClock()
+    (quota,) = Quota.parse(f"{rate} leaky_bucket queue burst {burst + 2}")
+    limiter = Limiter(quota, clock=clock)
+    for gap, timeout, cost in calls:
+        clock.advance(us=gap)
+        before, came = limiter.peek("a", cost), clock.now()
+        expected = before.retry_after_us + before.delay_us if before.allowed else None
+        decision = limiter.acquire("a", cost, timeout=timeout / 1_000_000)
+        waited = clock.now() - came
+        if expected is not None:
+            assert decision.allowed == (expected <= timeout)
+            assert waited == (expected if decision.allowed else 0)
+        if decision.allowed:
+            assert waited <= timeout
+            assert (decision.quota, decision.limit) == (quota, quota.capacity)
+        else:
+            assert (waited, decision.remaining) == (0, before.remaining)
+            assert limiter.peek("a", cost) == before
+            clock.advance(us=decision.retry_after_us)
+            assert limiter.peek("a", cost).delay_us <= timeout
 
 
 def test_an_interrupted_waiter_leaves_the_line(manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:

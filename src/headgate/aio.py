@@ -15,7 +15,6 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
 from headgate.core.key import once_token
-from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.stores import open_resilient_async_store
 from headgate.stores.base import AsyncStore
@@ -92,7 +91,8 @@ class AsyncLimiter:
         plan, cost = self._family.plan(key), self._family.checked_cost(cost)
         ticket = waiting.TaskTicket()
         until = waiting.deadline(self._clock.ticks(), timeout)
-        return await self._drive(waiting.acquire(self._lines, key, ticket, self._clock, until), plan, cost, ticket)
+        flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
+        return await self._drive(flow, cost, ticket)
 
     async def refund(self, key: str, cost: int = 1) -> Decision:
         """Give `cost` back: the newest use first, never more than is still counted. Says what is left then."""
@@ -130,22 +130,19 @@ class AsyncLimiter:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
 
-    async def _drive(self, flow: waiting.Flow, plan: Plan, cost: int, ticket: waiting.TaskTicket) -> Decision:
+    async def _drive(self, flow: waiting.Flow, cost: int, ticket: waiting.TaskTicket) -> Decision:
         answer: Decision | None = None
         try:
             while True:
-                step, until = flow.send(answer)
-                answer = None
-                if step is Step.CHECK:
-                    answer = await self._store.check(plan, cost)
-                elif step is Step.LISTEN:
-                    await self._clock.wait_async(ticket.event, until)
-                elif step is Step.SLEEP:
-                    await self._clock.wait_async(asyncio.Event(), until)
-                elif step is Step.PEEK:
-                    answer = await self._store.peek(plan, cost)
+                action, answer = flow.send(answer), None
+                if action.step is Step.CHECK:
+                    answer = await self._store.check(action.plan, cost)
+                elif action.step is Step.PEEK:
+                    answer = await self._store.peek(action.plan, cost)
+                elif action.step is Step.LISTEN:
+                    await self._clock.wait_async(ticket.event, action.until)
                 else:
-                    answer = await self._store.refund(plan, cost)
+                    await self._clock.wait_async(asyncio.Event(), action.until)
         except StopIteration as stop:
             decision: Decision = stop.value
             return decision

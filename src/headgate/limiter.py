@@ -14,7 +14,6 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
 from headgate.core.key import once_token
-from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.stores import open_resilient_store
 from headgate.stores.base import Store
@@ -98,7 +97,8 @@ class Limiter:
         plan, cost = self._family.plan(key), self._family.checked_cost(cost)
         ticket = waiting.ThreadTicket()
         until = waiting.deadline(self._clock.ticks(), timeout)
-        return self._drive(waiting.acquire(self._lines, key, ticket, self._clock, until), plan, cost, ticket)
+        flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
+        return self._drive(flow, cost, ticket)
 
     def refund(self, key: str, cost: int = 1) -> Decision:
         """Give `cost` back: the newest use first, never more than is still counted. Says what is left then."""
@@ -142,22 +142,19 @@ class Limiter:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
 
-    def _drive(self, flow: waiting.Flow, plan: Plan, cost: int, ticket: waiting.ThreadTicket) -> Decision:
+    def _drive(self, flow: waiting.Flow, cost: int, ticket: waiting.ThreadTicket) -> Decision:
         answer: Decision | None = None
         try:
             while True:
-                step, until = flow.send(answer)
-                answer = None
-                if step is Step.CHECK:
-                    answer = self._store.check(plan, cost)
-                elif step is Step.LISTEN:
-                    self._clock.wait(ticket.event, until)
-                elif step is Step.SLEEP:
-                    self._clock.wait(waiting.ThreadTicket().event, until)
-                elif step is Step.PEEK:
-                    answer = self._store.peek(plan, cost)
+                action, answer = flow.send(answer), None
+                if action.step is Step.CHECK:
+                    answer = self._store.check(action.plan, cost)
+                elif action.step is Step.PEEK:
+                    answer = self._store.peek(action.plan, cost)
+                elif action.step is Step.LISTEN:
+                    self._clock.wait(ticket.event, action.until)
                 else:
-                    answer = self._store.refund(plan, cost)
+                    self._clock.wait(waiting.ThreadTicket().event, action.until)
         except StopIteration as stop:
             decision: Decision = stop.value
             return decision

@@ -13,8 +13,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Generator
+from dataclasses import replace
 from enum import Enum
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -22,7 +24,9 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
-from headgate.core.pressure import Pressure
+from headgate.core.plan import Limit, Plan, most_restrictive
+from headgate.core.pressure import Pressure, judge
+from headgate.core.quota import Quota
 from headgate.locks import new_lock
 
 LONGEST_TIMEOUT = 1_000_000_000
@@ -124,17 +128,35 @@ class Lines:
 
 
 class Step(Enum):
-    """What the driver of a flow does next. It sends the decision back where there is one."""
+    """What the driver of a flow does next."""
 
-    CHECK = "check the limit"
-    PEEK = "look at the limit"
-    REFUND = "give the cost back"
+    CHECK = "check a plan, and send the decision"
+    PEEK = "look at a plan, and send the decision"
     LISTEN = "wait for a call, or for a point in time"
     SLEEP = "wait for a point in time"
 
 
-Flow = Generator[tuple[Step, int | None], Decision | None, Decision]
-"""Yields steps, each with the tick of the clock until which to wait, if any; returns the final decision."""
+class Action(NamedTuple):
+    """A step, and what it is about."""
+
+    step: Step
+    plan: Plan = ()
+    """What to ask about."""
+    until: int | None = None
+    """The tick of the clock until which to wait, if there is one."""
+
+
+class Wanted(NamedTuple):
+    """What is waited for."""
+
+    plan: Plan
+    cost: int
+    until: int | None
+    """The tick of the clock at which the waiting ends; None is without end."""
+
+
+Flow = Generator[Action, Decision | None, Decision]
+"""Yields what to do; returns the final decision."""
 
 
 def deadline(now: int, timeout: float | None) -> int | None:
@@ -148,54 +170,112 @@ def deadline(now: int, timeout: float | None) -> int | None:
     return now + round(timeout * 1_000_000)
 
 
-def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, until: int | None) -> Flow:
-    """Take what `key` asks for, in line behind those who wait already, or learn that it cannot be before `until`.
+def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, wanted: Wanted) -> Flow:
+    """Take what is wanted for `key`, in line behind those who wait already, or learn that it cannot be had in time.
 
-    Returns the admission, after any delay that comes with it, or a refusal. `until` is in ticks of the clock.
+    Returns the admission, after any delay that comes with it, or a refusal.
+
+    A place in a queue is for good: others come to stand behind it. So the store is asked for one only if its turn comes
+    in time: while that is not so, its answer is a refusal, and takes nothing (see `_in_time`).
     """
     if lines.is_empty(key):
-        decision = yield from _answer(Step.CHECK)
-        if decision or _too_late(clock, decision, until):
-            return (yield from _taken(clock, decision, until)) if decision else decision
+        asked = _in_time(wanted, clock)
+        decision = yield from _answer(Step.CHECK, asked)
+        if decision:
+            return (yield from _taken(clock, decision, asked, wanted.plan))
+        if _is_too_late(clock, decision, wanted):
+            return (yield from _refusal(clock, decision, wanted))
     lines.join(key, ticket)
     try:
         while True:
             ticket.settle()  # a call from here on is noticed by the next LISTEN
-            head = lines.is_head(key, ticket)
-            decision = yield from _answer(Step.CHECK if head else Step.PEEK)
+            head, asked = lines.is_head(key, ticket), _in_time(wanted, clock)
+            decision = yield from _answer(Step.CHECK if head else Step.PEEK, asked)
             if head and decision:
                 break
-            if _too_late(clock, decision, until):
-                return decision
+            if _is_too_late(clock, decision, wanted):
+                return (yield from _refusal(clock, decision, wanted))
             if head:
-                yield Step.LISTEN, clock.ticks() + decision.retry_after_us
-            elif until is None or clock.ticks() < until:
-                yield Step.LISTEN, until
+                yield Action(Step.LISTEN, until=clock.ticks() + decision.retry_after_us)
+            elif wanted.until is None or clock.ticks() < wanted.until:
+                yield Action(Step.LISTEN, until=wanted.until)
             else:  # it might pass now, but not before those ahead, who may need all there is
                 return _refused(decision, decision.retry_after_us or decision.reset_after_us or 1)
     finally:
         lines.leave(key, ticket)
-    return (yield from _taken(clock, decision, until))
+    return (yield from _taken(clock, decision, asked, wanted.plan))
 
 
-def _too_late(clock: Clock, decision: Decision, until: int | None) -> bool:
-    return not decision and until is not None and clock.ticks() + decision.retry_after_us > until
+def _in_time(wanted: Wanted, clock: Clock) -> Plan:
+    """Return the plan with each queue as long as it may be for the turn of who takes the last place to come in time.
+
+    A state says what was used, whatever the capacity: so a shorter queue, asked about the same state, admits those whom
+    the long one admits and serves in time. It is shorter by less than one unit too much; who would find a place in this
+    last unit waits a moment for it, and has the same turn.
+    """
+    plan, cost, until = wanted
+    if until is None or not any(limit.quota.queue for limit in plan):
+        return plan
+    left = max(0, until - clock.ticks())
+    return tuple([limit._replace(quota=_shortened(limit.quota, left, cost)) for limit in plan])
 
 
-def _taken(clock: Clock, decision: Decision, until: int | None) -> Flow:
-    """Wait until it is the turn of an admission, or give it back if that is too late."""
-    if not decision.delay_us:
+def _shortened(quota: Quota, left_us: int, cost: int) -> Quota:
+    """Return a queue that admits `cost` only behind what flows out in `left_us`."""
+    capacity = left_us * quota.limit // quota.window_us + cost
+    return _of_capacity(quota, capacity) if quota.queue and capacity < quota.capacity else quota
+
+
+@lru_cache(maxsize=4096)
+def _of_capacity(quota: Quota, capacity: int) -> Quota:
+    return replace(quota, burst=capacity - quota.limit, warn_percent=100, calm_percent=100)  # nobody is warned of it
+
+
+def _turn(clock: Clock, decision: Decision, wanted: Wanted) -> int:
+    """Return the tick at which it is the turn of what is wanted, if nobody else comes."""
+    longest = 0
+    for part in decision.limits:
+        wait, quota = max(part.retry_after_us, part.delay_us), part.quota
+        if quota.queue and not part.allowed:  # then it will be the last in the queue
+            wait += max(0, -(-(quota.capacity - wanted.cost) * quota.window_us // quota.limit))
+        longest = max(longest, wait)
+    return clock.ticks() + longest
+
+
+def _is_too_late(clock: Clock, decision: Decision, wanted: Wanted) -> bool:
+    return not decision and wanted.until is not None and _turn(clock, decision, wanted) > wanted.until
+
+
+def _taken(clock: Clock, decision: Decision, asked: Plan, plan: Plan) -> Flow:
+    """Return an admission when its turn has come."""
+    if decision.delay_us:
+        yield Action(Step.SLEEP, until=clock.ticks() + decision.delay_us)
+    if asked is plan:
         return decision
-    turn = clock.ticks() + decision.delay_us
-    if until is not None and turn > until:
-        yield from _answer(Step.REFUND)
-        return _refused(decision, turn - until)
-    yield Step.SLEEP, turn
-    return decision
+    parts = [_told(part, *limits) for part, *limits in zip(decision.limits, asked, plan, strict=True)]
+    return msgspec.structs.replace(most_restrictive(parts), degraded=decision.degraded)
 
 
-def _answer(step: Step) -> Flow:
-    decision = yield step, None
+def _told(part: Decision, asked: Limit, meant: Limit) -> Decision:
+    """Return what a limit that was asked for less than it has says of all it has."""
+    quota = meant.quota
+    if part.quota is not asked.quota or asked.quota is quota:
+        return part
+    remaining = part.remaining + quota.capacity - part.limit
+    _, pressure = judge(quota)(0, remaining, 0)
+    return msgspec.structs.replace(part, limit=quota.capacity, remaining=remaining, state=pressure, quota=quota)
+
+
+def _refusal(clock: Clock, decision: Decision, wanted: Wanted) -> Flow:
+    """Return the refusal of what would come too late; for a queue, with what all of it has."""
+    if wanted.until is None or not any(limit.quota.queue for limit in wanted.plan):
+        return decision
+    late = _turn(clock, decision, wanted) - wanted.until
+    return _refused((yield from _answer(Step.PEEK, wanted.plan)), max(1, late))
+
+
+def _answer(step: Step, plan: Plan) -> Flow:
+    decision = yield Action(step, plan)
     if decision is None:
         raise TypeError(f"the driver must send the decision of {step}")
     return decision
