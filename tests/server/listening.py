@@ -16,10 +16,11 @@ from headgate.server import rpc
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.routes import application, statuses_of
 from headgate.server.decisions import Decisions
+from headgate.server.guard import Guard
 from headgate.server.readiness import Readiness
 from headgate.server.rls import RateLimitService, schema
 from headgate.server.rls import methods as rls_methods
-from headgate.server.wire.admission import Gate
+from headgate.server.rls.json_form import JsonForm
 from headgate.server.wire.listener import Address, Listener
 from headgate.testing import ManualClock
 from tests.server.serving import RULES
@@ -39,7 +40,7 @@ class Listening:
 
 @contextmanager
 def listening(
-    rules: str = RULES, *, clock: ManualClock | None = None, gate: Gate | None = None, **options: Any
+    rules: str = RULES, *, clock: ManualClock | None = None, gate: Guard | None = None, **options: Any
 ) -> Iterator[Listening]:
     """Serve HTTP and gRPC, with Envoy's service, until the end of the block; time stands still."""
     ready, stop, started = threading.Event(), asyncio.Event(), list[Listening]()
@@ -49,9 +50,12 @@ def listening(
         engine, recorder = AsyncEngine(load(rules), clock=clock or ManualClock()), Recorder()
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
         listener = Listener(gate=gate)
-        methods = rpc.methods(decisions, readiness, described=schema.file_descriptors())
-        methods |= rls_methods(RateLimitService(recorder, decisions=decisions))
-        handler = application(decisions, readiness, **options)
+        guard = gate or Guard()
+        methods = rpc.methods(decisions, readiness, described=schema.file_descriptors(), charge=guard.charge)
+        envoy = RateLimitService(recorder, decisions=decisions, charge=guard.charge_descriptors)
+        methods |= rls_methods(envoy)
+        others = {b"/json": JsonForm(envoy)}
+        handler = application(decisions, readiness, charge=guard.charge, others=others, **options)
         statuses = statuses_of(options.get("forward_auth", ForwardAuth()))
         http = await listener.serve_http(handler, Address(), statuses=statuses)
         grpc = await listener.serve_grpc(methods, Address())

@@ -15,7 +15,7 @@ from headgate.server.guard import (
     Guard,
     Place,
 )
-from headgate.server.wire.messages import NOBODY
+from headgate.server.wire.messages import NOBODY, Peer
 from headgate.testing import ManualClock
 from headgate.web.apikey import Holder, digest
 
@@ -60,19 +60,74 @@ def test_those_who_ask_little_are_not_refused_because_of_those_who_ask_much() ->
     assert min(passed[:2]) > 6000
 
 
+def batch(guard: Guard, place: Place, peer: Peer, size: int) -> bool:
+    """Whether a batch is let in."""
+    if place.admit(CHECK, []) is not None:
+        return False
+    place.release()
+    return guard.charge(size - 1, peer) is None
+
+
 def test_a_batch_counts_for_all_that_it_asks() -> None:
-    clock = ManualClock()
+    clock, peer = ManualClock(), Peer()
     guard = Guard(per_second=10_000, in_flight=1_000_000, clock=clock)
-    place = guard.sit(NOBODY)
-    assert place.admit(CHECK, []) is None
-    guard.charge(999)
+    place = guard.sit(peer)
+    assert batch(guard, place, peer, 1000)
     assert place.admit(CHECK, []) == TOO_FAST
-    guard.charge(1000)
     total = 0
-    for _ in range(100):
-        clock.advance(0.01)
-        total += admitted(place, 200)
-    assert 8500 <= total <= 9000, "a second's worth without the second batch"
+    for _ in range(1000):
+        clock.advance(0.001)
+        total += 300 * batch(guard, place, peer, 300)
+    assert 9000 <= total <= 10_000
+
+
+@pytest.mark.parametrize("size", [2, 100, 500, 1000])
+def test_those_who_ask_little_are_not_refused_because_of_batches(size: int) -> None:
+    """A batch is paid for by its own connection, which gets its share of the ceiling in the long run."""
+    clock, greedy = ManualClock(), Peer()
+    guard = Guard(per_second=10_000, in_flight=1_000_000, clock=clock)
+    flood, little = guard.sit(greedy), guard.sit(Peer())
+    in_batches = passed = 0
+    for _ in range(3000):
+        clock.advance(us=1000)
+        for _ in range(3):
+            in_batches += size * batch(guard, flood, greedy, size)
+        passed += admitted(little, 1)
+    assert passed > 2900, "it asks 1000 times in a second, and its share is 5000"
+    assert in_batches + passed <= 30_000 + 1000
+    assert in_batches > 12_000, "its share is 15 000 in these three seconds"
+
+
+def test_a_batch_does_not_starve_behind_single_requests() -> None:
+    clock, peer = ManualClock(), Peer()
+    guard = Guard(per_second=10_000, in_flight=1_000_000, clock=clock)
+    flood, batches = guard.sit(Peer()), guard.sit(peer)
+    passed = in_batches = 0
+    for _ in range(3000):
+        clock.advance(us=1000)
+        passed += admitted(flood, 50)
+        in_batches += 500 * batch(guard, batches, peer, 500)
+    assert passed > 12_000
+    assert in_batches > 10_000
+
+
+def test_a_batch_that_could_never_be_let_in_is_told_how_large_it_may_be() -> None:
+    clock, peer = ManualClock(), Peer()
+    guard = Guard(per_second=50, clock=clock)
+    place = guard.sit(peer)
+    refusal = guard.charge(5, peer)
+    assert refusal is not None
+    assert (refusal.status, refusal.headers) == (413, ()), "no wait helps"
+    assert "at most 5 checks at once" in refusal.detail
+    assert batch(guard, place, peer, 5)
+    clock.advance(1)
+    assert guard.charge_descriptors(200, peer) is None, "what cannot be split counts as much as could be let in"
+    assert guard.charge_descriptors(200, peer) == TOO_FAST
+    place.leave()
+
+
+def test_without_a_ceiling_batches_are_free() -> None:
+    assert Guard().charge(10**6, Peer()) is None
 
 
 def test_a_small_ceiling_is_exact() -> None:

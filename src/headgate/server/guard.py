@@ -4,6 +4,9 @@ The ceiling is a limit like any other: a token bucket of our own core. Tokens ar
 out one by one, so that a request costs a subtraction. For a second after it was reached, each connection gets its share
 of it and no more, so that those who ask little are not refused because of those who ask much.
 
+A batch needs as many tokens as it has questions, at once, or it is refused. They count against the share of its
+connection, which is let in again when its share has made up for them: nobody else pays for a batch.
+
 What is in flight is bounded, and shared fairly. Where three quarters of the bound are taken, a connection that has more
 than its share of it (the bound over the connections that have something in flight) is refused first, so that one that
 floods the node takes nothing from the others.
@@ -28,7 +31,7 @@ from headgate.core.quota import Quota
 from headgate.server.callers import HEADERS, CallerKeys
 from headgate.server.wire.admission import Refusal
 from headgate.server.wire.grpc.status import Code
-from headgate.server.wire.messages import Headers, Peer
+from headgate.server.wire.messages import NOBODY, Headers, Peer
 from headgate.stores.memory import MemoryStore
 
 EXEMPT: Final = frozenset(
@@ -61,6 +64,10 @@ UNFAIR: Final = Refusal(
     "this connection has more than its share of what is in flight: try again later",
     _RETRY,
     _PUSHBACK,
+)
+_TOO_LARGE = (
+    "this node lets in at most {} checks at once, a tenth of its ceiling: send fewer together, or raise "
+    "--max-checks-per-second"
 )
 TOO_MANY_STREAMS: Final = Refusal(
     503, Code.RESOURCE_EXHAUSTED, "there are too many calls that last: try again, or elsewhere", _RETRY, _PUSHBACK
@@ -111,18 +118,48 @@ class Guard:
         self._handful = max(1, min(1000, per_second // 1000))
         self._take = _bucket(per_second, clock) if per_second else None
         self._per_second, self._ticks = per_second, (clock or SystemClock()).ticks
+        self._at_once = max(1, per_second // 10)
+        self._places: dict[int, Place] = {}  # by the identity of their peers
         self._scarce_until, self._slice, self._sliced_at = 0, 0, 0
         self._stock = 0  # tokens that are at hand while they are scarce
         self._sharers = self._before = 0  # connections that asked in this slice, and in the one before
         self._refused, self._tell_at = 0, 0.0
 
-    def sit(self, peer: Peer) -> Place:  # noqa: ARG002  all peers are equal
+    def sit(self, peer: Peer) -> Place:
         """Return a seat for a new connection."""
-        return Place(self)
+        place = self._places[id(peer)] = Place(self, peer)
+        return place
 
-    def charge(self, requests: int) -> None:
-        """Count so many more requests against the ceiling: a batch stands for all that it asks."""
-        self.left -= requests
+    def leave(self, peer: Peer) -> None:
+        """Forget a connection that is gone."""
+        self._places.pop(id(peer), None)
+
+    def charge(self, requests: int, peer: Peer) -> Refusal | None:
+        """Take tokens for so many more requests of a connection, or say why not: a batch is all that it asks."""
+        if self._take is None or requests <= 0:
+            return None
+        if requests >= self._at_once:  # the first is paid for, and may be all that there ever is
+            refusal = Refusal(413, Code.RESOURCE_EXHAUSTED, _TOO_LARGE.format(self._at_once))
+            self._tell(refusal)
+            return refusal
+        self.left, self._stock = 0, self._stock + self.left - requests
+        now = self._ticks()
+        if self._stock < 0 and not self._take(-self._stock):
+            self._stock += requests
+            self._scarce_until = now + _SCARCE_US
+            self._tell(TOO_FAST)
+            return TOO_FAST
+        self._stock = max(self._stock, 0)
+        if not self._scarce_until:
+            self.left, self._stock = self._stock, 0
+        if (place := self._places.get(id(peer))) is not None:
+            self._make_up(place, now)
+            place.taken += requests
+        return None
+
+    def charge_descriptors(self, requests: int, peer: Peer) -> Refusal | None:
+        """Do the same for questions that cannot be split: they count as what could be let in at once, and no more."""
+        return self.charge(min(requests, self._at_once - 1), peer)
 
     def considered(self, place: Place, path: bytes, headers: Headers) -> Refusal | None:
         """Decide about a request that cannot be let in without looking."""
@@ -138,7 +175,8 @@ class Guard:
         elif not self._may_ask(place):
             refusal = TOO_FAST
         if refusal:
-            self._note(path, refusal)
+            self._shed(path)
+            self._tell(refusal)
         return refusal
 
     def considered_stream(self, place: Place, path: bytes, headers: Headers) -> Refusal | None:
@@ -151,7 +189,8 @@ class Guard:
         elif not is_exempt and not self._may_ask(place):
             refusal = TOO_FAST
         if refusal:
-            self._note(path, refusal)
+            self._shed(path)
+            self._tell(refusal)
         return refusal
 
     def _may_ask(self, place: Place) -> bool:
@@ -163,11 +202,11 @@ class Guard:
         if self._take is None:
             self.left = 1_000_000
             return True
-        while self.left <= 0:  # more than once after a batch
+        if self.left <= 0:
             if not self._take(self._handful):
                 self._scarce_until = self._ticks() + _SCARCE_US
                 return False
-            self.left += self._handful
+            self.left = self._handful
         self.left -= 1
         return True
 
@@ -181,7 +220,8 @@ class Guard:
             self._slice, self._sliced_at = self._slice + 1, now
             self._sharers, self._before = 0, self._sharers
         if place.slice != self._slice:
-            place.slice, place.taken = self._slice, 0
+            place.slice = self._slice
+            self._make_up(place, now)
             self._sharers += 1
         come = self._per_second * (now - self._sliced_at + _SLACK_US) // 1_000_000
         if place.taken > come // max(self._sharers, self._before) or not self._has_stock(now):
@@ -189,20 +229,24 @@ class Guard:
         place.taken += 1
         return True
 
+    def _make_up(self, place: Place, now: int) -> None:
+        """Forget what a connection has taken as far as its share has made up for it since."""
+        share = self._per_second * (now - place.made_up_at) // 1_000_000 // max(self._sharers, self._before, 1)
+        place.taken, place.made_up_at = max(place.taken - share, 0), now
+
     def _has_stock(self, now: int) -> bool:
         """Take a token while they are scarce: `left` stays at 0, so that every request comes this way."""
-        while self._stock + self.left <= 0:
+        if self._stock <= 0:
             if not self._take or not self._take(self._handful):
                 self._scarce_until = now + _SCARCE_US
                 return False
-            self._stock += self._handful
-        self._stock, self.left = self._stock + self.left - 1, 0
+            self._stock = self._handful
+        self._stock -= 1
         return True
 
-    def _note(self, path: bytes, refusal: Refusal) -> None:
+    def _tell(self, refusal: Refusal) -> None:
         """Count it, and say so now and then: once for a flood."""
         self._refused += 1
-        self._shed(path)
         now = monotonic()
         if now >= self._tell_at:
             _LOG.warning("%s: %d refused since the last message", refusal.detail, self._refused)
@@ -212,13 +256,15 @@ class Guard:
 class Place:
     """The seat of one connection."""
 
-    __slots__ = ("_credential", "_guard", "_keys", "in_flight", "slice", "streams", "taken")
+    __slots__ = ("_credential", "_guard", "_keys", "_peer", "in_flight", "made_up_at", "slice", "streams", "taken")
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, guard: Guard, peer: Peer = NOBODY) -> None:
+        self._guard, self._peer = guard, peer
         self.in_flight = self.streams = 0
-        self.slice = self.taken = 0
-        """How many tokens it had in which slice of time, while they are scarce."""
+        self.slice = -1
+        """The slice of time in which it last asked while tokens were scarce."""
+        self.taken = self.made_up_at = 0
+        """Tokens that its share has not made up for, at that time in microseconds."""
         self._credential = b""  # what was accepted last, by these keys
         self._keys: CallerKeys | None = None
 
@@ -259,6 +305,7 @@ class Place:
 
     def leave(self) -> None:
         """Tell that the connection is gone."""
+        self._guard.leave(self._peer)
 
     def is_known(self, keys: CallerKeys, headers: Headers) -> bool:
         """Say whether the request has a key; one that was accepted on this connection is not hashed again."""

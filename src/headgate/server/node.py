@@ -100,7 +100,7 @@ class Node:
             options=Options() if settings.envoy_headers else Options(headers=None),
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
-            charge=self._guard.charge,
+            charge=self._guard.charge_descriptors,
         )
         limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
         self._listener = Listener(limits, self._guard)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any, Self
 
 import grpc
+import pytest
 
+from headgate.server.api.routes import BATCH
+from headgate.server.guard import Guard
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from headgate.server.rls.schema import RateLimitRequest
+from headgate.server.rpc.schema import message_class
+from headgate.testing import ManualClock
 from headgate.web.apikey import digest
+from tests.server.listening import Listening, listening
 from tests.server.process.service import SECONDS, asked, service
 
 HEALTH = b"/grpc.health.v1.Health/Check"
@@ -44,6 +52,66 @@ def called(channel: grpc.Channel, path: bytes, *metadata: tuple[str, str]) -> gr
     except grpc.RpcError as error:
         return error
     return None
+
+
+class Asker:
+    """A client with connections of its own."""
+
+    def __init__(self, served: Listening) -> None:
+        self._http = HTTPConnection("127.0.0.1", served.http, timeout=SECONDS)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{served.grpc}", options=options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+        self._channel.close()
+
+    def over_http(self, count: int) -> bool:
+        return self._posted(BATCH.decode(), {"requests": [{"principal": {"user": "u"}, "endpoint": "/a"}] * count})
+
+    def as_json(self, count: int) -> bool:
+        entries = {"entries": [{"key": "user", "value": "u"}]}
+        return self._posted("/json", {"domain": "edge", "descriptors": [entries] * count})
+
+    def over_grpc(self, count: int) -> bool:
+        asked = {"identifier": "u", "dimension": "USER", "endpoint": "/a"}
+        message = message_class("headgate.v1.CheckBatchRequest")(requests=[asked] * count)
+        return self._called("/headgate.v1.RateLimiter/CheckRateLimitBatch", message)
+
+    def for_envoy(self, count: int) -> bool:
+        entries = {"entries": [{"key": "user", "value": "u"}]}
+        return self._called(SHOULD_RATE_LIMIT.decode(), RateLimitRequest(domain="edge", descriptors=[entries] * count))
+
+    def _posted(self, path: str, content: object) -> bool:
+        self._http.request("POST", path, json.dumps(content))
+        response = self._http.getresponse()
+        response.read()
+        assert response.status in {200, 503}
+        assert (response.status == 503) == (response.headers["retry-after"] == "1")
+        return response.status == 200
+
+    def _called(self, path: str, message: Any) -> bool:
+        make: Any = self._channel.unary_unary(path)
+        call = make.future(message.SerializeToString(), timeout=SECONDS)
+        if call.exception() is None:
+            return True
+        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "grpc-retry-pushback-ms" in str(call.trailing_metadata())
+        return False
+
+
+@pytest.mark.parametrize("way", [Asker.over_http, Asker.as_json, Asker.over_grpc, Asker.for_envoy])
+def test_many_questions_at_once_are_paid_for_by_who_asks_them(way: Callable[[Asker, int], bool]) -> None:
+    """Time stands still: 200 may come at once. Who has asked 150 of them together is out, and nobody else is."""
+    guard = Guard(per_second=2000, clock=ManualClock())
+    with listening(gate=guard) as served, Asker(served) as greedy, Asker(served) as modest:
+        assert way(greedy, 150)
+        assert not way(greedy, 150), "there are not so many left"
+        assert [way(greedy, 1) for _ in range(3)] == [False] * 3, "it has had its share"
+        assert [way(modest, 1) for _ in range(3)] == [True] * 3
 
 
 @contextmanager

@@ -11,7 +11,6 @@ order. They are not all or nothing: each stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter_ns
 
 import msgspec
@@ -24,7 +23,9 @@ from headgate.server.api.body import InvalidBody, Question, question, unreadable
 from headgate.server.api.checks import Checks, problem_of, problem_response
 from headgate.server.api.idempotency import key_in
 from headgate.server.wire import eager
+from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.transports.failures import of_refusal
 from headgate.web.problem import Problem
 
 MOST = 1000
@@ -52,10 +53,10 @@ class Batches:
     Args:
         checks: what answers each.
         recorder: what counts and times batches.
-        charge: told how many questions there are beyond the first, which the request itself stands for.
+        charge: asked whether the questions beyond the first are let in, which the request itself stands for.
     """
 
-    def __init__(self, checks: Checks, recorder: Recorder, charge: Callable[[int], object] = lambda _: None) -> None:
+    def __init__(self, checks: Checks, recorder: Recorder, charge: Charge = free_of_charge) -> None:
         self._checks, self._recorder, self._charge = checks, recorder, charge
 
     async def check(self, request: Request) -> Response:
@@ -66,7 +67,9 @@ class Batches:
         except InvalidBody as error:
             self._recorder.called("batch", "error", perf_counter_ns() - began)
             return problem_response(problem_of(error))
-        self._charge(len(questions) - 1)
+        if (refusal := self._charge(len(questions) - 1, request.peer)) is not None:
+            self._recorder.shed("batch")
+            return of_refusal(refusal)
         results = await eager.together(
             [self._answer(bytes(body), f"{key}#{place}" if key else "", now) for place, body in enumerate(questions)]
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from headgate.server.api.answer import Answers
@@ -15,6 +15,7 @@ from headgate.server.api.pages import Pages
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
+from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.messages import Handler, Request, Response
 from headgate.web.headers import ResponseHeaders
 from headgate.web.problem import of_status, shown
@@ -39,7 +40,7 @@ def application(
     timestamps: Timestamps | None = None,
     headers: ResponseHeaders = CHECK_HEADERS,
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
-    charge: Callable[[int], object] = lambda _: None,
+    charge: Charge = free_of_charge,
     deprecated: Mapping[bytes, Deprecation] = _NO_DEPRECATIONS,
 ) -> Handler:
     """Return what answers all that is asked over HTTP.
@@ -51,7 +52,7 @@ def application(
         timestamps: what clients' timestamps may be.
         headers: which header fields the answers to checks have.
         others: what answers other paths, whatever the method, such as ``/json``.
-        charge: told how many questions a batch has beyond the first.
+        charge: asked whether so many questions of a batch beyond the first are let in.
         deprecated: versions that will go, by the beginning of their paths, such as ``/api/v1/``.
     """
     checks = Checks(decisions, Answers(headers), timestamps or Timestamps())

@@ -19,6 +19,7 @@ from headgate.policy.request import InvalidRequest
 from headgate.server.rls.decoding import decode
 from headgate.server.rls.schema import RateLimitRequest, RateLimitResponse
 from headgate.server.rls.service import RateLimitService
+from headgate.server.wire.grpc.status import RpcError
 from headgate.server.wire.messages import Fields, Request, Response
 from headgate.web.problem import CONTENT_TYPE, bad_request, of_status
 
@@ -49,10 +50,13 @@ class JsonForm:
         try:
             _bounded(request.body)
             question: Any = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
-            raw = await self._service.answer(decode(question.SerializeToString()))
+            raw = await self._service.answer(decode(question.SerializeToString()), request.peer)
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
             called(API, "error", perf_counter_ns() - began)
             return Response(400, bad_request(str(error)).encode(), _PROBLEM)
+        except RpcError as error:
+            self._service.recorder.shed(API)
+            return Response(503, of_status(503, error.message).encode(), (*_PROBLEM, (b"retry-after", b"1")))
         answer: Any = RateLimitResponse.FromString(raw)
         is_over = answer.overall_code == _OVER_LIMIT
         called(API, "denied" if is_over else "allowed", perf_counter_ns() - began)

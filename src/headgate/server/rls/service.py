@@ -10,7 +10,7 @@ mistake in Envoy's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 
 from headgate.core.errors import HeadgateError, UsageError
@@ -34,8 +34,10 @@ from headgate.server.rls.mapping import Mapper
 from headgate.server.rls.matched import MatchedAnswers
 from headgate.server.rls.recurring import Recurring
 from headgate.server.rls.ruled import RuledAnswers
+from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.messages import NOBODY, Peer
 
 API = "rls"
 """The name of the service in metrics."""
@@ -55,7 +57,7 @@ class RateLimitService:
         trust_tier: see `headgate.server.rls.mapping`.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
-        charge: told how many descriptors a question has beyond the first.
+        charge: asked whether so many descriptors of a question beyond the first are let in.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class RateLimitService:
         options: Options | None = None,
         trust_tier: bool = False,
         count_refused: bool = False,
-        charge: Callable[[int], object] = lambda _: None,
+        charge: Charge = free_of_charge,
     ) -> None:
         options = Options() if options is None else options
         self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
@@ -89,7 +91,7 @@ class RateLimitService:
         return self._trees
 
     async def should_rate_limit(self, call: Call) -> bytes:
-        """Answer a call of the service. Raises RpcError: the message asks nothing."""
+        """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
         raw, decisions = call.message, self._decisions
         try:
@@ -100,25 +102,33 @@ class RateLimitService:
                 question = decode(raw)
                 request = self._usual(question)
                 if request is None or decisions is None:
-                    answer = await self.answer(question)
+                    answer = await self.answer(question, call.peer)
                 else:
                     self._recurring.note(raw, request)
                     answer = self._ruled.one(await decisions.check(request), decisions.engine.clock.now)
         except UsageError as error:
             answer = await self._after(error, raw, began)
+        except RpcError:
+            self._recorder.shed(API)
+            raise
         outcome = "allowed" if answer.startswith(encoding.OK) else "denied"
         self._recorder.called(API, outcome, perf_counter_ns() - began)
         return answer
 
-    async def answer(self, question: Question) -> bytes:
-        """Return a `RateLimitResponse`. Raises InvalidRequest: there is no domain, or no descriptor."""
+    async def answer(self, question: Question, peer: Peer = NOBODY) -> bytes:
+        """Return a `RateLimitResponse` to who asks.
+
+        Raises:
+            InvalidRequest: there is no domain, or no descriptor.
+            RpcError: the node protects itself.
+        """
         domain, descriptors, hits_addend = question
         if not domain:
             raise InvalidRequest("the domain is empty")
         if not descriptors:
             raise InvalidRequest("there are no descriptors")
-        if len(descriptors) > 1:
-            self._charge(len(descriptors) - 1)
+        if len(descriptors) > 1 and (refusal := self._charge(len(descriptors) - 1, peer)) is not None:
+            raise RpcError(refusal.code, refusal.detail, refusal.trailers)
         if self._trees is not None:
             matching = self._trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:

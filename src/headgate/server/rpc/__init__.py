@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -14,6 +14,7 @@ from headgate.server.rpc.health import Health
 from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.rpc.reflection import VERSIONS, Library, Reflection
 from headgate.server.rpc.schema import FILES
+from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import Methods, Streaming
 
 __all__ = ["methods"]
@@ -26,7 +27,7 @@ def methods(
     timestamps: Timestamps | None = None,
     described: Sequence[FileDescriptorProto] = (),
     reflection: bool = True,
-    charge: Callable[[int], object] = lambda _: None,
+    charge: Charge = free_of_charge,
 ) -> Methods:
     """Return the methods of the native service, of health and of reflection.
 
@@ -36,7 +37,7 @@ def methods(
         timestamps: what clients' timestamps may be.
         described: files of other services on the same port: they have a health of their own, and are reflected.
         reflection: whether the server tells what it offers.
-        charge: told how many questions a batch has beyond the first.
+        charge: asked whether so many questions of a batch beyond the first are let in.
     """
     limiter = RateLimiter(decisions, timestamps or Timestamps(), charge)
     library = Library((*FILES, *described))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,6 +20,7 @@ from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.rpc.schema import message_class
 from headgate.server.wire import eager
+from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
 
@@ -45,12 +46,10 @@ class RateLimiter:
     Args:
         decisions: what decides.
         timestamps: what clients' timestamps may be.
-        charge: told how many questions a batch has beyond the first.
+        charge: asked whether so many questions of a batch beyond the first are let in.
     """
 
-    def __init__(
-        self, decisions: Decisions, timestamps: Timestamps, charge: Callable[[int], object] = lambda _: None
-    ) -> None:
+    def __init__(self, decisions: Decisions, timestamps: Timestamps, charge: Charge = free_of_charge) -> None:
         self._charge = charge
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
@@ -108,7 +107,9 @@ class RateLimiter:
         if not 1 <= len(requests) <= MOST:
             raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
         key = key_in(call.metadata)
-        self._charge(len(requests) - 1)
+        if (refusal := self._charge(len(requests) - 1, call.peer)) is not None:
+            self._decisions.recorder.shed("grpc_batch")
+            raise RpcError(refusal.code, refusal.detail, refusal.trailers)
         results = await eager.together(
             [self._result(message, f"{key}#{place}" if key else "", now) for place, message in enumerate(requests)]
         )

@@ -6,7 +6,8 @@ answered, so that a gate knows what is in flight on a connection, and in all. Wi
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -52,6 +53,14 @@ class Seat(Protocol):
     def leave(self) -> None:
         """Tell that the connection is gone; all of its requests have been released."""
         ...
+
+
+Charge: TypeAlias = Callable[[int, Peer], Refusal | None]
+"""Told how many questions a request has beyond the first, and whose it is; answers why they are not let in."""
+
+
+def free_of_charge(requests: int, peer: Peer) -> None:
+    """Let in any number."""
 
 
 class Gate(Protocol):
