@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import StoreUnavailable
+from headgate.core.key import once_token
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store
 from headgate.stores.base import Store
 from headgate.stores.failover import AsyncFailoverStore
-from headgate.stores.redis import scripts
+from headgate.stores.redis import scripts, wire
 from headgate.testing.conformance import family
+from tests.clusters import RedisCluster
 from tests.proxy import proxy
 from tests.servers import RedisServer, redis_server, until
 
+LUA = Path(scripts.__file__).with_name("lua")
+DEPLOY = Path(__file__).parents[3] / "docs" / "deploy.md"
 QUOTA = Quota(5, 3600 * 1_000_000)
+HOUR = 3600 * 1_000_000
+COMMANDS = sorted({name for part in LUA.glob("*.lua") for name in re.findall(r"\bcall\('(\w+)'", part.read_text())})
 Open = Callable[[str], Store]
 
 
@@ -153,12 +163,102 @@ def test_a_server_without_memory_is_not_ready_although_it_answers_ping(opened: O
             store.ready()
 
 
-def test_a_user_who_may_not_write_is_not_ready(server: RedisServer, opened: Open) -> None:
-    server.command(
-        "ACL", "SETUSER", "reader", "on", ">pw", "+evalsha", "+script|load", "+info", "+time", "+get", "~hg1:*"
-    )
-    with pytest.raises(StoreError, match="permission"):
-        opened(server.address.replace("127.0.0.1", "reader:pw@127.0.0.1")).ready()
+def test_the_permissions_are_those_of_the_commands_in_the_script() -> None:
+    granted = {each.removeprefix("+").upper() for each in wire.PERMISSIONS.split() if each.startswith("+")}
+    assert granted == {*COMMANDS, "EVALSHA", "SCRIPT|LOAD"}
+    line = next(line for line in DEPLOY.read_text().splitlines() if line.startswith("ACL SETUSER"))
+    assert {*line.split()} == {"ACL", "SETUSER", "headgate", "on", ">password", *wire.PERMISSIONS.split(), "+info"}
+
+
+def restricted(server: RedisServer, name: str, *rules: str, options: str = "") -> str:
+    """Make a user with all permissions, changed by `rules`; return the address that it uses."""
+    server.ask("ACL", "SETUSER", name, "reset", "on", ">pw", *wire.PERMISSIONS.split(), "+info", *rules)
+    return server.address.replace("127.0.0.1", f"{name}:pw@127.0.0.1") + options
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_user_without_any_one_command_is_not_ready(server: RedisServer, opened: Open, command: str) -> None:
+    store = opened(restricted(server, f"no-{command}"))
+    store.ready()
+    restricted(server, f"no-{command}", f"-{command}")
+    with pytest.raises(StoreUnavailable, match=rf"lacks a permission.*\+{command.lower()}\b"):
+        store.ready()
+
+
+def test_a_user_who_may_not_wait_is_not_ready_for_replicas(pair: tuple[RedisServer, RedisServer], opened: Open) -> None:
+    primary, _ = pair
+    opened(restricted(primary, "waits", "+wait", options="&replicas=1")).ready()
+    opened(restricted(primary, "hasty")).ready()
+    with pytest.raises(StoreUnavailable, match=r"lacks a permission.*\+wait for replicas"):
+        opened(restricted(primary, "hasty", options="&replicas=1")).ready()
+
+
+def test_a_user_who_may_not_follow_a_moving_slot_is_not_ready(cluster: RedisCluster, opened: Open) -> None:
+    for name, rules, ready in (("follows", ["+asking"], True), ("stays", [], False)):
+        for node in cluster.primaries:
+            restricted(node, name, "+cluster|slots", *rules)
+        store = opened(cluster.address.replace("://", f"://{name}:pw@"))
+        if ready:
+            store.ready()
+        else:
+            with pytest.raises(StoreUnavailable, match=r"lacks a permission.*\+asking"):
+                store.ready()
+
+
+def test_a_server_that_was_told_to_evict_meanwhile_is_not_ready(opened: Open) -> None:
+    with redis_server() as server:
+        store, lenient = opened(server.address), opened(f"{server.address}&evicting=allow")
+        store.ready()
+        server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        with pytest.raises(StoreUnavailable, match=r"allkeys-lru.*evicting=allow"):
+            store.ready()
+        lenient.ready()
+        server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        store.ready()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("entries", [3, 40], ids=["short", "long"])
+def test_a_script_without_a_permission_leaves_nothing_half_done(
+    server: RedisServer, opened: Open, command: str, entries: int
+) -> None:
+    """Whatever is missing, what is not answered is not counted anywhere, and no key is left without a time to live."""
+    address = restricted(server, f"half-{command}-{entries}")
+    store, full = opened(address), opened(server.address)
+    log, bucket = Quota(50, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG), Quota(60, HOUR)
+    plans = [family(log).plan("user"), family(bucket, log).plan("user"), family(log, bucket).plan("user")]
+    tokens = [once_token(plan, 1, "request") for plan in plans]
+    for plan in plans:
+        for _ in range(entries):
+            full.check(plan, 1)
+    restricted(server, f"half-{command}-{entries}", f"-{command}")
+    for plan, token in zip(plans, tokens, strict=True):
+        before = [part.remaining for part in full.peek(plan, 1).limits]
+        for verb in (store.check, store.refund, lambda plan, cost: store.check_once(plan, cost, token)):  # noqa: B023
+            with contextlib.suppress(StoreUnavailable):
+                verb(plan, 1)
+                full.reset(plan)
+                for _ in range(entries):
+                    full.check(plan, 1)
+            assert [part.remaining for part in full.peek(plan, 1).limits] == before
+    assert server.immortal() == []
+
+
+def test_a_permission_that_is_missing_is_told_to_all_who_ask_at_once(server: RedisServer) -> None:
+    async def run() -> None:
+        store = open_async_store(restricted(server, "crowd"))
+        log, bucket = family(Quota(9, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)), family(Quota(9, HOUR))
+        try:
+            await store.ready()
+            restricted(server, "crowd", "-getrange")
+            plans = [each.plan(f"user-{number}") for number in range(20) for each in (log, bucket)]
+            answers = await asyncio.gather(*[store.check(plan, 1) for plan in plans], return_exceptions=True)
+        finally:
+            await store.close()
+        assert all(isinstance(each, StoreUnavailable) and "+getrange" in str(each) for each in answers[::2])
+        assert not any(isinstance(each, BaseException) for each in answers[1::2])
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from headgate.stores.redis.answers import Answer
 from headgate.stores.redis.discovery import SlotMap, slot_of
 from headgate.stores.redis.flights import Flights
 from headgate.stores.redis.inquiry import inquire
-from headgate.stores.redis.routing import HINT_EVERY, PAUSE, REFRESH_EVERY, Ask, Pass, Route, route
+from headgate.stores.redis.routing import HINT_EVERY, REFRESH_EVERY, Ask, Pass, Route, pause, route
 from headgate.stores.redis.scripts import Question
 from headgate.stores.traffic import Traffic
 
@@ -44,6 +44,7 @@ class AsyncCluster:
     async def ready(self) -> None:
         await self._refresh(self._loop.time() + self._timeout, 0)
         await asyncio.gather(*[self.ask(probe) for probe in readiness.probes(self._slots)])
+        await asyncio.gather(*[self._to(server).vet() for server in self._slots.nodes])
 
     def close(self) -> list[asyncio.Task[None]]:
         """Hang up; whoever waits is told. Returns what is still to end."""
@@ -70,7 +71,7 @@ class AsyncCluster:
                         step = way.send(answer)
                     continue
                 if step is Pass.PAUSE:
-                    await asyncio.sleep(max(0, min(PAUSE, deadline - self._loop.time())))
+                    await asyncio.sleep(pause(deadline - self._loop.time()))
                 elif step is Pass.REFRESH:
                     await self._refresh(deadline, REFRESH_EVERY)
                 else:

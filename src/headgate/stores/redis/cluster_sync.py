@@ -14,7 +14,7 @@ from headgate.stores.redis.address import Address, Cluster
 from headgate.stores.redis.answers import Answer
 from headgate.stores.redis.discovery import SlotMap, slot_of
 from headgate.stores.redis.pool import Pool, inquire
-from headgate.stores.redis.routing import HINT_EVERY, PAUSE, REFRESH_EVERY, Ask, Pass, Route, route
+from headgate.stores.redis.routing import HINT_EVERY, REFRESH_EVERY, Ask, Pass, Route, pause, route
 from headgate.stores.redis.scripts import Question
 
 
@@ -48,6 +48,8 @@ class BlockingCluster:
         self._refresh(monotonic() + self._timeout, 0)
         for probe in readiness.probes(self.slots):
             self.ask(probe)
+        for server in self.slots.nodes:
+            self._pool(server).vet()
 
     def close(self) -> None:
         with self._lock:
@@ -69,7 +71,7 @@ class BlockingCluster:
                         step = way.send(answer)
                     continue
                 if step is Pass.PAUSE:
-                    sleep(max(0, min(PAUSE, give_up - monotonic())))
+                    sleep(pause(give_up - monotonic()))
                 elif step is Pass.REFRESH:
                     self._refresh(give_up, REFRESH_EVERY)
                 elif monotonic() >= self._refreshed_at + HINT_EVERY and not self._refreshing.locked():

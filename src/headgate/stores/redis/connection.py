@@ -95,6 +95,8 @@ class Connection:
 
     def converse(self, commands: list[bytes], give_up: float) -> object:
         """Send `commands`, and return the reply to the last of them; an error reply is returned, not raised."""
+        if give_up <= monotonic():
+            raise StoreUnavailable(f"{self.address}: not reached in time")
         try:
             self._send(b"".join(commands), give_up)
             for _ in commands:
@@ -125,6 +127,8 @@ class Connection:
                     reply = self._next(min(give_up, remind_at))
                     break
                 except TimeoutError:
+                    if monotonic() >= give_up:
+                        raise
                     self._send(wire.REMINDER, give_up)
                     reminders, pause, remind_at = reminders + 1, pause * 2, monotonic() + pause
             enough = wire.is_replicated(self.address, reply)
@@ -139,9 +143,8 @@ class Connection:
         return enough
 
     def _send(self, data: bytes, give_up: float) -> None:
-        left = _left(give_up)
         if self.address.tls:
-            self._socket.settimeout(left)
+            self._socket.settimeout(_left(give_up))
         self._socket.sendall(data)
 
     def _next(self, give_up: float) -> object:

@@ -93,8 +93,20 @@ class Flights:
         return answer
 
     async def ready(self) -> None:
-        """Raise StoreError unless the server answers."""
+        """Raise StoreError unless the server could decide."""
         await self.ask(readiness.probe())
+        await self.vet()
+
+    async def vet(self) -> None:
+        """Raise StoreError if the server would be refused now, were it not in use already."""
+        for lane in self.lanes:
+            if lane.is_open:
+                try:
+                    async with asyncio.timeout(self._address.timeout):
+                        await lane.vet()
+                except TimeoutError:
+                    raise self._not_reached() from None
+                return
 
     @property
     def is_idle(self) -> bool:

@@ -83,7 +83,7 @@ class Lane(asyncio.BufferedProtocol):
         self._reader = hiredis.Reader()
         self._buffer = memoryview(bytearray(_BUFFER))
         self._expected: deque[Callable[[object], None]] = deque()  # who gets the next reply
-        self._greeted: asyncio.Future[object] | None = None  # waits for the reply to a greeting
+        self._conversing: set[asyncio.Future[object]] = set()  # replies to what is not about limits
         self._flight: list[Asked] = []
         self._left_ns = 0  # when it left
         self._in_the_air = 0  # legs of the flight that have not landed
@@ -160,7 +160,9 @@ class Lane(asyncio.BufferedProtocol):
             fail(asked, error)
             return
         for each, answer in zip(asked, answers, strict=True):
-            if scripts.has_failed(answer):
+            if scripts.is_denied(answer):
+                fail([each], wire.denied(self._address))
+            elif scripts.has_failed(answer):
                 fail([each], OutcomeUnknown(f"{self._address}: a key of this limit has something else in it"))
             elif self._address.replicas:
                 self._unconfirmed.append((each, answer))
@@ -242,8 +244,8 @@ class Lane(asyncio.BufferedProtocol):
         self._forgotten = []
         self._reader = hiredis.Reader()
         self.last_error = error
-        if self._greeted and not self._greeted.done():
-            self._greeted.set_exception(StoreUnavailable(str(error)))
+        for reply in [each for each in self._conversing if not each.done()]:
+            reply.set_exception(StoreUnavailable(str(error)))
         fail(flight, error)
         self._free()
 
@@ -280,18 +282,22 @@ class Lane(asyncio.BufferedProtocol):
         self._drop(error)
 
     async def _greet(self) -> None:
-        for command in wire.greeting(self._address):
-            self._greeted = self._loop.create_future()
-            self._connected().write(command)
-            self._expected.append(self._replied)
-            reply = await self._greeted
-            if error := wire.objection(self._address, command, reply):
-                raise error
+        await self._converse(wire.greeting(self._address))
         self._connected()
 
-    def _replied(self, reply: object) -> None:
-        if self._greeted and not self._greeted.done():
-            self._greeted.set_result(reply)
+    async def vet(self) -> None:
+        """Raise StoreError if the server would be refused now, were it not in use already."""
+        await self._converse(wire.vetting(self._address))
+
+    async def _converse(self, commands: Iterable[bytes]) -> None:
+        for command in commands:
+            answer: asyncio.Future[object] = self._loop.create_future()
+            self._connected().write(command)
+            self._expected.append(partial(_told, answer))
+            self._conversing.add(answer)
+            answer.add_done_callback(self._conversing.discard)
+            if error := wire.objection(self._address, command, await answer):
+                raise error
 
     def _connected(self) -> asyncio.Transport:
         if self._transport is None:
@@ -340,6 +346,11 @@ def _legs(asked: list[Asked]) -> list[_Leg]:
         apart = number if each.alone else 0
         legs.setdefault((each.slot, apart), _Leg([], each.asking)).asked.append(each)
     return list(legs.values())
+
+
+def _told(answer: asyncio.Future[object], reply: object) -> None:
+    if not answer.done():
+        answer.set_result(reply)
 
 
 def _ignored(reply: object) -> None:

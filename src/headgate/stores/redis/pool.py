@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import NamedTuple
 
 from headgate.clock import Clock
 from headgate.core.errors import StoreBusy, StoreError, StoreUnavailable
@@ -17,6 +18,17 @@ from headgate.stores.redis.discovery import Inquiry, T
 from headgate.stores.redis.resting import pause_after
 
 CONNECTIONS = 16
+
+
+class _Loan(NamedTuple):
+    """A connection in use."""
+
+    connection: Connection
+    give_up: float
+    """When to stop waiting for an answer."""
+    free: SimpleQueue[None]
+    idle: list[Connection]
+    """Where it goes afterwards."""
 
 
 class Pool:
@@ -53,6 +65,38 @@ class Pool:
                 yet. The address tells, unless given.
             asking: whether the server is asked for what it does not own yet.
         """
+        loan = self._loan(give_up)
+        connection = loan.connection
+        try:
+            reply, replicated = self._converse(connection, question, loan.give_up, asking=asking)
+            if isinstance(reply, Exception) and str(reply).partition(" ")[0] in wire.MISLED:
+                connection.close()
+                self.close()
+        finally:
+            self._take_back(loan)
+        if isinstance(reply, Exception):
+            raise wire.refusal(connection.address, reply)
+        answer = scripts.answers(reply, [question])[0]
+        return answer if replicated else Unconfirmed(answer)
+
+    def ready(self) -> None:
+        """Raise StoreError unless the server could decide."""
+        self.ask(readiness.probe())
+        self.vet()
+
+    def vet(self) -> None:
+        """Raise StoreError if the server would be refused now, were it not in use already."""
+        loan = self._loan()
+        try:
+            for command in wire.vetting(self._address):
+                reply = loan.connection.converse([command], loan.give_up)
+                if error := wire.objection(self._address, command, reply):
+                    raise error
+        finally:
+            self._take_back(loan)
+
+    def _loan(self, give_up: float = 0) -> _Loan:
+        """Take a connection, and the right to have one: both are to be taken back."""
         if self._process != os.getpid():
             self._begin()
         free, idle, now = self._free, self._idle, monotonic()
@@ -69,24 +113,18 @@ class Pool:
             if connection is None:
                 connection = self._new_connection(began)
                 give_up += monotonic() - began  # to connect takes its own time
-            reply, replicated = self._converse(connection, question, give_up, asking=asking)
-            if isinstance(reply, Exception) and str(reply).partition(" ")[0] in wire.MISLED:
-                connection.close()
-                self.close()
-            elif not connection.is_closed:
-                idle.append(connection)
-                if idle is not self._idle:  # the pool was closed meanwhile
-                    connection.close()
-        finally:
+        except BaseException:
             free.put(None)
-        if isinstance(reply, Exception):
-            raise wire.refusal(connection.address, reply)
-        answer = scripts.answers(reply, [question])[0]
-        return answer if replicated else Unconfirmed(answer)
+            raise
+        return _Loan(connection, give_up, free, idle)
 
-    def ready(self) -> None:
-        """Raise StoreError unless the server answers."""
-        self.ask(readiness.probe())
+    def _take_back(self, loan: _Loan) -> None:
+        connection, _, free, idle = loan
+        if not connection.is_closed:
+            idle.append(connection)
+            if idle is not self._idle:  # the pool was closed meanwhile
+                connection.close()
+        free.put(None)
 
     def _converse(
         self, connection: Connection, question: scripts.Question, give_up: float, *, asking: bool

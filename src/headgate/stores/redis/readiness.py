@@ -1,4 +1,8 @@
-"""What a store asks to find out whether it could decide: the real script, on limits that nobody else uses."""
+"""What a store asks to find out whether it could decide: the real script, on limits that nobody else uses.
+
+What it asks about has two limits, since the script looks at all its permissions before it writes in several places.
+Beside this, the server is vetted: see `headgate.stores.redis.wire.vetting`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from headgate.stores.redis.discovery import SLOTS, SlotMap, slot_of
 from headgate.stores.redis.scripts import CHECK, Question, key_of, question
 
 _SPACE = "!ready"
-_QUOTA = Quota(1_000_000, 1_000_000)
+_QUOTAS = (Quota(1_000_000, 1_000_000), Quota(1_000_000, 2_000_000))
 
 
 def probe(principal: str = "headgate") -> Question:
     """Return a question that reads and writes as any check does."""
-    plan: Plan = (Limit(_SPACE, principal, _QUOTA),)
+    plan: Plan = tuple([Limit(f"{_SPACE}{number}", principal, quota) for number, quota in enumerate(_QUOTAS)])
     return question(CHECK, plan, 1)
 
 

@@ -19,6 +19,8 @@ from headgate.stores.redis.wire import Refused
 ATTEMPTS = 16
 PAUSE = 0.01
 """Seconds between attempts while keys move."""
+LAST_ATTEMPT = 0.03
+"""Seconds before the end of the caller's time after which there is no other attempt: its answer would come too late."""
 REFRESH_EVERY, HINT_EVERY = 0.1, 1.0
 """Seconds between inquiries for the slot map: when an answer needs it, and when it would be good to have."""
 
@@ -39,6 +41,11 @@ class Ask(NamedTuple):
     """Whether to say first that the server is asked for what it does not own yet."""
     alone: bool = False
     """Whether not to ask together with others: while a slot moves, keys in both places cannot be asked for at once."""
+
+
+def pause(left: float) -> float:
+    """Return how many seconds to wait while keys move, for a caller that has so many left."""
+    return PAUSE if left > LAST_ATTEMPT else max(0, left)
 
 
 Route: TypeAlias = Generator[Ask | Pass, Answer, Answer]

@@ -223,6 +223,11 @@ def has_failed(answer: Sequence[int]) -> bool:
     return answer[0] < 0
 
 
+def is_denied(answer: Sequence[int]) -> bool:
+    """Say whether that was for want of a permission."""
+    return answer[0] == -2
+
+
 def decision_of(plan: Plan, answer: Sequence[int]) -> Decision:
     """Return the decision of `plan` that the script answered."""
     if len(plan) == 1:

@@ -14,12 +14,13 @@ OLDEST = 7
 RELOADS = 5
 """How often a question may find the script forgotten: somebody may flush the scripts all the time."""
 PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +pttl +pexpire ~hg1:*"
-"""What a user on the server needs. Also: +select for a database number, +info to have the server vetted, +wait for
-`replicas`, +cluster|slots and +asking in a cluster."""
+"""What a user on the server needs."""
+_SOMETIMES = "+wait for replicas, +cluster|slots +asking in a cluster, +select for a database number"
+"""And +info, to have the server vetted: a user without it is not refused."""
 _REFUSALS = {
     "NOAUTH": "authentication is required: give user and password in the address",
     "WRONGPASS": "the user name or the password is wrong",
-    "NOPERM": f"the user lacks a permission: it needs {PERMISSIONS}",
+    "NOPERM": f"the user lacks a permission: it needs {PERMISSIONS}; {_SOMETIMES}",
     "READONLY": "the server is a read-only replica",
     "LOADING": "the server is loading its data",
     "MASTERDOWN": "the server has lost its primary",
@@ -43,6 +44,7 @@ _UNDONE = ("ERR unknown command", "ERR max number of clients")
 LOAD = command(b"SCRIPT", b"LOAD", scripts.SCRIPT)
 INFO = command(b"INFO")
 ASKING = command(b"ASKING")
+_WAIT_FOR_NONE = command(b"WAIT", b"0", b"1")
 REMINDER = command(b"TIME")
 REMIND_AFTER = 0.002
 """Seconds after the end of a wait for replicas at which the server is reminded of it, then after twice as many, and so
@@ -78,13 +80,19 @@ def greeting(address: Address) -> list[bytes]:
     return [*introduction(address), *selection, INFO, LOAD]
 
 
+def vetting(address: Address) -> list[bytes]:
+    """Return what a server in use is asked to find out whether it still serves, besides running the script."""
+    asking = [ASKING] if address.role is Role.NODE else []
+    return [INFO, *asking, *([_WAIT_FOR_NONE] if address.replicas else [])]
+
+
 def replication(address: Address, seconds: float) -> bytes:
     """Encode the wait for the replicas that must have what was written on this connection."""
     return command(b"WAIT", b"%d" % address.replicas, b"%d" % max(1, int(seconds * 1000)))
 
 
 def objection(address: Address, asked: bytes, reply: object) -> StoreError | None:
-    """Return why the server cannot be used, going by its `reply` to a command of the greeting."""
+    """Return why the server cannot be used, going by its `reply` to a command of the greeting or the vetting."""
     if isinstance(reply, Exception):
         if asked is INFO and str(reply).startswith("NOPERM"):
             return None  # whoever made this user has made up their mind about the server
@@ -100,12 +108,17 @@ def refusal(address: Address, reply: Exception) -> StoreError:
     if word in _REFUSALS:
         place = _place(rest) if word in {"MOVED", "ASK"} else ("", 0)
         return Refused(f"{address}: {_REFUSALS[word]} ({word})", word, place)
-    if "ACL failure in script" in text or "The user executing the script" in text:  # in the middle of it, perhaps
-        return OutcomeUnknown(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)")
+    if "ACL failure in script" in text or "The user executing the script" in text:
+        return denied(address)
     said = text.partition(",")[0].partition("'")[0].partition("`")[0][:200].strip()  # arguments come after these
     if text.startswith(_UNDONE):
         return StoreUnavailable(f"{address}: {said}")
     return OutcomeUnknown(f"{address}: {said}")
+
+
+def denied(address: Address) -> Refused:
+    """Return the error of a permission that the script lacks; then it has done nothing."""
+    return Refused(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)", "NOPERM")
 
 
 def unconnected(address: Address, error: Exception) -> StoreUnavailable:

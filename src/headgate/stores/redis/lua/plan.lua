@@ -11,7 +11,8 @@
 --          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
 --        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes. If a plan of several fails
---        (somebody has put something else under its key), all its numbers are -1, and the others are answered.
+--        all its numbers are -1 (somebody has put something else under its key) or -2 (the user lacks a permission),
+--        nothing of it was done, and the others are answered.
 --
 -- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing.
 --        The record is then marked by a byte at its end: more than one request goes by it
@@ -19,7 +20,9 @@
 --        only for the request that made it, and if no other goes by it: otherwise what one of them took back would be
 --        taken from the other, or taken back twice
 --
--- Every key has a time to live after every operation: until its state means that nothing is used.
+-- Every key has a time to live after every operation: until its state means that nothing is used. And a plan that fails
+-- has changed nothing that counts: a state is written by one command, after all reads; and where several are written,
+-- all permissions are looked at first. (What else may be refused, memory or a replica's data, is refused up front.)
 local time = call('TIME')
 local now, least_ms = time[1] * 1000000 + time[2], 0
 local clock_ms = (now - now % 1000) / 1000
@@ -32,17 +35,25 @@ local function save(key, quota, before, after, reset)
   if ttl < least_ms then ttl = least_ms end
   if after == before then
     if call('PTTL', key) == -1 then call('PEXPIRE', key, ttl) end
-  elseif quota.log then
-    quota.log.save(key, after)
-    call('PEXPIRE', key, ttl)
-  else
-    call('SET', key, after, 'PXAT', format('%d', clock_ms + ttl))
+    return
   end
+  local expiry = format('%d', clock_ms + ttl)
+  if quota.log then quota.log.save(key, after, ttl, expiry) else call('SET', key, after, 'PXAT', expiry) end
 end
 
 -- Decides what is not as simple as a check of one limit; made when it is needed.
 local function decider()
   local RECORD_US, RECORD_MS = 300000000, '300000'
+  local vetted = false
+
+  -- Make sure, once, that no write of several will be refused.
+  local function vet(key)
+    if vetted then return end
+    local may = redis.acl_check_cmd
+    vetted = may('GET', key) and may('SET', key, '') and may('GETRANGE', key, '0', '0') and may('DEL', key)
+      and may('SETRANGE', key, '0', '') and may('PTTL', key) and may('PEXPIRE', key, '1')
+    if not vetted then error({err = 'NOPERM a command of this script'}) end
+  end
 
   -- The keys of the plan follow KEYS[first].
   local function decided(plan, verb, first)
@@ -95,6 +106,7 @@ local function decider()
   return function(plan, first)
     local verb, count = plan.verb, plan.count
     local record = plan.records == 1 and KEYS[first + count + 1]
+    if count > 1 or record then vet(KEYS[first + 1]) end
     if verb == 'x' then
       for index = 1, count do call('DEL', KEYS[first + index]) end
       return pack('<i8', now) .. string.rep('\0', 48 * count)
@@ -160,7 +172,12 @@ for index = 2, #ARGV do
   end
   if not several then return answer(plan, first) end
   local done, reply = pcall(answer, plan, first)
-  replies[index - 1] = done and reply or string.rep('\255', 8 + 48 * plan.count)
+  if not done then
+    local text = tostring(type(reply) == 'table' and reply.err or reply)
+    local denied = text:find('NOPERM', 1, true) or text:find('ACL failure', 1, true) or text:find("can't run", 1, true)
+    reply = string.rep(pack('<i8', denied and -2 or -1), 1 + 6 * plan.count)
+  end
+  replies[index - 1] = reply
   first = first + plan.count + plan.records
 end
 return concat(replies)

@@ -24,15 +24,18 @@ local function entries_of(key)
   end
 end
 
-local function save_log(key, state)
+-- The header is written last and in one piece: until then nothing is changed that counts. Expires `ttl` ms from now, at
+-- `expiry`.
+local function save_log(key, state, ttl, expiry)
   local first, size, used, stamp, newest, mark = unpack_from('<dddddd', state)
   local added = state:sub(HEADER + 1)
   local older = size - #added / ENTRY
   if size <= 32 or first * 2 > size then  -- short, or half stale: write anew what counts, in as many bytes as it takes
     local kept = ''
     if older > first then kept = call('GETRANGE', key, HEADER + ENTRY * first, HEADER + ENTRY * older - 1) end
-    call('SET', key, pack('<dddddd', 0, size - first, used, stamp, newest, mark) .. kept .. added)
+    call('SET', key, pack('<dddddd', 0, size - first, used, stamp, newest, mark) .. kept .. added, 'PXAT', expiry)
   else
+    call('PEXPIRE', key, ttl)
     if added ~= '' then call('SETRANGE', key, HEADER + ENTRY * older, added) end
     call('SETRANGE', key, '0', state:sub(1, HEADER))
   end
