@@ -146,5 +146,6 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
         "headgate_resets_total",
         "headgate_rule_degraded_total",
         "headgate_rules_broken",
+        "headgate_unmatched_principals_total",
         "headgate_worker_starts_total",
     }

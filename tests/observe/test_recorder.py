@@ -139,6 +139,17 @@ def test_one_rule_asked_for_by_its_id(recorder: Recorder, run: Run[Any]) -> None
     assert value(recorder.metrics()[1], "headgate_unlimited_decisions_total", verdict="unlimited") == 1
 
 
+def test_principals_that_no_rule_knows_are_counted(recorder: Recorder, run: Run[Any]) -> None:
+    decisions = Decisions(engine(), recorder)
+    for _ in range(2):
+        run(decisions.check(Request({"user": "ada", "api_key": "ak_1", "any-name": "x"}, "/single")))
+    text = recorder.metrics()[1]
+    counts = {
+        name: value(text, "headgate_unmatched_principals_total", principal=name) for name in ("user", "apikey", "other")
+    }
+    assert counts == {"user": 0, "apikey": 2, "other": 2}
+
+
 def test_calls_are_counted_by_api_and_outcome(recorder: Recorder) -> None:
     recorder.called("check", "allowed", 15_000)
     recorder.called("check", "error", 5_000_000_000)

@@ -388,7 +388,7 @@ class TestDefault:
 
     def test_without_one_everything_passes_and_is_marked(self) -> None:
         selection = Policy(Ruleset()).plan(self.ASKED, NOW)
-        assert selection == Selection(Verdict.UNLIMITED)
+        assert selection == Selection(Verdict.UNLIMITED, unmatched_principals=tuple(self.ASKED.principal))
         assert not selection.matched
 
 

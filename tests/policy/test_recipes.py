@@ -17,6 +17,7 @@ from headgate.policy.compiled import Policy
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.recipes import Recipes
 from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.selection import UNMATCHED
 from tests.policy.naive import naive_plan
 from tests.policy.test_compiled import NOW, answer, requests, rulesets
 
@@ -128,7 +129,7 @@ def test_memory_is_bounded_and_given_up_where_no_request_is_like_another(monkeyp
     for number in range(20):
         request = Request({"user": "ada"}, f"/orders/{number}", "GET")
         facts = {"user": "ada", "endpoint": request.endpoint, "global": "global"}
-        known.remember(request, facts, policy.applying(request, facts, NOW))
+        known.remember(request, facts, policy.applying(request, facts, NOW), UNMATCHED)
         assert len(known) <= 8
     assert not known.is_worth_it
     for number in range(100):
@@ -150,5 +151,5 @@ def test_memory_is_bounded_and_given_up_where_no_request_is_like_another(monkeyp
 def test_what_is_long_is_not_remembered(asked: Request) -> None:
     policy, known = Policy(Ruleset((PER_USER,))), Recipes({})
     facts = {"user": "ada", "endpoint": asked.endpoint, "global": "global"}
-    known.remember(asked, facts, policy.applying(asked, facts, NOW))
+    known.remember(asked, facts, policy.applying(asked, facts, NOW), UNMATCHED)
     assert len(known) == 0

@@ -48,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     delay: float = 0.0
     limits: tuple[Limit, ...] = ()
     shadow: tuple[Limit, ...] = ()
+    unmatched_principals: tuple[str, ...] = ()
 
 
 class _Wrong(msgspec.Struct, frozen=True):

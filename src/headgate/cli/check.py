@@ -99,6 +99,9 @@ def _tell(answer: Answer, terminal: Terminal, *, peeked: bool) -> None:
         terminal.say(f"its turn comes in {answer.delay:g} s")
     if answer.degraded:
         terminal.say(terminal.styled(f"degraded: the store did not decide this{safe(_why(answer))}", "yellow"))
+    if answer.unmatched_principals:
+        names = ", ".join(answer.unmatched_principals)
+        terminal.say(terminal.styled(safe(f"no rule knows {names}: nothing limits by that"), "yellow"))
     for limit in answer.limits:
         _tell_limit(limit, terminal)
     for limit in answer.shadow:

@@ -65,6 +65,9 @@ def _tell(explained: Explained, terminal: Terminal) -> None:
     terminal.say(f"{terminal.styled(word, colour)}{safe(_because(explained))}")
     facts = ", ".join(f"{name} {value}" for name, value in explanation.facts.items())
     terminal.say(safe(f"as seen by the rules: {facts}" + (f", tier {explanation.tier}" if explanation.tier else "")))
+    if ruling.unmatched_principals:
+        names = ", ".join(ruling.unmatched_principals)
+        terminal.say(terminal.styled(safe(f"no rule knows {names}: nothing limits by that"), "yellow"))
     if ruling.degraded:
         terminal.say(
             terminal.styled(f"the store does not answer ({ruling.degraded}): states are those of here", "yellow")
@@ -107,6 +110,7 @@ def _data(explained: Explained) -> dict[str, Any]:
         "rule_id": ruling.rule_id,
         "reason": ruling.reason,
         "degraded": ruling.degraded,
+        "unmatched_principals": list(ruling.unmatched_principals),
         "facts": dict(explanation.facts),
         "tier": explanation.tier,
         "rules": [_rule_data(each, explained.states.get(each.rule, ())) for each in explanation.rules],

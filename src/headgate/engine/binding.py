@@ -13,7 +13,7 @@ from headgate.engine.ruling import Reset
 from headgate.policy.compiled import Policy
 from headgate.policy.live import LivePolicy, LoadStatistics
 from headgate.policy.model import Ruleset
-from headgate.policy.request import Request
+from headgate.policy.request import Request, principal_name
 from headgate.policy.selection import Selection
 from headgate.policy.source import rules_file
 from headgate.policy.terms import rule_id_of
@@ -80,11 +80,12 @@ def checked_mode(on_store_failure: object) -> Mode:
 def to_reset(policy: Policy, request: Request, now: int) -> tuple[list[Plan], Reset]:
     """Return the plans that a reset is about: limits counted by a principal of the request, or of the rule it names."""
     selection = policy.plan(request, now, asking=False)
+    names = {principal_name(name) for name in request.principal}
     plans, own, shared = [], dict[str, None](), dict[str, None]()
     for limits in (selection.enforced, *selection.shadow):
         chosen = []
         for limit, rule_id in zip(limits.plan, limits.rules, strict=True):
-            if request.rule_id or policy.rules[rule_id].dimension in request.principal:
+            if request.rule_id or policy.rules[rule_id].dimension in names:
                 chosen.append(limit)
                 own[rule_id] = None
             else:

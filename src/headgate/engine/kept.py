@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weakref import ref
 
 from headgate.policy.compiled import Policy
-from headgate.policy.facts import facts_of
+from headgate.policy.facts import address_given, facts_of
 from headgate.policy.request import Request
 from headgate.policy.selection import UNMATCHED, Selection, select
 from headgate.policy.terms import FOREVER
@@ -36,11 +36,11 @@ class KeptRequest:
         if request.rule_id:  # overrides end at times that are not looked for here
             return policy.plan(request, now)
         facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
-        listed = policy.listed(facts, request.address or request.principal.get("ip", "")) if policy.has_lists else None
+        listed = policy.listed(facts, address_given(request)) if policy.has_lists else None
         if listed is None:
             applying = policy.applying(request, facts, now)
             until = min([applied.terms.until for applied in applying], default=FOREVER)
-            listed = select(applying, request.cost)
+            listed = policy.marked(select(applying, request.cost), request)
         self._policy, self._selection, self._until = ref(policy), listed, until
         return listed
 

@@ -39,6 +39,8 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     """Why, for those on a list, and for a cost that could never pass among several requests (see `together`)."""
     version: int = 0
     """Of the policy."""
+    unmatched_principals: tuple[str, ...] = ()
+    """Names of principals that the request has and no rule and no list knows: perhaps misspelt."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -90,13 +92,15 @@ def ruling_of(
     rules = selection.enforced.rules
     if decision is None:
         allowed = selection.verdict is not Verdict.DENIED
-        return Ruling(allowed, selection.verdict, None, "", (), shadow, selection.matched, selection.reason, version)
+        about = selection.matched, selection.reason, version, selection.unmatched_principals
+        return Ruling(allowed, selection.verdict, None, "", (), shadow, *about)
     if len(rules) == 1:
         rule = rules[0]
         limits: tuple[RuleDecision, ...] = (RuleDecision(rule, decision),)
     else:
         rule, limits = rule_of(rules, decision), rule_decisions(rules, decision)
-    return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, True, "", version)
+    unmatched = selection.unmatched_principals
+    return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, True, "", version, unmatched)
 
 
 def rule_of(rules: tuple[str, ...], decision: Decision) -> str:

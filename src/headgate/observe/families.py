@@ -88,6 +88,9 @@ RULE_DEGRADED = _counter("rule_degraded", "What each rule said without the store
 UNLIMITED = _counter(
     "unlimited_decisions", "Requests no limit was asked about: unlimited, or on the list allowed or denied.", "verdict"
 )
+UNMATCHED_PRINCIPALS = _counter(
+    "unmatched_principals", "Principals that no rule and no list knows: user, ip, apikey, or other names.", "principal"
+)
 PEEKS = _counter("peeks", "Questions that took nothing.")
 REFUNDS = _counter("refunds", "Costs given back.")
 RESETS = _counter("resets", "Limits reset.")

@@ -20,12 +20,12 @@ from headgate.observe.descriptors import DescriptorNames
 from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import fields
 from headgate.observe.principals import Principals
-from headgate.observe.rule_series import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
+from headgate.observe.rule_series import ALLOWED, DEGRADED, DENIED, OTHER, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
 from headgate.observe.slots import Slots
 from headgate.observe.values import descriptor_value, value_of
 from headgate.policy.envoy.answering import Answer, Code
 from headgate.policy.envoy.matching import Match, Matching, Outcome
-from headgate.policy.request import Request
+from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Verdict
 
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
@@ -70,6 +70,9 @@ class Recorder:
         self._peeks = table.place_of(families.PEEKS)
         self._refunds, self._resets = table.place_of(families.REFUNDS), table.place_of(families.RESETS)
         self._verdicts = {str(verdict): table.place_of(families.UNLIMITED, verdict) for verdict in _UNASKED}
+        self._unmatched = {
+            name: table.place_of(families.UNMATCHED_PRINCIPALS, name) for name in (*sorted(PRINCIPALS), OTHER)
+        }
         self._logs_calls = access_log
 
     def watch(self, engine: Watched) -> None:
@@ -93,6 +96,9 @@ class Recorder:
             cells[self._peeks] += 1
             return
         decision = ruling.decision
+        for name in ruling.unmatched_principals:
+            known = principal_name(name)
+            cells[self._unmatched[known if known in PRINCIPALS else OTHER]] += 1
         if decision is None or decision.parts or decision.degraded or ruling.shadow:
             self._count(ruling, request, api)
         elif not ruling.allowed:

@@ -13,10 +13,11 @@ from headgate.core.mode import Mode
 from headgate.core.quota import Quota
 from headgate.policy.forms import ALLOW, CHANGE, IN_PART, RULE, RULE_ID, Quotas
 from headgate.policy.lists import Entries
-from headgate.policy.model import ENDPOINT, Change, Entry, Rule, Ruleset, User
+from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import circle_among
 from headgate.policy.problems import Findings, Kind, Path, render, shown
 from headgate.policy.quotas import quotas_of, window_us
+from headgate.policy.request import ENDPOINT
 from headgate.policy.trie import parsed
 
 DEFAULT_ID = "default"

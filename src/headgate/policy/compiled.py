@@ -17,15 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from headgate.core.errors import InvalidRule
 from headgate.policy.addresses import address_of
 from headgate.policy.conditions import Indexed
-from headgate.policy.facts import check_request, check_text, facts_of, shown
+from headgate.policy.facts import address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
-from headgate.policy.model import ENDPOINT, GLOBAL, Entry, Ruleset, User
+from headgate.policy.model import Entry, Ruleset, User
 from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
 from headgate.policy.recipes import Recipes
-from headgate.policy.request import InvalidRequest, Request, UnknownRule
+from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, Request, UnknownRule, principal_name
 from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
 from headgate.policy.terms import Drafting, in_force
 from headgate.policy.trie import Trie
@@ -52,6 +54,7 @@ class Policy:
         "_default_tier",
         "_deny",
         "_in_order",
+        "_names",
         "_recipes",
         "_trie",
         "_users",
@@ -79,6 +82,11 @@ class Policy:
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
         self.has_lists = bool(ruleset.allow or ruleset.deny)
+        self._names = {"user"} if ruleset.users else set[str]()
+        """What a rule counts by or asks for, or a list is about."""
+        for rule in everything:
+            self._names |= {rule.dimension, *rule.when}
+        self._names.update(entry.dimension for entry in (*ruleset.allow, *ruleset.deny))
         looks_at_values = self.has_lists or any(rule.when for rule in everything)
         self._recipes = None if looks_at_values else Recipes(self._users)
 
@@ -112,14 +120,20 @@ class Policy:
         """Return what `plan` returns, whatever is remembered of such requests; `recipes` are to remember it."""
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
         if self.has_lists:
-            listed = self.listed(facts, request.address or request.principal.get("ip", ""))
+            listed = self.listed(facts, address_given(request))
             if listed is not None:
                 return listed
         applying = self.applying(request, facts, now)
-        selection = select(applying, request.cost, asking=asking)
+        selection = self.marked(select(applying, request.cost, asking=asking), request)
         if recipes is not None:
-            recipes.remember(request, facts, applying)
+            recipes.remember(request, facts, applying, selection)
         return selection
+
+    def marked(self, selection: Selection, request: Request) -> Selection:
+        """Return a selection that says which principals of the request no rule and no list knows."""
+        known = self._names
+        unmatched = tuple([name for name in request.principal if principal_name(name) not in known])
+        return msgspec.structs.replace(selection, unmatched_principals=unmatched) if unmatched else selection
 
     def request_of(self, client_id: str, rule_id: str) -> Request:
         """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
@@ -140,7 +154,8 @@ class Policy:
             if otherwise == "error" or (rule is None and not otherwise):
                 raise UnknownRule(request.rule_id, self.rules)
             return UNMATCHED
-        if request.principal and rule.dimension not in {**request.principal, **request.attributes}:
+        names = {*map(principal_name, request.principal), *request.attributes}
+        if request.principal and rule.dimension not in names:
             given = ", ".join(map(shown, request.principal))
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
@@ -150,12 +165,12 @@ class Policy:
         if request.endpoint == "/" and rule.dimension != ENDPOINT:
             del facts[ENDPOINT]  # nobody said it: no list is about it
         if self.has_lists:
-            listed = self.listed(facts, request.address or request.principal.get("ip", ""))
+            listed = self.listed(facts, address_given(request))
             if listed is not None:
                 return listed
         special = self.special_of(facts.get("user", ""))
         applied = self.apply(rule, value, special, request.tier or self.tier_of(special), now)
-        return select([applied], request.cost, asking=asking)
+        return self.marked(select([applied], request.cost, asking=asking), request)
 
     def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
         """Return what is to be done about somebody who is on a list; `address` is the whole one, as it was given."""

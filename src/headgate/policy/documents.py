@@ -122,7 +122,7 @@ def _rules(limits: list[dict[str, Any] | None], mode: Mode | None, findings: Fin
                 Rule(
                     id=limit["name"],
                     quotas=(quota,),
-                    dimension={"api_key": "apikey"}.get(limit["scope"], limit["scope"]),
+                    dimension=limit["scope"],
                     endpoint=endpoint,
                     on_store_failure=mode,
                 ),

@@ -14,9 +14,9 @@ from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.facts import facts_of, shown
-from headgate.policy.model import ENDPOINT, Change
+from headgate.policy.model import Change
 from headgate.policy.prepared import Applied, PreparedRule
-from headgate.policy.request import Request
+from headgate.policy.request import ENDPOINT, Request
 from headgate.policy.selection import Selection, limits_of
 from headgate.policy.trie import matches
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 from headgate.core.numbers import short
 from headgate.policy.addresses import counted_by
-from headgate.policy.model import ENDPOINT, GLOBAL
 from headgate.policy.paths import normalised
-from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, InvalidRequest, Request, principal_name
 
-IDENTITIES = frozenset({"user", "ip", "apikey", ENDPOINT, GLOBAL})
+IDENTITIES = PRINCIPALS | {ENDPOINT, GLOBAL}
 """Names that attributes cannot claim: an unverified header must not choose whose limit is used."""
 EVERYBODY = "global"
 """The one principal of the dimension "global"."""
@@ -38,23 +37,38 @@ def facts_of(request: Request, *, ignore_case: bool = False) -> dict[str, str]:
         or type(request.address) is not str
     ):
         check_request(request)
-    facts: dict[str, str] = {}
-    if attributes:
-        for name, value in attributes.items():
-            if type(name) is not str or type(value) is not str:
-                _check_pair("attribute", name, value)
-            if name not in IDENTITIES:
-                facts[name] = value
+    facts = _of_attributes(attributes) if attributes else {}
     for name, value in principal.items():
         if type(name) is not str or type(value) is not str or not value:
             _check_pair("principal", name, value)
-        facts[name] = value
+        known = name if name in PRINCIPALS else principal_name(name)
+        if known not in PRINCIPALS:
+            facts[name] = value
+        elif facts.setdefault(known, value) != value:
+            raise InvalidRequest(f"principal {short(name)} is another name of {known!r}, and the two differ")
     if "ip" in facts:
         facts["ip"] = counted_by(facts["ip"])
     path = normalised(request.endpoint)
     facts[ENDPOINT] = path.lower() if ignore_case else path
     facts[GLOBAL] = EVERYBODY
     return facts
+
+
+def _of_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
+    facts = {}
+    for name, value in attributes.items():
+        if type(name) is not str or type(value) is not str:
+            _check_pair("attribute", name, value)
+        if principal_name(name) not in IDENTITIES:
+            facts[name] = value
+    return facts
+
+
+def address_given(request: Request) -> str:
+    """Return the whole address of a request, as it was given; empty: there is none."""
+    if request.address:
+        return request.address
+    return next((value for name, value in request.principal.items() if principal_name(name) == "ip"), "")
 
 
 def check_request(request: Request) -> None:

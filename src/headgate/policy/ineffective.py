@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from headgate.policy.forms import DIMENSIONS, METHODS
-from headgate.policy.model import GLOBAL, Change, Rule, Ruleset
+from headgate.policy.model import Change, Rule, Ruleset
 from headgate.policy.prepared import share_of
 from headgate.policy.problems import Findings, Path
+from headgate.policy.request import GLOBAL
 from headgate.policy.times import moment_text
 
 _NO_ATTRIBUTES = {"method": "methods", "methods": "methods", "tier": "tier"}

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from headgate.core.errors import InvalidRule
 from headgate.policy.addresses import address_of, canonical_network
-from headgate.policy.model import ENDPOINT, Entry
+from headgate.policy.model import Entry
 from headgate.policy.paths import normalised
-from headgate.policy.request import InvalidRequest
+from headgate.policy.request import ENDPOINT, InvalidRequest
 
 
 class Pattern:

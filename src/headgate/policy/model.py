@@ -19,10 +19,9 @@ from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
+from headgate.policy.request import principal_name
 
 T = TypeVar("T")
-GLOBAL, ENDPOINT = "global", "endpoint"
-"""Dimensions that every request has: one counter for all callers, one for each endpoint."""
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
 Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -109,7 +108,7 @@ class Rule:
     def __post_init__(self) -> None:
         _named("rule id", self.id)
         self._check_types()
-        _named("dimension", self.dimension)
+        object.__setattr__(self, "dimension", _dimension(self.dimension))
         if not self.quotas:
             raise InvalidRule(f"rule {self.id!r} has no limit")
         if len(self.quotas) > 1:
@@ -136,6 +135,10 @@ class Rule:
                 derive(self, name, frozenset(_several(f"{where}: {name}", value, str)))
         if self.when or type(self.when) is not dict:
             _mapping(f"{where}: when", self.when, str)
+            when = {principal_name(name): value for name, value in self.when.items()}
+            if len(when) < len(self.when):
+                raise InvalidRule(f"{where}: 'when' has two names of one principal")
+            derive(self, "when", when)
         if self.on_store_failure is not None and type(self.on_store_failure) is not Mode:
             derive(self, "on_store_failure", _mode(where, self.on_store_failure))
 
@@ -164,7 +167,7 @@ class Entry:
     network: Network | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        _named("dimension", self.dimension)
+        object.__setattr__(self, "dimension", _dimension(self.dimension))
         _texts("an entry of a list", self, ("value",))
         if not self.value or len(self.value) > 512:
             raise InvalidRule("an entry of a list has 1 to 512 characters")
@@ -251,6 +254,11 @@ def _named(what: str, name: str) -> None:
         checked_name(name)
     except InvalidKey as error:
         raise InvalidRule(f"bad {what}: {error}") from None
+
+
+def _dimension(name: str) -> str:
+    _named("dimension", name)
+    return principal_name(name)
 
 
 def _texts(where: str, value: object, names: tuple[str, ...]) -> None:

@@ -17,9 +17,8 @@ from headgate.core.key import LITERAL
 from headgate.core.plan import MAX_COST, Limit
 from headgate.core.quota import Quota
 from headgate.policy.addresses import counted_by
-from headgate.policy.model import ENDPOINT, GLOBAL
 from headgate.policy.prepared import Applied
-from headgate.policy.request import Request
+from headgate.policy.request import ENDPOINT, GLOBAL, Request
 from headgate.policy.selection import Limits, Selection, Verdict, principal_of
 
 MOST = 4096
@@ -47,6 +46,8 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
     """By what each limit counts, where its states live, and its quota."""
     known: dict[str, str]
     """What does not depend on who asks: the endpoint in canonical form, and everybody."""
+    unmatched: tuple[str, ...]
+    """See `Selection.unmatched_principals`."""
 
 
 class Recipes:
@@ -101,14 +102,20 @@ class Recipes:
             return _several(recipe, request)
         _, place, quota = recipe.steps[0]
         # tuple.__new__ makes a named tuple in half the time
-        return Selection(_LIMITED, Limits((_new(Limit, (place, value, quota)),), recipe.rules))
+        limits = Limits((_new(Limit, (place, value, quota)),), recipe.rules)
+        return Selection(_LIMITED, limits, (), "", recipe.unmatched)
 
-    def remember(self, request: Request, facts: dict[str, str], applying: Sequence[Applied]) -> None:
+    def remember(
+        self, request: Request, facts: dict[str, str], applying: Sequence[Applied], selection: Selection
+    ) -> None:
         """Remember what was worked out for a request, if it is the same for all of its kind."""
         kind = _kind_of(request)
         length = len(facts[ENDPOINT]) + sum([len(text) for text in kind if text is not None])
         if length > LONGEST or facts.get("user") in self._special:
             return
+        for name in request.principal:
+            if name not in facts:  # an alias: which of two is meant depends on their values
+                return
         for applied in applying:
             if applied.rule.is_enforced is not True or not applied.rule.schedules.is_lasting:
                 return
@@ -128,6 +135,7 @@ class Recipes:
             name if is_simple and "ip" not in request.principal else "",
             steps,
             {ENDPOINT: facts[ENDPOINT], GLOBAL: facts[GLOBAL]},
+            selection.unmatched_principals,
         )
 
 
@@ -142,4 +150,4 @@ def _several(recipe: Recipe, request: Request) -> Selection:
     if recipe.has_ip:
         facts["ip"] = counted_by(facts["ip"])
     plan = [Limit(place, principal_of(facts[name]), quota) for name, place, quota in recipe.steps]
-    return Selection(_LIMITED, Limits(tuple(plan), recipe.rules))
+    return Selection(_LIMITED, Limits(tuple(plan), recipe.rules), (), "", recipe.unmatched)

@@ -1,9 +1,11 @@
-"""What is asked: a request, as a policy sees it."""
+"""What is asked: a request, as a policy sees it, and how principals are called."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from itertools import islice
+from types import MappingProxyType
 
 import msgspec
 
@@ -34,17 +36,43 @@ class UnknownRule(InvalidRequest):
         return f"rule {self.rule_id!r:.100} does not exist; there are: {some}{more}"
 
 
+USER, IP, APIKEY, ENDPOINT, GLOBAL = "user", "ip", "apikey", "endpoint", "global"
+PRINCIPALS = frozenset({USER, IP, APIKEY})
+"""Who asks, in the names that all rules understand."""
+ALIASES = MappingProxyType(
+    {
+        **dict.fromkeys(("user", "userid"), USER),
+        **dict.fromkeys(("ip", "ipaddress", "ipaddr", "clientip", "clientaddress"), IP),
+        **dict.fromkeys(("remoteip", "remoteaddress", "remoteaddr"), IP),
+        **dict.fromkeys(("apikey", "apikeyid", "xapikey"), APIKEY),
+        **dict.fromkeys(("endpoint",), ENDPOINT),
+        **dict.fromkeys(("global",), GLOBAL),
+    }
+)
+"""All names of what has a fixed meaning, in small letters, without - and _: api_key, API-KEY and apiKey are one."""
+_LONGEST = 32
 _SHOWN = 10
 """How many rules are named to somebody who named one that does not exist."""
+
+
+def principal_name(name: str) -> str:
+    """Return a name of a principal as rules have it: user_id, USER and userId are "user"; others stay as they are."""
+    return _known(name) if len(name) <= _LONGEST else name
+
+
+@lru_cache(maxsize=4096)  # clients choose names
+def _known(name: str) -> str:
+    return ALIASES.get(name.lower().replace("_", "").replace("-", ""), name)
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
     """Who asks for what. Nothing is checked here; `headgate.policy.compiled.Policy.plan` does that."""
 
     principal: Mapping[str, str] = {}
-    """Who asks, by dimension: ``{"user": "42", "ip": "203.0.113.9"}``. Only what has been verified belongs here. What
-    is not known is left out; an empty text is an error. A single IPv6 address is counted, and compared by `when`, as
-    its /64 network, while lists see it whole; a network is counted as it stands."""
+    """Who asks, by dimension: ``{"user": "42", "ip": "203.0.113.9"}``; see `ALIASES` for other names of the same. Only
+    what has been verified belongs here. What is not known is left out; an empty text is an error. A single IPv6 address
+    is counted, and compared by `when`, as its /64 network, while lists see it whole; a network is counted as it
+    stands."""
     endpoint: str = "/"
     """The path as it was sent, *not* decoded (ASGI: raw_path); see `headgate.policy.paths`."""
     method: str = ""
@@ -53,7 +81,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     attributes: Mapping[str, str] = {}
     """What else rules may ask for with `when`, or count by. An attribute that a rule counts by must be verified as a
     principal is: who chooses its value chooses whose limit is used, and a new one for each request is no limit at all.
-    The names user, ip, apikey, endpoint and global are ignored here."""
+    The names user, ip, apikey, endpoint and global, and their aliases, are ignored here."""
     cost: int = 1
     """How much the request takes, 1 to 100 000; 0 to take nothing and only ask."""
     tier: str = ""

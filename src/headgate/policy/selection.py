@@ -48,6 +48,8 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
     one that refused then, though never more than that one has counted as used."""
     reason: str = ""
     """Why, for those on a list."""
+    unmatched_principals: tuple[str, ...] = ()
+    """Names of principals that the request has and no rule knows: perhaps misspelt, for nothing limits by them."""
 
     @property
     def matched(self) -> bool:

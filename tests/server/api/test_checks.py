@@ -47,7 +47,16 @@ def test_an_answer_says_all_about_the_limit_that_decided(service: Service) -> No
             }
         ],
         "shadow": [],
+        "unmatched_principals": [],
     }
+
+
+def test_principals_have_other_names_and_those_that_no_rule_knows_are_told(service: Service) -> None:
+    assert service.check(ORDER)["remaining"] == 2
+    assert service.check(ORDER | {"principal": {"USER_ID": "u1"}})["remaining"] == 1
+    for unknown in ("apikye", "%d%s"):
+        answer = service.check(ORDER | {"principal": {"user": "u1", unknown: "x"}, "consume": False})
+        assert (answer["remaining"], answer["unmatched_principals"]) == (1, [unknown])
 
 
 def test_usual_answers_have_the_same_form_as_all_others(service: Service) -> None:

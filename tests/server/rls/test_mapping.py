@@ -20,6 +20,7 @@ def mapped(*pairs: tuple[str, str], hits: int = 1, **options: Any) -> Request:
     [
         ([("user", "ada")], {"principal": {"user": "ada"}}),
         ([("user_id", "ada")], {"principal": {"user": "ada"}}),
+        ([("API-KEY", "ak"), ("client_ip", "192.0.2.1")], {"principal": {"apikey": "ak", "ip": "192.0.2.1"}}),
         ([("remote_address", "203.0.113.9")], {"principal": {"ip": "203.0.113.9"}}),
         ([("ip", "203.0.113.9")], {"principal": {"ip": "203.0.113.9"}}),
         ([("apikey", "ak")], {"principal": {"apikey": "ak"}}),

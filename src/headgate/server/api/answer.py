@@ -10,6 +10,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
+from headgate.policy.request import PRINCIPALS
 from headgate.server.wire.messages import Fields, Response
 from headgate.web.headers import ResponseHeaders, raw
 
@@ -56,6 +57,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     limits: tuple[LimitAnswer, ...]
     shadow: tuple[LimitAnswer, ...] = ()
     """What the limits of shadow rules say, which refuse nothing."""
+    unmatched_principals: tuple[str, ...] = ()
+    """Names of principals that no rule and no list knows: nothing limits by them."""
 
 
 encode = msgspec.json.Encoder().encode
@@ -92,12 +95,13 @@ def answer_of(ruling: Ruling, now: int) -> Answer:
         decision.delay_us / SECOND,
         limits,
         shadow,
+        ruling.unmatched_principals,
     )
 
 
 def _unlimited(ruling: Ruling, shadow: tuple[LimitAnswer, ...]) -> Answer:
     retry_after = 0 if ruling.allowed else None
-    facts = False, ruling.matched, ruling.reason, 0.0, (), shadow
+    facts = False, ruling.matched, ruling.reason, 0.0, (), shadow, ruling.unmatched_principals
     return Answer(ruling.allowed, None, None, None, retry_after, None, "", ruling.state, *facts)
 
 
@@ -137,8 +141,9 @@ class Answers:
 
     def __init__(self, headers: ResponseHeaders) -> None:
         self._headers = headers
-        self._known: dict[tuple[str, int, bool, bool], _Template] = {}
-        """By rule, the identity of the quota (tiers and overrides give a rule several), and the state."""
+        self._known: dict[tuple[str, int, bool, bool, tuple[str, ...]], _Template] = {}
+        """By rule, the identity of the quota (tiers and overrides give a rule several), the state, and principals that
+        no rule knows."""
         self._has_templates = headers.legacy and headers.ietf == "off"
         self._is_epoch = headers.reset_format == "epoch"
 
@@ -151,13 +156,15 @@ class Answers:
             or decision.degraded
             or decision.delay_us
             or ruling.shadow
+            or not PRINCIPALS.issuperset(ruling.unmatched_principals)
             or not self._has_templates
         ):
             return self.written_out(ruling, now)
         allowed, state = decision.allowed, decision.state
-        template = self._known.get((ruling.rule_id, id(decision.quota), allowed, state is _NORMAL))
+        unmatched = ruling.unmatched_principals
+        template = self._known.get((ruling.rule_id, id(decision.quota), allowed, state is _NORMAL, unmatched))
         if template is None or template.state is not state:
-            template = self._remember(ruling.rule_id, decision)
+            template = self._remember(ruling.rule_id, decision, unmatched)
         remaining, after_us = decision.remaining, decision.reset_after_us
         reset_at = -(-(now + after_us) // SECOND)
         reset = reset_at if self._is_epoch else -(-after_us // SECOND)
@@ -174,7 +181,7 @@ class Answers:
         """Return the same without a template."""
         return Response(200, encode(answer_of(ruling, now)), (_JSON, *fields_of(ruling, self._headers, now)))
 
-    def _remember(self, rule_id: str, decision: Decision) -> _Template:
+    def _remember(self, rule_id: str, decision: Decision, unmatched: tuple[str, ...]) -> _Template:
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         allowed, limit, state = decision.allowed, decision.limit, decision.state
@@ -182,14 +189,14 @@ class Answers:
         wait = 0 if allowed else number
         facts = rule_id, state, False, True, "", 0.0
         status = LimitAnswer(rule_id, allowed, limit, number, number, wait, state)
-        body = encode(Answer(allowed, limit, number, number, wait, number, *facts, (status,)))
+        body = encode(Answer(allowed, limit, number, number, wait, number, *facts, (status,), (), unmatched))
         fields: Fields = (_JSON, (b"x-ratelimit-limit", b"%d" % limit))
         if state is not _NORMAL:
             fields = (*fields, (b"x-ratelimit-state", state.encode()))
         if not allowed:
             fields = (*fields, (b"cache-control", b"no-store"))
         template = _Template(decision.quota, state, body, fields)
-        self._known[rule_id, id(decision.quota), allowed, state is _NORMAL] = template
+        self._known[rule_id, id(decision.quota), allowed, state is _NORMAL, unmatched] = template
         return template
 
 

@@ -21,8 +21,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headgate.core.errors import UsageError
-from headgate.policy.model import ENDPOINT, GLOBAL
-from headgate.policy.request import Request
+from headgate.policy.request import ENDPOINT, GLOBAL, Request, principal_name
 from headgate.web.problem import shown
 
 
@@ -96,7 +95,6 @@ _NO_SHORT_FORM = (UNSET,) * 5
 _FORM_1 = ("key_type", "key_value", "request_count")
 _FORM_2 = ("identifier", "dimension")
 _NOT_WITH_KEY = ("principal", "method", "cost", "attributes", *_FORM_2)
-_DIMENSIONS = {"USER": "user", "user": "user", "IP": "ip", "ip": "ip", "API_KEY": "apikey", "api_key": "apikey"}
 _decode = msgspec.json.Decoder(Asked).decode
 _members = msgspec.structs.astuple
 
@@ -152,12 +150,6 @@ def _with_more(asked: Asked, body: bytes) -> Request | Question:
     return Question(request, consume is not False, _key(key), None if timestamp is UNSET else timestamp)
 
 
-def dimension_of(text: str) -> str:
-    """Return a dimension as rules have it: in lower case, API_KEY as apikey."""
-    found = _DIMENSIONS.get(text)
-    return found if found is not None else _DIMENSIONS.get(text.upper(), text.lower())
-
-
 def _by_rule(asked: Asked) -> Question:
     present = ", ".join(_present(asked, (*_FORM_1, "rule_id")))
     foreign = _present(asked, _NOT_WITH_KEY)
@@ -167,7 +159,7 @@ def _by_rule(asked: Asked) -> Question:
     missing = [name for name in ("key_type", "key_value", "rule_id") if getattr(asked, name) is UNSET]
     if missing:
         raise _incomplete(missing)
-    dimension, value = dimension_of(str(asked.key_type) or _empty("key_type")), str(asked.key_value)
+    dimension, value = principal_name(str(asked.key_type) or _empty("key_type")), str(asked.key_value)
     principal, endpoint = {dimension: value or _empty("key_value")}, asked.endpoint
     if dimension in {ENDPOINT, GLOBAL}:
         principal = {}
@@ -198,7 +190,7 @@ def _named(asked: Asked) -> dict[str, str]:
     if missing:
         raise _incomplete(missing)
     dimension, value = str(asked.dimension), str(asked.identifier)
-    return {dimension_of(dimension or _empty("dimension")): value or _empty("identifier")}
+    return {principal_name(dimension or _empty("dimension")): value or _empty("identifier")}
 
 
 def _incomplete(missing: list[str]) -> InvalidBody:

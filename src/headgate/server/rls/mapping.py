@@ -3,20 +3,20 @@
 ==============================================================  ===================================================
 entries of a descriptor                                          what they become
 ==============================================================  ===================================================
-``user``, ``user_id``                                            the principal ``user``
-``ip``, ``remote_address``                                       the principal ``ip``; lists look at it
+``user``, ``user_id`` and other aliases                          the principal ``user``
+``ip``, ``remote_address`` and other aliases                     the principal ``ip``; lists look at it
 ``masked_remote_address``                                        the principal ``ip``, rather than ``remote_address``:
                                                                  the network that is counted
-``apikey``, ``api_key``, ``x-api-key``                           the principal ``apikey``
+``apikey``, ``api_key``, ``x-api-key`` and other aliases         the principal ``apikey``
 ``path``, ``:path``, ``endpoint``                                the endpoint; a query is cut off
 ``method``, ``:method``                                          the method
 ``tier``                                                         the tier, if `trust_tier` is set; else an attribute
 all others, such as ``generic_key``                              attributes of the same name
 ==============================================================  ===================================================
 
-The domain becomes the attribute ``domain``; ``masked_remote_address`` is an attribute as well. Rules may ask for
-attributes with `when`, and count by them. If a name comes twice, the first one counts. An empty value of a principal is
-as none: nobody is counted by it.
+Aliases are those of `headgate.policy.request`. The domain becomes the attribute ``domain``; also an attribute is
+``masked_remote_address``. Rules may ask for attributes with `when`, and count by them. If a name comes twice, the first
+one counts. An empty value of a principal is as none: nobody is counted by it.
 
 Whoever writes Envoy's configuration vouches for the values: a user should come from a verified token (``jwt_claim``,
 or metadata of the JWT filter), not from a header that the client chose. The tier decides which limits there are, so it
@@ -29,19 +29,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from headgate.policy.envoy.request import Descriptor
-from headgate.policy.request import Request
+from headgate.policy.request import ENDPOINT, IP, PRINCIPALS, Request, principal_name
 
-USER, IP, NETWORK, APIKEY, ENDPOINT, METHOD, TIER = "user", "ip", "network", "apikey", "endpoint", "method", "tier"
+NETWORK, METHOD, TIER = "network", "method", "tier"
 NAMES: Mapping[str, str] = MappingProxyType(
     {
-        "user": USER,
-        "user_id": USER,
-        "ip": IP,
-        "remote_address": IP,
         "masked_remote_address": NETWORK,
-        "apikey": APIKEY,
-        "api_key": APIKEY,
-        "x-api-key": APIKEY,
         "path": ENDPOINT,
         ":path": ENDPOINT,
         "endpoint": ENDPOINT,
@@ -49,7 +42,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         ":method": METHOD,
     }
 )
-"""What entries mean, by their keys; those that are not here are attributes."""
+"""What entries mean, by their keys; those that are not here are principals or attributes."""
 
 
 class Mapper:
@@ -71,18 +64,20 @@ class Mapper:
         for key, value in descriptor.entries:
             meant = meaning.get(key)
             if meant is None:
-                attributes.setdefault(key, value)
+                name = principal_name(key)
+                if name not in PRINCIPALS:
+                    attributes.setdefault(key, value)
+                elif value:
+                    principal.setdefault(name, value)
             elif meant is ENDPOINT:
                 endpoint = endpoint or value
             elif meant is METHOD:
                 method = method or value
             elif meant is TIER:
                 tier = tier or value
-            elif meant is NETWORK:
+            else:
                 network = network or value
                 attributes.setdefault(key, value)
-            elif value:
-                principal.setdefault(meant, value)
         address = ""
         if network:
             address = principal.get(IP, "")

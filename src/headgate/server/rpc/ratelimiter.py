@@ -180,6 +180,8 @@ def _response(kind: Any, ruling: Ruling, now: int) -> Any:
             answer.delay = decision.delay_us / SECOND
         for each in ruling.limits:
             _tell(answer.limits.add(), each.rule_id, each.decision, now)
+    if ruling.unmatched_principals:
+        answer.unmatched_principals.extend(ruling.unmatched_principals)
     for each in ruling.shadow:
         _tell(answer.shadow.add(), each.rule_id, each.decision, now)
     return answer
