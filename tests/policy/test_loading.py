@@ -345,7 +345,7 @@ def test_data_that_is_no_json(data: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "warning"),
     [
-        ("dimension: api_key, quota: 1/s", "rules[0].dimension: counts by the attribute 'api_key'"),
+        ("dimension: api_keys, quota: 1/s", "rules[0].dimension: counts by the attribute 'api_keys'"),
         ("methods: [GTE], quota: 1/s", "rules[0].methods: GTE is an unusual method"),
     ],
 )

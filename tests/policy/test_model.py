@@ -11,7 +11,11 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidRule
 from headgate.core.mode import Mode
 from headgate.core.quota import Quota
+from headgate.policy.compiled import Policy
+from headgate.policy.dumping import to_yaml
+from headgate.policy.loading import InvalidRules, load
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.request import Request
 
 QUOTAS = Quota.parse("10/minute")
 RULE = Rule("r", QUOTAS)
@@ -146,3 +150,68 @@ def test_an_entry_says_what_is_wrong_with_it(dimension: Any, value: Any, said: s
 def test_a_ruleset_says_what_is_wrong_with_it(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRule, match=re.escape(said)):
         Ruleset(**{"rules": (RULE,), **given})
+
+
+class TestCapacity:
+    """What was given of the two, the burst or the capacity, stays when the limit changes."""
+
+    @pytest.mark.parametrize(
+        ("written", "change", "limit", "capacity"),
+        [
+            ("limit: 100, window: 1m, capacity: 10", "limit: 1000", 1000, 10),
+            ("limit: 100, window: 1m, capacity: 10", "limit: 50", 50, 10),
+            ("limit: 100, window: 1m, capacity: 10", "limit: 5", 5, 10),
+            ("limit: 100, window: 1m, capacity: 150", "limit: 1000", 1000, 150),
+            ("limit: 100, window: 1m, capacity: 10", "limit: 1000, capacity: 20", 1000, 20),
+            ("limit: 100, window: 1m, capacity: 10", "capacity: 20", 100, 20),
+            ("limit: 100, window: 1m, capacity: 10", "limit: 1000, burst: 20", 1000, 1020),
+            ("limit: 100, window: 1m, capacity: 10", "limit: 1000, window: 1h, algorithm: gcra", 1000, 10),
+            ("limit: 100, window: 1m, burst: 20", "limit: 1000", 1000, 1020),
+            ("limit: 100, window: 1m, burst: 20", "limit: 1000, capacity: 30", 1000, 30),
+            ("limit: 100, window: 1m, capacity: 100, algorithm: fixed_window", "limit: 1000", 1000, 1000),
+            ("quota: 100/minute capacity 10", "limit: 1000", 1000, 10),
+            ("quota: 100/minute burst 10", "limit: 1000", 1000, 1010),
+            ("capacity: 10, refill_rate: 5", "limit: 8", 8, 10),
+            ("capacity: 10, refill_rate: 0", "limit: 8", 8, 10),
+            ("quota: 100/minute", "{limit: 50, window: 1m, capacity: 5, warn_percent: 90}", 50, 5),
+        ],
+    )
+    def test_by_a_tier_or_an_override(self, written: str, change: str, limit: int, capacity: int) -> None:
+        change = change.strip("{}")
+        ruleset = load(f"""
+            version: 1
+            rules: [{{id: r, {written}}}]
+            tiers: {{pro: {{r: {{{change}}}}}}}
+            users: {{ada: {{overrides: {{r: {{{change}}}}}}}}}
+            """)
+        assert load(to_yaml(ruleset)) == ruleset
+        for again in (ruleset, load(to_yaml(ruleset))):
+            policy = Policy(again)
+            for request in (Request({"user": "bob"}, tier="pro"), Request({"user": "ada"})):
+                (one,) = policy.plan(request, 0).enforced.plan
+                assert (one.quota.limit, one.quota.capacity) == (limit, capacity)
+
+    def test_an_override_keeps_the_capacity_that_a_tier_gives(self) -> None:
+        ruleset = load("""
+            version: 1
+            rules: [{id: r, limit: 100, window: 1m}, {id: s, limit: 100, window: 1m, capacity: 10}]
+            tiers: {pro: {r: {capacity: 7}, s: {burst: 3}}}
+            users: {ada: {tier: pro, overrides: {r: {limit: 500}, s: {limit: 500}}}}
+            """)
+        quotas = [limit.quota for limit in Policy(ruleset).plan(Request({"user": "ada"}), 0).enforced.plan]
+        assert [(quota.limit, quota.capacity) for quota in quotas] == [(500, 7), (500, 503)]
+
+    def test_equal_quotas_of_two_rules_are_changed_each_in_its_own_way(self) -> None:
+        ruleset = load("""
+            version: 1
+            rules: [{id: r, limit: 10, window: 1m, burst: 5}, {id: s, limit: 10, window: 1m, capacity: 15}]
+            tiers: {pro: {r: {limit: 100}, s: {limit: 100}}}
+            """)
+        plan = Policy(ruleset).plan(Request({"user": "ada"}, tier="pro"), 0).enforced.plan
+        assert [limit.quota.capacity for limit in plan] == [105, 15]
+
+    def test_a_change_gives_one_of_the_two(self) -> None:
+        with pytest.raises(InvalidRule, match="burst and capacity are two ways to say the same"):
+            Change(burst=1, capacity=2)
+        with pytest.raises(InvalidRules, match="burst and capacity are two ways to say the same"):
+            load("{version: 1, rules: [{id: r, quota: 1/s}], tiers: {pro: {r: {burst: 1, capacity: 2}}}}")

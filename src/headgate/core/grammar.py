@@ -83,7 +83,8 @@ def render(quota: Quota) -> str:
     )
     text = f"{quota.limit}/{window}"
     if quota.burst:
-        text += f" burst {quota.burst}" if quota.burst > 0 else f" capacity {quota.capacity}"
+        by_burst = quota.burst > 0 and not quota.keeps_capacity
+        text += f" burst {quota.burst}" if by_burst else f" capacity {quota.capacity}"
     if quota.algorithm is not Algorithm.TOKEN_BUCKET:
         text += f" {quota.algorithm}"
     return text + " queue" if quota.queue else text
@@ -107,7 +108,7 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
         if tokens.take("burst"):
             option = {"burst": tokens.count("a count after burst")}
         elif tokens.take("capacity"):
-            option = {"burst": tokens.count("a count after capacity", least=1) - count}
+            option = {"burst": tokens.count("a count after capacity", least=1) - count, "keeps_capacity": True}
         elif tokens.take("queue"):
             option = {"queue": True}
         elif tokens.take("in"):

@@ -49,6 +49,9 @@ class Quota:
     """Usage below which a key leaves the warning state."""
     calendar: Calendar | None = None
     """Fixed window only: the windows are the periods of this calendar. `Quota.per` makes such a quota."""
+    keeps_capacity: bool = field(default=False, repr=False, compare=False)
+    """Whether the capacity was given rather than the burst, so that it stays when a tier or an override changes the
+    limit. It decides nothing else."""
 
     capacity: int = field(init=False, repr=False, compare=False)
     """limit + burst: the most that can pass at once."""
@@ -118,6 +121,7 @@ class Quota:
                 window_us=rate.denominator * SECOND,
                 burst=capacity - rate.numerator,
                 refill_every_us=max(1, min_refill_interval_ms * 1000),
+                keeps_capacity=True,
             )
         except InvalidQuota as error:
             raise InvalidQuota(f"a bucket of {capacity} with a refill_rate of {refill_rate}: {error}") from None
@@ -129,7 +133,7 @@ class Quota:
 
     def __reduce__(self) -> tuple[Any, ...]:
         stated = (self.limit, self.window_us, self.burst, self.algorithm, self.queue, self.refill_every_us)
-        return type(self), (*stated, self.warn_percent, self.calm_percent, self.calendar)
+        return type(self), (*stated, self.warn_percent, self.calm_percent, self.calendar, self.keeps_capacity)
 
     def _check_numbers(self) -> None:
         one_off = self.limit == 0 and self.burst and self.algorithm is Algorithm.TOKEN_BUCKET

@@ -185,10 +185,15 @@ def _change(values: _Values, path: Path, findings: Findings) -> Change | None:
         quotas = quotas_of(values, CHANGE, path, findings)
         return None if quotas is None else Change(quotas=quotas, until=until)
     algorithm = values.get("algorithm")
+    if "burst" in values and "capacity" in values:
+        told = "burst and capacity are two ways to say the same: give one of them"
+        findings.add((*path, "capacity"), told, kind=Kind.MEANING)
+        return None
     try:
         return Change(
             limit=values.get("limit"),
             burst=values.get("burst"),
+            capacity=values.get("capacity"),
             window_us=window_us(values["window"]) if "window" in values else None,
             algorithm=None if algorithm is None else Algorithm.named(algorithm),
             until=until,

@@ -101,7 +101,11 @@ def quota_data(quota: Quota) -> dict[str, Any]:
             data["algorithm"] = str(quota.algorithm)
     if quota.refill_every_us != 1:
         data["refill_every"] = length_text(quota.refill_every_us)
-    for name in ("burst", "queue", "warn_percent", "calm_percent"):
+    if quota.keeps_capacity:
+        data["capacity"] = quota.capacity
+    elif quota.burst:
+        data["burst"] = quota.burst
+    for name in ("queue", "warn_percent", "calm_percent"):
         if getattr(quota, name) != _QUOTA_DEFAULTS[name]:
             data[name] = getattr(quota, name)
     return data
@@ -124,7 +128,7 @@ def change_data(change: Change) -> dict[str, Any]:
     if change.quotas is not None:
         data["limits"] = _limits(change.quotas)
     else:  # a change that has all its limits anew changes nothing else
-        for name in ("limit", "burst"):
+        for name in ("limit", "burst", "capacity"):
             if getattr(change, name) is not None:
                 data[name] = getattr(change, name)
         if change.window_us is not None:

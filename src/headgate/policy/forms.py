@@ -36,7 +36,11 @@ QUOTA_FIELDS = {
         Zone(), "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
     ),
     "queue": Field(Flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
-    "capacity": Field(Whole(1), "How many units may pass at once, instead of `burst`; with `refill_rate`, the bucket."),
+    "capacity": Field(
+        Whole(1),
+        "How many units may pass at once, instead of `burst`: it stays when a tier or an override changes the limit. "
+        "With `refill_rate`, the bucket.",
+    ),
     "refill_rate": Field(Rate(), "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."),
     "min_refill_interval_ms": Field(
         Whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
@@ -72,7 +76,7 @@ BY_WINDOW = Way(
 BY_BUCKET = Way(("capacity", "refill_rate"), ("min_refill_interval_ms", *_THRESHOLDS))
 BY_TEXT = Way(("quota",), _THRESHOLDS)
 SEVERAL = Way(("limits",), ())
-IN_PART = Way((), ("limit", "burst", "window", "algorithm"))
+IN_PART = Way((), ("limit", "burst", "capacity", "window", "algorithm"))
 """What a tier or an override may change of a rule's only limit."""
 
 
@@ -111,10 +115,10 @@ class Quotas:
         for way, sign in ((SEVERAL, "limits"), (BY_TEXT, "quota"), (BY_BUCKET, "refill_rate")):
             if sign in keys and way in self.ways:
                 return way
-        if "capacity" in keys and not keys.keys() & {"limit", "window"}:
-            return BY_BUCKET
         if IN_PART in self.ways and not (keys.keys() & ALL_OF_QUOTA) - set(IN_PART.may):
             return IN_PART
+        if "capacity" in keys and not keys.keys() & {"limit", "window"}:
+            return BY_BUCKET
         return BY_WINDOW
 
     def _is_one_way(self, value: dict[str, object], path: Path, findings: Findings) -> bool:

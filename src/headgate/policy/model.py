@@ -32,6 +32,8 @@ class Change:
 
     limit: int | None = None
     burst: int | None = None
+    capacity: int | None = None
+    """Instead of a burst. A capacity that the rule, or a tier, gives stays when only the limit changes."""
     window_us: int | None = None
     algorithm: Algorithm | None = None
     quotas: tuple[Quota, ...] | None = None
@@ -40,7 +42,7 @@ class Change:
     """When this ends by itself, in microseconds since the epoch; None: not at all."""
 
     def __post_init__(self) -> None:
-        for name in ("limit", "burst", "window_us", "until"):
+        for name in ("limit", "burst", "capacity", "window_us", "until"):
             value = getattr(self, name)
             if value is not None and type(value) is not int:
                 raise InvalidRule(f"a change: {name} is a whole number, not {short(value)}")
@@ -49,6 +51,8 @@ class Change:
                 object.__setattr__(self, "algorithm", Algorithm.named(self.algorithm))
             except InvalidQuota as error:
                 raise InvalidRule(f"a change: {error}") from None
+        if self.burst is not None and self.capacity is not None:
+            raise InvalidRule("a change: burst and capacity are two ways to say the same: give one of them")
         if self.quotas is not None:
             object.__setattr__(self, "quotas", _several("a change: quotas", self.quotas, Quota))
             if not self.quotas:
@@ -58,18 +62,20 @@ class Change:
         """Return `quotas` as changed. Raises InvalidQuota if that makes no quota."""
         if self.quotas is not None:
             return self.quotas
-        given = {
-            "limit": self.limit,
-            "burst": self.burst,
-            "window_us": self.window_us,
-            "algorithm": self.algorithm,
-        }
+        given = {"limit": self.limit, "window_us": self.window_us, "algorithm": self.algorithm}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if not changes:
+        if not changes and self.burst is None and self.capacity is None:
             return quotas
         if len(quotas) != 1:
             raise InvalidQuota("the rule has several limits: give all of them anew, as `limits`")
-        return (replace(quotas[0], **changes),)
+        (quota,) = quotas
+        is_kept = (quota.keeps_capacity or not quota.limit) and changes.get("algorithm", quota.algorithm).is_bucket
+        if self.burst is not None:
+            changes |= {"burst": self.burst, "keeps_capacity": False}
+        elif self.capacity is not None or is_kept:
+            capacity = quota.capacity if self.capacity is None else self.capacity
+            changes |= {"burst": capacity - changes.get("limit", quota.limit), "keeps_capacity": True}
+        return (replace(quota, **changes),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ def _from_window(
         burst=capacity - limit if capacity is not None else burst or 0,
         algorithm=Algorithm.named(algorithm or Algorithm.TOKEN_BUCKET),
         refill_every_us=refill_every,
+        keeps_capacity=capacity is not None,
         **options,
     )
 

@@ -9,6 +9,7 @@ that ends at `until` does so by itself, since what comes after it is there alrea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 from headgate.core.errors import InvalidQuota, InvalidRule
@@ -136,7 +137,8 @@ class Drafting:
         if not changes:
             return rule.quotas
         (change,) = changes
-        what = (rule.quotas, change.limit, change.burst, change.window_us, change.algorithm, change.quotas)
+        kept = tuple([quota.keeps_capacity for quota in (*rule.quotas, *(change.quotas or ()))])  # no part of equality
+        what = (rule.quotas, kept, replace(change, until=None))
         made = self._made.get(what)
         if made is None:
             made = self._made[what] = _changed(rule, changes)
