@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,12 +11,13 @@ from headgate.core.errors import OutcomeUnknown, StoreUnavailable
 from headgate.core.plan import Plan
 from headgate.stores.base import Store
 from headgate.testing.conformance import family
-from tests.sentinels import RedisSentinels, redis_sentinels
-from tests.servers import RedisServer, free_port, until
+from tests.sentinels import SERVICE, RedisSentinels, redis_sentinels
+from tests.servers import RedisServer, ending, free_port, own_folder, until
 from tests.stores.redis.load import GIVE_UP, KINDS, RESUME, Load, lasting, load, resumed, store_for
 
 Open = Callable[[str], Store]
 LIMIT = 50
+PHRASE = "hunter2"
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -81,6 +83,57 @@ class TestDiscovery:
                 with pytest.raises(StoreUnavailable, match=r"authentication is required|password is wrong") as caught:
                     opened(wrong).check(a_plan(), 1)
                 assert "hunter" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisSentinels]:
+    """Servers that only their own sentinels can look at."""
+    with redis_sentinels(watchers=1, replicas=1, password=PHRASE) as sentinels:
+        yield sentinels
+
+
+@contextmanager
+def stale(named: RedisServer) -> Iterator[RedisServer]:
+    """A sentinel that took `named` for the primary once, and has not heard of anybody since."""
+    lines = f"sentinel monitor {SERVICE} 127.0.0.1 {named.port} 1", f"sentinel down-after-milliseconds {SERVICE} 999999"
+    with own_folder() as folder, ending([sentinel := RedisServer(folder, *lines, sentinel=True)]):
+        yield sentinel.start()
+
+
+class TestAStaleView:
+    def test_a_sentinel_that_takes_a_replica_for_the_primary_is_passed_over(
+        self, guarded: RedisSentinels, opened: Open
+    ) -> None:
+        _, replica = guarded.servers
+        with stale(replica) as sentinel:
+            store, plan = opened(guarded.address_with(sentinel, *guarded.watchers)), a_plan()
+            with pytest.raises(StoreUnavailable, match="not the primary"):
+                store.check(plan, 1)
+            assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 1
+
+    def test_a_sentinel_that_takes_a_dead_server_for_the_primary_is_passed_over(
+        self, guarded: RedisSentinels, opened: Open
+    ) -> None:
+        with own_folder() as folder, stale(RedisServer(folder)) as sentinel:
+            store, plan = opened(guarded.address_with(sentinel, *guarded.watchers)), a_plan()
+            with pytest.raises(StoreUnavailable, match="cannot connect"):
+                store.check(plan, 1)
+            assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 1
+
+    def test_a_primary_that_has_lost_its_replicas_makes_a_client_ask_another_sentinel(
+        self, guarded: RedisSentinels, opened: Open
+    ) -> None:
+        """It is still a primary by its own account; but the others have replaced it."""
+        with own_folder() as folder, ending([replaced := RedisServer(folder, password=PHRASE)]):
+            replaced.start()
+            with stale(replaced) as sentinel:
+                store, plan = opened(guarded.address_with(sentinel, *guarded.watchers)), a_plan()
+                assert store.check(plan, 1).remaining == LIMIT - 1
+                replaced.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+                with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                    store.check(plan, 1)
+                assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 1, "it is the other server's"
+                assert store.check(plan, 1).remaining == LIMIT - 2
 
 
 class TestFailover:

@@ -18,7 +18,6 @@ from headgate.stores.redis.answers import Answer, decided
 from headgate.stores.redis.cluster_aio import AsyncCluster
 from headgate.stores.redis.discovery import Sentinels, SlotMap
 from headgate.stores.redis.flights import Flights
-from headgate.stores.redis.inquiry import inquire
 from headgate.stores.redis.scripts import Question, question
 from headgate.stores.traffic import Traffic, TrafficStatistics
 
@@ -131,14 +130,7 @@ class AsyncRedisStore:
             return AsyncCluster(place, self._manual, loop, self._slots, self._traffic)
         if isinstance(place, Address):
             return Flights(place, self._manual, loop, traffic=self._traffic)
-        sentinels = Sentinels(place)
-        return Flights(
-            place.primary,
-            self._manual,
-            loop,
-            lambda: inquire(sentinels.primary(), sentinels.patience),
-            self._traffic,
-        )
+        return Flights(place.primary, self._manual, loop, Sentinels(place), self._traffic)
 
     def _leave(self) -> list[asyncio.Task[None]]:
         """Give up the event loop that the store was used in; returns what is still to end there."""

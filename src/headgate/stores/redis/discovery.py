@@ -29,12 +29,13 @@ def slot_of(key: bytes) -> int:
 
 
 class Sentinels:
-    """Knows whom to ask for the primary of a service, the one that answered last first."""
+    """Knows whom to ask for the primary of a service: the one that answered last first, while what it says is right."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._order = list(service.sentinels)
         self._last: Address | None = None
+        self._named_by: Address | None = None  # which Sentinel named that
         self.patience = service.primary.connect_timeout / len(self._order)
         """Seconds for each of them."""
 
@@ -49,6 +50,7 @@ class Sentinels:
                 case [bytes(host), bytes(port)] if port.isdigit() and len(port) < 6 and 0 < int(port) < 65536:
                     self._order = [sentinel, *(each for each in self._order if each != sentinel)]
                     self._last = service.primary.at(host.decode(errors="replace"), int(port))
+                    self._named_by = sentinel
                     return self._last
                 case None:
                     away = False
@@ -58,6 +60,14 @@ class Sentinels:
         if self._last and away:
             return self._last
         raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
+
+    def doubt(self, named: Address) -> None:
+        """Note that a server that was named is not reached, or not the primary: who named it is asked last from now on.
+
+        Its view may be old, and would stay so while it is cut off from the others.
+        """
+        if named == self._last and self._order[0] == self._named_by:
+            self._order = [*self._order[1:], self._order[0]]
 
 
 class SlotMap:

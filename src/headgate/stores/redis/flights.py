@@ -18,7 +18,8 @@ from headgate.core.errors import StoreBusy, StoreUnavailable
 from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer
-from headgate.stores.redis.lane import LOOK_EVERY, LOOKS, Asked, Lane, Locate, fail
+from headgate.stores.redis.discovery import Sentinels
+from headgate.stores.redis.lane import LOOK_EVERY, LOOKS, Asked, Lane, fail
 from headgate.stores.redis.scripts import Question
 from headgate.stores.traffic import Traffic
 
@@ -36,7 +37,7 @@ class Flights:
         address: how to talk to it.
         clock: makes the script decide at this clock's time rather than at the server's, if given.
         loop: the event loop that all this happens in.
-        locate: finds out where the server is, for each new connection; unless it is at `address`.
+        sentinels: are asked for each new connection where the server is; unless it is at `address`.
         traffic: counts what comes back.
     """
 
@@ -45,7 +46,7 @@ class Flights:
         address: Address,
         clock: Clock | None,
         loop: asyncio.AbstractEventLoop,
-        locate: Locate | None = None,
+        sentinels: Sentinels | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         self._address, self._loop = address, loop
@@ -55,7 +56,7 @@ class Flights:
         self._looks = 0  # since then
         self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
         count = address.connections or CONNECTIONS
-        self.lanes = [Lane(address, clock, loop, self._free, locate, traffic=traffic) for _ in range(count)]
+        self.lanes = [Lane(address, clock, loop, self._free, sentinels, traffic=traffic) for _ in range(count)]
 
     def ask(
         self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 from math import inf
 from time import perf_counter_ns
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 import hiredis
 
@@ -19,6 +19,8 @@ from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.stores.redis import scripts, wire
 from headgate.stores.redis.address import Address, Role
 from headgate.stores.redis.answers import Answer, Unconfirmed
+from headgate.stores.redis.discovery import Sentinels
+from headgate.stores.redis.inquiry import inquire
 from headgate.stores.redis.resting import pause_after
 from headgate.stores.traffic import Traffic
 
@@ -26,7 +28,6 @@ _BUFFER = 65_536
 LOOKS, LOOK_EVERY = 2, 0.002
 """So often, and in so many seconds each, what has arrived is read before a question is given up. When this process is
 late, and not the server, the answer is there; the deadline alone would not know, for timers come before reading."""
-Locate: TypeAlias = Callable[[], Awaitable[Address]]
 
 
 class Asked(NamedTuple):
@@ -63,7 +64,7 @@ class Lane(asyncio.BufferedProtocol):
         clock: makes the script decide at this clock's time rather than at the server's, if given.
         loop: the event loop that all this happens in.
         free: called when the lane is free, and when it cannot be opened.
-        locate: finds out where the server is, for each new connection; unless it is at `address`.
+        sentinels: are asked for each new connection where the server is; unless it is at `address`.
         traffic: counts what comes back.
     """
 
@@ -73,12 +74,12 @@ class Lane(asyncio.BufferedProtocol):
         clock: Clock | None,
         loop: asyncio.AbstractEventLoop,
         free: Callable[[], None],
-        locate: Locate | None = None,
+        sentinels: Sentinels | None = None,
         *,
         traffic: Traffic | None = None,
     ) -> None:
         self._traffic = traffic or Traffic()
-        self._address, self._clock, self._loop, self._free, self._locate = address, clock, loop, free, locate
+        self._address, self._clock, self._loop, self._free, self._sentinels = address, clock, loop, free, sentinels
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -206,6 +207,8 @@ class Lane(asyncio.BufferedProtocol):
         if self._deadline:
             self._deadline.cancel()
         if self._misled:
+            if self._sentinels:
+                self._sentinels.doubt(self._address)
             self._drop(self._misled)
 
     def _look(self) -> None:
@@ -256,8 +259,8 @@ class Lane(asyncio.BufferedProtocol):
 
     async def _open(self) -> None:
         try:
-            if self._locate:
-                self._address = await self._locate()
+            if self._sentinels:
+                self._address = await inquire(self._sentinels.primary(), self._sentinels.patience)
             address = self._address
             async with asyncio.timeout(address.connect_timeout):
                 if address.path:
@@ -276,6 +279,8 @@ class Lane(asyncio.BufferedProtocol):
 
     def _failed(self, error: StoreError) -> None:
         """Rest before the next attempt."""
+        if self._sentinels:
+            self._sentinels.doubt(self._address)
         self._failures += 1
         self._retry_at = self._loop.time() + pause_after(self._failures)
         self.connecting = None

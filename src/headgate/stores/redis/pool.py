@@ -14,7 +14,7 @@ from headgate.stores.redis import readiness, scripts, wire
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer, Unconfirmed
 from headgate.stores.redis.connection import Connection
-from headgate.stores.redis.discovery import Inquiry, T
+from headgate.stores.redis.discovery import Inquiry, Sentinels, T
 from headgate.stores.redis.resting import pause_after
 
 CONNECTIONS = 16
@@ -37,11 +37,11 @@ class Pool:
     Args:
         address: how to talk to it.
         clock: makes the script decide at this clock's time rather than at the server's, if given.
-        locate: finds out where the server is, for each new connection; unless it is at `address`.
+        sentinels: are asked for each new connection where the server is; unless it is at `address`.
     """
 
-    def __init__(self, address: Address, clock: Clock | None, locate: Callable[[], Address] | None = None) -> None:
-        self._address, self._clock, self._locate = address, clock, locate
+    def __init__(self, address: Address, clock: Clock | None, sentinels: Sentinels | None = None) -> None:
+        self._address, self._clock, self._sentinels = address, clock, sentinels
         self._idle: list[Connection] = []
         self._failures, self._retry_at, self._trouble = 0, 0.0, ""
         self._begin()
@@ -72,6 +72,8 @@ class Pool:
             if isinstance(reply, Exception) and str(reply).partition(" ")[0] in wire.MISLED:
                 connection.close()
                 self.close()
+                if self._sentinels:
+                    self._sentinels.doubt(connection.address)
         finally:
             self._take_back(loan)
         if isinstance(reply, Exception):
@@ -155,9 +157,14 @@ class Pool:
         """Connect, unless that has just failed: then rest."""
         if now < self._retry_at:
             raise StoreUnavailable(self._trouble)
+        address = self._address
         try:
-            connection = Connection(self._locate() if self._locate else self._address)
+            if sentinels := self._sentinels:
+                address = inquire(sentinels.primary(), lambda: sentinels.patience)
+            connection = Connection(address)
         except StoreError as error:
+            if sentinels:
+                sentinels.doubt(address)
             self._failures += 1
             self._retry_at, self._trouble = monotonic() + pause_after(self._failures), str(error)
             raise

@@ -15,7 +15,7 @@ from headgate.stores.redis.address import Address, Cluster, Place, Service
 from headgate.stores.redis.answers import decided
 from headgate.stores.redis.cluster_sync import BlockingCluster
 from headgate.stores.redis.discovery import Sentinels
-from headgate.stores.redis.pool import Pool, inquire
+from headgate.stores.redis.pool import Pool
 from headgate.stores.redis.scripts import question
 
 
@@ -97,7 +97,4 @@ class RedisStore:
 
 
 def _pool(place: Address | Service, clock: Clock | None) -> Pool:
-    if isinstance(place, Address):
-        return Pool(place, clock)
-    sentinels = Sentinels(place)
-    return Pool(place.primary, clock, lambda: inquire(sentinels.primary(), lambda: sentinels.patience))
+    return Pool(place, clock) if isinstance(place, Address) else Pool(place.primary, clock, Sentinels(place))

@@ -36,8 +36,9 @@ _REFUSALS = {
     "DENIED": "the server is in protected mode",
 }
 """Errors that come before the script has done anything, by their first word."""
-MISLED = frozenset({"READONLY", "MASTERDOWN"})
-"""Those after which the address may lead to another server: then a connection leads to the wrong one."""
+MISLED = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS"})
+"""Those after which the address may lead to another server: then a connection leads to the wrong one. (A primary that
+has lost its replicas may have been replaced, and be the last to know.)"""
 _UNDONE = ("ERR unknown command", "ERR max number of clients")
 """The same, where the first word does not tell."""
 
