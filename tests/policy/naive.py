@@ -39,8 +39,7 @@ def naive_plan(ruleset: Ruleset, request: Request, now: int) -> NaiveAnswer:
     if any(is_listed(entry, request) for entry in ruleset.allow):
         return NaiveAnswer("allowed", [], [])
     matching = [rule for rule in ruleset.rules if does_match(rule, ruleset, request)]
-    replacing = [rule for rule in matching if is_enforced(rule, request)]
-    applying = [rule for rule in matching if not any(rule.id in other.replaces for other in replacing)]
+    applying = [rule for rule in matching if does_apply(rule, matching, request)]
     if not any(is_enforced(rule, request) for rule in applying) and ruleset.default is not None:
         applying += [ruleset.default] * does_match(ruleset.default, ruleset, request)
     enforced = []
@@ -52,6 +51,12 @@ def naive_plan(ruleset: Ruleset, request: Request, now: int) -> NaiveAnswer:
         else:
             shadow.append(limits)
     return NaiveAnswer("limited" if enforced else "unlimited", enforced, shadow)
+
+
+def does_apply(rule: Rule, matching: list[Rule], request: Request) -> bool:
+    """Whether no rule that applies replaces it; they do not do so in a circle."""
+    replacing = [other for other in matching if rule.id in other.replaces and is_enforced(other, request)]
+    return not any(does_apply(other, matching, request) for other in replacing)
 
 
 def does_match(rule: Rule, ruleset: Ruleset, request: Request) -> bool:

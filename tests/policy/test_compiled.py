@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
+from dataclasses import replace
 from enum import StrEnum
 from http import HTTPMethod
+from itertools import permutations
 from types import MappingProxyType
 from typing import Any
 
@@ -317,6 +319,11 @@ class TestResetOnChange:
         assert all(place.startswith("r@user#") and place.endswith("|tb:60000000") for place in places)
         assert places[0] == self.space(QUOTAS)
 
+    def test_another_time_of_change_is_another_place(self) -> None:
+        rules = [Rule("r", QUOTAS, reset_on_change=True, updated_at=time) for time in ("", "2026-01-01", "2026-01-02")]
+        assert len({space_name(rule) for rule in rules}) == 3
+        assert space_name(Rule("r", QUOTAS)) == space_name(Rule("r", QUOTAS, updated_at="2026-01-01"))
+
     def test_tiers_and_overrides_are_not(self) -> None:
         """Else whoever has two tiers, or an override that ends, would have two budgets."""
         users = {"u1": User("", {"r": Change(limit=5)})}
@@ -359,6 +366,17 @@ class TestReplaces:
         selection = policy.plan(U1, NOW)
         assert selection.enforced.rules == ("wide",)
         assert [limits.rules for limits in selection.shadow] == [("trial",)]
+
+    @pytest.mark.parametrize("order", list(permutations("abcd")))
+    def test_a_rule_that_is_replaced_replaces_nothing(self, order: tuple[str, ...]) -> None:
+        replaces = {"a": "b", "b": "c", "c": "d", "d": ""}
+        rules = [Rule(name, QUOTAS, endpoint="**", replaces=frozenset(replaces[name])) for name in order]
+        policy = Policy(Ruleset(tuple(rules)))
+        assert sorted(policy.plan(U1, NOW).enforced.rules) == ["a", "c"]
+        told = {each.rule: each.reason for each in explain(policy, U1, NOW).rules}
+        assert (told["b"], told["d"]) == ("replaced by rule a", "replaced by rule c")
+        without = Policy(Ruleset(tuple(replace(rule, enabled=rule.id != "a") for rule in rules)))
+        assert sorted(without.plan(U1, NOW).enforced.rules) == ["b", "d"]
 
     def test_a_circle_is_refused(self) -> None:
         circle = [

@@ -273,3 +273,25 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
 def test_bad_intervals_are_refused(file: Path, every: object) -> None:
     with pytest.raises(UsageError, match="every"):
         LivePolicy(FileSource(file), every=every)  # type: ignore[arg-type]
+
+
+def test_each_change_starts_afresh_that_says_when_it_was_made(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that makes the limit what it was before; without the time, what was counted before is found again."""
+
+    def written(limit: int, day: int) -> None:
+        updated = f", updated_at: 2026-01-{day:02}T00:00:00Z" if day else ""
+        replaced(file, f"version: 1\nrules: [{{id: a, limit: {limit}, window: 1h, reset_on_change: true{updated}}}]\n")
+
+    for days, passing in (((1, 2, 3), [2, 3, 2]), ((0, 0, 0), [2, 3, 0])):
+        caplog.clear()
+        written(2, days[0])
+        live = LivePolicy(FileSource(file))
+        counts = []
+        with Engine(live) as engine:
+            for limit, day in zip((2, 3, 2), days, strict=True):
+                written(limit, day)
+                looked(live)
+                counts.append(sum(engine.check(Request({"user": "ada"})).allowed for _ in range(5)))
+        assert counts == passing
+        warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert ["rule a is again what it was before" in message for message in warned] == [True] * (passing[2] == 0)

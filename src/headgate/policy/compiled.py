@@ -4,7 +4,8 @@ What a request gets:
 
 1. Whoever is on the deny list is refused, whoever is on the allow list passes; who is on both is refused.
 2. Every enabled rule applies whose endpoint, methods, tier and `when` the request meets and which counts by something
-   the request has, unless another such rule names it in `replaces`.
+   the request has, unless another rule that applies names it in `replaces`. So if a replaces b and b replaces c, and
+   all three match, a and c apply.
 3. A rule that is a shadow (for this principal, if it is enforced for some percent) replaces nothing: what is tried out
    must not switch off what is in force.
 4. If by that nothing is enforced, the default rule applies, if its own conditions are met.
@@ -25,14 +26,12 @@ from headgate.policy.conditions import Indexed
 from headgate.policy.facts import address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import Entry, Ruleset, User
-from headgate.policy.prepared import Applied, PreparedRule, Special, check_circles, share_of
+from headgate.policy.prepared import Applied, PreparedRule, Special, ranks_of, replaced_among, share_of
 from headgate.policy.recipes import Recipes
 from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, Request, UnknownRule, principal_name
 from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
 from headgate.policy.terms import Drafting, in_force
 from headgate.policy.trie import Trie
-
-_NONE: frozenset[str] = frozenset()
 
 
 class Policy:
@@ -68,9 +67,11 @@ class Policy:
         self.ruleset = ruleset
         self.version = version
         drafting, ignore_case = Drafting(ruleset.tiers), ruleset.ignore_case
-        check_circles(ruleset.rules)
+        ranks = ranks_of(ruleset.rules)
         everything = ruleset.rules if ruleset.default is None else (*ruleset.rules, ruleset.default)
-        prepared = tuple([PreparedRule(rule, drafting, ignore_case=ignore_case) for rule in everything])
+        prepared = tuple(
+            [PreparedRule(rule, drafting, rank=ranks.get(rule.id, 0), ignore_case=ignore_case) for rule in everything]
+        )
         self.rules: Mapping[str, PreparedRule] = MappingProxyType({rule.id: rule for rule in prepared})
         """All rules by id, in the order of the ruleset, the default last."""
         self._in_order = prepared
@@ -199,7 +200,7 @@ class Policy:
         if len(found) > 1:
             found.sort()
         applying = []
-        is_enforced, replaced = False, _NONE
+        is_enforced, replacing = False, list[PreparedRule]()
         for place in found:
             rule = self._in_order[place]
             value = facts.get(rule.dimension)
@@ -209,8 +210,9 @@ class Policy:
                 if applied.is_enforced:
                     is_enforced = True
                     if rule.replaces:
-                        replaced |= rule.replaces
-        if replaced:
+                        replacing.append(rule)
+        if replacing:
+            replaced = replaced_among(replacing)
             applying = [applied for applied in applying if applied.rule.id not in replaced]
         if not is_enforced:
             for place in self._default.find(*asked):

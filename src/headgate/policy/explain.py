@@ -15,7 +15,7 @@ from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.facts import facts_of, shown
 from headgate.policy.model import Change
-from headgate.policy.prepared import Applied, PreparedRule
+from headgate.policy.prepared import Applied, PreparedRule, replaced_among
 from headgate.policy.request import ENDPOINT, Request
 from headgate.policy.selection import Selection, limits_of
 from headgate.policy.trie import matches
@@ -65,11 +65,14 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     default = policy.ruleset.default.id if policy.ruleset.default is not None else None
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
     failures = {rule.id: next(_failures(rule, request, facts, tier), "") for rule in policy.rules.values()}
-    replacing: dict[str, str] = {}
-    for rule in policy.rules.values():
-        may_replace = rule.replaces and not failures[rule.id] and rule.id != default
-        if may_replace and policy.apply(rule, facts[rule.dimension], special, tier, now).is_enforced:
-            replacing |= dict.fromkeys(rule.replaces, rule.id)
+    replaced = replaced_among(
+        rule
+        for rule in policy.rules.values()
+        if rule.replaces
+        and not failures[rule.id]
+        and rule.id != default
+        and policy.apply(rule, facts[rule.dimension], special, tier, now).is_enforced
+    )
     considered = []
     for rule_id, failure in failures.items():
         if rule_id in applying:
@@ -78,7 +81,7 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
         elif not failure and rule_id == default:
             considered.append(Considered(rule_id, False, "the default, and another rule is enforced"))
         else:
-            considered.append(Considered(rule_id, False, failure or f"replaced by rule {replacing[rule_id]}"))
+            considered.append(Considered(rule_id, False, failure or f"replaced by rule {replaced[rule_id]}"))
     return Explanation(selection, facts, tier, tuple(considered))
 
 

@@ -194,11 +194,14 @@ _RULE_FIELDS = {
     "enforce_percent": Field(
         Whole(0, 100), "For so many percent of its principals the rule refuses; for the others it is a shadow."
     ),
-    "replaces": Field(Many(RULE_ID, "a list of ids of rules"), "Ids of rules that do not apply when this one does."),
+    "replaces": Field(
+        Many(RULE_ID, "a list of ids of rules"),
+        "Ids of rules that do not apply when this one does; a rule that is itself replaced replaces nothing.",
+    ),
     "on_store_failure": Field(
         Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; the engine's unless given."
     ),
-    "reset_on_change": Field(Flag(), "Whether a changed limit or burst forgets what was used."),
+    "reset_on_change": Field(Flag(), "Whether a changed limit, burst or updated_at forgets what was used."),
     "created_at": Field(Moment(as_written=True), "When the rule was made."),
     "updated_at": Field(Moment(as_written=True), "When the rule was last changed."),
 }

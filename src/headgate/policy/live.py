@@ -22,11 +22,14 @@ from headgate.core.errors import InvalidRule, UsageError
 from headgate.policy.compiled import Policy
 from headgate.policy.model import Ruleset
 from headgate.policy.source import RuleSource
+from headgate.policy.terms import space_name
 
 EVERY = 0.5
 """Seconds between two looks at a source."""
 _LOG = logging.getLogger("headgate.policy")
 _FOREVER = 300
+_PLACES = 100
+"""So many former places of a rule are remembered."""
 W = TypeVar("W")
 P = TypeVar("P")
 
@@ -161,4 +164,22 @@ class LivePolicy(Live[Ruleset, Policy]):
     """Keeps the policy of a ruleset up to date; see `Live`."""
 
     def __init__(self, source: RuleSource[Ruleset], *, every: float = EVERY) -> None:
-        super().__init__(source, lambda ruleset, version: Policy(ruleset, version=version), every=every)
+        self._places: dict[str, dict[str, None]] = {}
+        """Where rules with `reset_on_change` count and have counted, the last one last."""
+        super().__init__(source, self._policy_of, every=every)
+
+    def _policy_of(self, ruleset: Ruleset, version: int) -> Policy:
+        policy = Policy(ruleset, version=version)
+        for rule in (each.rule for each in policy.rules.values() if each.rule.reset_on_change):
+            place, places = space_name(rule), self._places.setdefault(rule.id, {})
+            if place in places and place != [*places][-1]:
+                _LOG.warning(
+                    "rule %s is again what it was before, so that what was counted then counts again until it expires: "
+                    "to start afresh, change its updated_at",
+                    rule.id,
+                )
+            places.pop(place, None)
+            places[place] = None
+            if len(places) > _PLACES:
+                del places[next(iter(places))]
+        return policy

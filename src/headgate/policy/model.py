@@ -103,13 +103,15 @@ class Rule:
     enforce_percent: int = 100
     """For so many percent of its principals, always the same ones, the rule refuses; for the others it is a shadow."""
     replaces: frozenset[str] = frozenset()
-    """Ids of rules that do not apply when this one does."""
+    """Ids of rules that do not apply when this one does. If another rule replaces this one, it replaces nothing."""
     on_store_failure: Mode | None = None
     """What to answer when the store does not; None: what the store does unless told."""
     reset_on_change: bool = False
-    """Whether a changed limit or burst starts afresh too."""
+    """Whether a changed limit, burst or `updated_at` starts afresh too. A limit that is changed back to what it was
+    finds what was counted under it, if that has not expired: a new `updated_at` tells the two apart."""
     created_at: str = ""
     updated_at: str = ""
+    """When it was changed; see `reset_on_change`."""
 
     def __post_init__(self) -> None:
         _named("rule id", self.id)

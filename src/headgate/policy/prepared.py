@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
 from hashlib import blake2b
 
 import msgspec
@@ -20,10 +21,12 @@ class PreparedRule:
         InvalidRule: its endpoint is malformed.
     """
 
-    __slots__ = ("dimension", "id", "is_enforced", "methods", "replaces", "rule", "schedules", "segments")
+    __slots__ = ("dimension", "id", "is_enforced", "methods", "rank", "replaces", "rule", "schedules", "segments")
 
-    def __init__(self, rule: Rule, drafting: Drafting, *, ignore_case: bool) -> None:
+    def __init__(self, rule: Rule, drafting: Drafting, *, rank: int = 0, ignore_case: bool = False) -> None:
         self.rule = rule
+        self.rank = rank
+        """Lower than that of all rules it replaces."""
         self.id, self.dimension, self.replaces = rule.id, rule.dimension, rule.replaces
         self.methods = rule.methods | {"HEAD"} if "GET" in rule.methods else rule.methods
         """All that it is for; none: all."""
@@ -66,6 +69,33 @@ def share_of(rule_id: str, value: str) -> int:
     """
     digest = blake2b(f"{rule_id}|{value}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100
+
+
+def replaced_among(rules: Iterable[PreparedRule]) -> dict[str, str]:
+    """Return the ids of rules that do not apply, each with that of a rule that replaces it, of those that are enforced.
+
+    A rule that is itself replaced does not apply, so that it replaces nothing.
+    """
+    replaced: dict[str, str] = {}
+    for rule in sorted([rule for rule in rules if rule.replaces], key=_rank):
+        if rule.id not in replaced:
+            replaced |= dict.fromkeys(rule.replaces, rule.id)
+    return replaced
+
+
+def ranks_of(rules: Iterable[Rule]) -> dict[str, int]:
+    """Return a number for each rule that replaces others, or is replaced: lower than the numbers of those it replaces.
+
+    Raises InvalidRule: rules replace each other in a circle.
+    """
+    rules = tuple(rules)
+    check_circles(rules)
+    order = TopologicalSorter({rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled})
+    return {rule_id: -place for place, rule_id in enumerate(order.static_order())}
+
+
+def _rank(rule: PreparedRule) -> int:
+    return rule.rank
 
 
 def check_circles(rules: Iterable[Rule]) -> None:

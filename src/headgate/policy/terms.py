@@ -179,9 +179,10 @@ def space_name(rule: Rule) -> str:
     """Return the name under which the states of a rule are kept: ``orders-user@user``.
 
     It has the dimension, for user 42 is not the API key 42. No name has an ``@``: so the name of a limiter is never
-    that of a rule, and none of the parts can imitate another. With `reset_on_change` there is a fingerprint of the
-    quotas as written: not as tiers and overrides change them, for then whoever has two tiers, or an override that
-    ends, would get a fresh budget by that.
+    that of a rule, and none of the parts can imitate another. With `reset_on_change` there is a fingerprint of
+    `updated_at` and of the quotas as written: not as tiers and overrides change them, for then whoever has two tiers,
+    or an override that ends, would get a fresh budget by that. All nodes must find the same name, those that start
+    later included, so nothing but what is written can be in it.
     """
     name = f"{rule.id}@{rule.dimension}"
     if not rule.reset_on_change:
@@ -189,7 +190,9 @@ def space_name(rule: Rule) -> str:
     numbers = [
         f"{quota.shape},{quota.limit},{quota.burst},{quota.queue:d},{quota.refill_every_us}" for quota in rule.quotas
     ]
-    return f"{name}#{blake2b(';'.join(numbers).encode(), digest_size=8).hexdigest()}"
+    if rule.updated_at:
+        numbers.append(f"@{rule.updated_at}")
+    return f"{name}#{blake2b(';'.join(numbers).encode(errors='surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def rule_id_of(space: str) -> str:
