@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import gzip
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
 import pytest
+from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.wire.grpc.framing import Messages, error_head, framed, status, timeout
+from headgate.server.wire.grpc.framing import HEAD, Messages, error_head, framed, status, timeout
 from headgate.server.wire.grpc.status import Code, RpcError
 
 
@@ -53,7 +57,12 @@ def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
     [
         (framed(b"x" * 11), b"identity", Code.RESOURCE_EXHAUSTED),
         (b"\0\xff\xff\xff\xff", b"identity", Code.RESOURCE_EXHAUSTED),
-        (b"\1\0\0\0\1x", b"gzip", Code.UNIMPLEMENTED),
+        (b"\1\0\0\0\1x", b"snappy", Code.UNIMPLEMENTED),
+        (b"\1\0\0\0\1x", b"gzip", Code.INTERNAL),
+        (b"\1\0\0\0\0", b"gzip", Code.INTERNAL),
+        (b"\1" + framed(zlib.compress(b"x")[:-1])[1:], b"deflate", Code.INTERNAL),
+        (b"\1" + framed(zlib.compress(b"") + b"more")[1:], b"deflate", Code.RESOURCE_EXHAUSTED),
+        (b"\1" + framed(zlib.compress(b"") + b"xy")[1:], b"deflate", Code.INTERNAL),
         (b"\1\0\0\0\1x", b"identity", Code.INTERNAL),
         (b"\2\0\0\0\1x", b"gzip", Code.INTERNAL),
     ],
@@ -64,6 +73,27 @@ def test_what_is_too_large_or_compressed_is_refused(data: bytes, encoding: bytes
     with pytest.raises(RpcError) as raised:
         messages.take()
     assert raised.value.code is code
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
+def test_compressed_messages_are_decompressed_as_far_as_messages_may_be_large(
+    encoding: bytes, compress: Callable[[bytes], bytes]
+) -> None:
+    messages = Messages(2000, encoding)
+    for each in (b"", b"x", b"ab" * 1000):
+        messages.receive(b"\1" + framed(compress(each))[1:])
+        assert messages.take() == each
+    messages.receive(framed(b"plain"))
+    assert messages.take() == b"plain"
+    messages.receive(b"\1" + framed(compress(bytes(1_000_000)))[1:])
+    with pytest.raises(RpcError, match="larger than 2000 bytes") as raised:
+        messages.take()
+    assert raised.value.code is Code.RESOURCE_EXHAUSTED
+
+
+def test_every_answer_says_what_messages_may_be_compressed_with() -> None:
+    assert ("grpc-accept-encoding", "identity,gzip,deflate") in Decoder().decode(HEAD)
+    assert ("grpc-accept-encoding", "identity,gzip,deflate") in Decoder().decode(error_head(RpcError(Code.ABORTED, "")))
 
 
 def test_many_small_messages_are_taken_without_moving_the_rest_each_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from urllib.parse import quote_from_bytes
 
 from headgate.server.wire.grpc.status import Code, RpcError
@@ -17,7 +18,11 @@ _COMPACT = 65_536
 """Bytes that were taken and are still kept."""
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
-HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
+_CODINGS = {b"gzip": 31, b"deflate": 15}
+"""What messages may be compressed with, and what zlib calls the form."""
+_ACCEPTED = (b"grpc-accept-encoding", b",".join([b"identity", *_CODINGS]))
+
+HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc"), _ACCEPTED])
 """The header block before messages."""
 OK = encode([(b"grpc-status", b"0")])
 """The trailers of a call that went well."""
@@ -55,16 +60,18 @@ class Messages:
     """Cuts what comes in on a stream into messages, when they are asked for.
 
     Args:
-        largest: the most bytes of a message.
+        largest: the most bytes of a message, compressed or not.
         encoding: what ``grpc-encoding`` says.
     """
 
-    __slots__ = ("_buffer", "_encoding", "_largest", "_position")
+    __slots__ = ("_buffer", "_encoding", "_largest", "_position", "size")
 
     def __init__(self, largest: int, encoding: bytes = b"identity") -> None:
         self._largest, self._encoding = largest, encoding
         self._buffer = bytearray()
         self._position = 0
+        self.size = 0
+        """Bytes of the message that was taken last, as it was sent."""
 
     @property
     def pending(self) -> int:
@@ -79,32 +86,48 @@ class Messages:
         """Return the next message, or None if it is incomplete.
 
         Raises:
-            RpcError: it is too large, or compressed.
+            RpcError: it is too large, or compressed in a way that is not known.
         """
         buffer, start = self._buffer, self._position + PREFIX
         if start > len(buffer):
             return None
-        if buffer[self._position]:
-            raise self._compressed(buffer[self._position])
+        flag = buffer[self._position]
+        if flag and (flag != 1 or self._encoding not in _CODINGS):
+            raise self._unknown(flag)
         size = int.from_bytes(buffer[start - 4 : start], "big")
         if size > self._largest:
-            raise RpcError(Code.RESOURCE_EXHAUSTED, f"A message of {size} bytes is larger than {self._largest}.")
+            raise self._too_large(f"A message of {size} bytes")
         end = start + size
         if end > len(buffer):
             return None
         message = bytes(buffer[start:end])
-        self._position = end
+        self._position, self.size = end, size
         if end == len(buffer) or end > _COMPACT:
             del buffer[:end]
             self._position = 0
-        return message
+        return self._inflated(message) if flag else message
 
-    def _compressed(self, flag: int) -> RpcError:
+    def _inflated(self, message: bytes) -> bytes:
+        """Decompress a message, but no further than to the largest that there may be."""
+        inflating = zlib.decompressobj(_CODINGS[self._encoding])
+        try:
+            inflated = inflating.decompress(message, self._largest + 1)
+        except zlib.error:
+            inflated = b""
+        if len(inflated) > self._largest:
+            raise self._too_large("A message that is decompressed")
+        if not inflating.eof or inflating.unused_data:
+            raise RpcError(Code.INTERNAL, f"A message cannot be decompressed: it is not {self._encoding.decode()}.")
+        return inflated
+
+    def _too_large(self, what: str) -> RpcError:
+        return RpcError(Code.RESOURCE_EXHAUSTED, f"{what} is larger than {self._largest} bytes.")
+
+    def _unknown(self, flag: int) -> RpcError:
         if flag == 1 and self._encoding not in {b"", b"identity"}:
-            text = (
-                f"Messages compressed with {self._encoding.decode(errors='replace')[:50]} are not read: send identity."
-            )
-            return RpcError(Code.UNIMPLEMENTED, text, ((b"grpc-accept-encoding", b"identity"),))
+            name = self._encoding.decode(errors="replace")[:50]
+            text = f"Messages compressed with {name} are not read: send {_ACCEPTED[1].decode()}."
+            return RpcError(Code.UNIMPLEMENTED, text)
         return RpcError(Code.INTERNAL, "A message says that it is compressed, and grpc-encoding does not say how.")
 
 

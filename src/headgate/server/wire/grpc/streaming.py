@@ -73,7 +73,7 @@ class StreamingCall:
         while True:
             message = messages.take()
             if message is not None:
-                self._acknowledge(framing.PREFIX + len(message) - self._acknowledged)
+                self._acknowledge(framing.PREFIX + messages.size - self._acknowledged)
                 self._acknowledged = 0
                 yield message
                 continue
