@@ -27,11 +27,12 @@ QUOTA = Quota.parse("100/minute")[0]
 CALM = Decision(True, 100, 88, 0, 7_200_001, Pressure.NORMAL, QUOTA)
 WARNED = msgspec.structs.replace(CALM, remaining=12, state=Pressure.WARNING)
 REFUSED = Decision(False, 100, 0, 600_000, 60 * SECOND, Pressure.THROTTLED, QUOTA)
-WRITE = ResponseHeaders()
+NOW = 1_800_000_000 * SECOND
+WRITE = ResponseHeaders(reset_format="seconds")
 
 
 def of(decision: Decision, names: Sequence[str] = ("orders",), **settings: Any) -> dict[str, str]:
-    return dict(ResponseHeaders(**settings).of(decision, names))
+    return dict(ResponseHeaders(**settings).of(decision, names, now=NOW))
 
 
 def test_an_admission_says_what_is_left() -> None:
@@ -90,21 +91,27 @@ def test_a_degraded_answer_says_so_and_why() -> None:
     assert not [name for name in of(CALM) if "Degraded" in name]
 
 
-def test_reset_can_be_a_time() -> None:
-    headers = dict(ResponseHeaders(reset_format="epoch").of(CALM, ["p"], now=1_800_000_000 * SECOND))
+def test_reset_is_a_time_by_default() -> None:
+    headers = dict(ResponseHeaders().of(CALM, ["p"], now=NOW))
     assert headers["X-RateLimit-Reset"] == "1800000008"
     assert headers["RateLimit"] == '"p";r=88;t=8'
 
 
+@pytest.mark.parametrize(("us", "text"), [(1, "0.000001"), (1_500_000, "1.5"), (20 * SECOND, "20")])
+def test_a_place_in_a_queue_is_told_in_seconds(us: int, text: str) -> None:
+    assert of(msgspec.structs.replace(CALM, delay_us=us))["X-RateLimit-Delay"] == text
+    assert "X-RateLimit-Delay" not in of(CALM)
+
+
 def test_a_time_needs_the_time() -> None:
     with pytest.raises(InvalidHeader, match=r"now=clock.now\(\)"):
-        ResponseHeaders(reset_format="epoch").of(CALM, ["p"])
+        ResponseHeaders().of(CALM, ["p"])
 
 
 def test_the_reset_of_a_fixed_window_does_not_wobble() -> None:
-    clock = ManualClock(1_800_000_000 * SECOND)
+    clock = ManualClock(NOW)
     limiter = Limiter("1000/minute fixed_window", store=MemoryStore(clock=clock))
-    write, seen = ResponseHeaders(reset_format="epoch"), set()
+    write, seen = ResponseHeaders(), set()
     for _ in range(59):
         seen.add(dict(write.of(limiter.check("u"), now=clock.now()))["X-RateLimit-Reset"])
         clock.advance(1.0)
@@ -121,7 +128,7 @@ def test_another_version_can_be_plugged_in() -> None:
     def future(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
         return [("RateLimit", f'"{names[0]}";a={limits[0].remaining}') for _ in range(1 - len(partitions))]
 
-    assert ResponseHeaders(future).of(CALM, ["p"])[-1] == ("RateLimit", '"p";a=88')
+    assert ResponseHeaders(future).of(CALM, ["p"], now=NOW)[-1] == ("RateLimit", '"p";a=88')
 
 
 def test_partitions_are_passed_on() -> None:
@@ -154,7 +161,7 @@ def test_nothing_can_be_injected(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"reset_format": "http-date"}, {"reset_format": None}, {"ietf": "draft-99"}, {"ietf": ""}]
+    "settings", [{"reset_format": "delta"}, {"reset_format": None}, {"ietf": "draft-99"}, {"ietf": ""}]
 )
 def test_settings_that_do_not_exist_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings, match="not"):
@@ -166,7 +173,7 @@ def test_as_bytes_names_are_in_lower_case() -> None:
 
 
 def test_browsers_may_be_shown_all_of_them() -> None:
-    degraded = msgspec.structs.replace(REFUSED, degraded="x")
+    degraded = msgspec.structs.replace(REFUSED, degraded="x", delay_us=1)
     assert set(of(degraded)) - {"Cache-Control"} == set(EXPOSED.split(", "))
 
 
@@ -191,7 +198,7 @@ decisions = st.tuples(
 ).map(lambda facts: Decision(*facts))
 
 
-@given(decisions, st.lists(decisions, max_size=3), st.sampled_from(["delta", "epoch"]), st.integers(1, 10**15))
+@given(decisions, st.lists(decisions, max_size=3), st.sampled_from(["seconds", "epoch"]), st.integers(1, 10**15))
 def test_any_decision_has_headers_without_surprises(one: Decision, parts: list[Decision], form: str, now: int) -> None:
     decision = msgspec.structs.replace(one, parts=tuple(parts), degraded="circuit_open" if now % 2 else "")
     names = [f"rule-{number}" for number in range(len(decision.limits))]

@@ -62,7 +62,7 @@ def test_of_several_limits_only_those_that_refuse_are_violated() -> None:
 
 
 def test_body_and_header_agree() -> None:
-    headers = dict(ResponseHeaders().of(BOTH, ["a", "b"]))
+    headers = dict(ResponseHeaders().of(BOTH, ["a", "b"], now=1))
     assert str(body(quota_exceeded(BOTH, ["a", "b"]))["retry_after"]) == headers["Retry-After"]
 
 

@@ -72,13 +72,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("envoy_trust_tier", "ON", "believe a descriptor's entry tier: on or off"),
         Option("envoy_headers", "ON", "Envoy's clients get the headers of their limits: on or off"),
     ),
-    "what clients and proxies say": (
+    "what clients and proxies say, and are told": (
         Option("deny_status", "STATUS", "of a refusal by forward authentication; nginx needs 401 or 403"),
         Option(
             "trusted_proxies",
             "NETWORKS",
             "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; this machine unless given",
         ),
+        Option("reset_format", "FORM", "X-RateLimit-Reset as seconds since 1970: epoch, or from now: seconds"),
         Option("identity", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found"),
         Option("proxy_headers", "KIND", f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}"),
         Option("client_timestamps", "MODE", "those that are far from our clock are refused: check, or not: ignore"),

@@ -33,6 +33,7 @@ from headgate.server.settings import Settings
 from headgate.server.traced import traced_handler, traced_methods
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.listener import Listener
+from headgate.web.headers import ResponseHeaders
 
 _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
@@ -97,7 +98,9 @@ class Node:
             self._recorder,
             decisions=self._decisions if settings.rules or not settings.envoy_config else None,
             trees=self._trees,
-            options=Options() if settings.envoy_headers else Options(headers=None),
+            options=Options(
+                headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None
+            ),
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
             charge=self._guard.charge_descriptors,

@@ -9,6 +9,7 @@ from pathlib import Path
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
+from headgate.web.headers import RESET_FORMATS
 
 STORE_SECONDS = 0.01
 """How long a decision waits for a store on the network, where its address does not say. Envoy waits for 20 ms."""
@@ -71,6 +72,8 @@ class Settings:
     """Networks whose word about the client is taken; empty for this machine alone."""
     identity: str = ""
     """A file that says who the clients of proxies are: by API key, token and address; empty for address alone."""
+    reset_format: str = "epoch"
+    """What X-RateLimit-Reset is, on all APIs: seconds since 1970, or from now."""
     proxy_headers: str = "either"
     """Which headers the proxy writes: X-Original-*, X-Forwarded-*, or whichever comes."""
     client_timestamps: str = "check"
@@ -110,6 +113,7 @@ class Settings:
         _whole(self, "max_in_flight", 1, 1_000_000)
         _whole(self, "max_connections", 1, 1_000_000)
         _one_of(self, "on_store_failure", tuple(Mode))
+        _one_of(self, "reset_format", RESET_FORMATS)
         _one_of(self, "proxy_headers", PROXY_HEADERS)
         _one_of(self, "client_timestamps", CLIENT_TIMESTAMPS)
         _one_of(self, "log_format", LOG_FORMATS)

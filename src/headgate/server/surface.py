@@ -17,6 +17,7 @@ from headgate.server.rpc.ratelimiter import SERVICE
 from headgate.server.settings import Settings
 from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.messages import Handler
+from headgate.web.headers import ResponseHeaders
 
 APIS: Mapping[bytes, str] = {
     CHECK: "check",
@@ -46,7 +47,13 @@ def http(
     return application(
         decisions,
         readiness,
-        forward_auth=ForwardAuth(deny_status=settings.deny_status, kind=settings.proxy_headers, identifier=identifier),
+        forward_auth=ForwardAuth(
+            deny_status=settings.deny_status,
+            kind=settings.proxy_headers,
+            identifier=identifier,
+            headers=ResponseHeaders(reset_format=settings.reset_format),
+        ),
+        headers=ResponseHeaders(ietf="off", reset_format=settings.reset_format),
         timestamps=_timestamps(settings),
         charge=guard.charge,
         others={b"/json": as_json, b"/rlconfig": as_json.configuration},

@@ -4,7 +4,8 @@
 
     X-RateLimit-Limit: 100              the most that can pass at once
     X-RateLimit-Remaining: 12
-    X-RateLimit-Reset: 37               seconds until all of it is back, rounded up; or the time since the epoch
+    X-RateLimit-Reset: 1800000037       when all of it is back: seconds since 1970, or from now; rounded up
+    X-RateLimit-Delay: 1.5              only from a leaky bucket that queues: seconds until it is this request's turn
     X-RateLimit-State: warning          or "throttled"; not there in normal times
     X-RateLimit-Degraded: true          only when the store did not decide this,
     X-RateLimit-Degraded-Reason: store_unavailable          and why
@@ -34,11 +35,12 @@ from headgate.web.ietf import VERSIONS, Encoder, Headers, nothing
 
 EXPOSED = (
     "RateLimit, RateLimit-Policy, Retry-After, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, "
-    "X-RateLimit-State, X-RateLimit-Degraded, X-RateLimit-Degraded-Reason"
+    "X-RateLimit-Delay, X-RateLimit-State, X-RateLimit-Degraded, X-RateLimit-Degraded-Reason"
 )
 """The value of Access-Control-Expose-Headers that lets scripts in browsers read all of these."""
 MOST_SHOWN = 20
 """Limits that a service lists in header fields, whose length proxies bound. Of more, it shows the one that decides."""
+RESET_FORMATS = ("epoch", "seconds")
 UNNAMED = ("default",)
 _REASON = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _NORMAL, _THROTTLED = Pressure.NORMAL, Pressure.THROTTLED
@@ -50,8 +52,8 @@ class ResponseHeaders:
 
     ietf: str | Encoder = "draft-11"
     """Which version of ``RateLimit`` and ``RateLimit-Policy``: "draft-11", "off", or an encoder of your own."""
-    reset_format: str = "delta"
-    """X-RateLimit-Reset as "delta" (seconds from now; no clocks to disagree) or "epoch" (seconds since 1970)."""
+    reset_format: str = "epoch"
+    """X-RateLimit-Reset as "epoch" (seconds since 1970) or "seconds" (from now; no clocks to disagree)."""
     legacy: bool = True
     """Whether to send X-RateLimit-Limit, -Remaining and -Reset."""
 
@@ -59,8 +61,8 @@ class ResponseHeaders:
     _is_epoch: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.reset_format not in {"delta", "epoch"}:
-            raise InvalidSettings(f"reset_format is 'delta' or 'epoch', not {short(self.reset_format)}")
+        if self.reset_format not in RESET_FORMATS:
+            raise InvalidSettings(f"reset_format is 'epoch' or 'seconds', not {short(self.reset_format)}")
         if isinstance(self.ietf, str) and self.ietf not in VERSIONS:
             raise InvalidSettings(f"ietf is one of {', '.join(map(repr, VERSIONS))}, not {short(self.ietf)}")
         encode = VERSIONS[self.ietf]() if isinstance(self.ietf, str) else self.ietf
@@ -75,7 +77,8 @@ class ResponseHeaders:
         Args:
             decision: of one limit or several.
             names: of the policies, in the order of ``decision.limits``: the ids of their rules; see `policy_names`.
-            now: microseconds since the epoch, by the clock that decided; for the reset format "epoch" only.
+            now: microseconds since 1970, by the clock that decided, before it did: with a later time, the end of a
+                fixed window would seem to move. For the reset format "epoch" only.
             partitions: the partition key of each limit (see `ietf.partition_key`), empty for none.
 
         Raises:
@@ -87,16 +90,13 @@ class ResponseHeaders:
             names = policy_names(names, len(limits))
         headers: Headers = []
         if self.legacy:
-            until_us = decision.reset_after_us
-            if self._is_epoch:
-                if not now:
-                    raise InvalidHeader("reset_format 'epoch' needs the time of the decision: now=clock.now()")
-                until_us += now
             headers += (
                 ("X-RateLimit-Limit", f"{decision.limit}"),
                 ("X-RateLimit-Remaining", f"{decision.remaining}"),
-                ("X-RateLimit-Reset", f"{-(-until_us // SECOND)}"),
+                ("X-RateLimit-Reset", f"{-(-self._reset_us(decision, now) // SECOND)}"),
             )
+        if decision.delay_us:
+            headers.append(("X-RateLimit-Delay", _decimal(decision.delay_us)))
         state = decision.state
         if state is not _THROTTLED and decision.parts:
             state = _worst(limits)
@@ -111,10 +111,22 @@ class ResponseHeaders:
             headers += self._encode(limits, names, partitions)
         return headers
 
+    def _reset_us(self, decision: Decision, now: int) -> int:
+        if not self._is_epoch:
+            return decision.reset_after_us
+        if not now:
+            raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
+        return now + decision.reset_after_us
+
 
 def retry_after_s(decision: Decision) -> int:
     """Return the seconds of Retry-After: rounded up, at least 1."""
     return -(-decision.retry_after_us // SECOND) or 1
+
+
+def _decimal(us: int) -> str:
+    """Return microseconds as seconds, exactly."""
+    return f"{us // SECOND}.{us % SECOND:06d}".rstrip("0").rstrip(".")
 
 
 def raw(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -23,6 +23,8 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.web.headers import policy_names, retry_after_s
 
+NOT_ADMITTED = "This client is not admitted."
+"""What is told to those on a deny list: which entry it is, is for the operator."""
 CONTENT_TYPE = "application/problem+json"
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"

@@ -81,7 +81,7 @@ def test_header_fields_are_those_of_the_settings(headers: ResponseHeaders) -> No
 
 
 def test_reset_may_be_told_in_seconds_from_now() -> None:
-    with serving(headers=ResponseHeaders(ietf="off")) as service:
+    with serving(headers=ResponseHeaders(ietf="off", reset_format="seconds")) as service:
         assert fields(service.post(ORDER))["x-ratelimit-reset"] == "20"
 
 

@@ -13,6 +13,7 @@ from headgate.server.wire.messages import Peer, Request, Response
 from headgate.web.address import AddressReader
 from headgate.web.apikey import ApiKeys, Holder, digest
 from headgate.web.errors import InvalidSettings
+from headgate.web.headers import ResponseHeaders
 from headgate.web.identity import Identifier
 from tests.server.serving import Service, fields, problem, serving
 from tests.servers import free_port
@@ -84,8 +85,27 @@ def test_clients_are_told_apart_by_the_address_that_the_proxy_saw(service: Servi
 
 
 def test_who_is_on_a_list_is_forbidden(service: Service) -> None:
+    """They are not told by which entry: it may name networks, users or keys of others."""
     refused = asked(service, [*NGINX[:3], ("X-Forwarded-For", "192.0.2.1")])
-    assert "deny list" in problem(refused, 403)["detail"]
+    assert problem(refused, 403)["detail"] == "This client is not admitted."
+    assert b"192.0.2" not in refused.body
+
+
+def test_a_place_in_a_queue_is_told_in_a_header() -> None:
+    """The proxy, or the client, can wait for it."""
+    rules = (
+        "version: 1\nrules: [{id: queue, dimension: ip, limit: 60, window: 1m, algorithm: leaky_bucket, queue: true}]"
+    )
+    with serving(rules) as service:
+        told = [fields(asked(service, NGINX)) for _ in range(3)]
+    assert [each.get("x-ratelimit-delay") for each in told] == [None, "1", "2"]
+
+
+def test_the_reset_is_a_time_unless_seconds_are_asked_for(service: Service) -> None:
+    now = -(-service.clock.now() // 1_000_000)
+    assert fields(asked(service, NGINX))["x-ratelimit-reset"] == f"{now + 20}"
+    with serving(RULES, forward_auth=ForwardAuth(headers=ResponseHeaders(reset_format="seconds"))) as other:
+        assert fields(asked(other, NGINX))["x-ratelimit-reset"] == "20"
 
 
 @pytest.mark.parametrize("peer", ["203.0.113.1", "10.0.0.1", "::ffff:203.0.113.1", "2001:db8::1"])

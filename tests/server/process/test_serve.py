@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,27 @@ def test_a_worker_that_is_started_by_hand_says_that_it_is_not_meant_to_be() -> N
 def _catches(pid: int, number: signal.Signals) -> bool:
     caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize(("form", "is_time"), [("", True), ("epoch", True), ("seconds", False)])
+def test_all_apis_tell_the_reset_in_the_same_form(form: str, *, is_time: bool, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules: [{id: all, dimension: global, limit: 9, window: 1h}]")
+    proxied = {"X-Original-URI": "/a", "X-Original-Method": "GET", "X-Forwarded-For": "192.0.2.1"}
+    envoys = json.dumps({"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "u"}]}]})
+    told = []
+    with service("--rules", str(rules), environment={"HEADGATE_RESET_FORMAT": form}) as found:
+        connection = HTTPConnection("127.0.0.1", found.started().http_port, timeout=SECONDS)
+        for method, path, body in [
+            ("POST", "/api/v1/rate-limit/check", '{"principal": {"user": "u"}, "endpoint": "/a"}'),
+            ("GET", "/api/v1/forward-auth", None),
+            ("POST", "/json", envoys),
+        ]:
+            connection.request(method, path, body, proxied)
+            response = connection.getresponse()
+            fields, answer = dict(response.getheaders()), response.read()
+            if path == "/json":
+                fields = {each["key"]: each["value"] for each in json.loads(answer)["responseHeadersToAdd"]}
+            told.append(int({name.lower(): value for name, value in fields.items()}["x-ratelimit-reset"]))
+        connection.close()
+    assert [reset > 1_000_000_000 for reset in told] == [is_time] * 3

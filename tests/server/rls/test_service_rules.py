@@ -67,7 +67,9 @@ def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -
 
 def test_who_is_refused_is_told_when_the_same_request_would_pass(service: Asking) -> None:
     """Not when all is back: a bucket has room for one again before it is empty."""
-    service.serve("rules: [{id: bucket, dimension: user, limit: 2, window: 365d, algorithm: token_bucket}]")
+    options = Options(headers=ResponseHeaders(reset_format="seconds"))
+    rules = "rules: [{id: bucket, dimension: user, limit: 2, window: 365d, algorithm: token_bucket}]"
+    service.serve(rules, options=options)
     assert [service.ask(USER).overall_code for _ in range(2)] == [OK, OK]
     answer = service.ask(USER)
     told = headers(answer)
@@ -319,15 +321,15 @@ def test_a_tier_is_believed_only_if_that_is_asked_for(in_memory: Asking) -> None
 QUOTAS = st.sampled_from([*Quota.parse("3/s"), *Quota.parse("100/minute"), *Quota.parse("10/s burst 20; 5000000/day")])
 
 
-@given(QUOTAS, st.integers(0, 2**20), st.integers(0, 2**40), st.booleans())
-def test_the_usual_answer_is_the_same_as_the_long_way(quota: Quota, used: int, reset_us: int, told: bool) -> None:  # noqa: FBT001  hypothesis has no names
-    answers = RuledAnswers(Options() if told else Options(headers=None), lambda _: False)
+@given(QUOTAS, st.integers(0, 2**20), st.integers(0, 2**40), st.sampled_from(["", "epoch", "seconds"]))
+def test_the_usual_answer_is_the_same_as_the_long_way(quota: Quota, used: int, reset_us: int, told: str) -> None:
+    answers = RuledAnswers(Options(headers=ResponseHeaders(reset_format=told) if told else None), lambda _: False)
     _, decision = quota.step(None, 0, 0)
     remaining = max(decision.remaining - used, 0)
     decision = type(decision)(True, decision.limit, remaining, 0, reset_us, decision.state, quota)
     ruling = Ruling(True, Verdict.LIMITED, decision, "some-rule", (RuleDecision("some-rule", decision),), (), True)
     for _ in range(2):
-        assert answers.one(ruling, lambda: 0) == answers.several((ruling,), (False,), 0)
+        assert answers.one(ruling, 1_800_000_000_000_001) == answers.several((ruling,), (False,), 1_800_000_000_000_001)
 
 
 def test_what_is_remembered_of_limits_is_bounded(in_memory: Asking) -> None:
@@ -337,5 +339,5 @@ def test_what_is_remembered_of_limits_is_bounded(in_memory: Asking) -> None:
     (quota,) = Quota.parse("100/minute")
     _, decision = quota.step(None, 1, 0)
     for number in range(5000):
-        answers.one(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}"), lambda: 0)
+        answers.one(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}"), 1)
     assert len(answers._known) <= 4096

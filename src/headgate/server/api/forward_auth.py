@@ -36,7 +36,7 @@ from headgate.web.errors import InvalidSettings
 from headgate.web.headers import MOST_SHOWN, ResponseHeaders
 from headgate.web.identity import Identifier, Identity
 from headgate.web.lines import Lines, collect
-from headgate.web.problem import Problem, of_status, quota_exceeded, reduced_capacity
+from headgate.web.problem import NOT_ADMITTED, Problem, of_status, quota_exceeded, reduced_capacity
 
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
 """Who is trusted unless the settings say otherwise: what runs on this machine."""
@@ -172,7 +172,7 @@ class ForwardChecks:
     def _refusal(self, ruling: Ruling) -> Problem:
         decision = ruling.decision
         if decision is None:
-            return of_status(403, ruling.reason)
+            return of_status(403, NOT_ADMITTED)
         names = [each.rule_id for each in ruling.limits]
         if decision.degraded and self._decisions.engine.mode_of(ruling.rule_id) is Mode.DENY:  # nobody's fault but ours
             return reduced_capacity(decision, names)

@@ -23,7 +23,7 @@ from headgate.web.problem import of_status, shown
 CHECK = b"/api/v1/rate-limit/check"
 BATCH = b"/api/v1/rate-limit/batch"
 FORWARD_AUTH = b"/api/v1/forward-auth"
-CHECK_HEADERS = ResponseHeaders(ietf="off", reset_format="epoch")
+CHECK_HEADERS = ResponseHeaders(ietf="off")
 """Of a check: X-RateLimit fields that repeat its answer. The IETF's fields are left out: they would tell the client of
 *this* response to slow down, who is not the one that is limited."""
 _POST = frozenset({b"POST"})

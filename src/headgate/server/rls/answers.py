@@ -23,7 +23,6 @@ from headgate.web.problem import CONTENT_TYPE, Problem, of_status, quota_exceede
 TOO_MANY_REQUESTS = 429
 _CONTENT_TYPE = encoding.header("content-type", CONTENT_TYPE)
 _NO_STORE = encoding.header("Cache-Control", "no-store")
-NOT_ADMITTED = "This client is not admitted."
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class MatchedAnswers:
         self._known: dict[int, Usual] = {}
 
     def of(self, answered: Answered, now: int) -> bytes:
-        """Return the answer; `now` is in microseconds since the epoch."""
+        """Return the answer; `now` is from before the decision, in microseconds since the epoch."""
         answer = answered.answer
         if len(answer.statuses) == 1:
             decision, (status,), (match,) = answered.decisions[0], answer.statuses, answered.matching.matches
@@ -47,7 +47,7 @@ class MatchedAnswers:
                 and status.duration_until_reset == -(-decision.reset_after_us // SECOND)
             ):
                 usual = self._known.get(id(match.rule)) or self._remember(answered, decision)
-                return self._usual.of(usual, decision.remaining, status.duration_until_reset)
+                return self._usual.of(usual, decision, now)
         return self._any(answered, now)
 
     def _any(self, answered: Answered, now: int) -> bytes:

@@ -15,8 +15,9 @@ from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
 from headgate.server.rls import encoding
-from headgate.server.rls.answers import NOT_ADMITTED, Answers, Options, joint
+from headgate.server.rls.answers import Answers, Options, joint
 from headgate.server.rls.usual import Usual, UsualAnswers
+from headgate.web.problem import NOT_ADMITTED
 
 _NORMAL = Pressure.NORMAL
 _REMEMBERED = 4096
@@ -39,15 +40,15 @@ class RuledAnswers:
         self._usual = UsualAnswers(options)
         self._known: dict[tuple[str, int], Usual] = {}
 
-    def one(self, ruling: Ruling, now: Callable[[], int]) -> bytes:
-        """Return the answer to a request of one descriptor."""
+    def one(self, ruling: Ruling, now: int) -> bytes:
+        """Return the answer to a request of one descriptor that came at `now`, in microseconds since the epoch."""
         decision = ruling.decision
         if decision is None or ruling.shadow or not self._usual.fits(decision):
-            return self.several((ruling,), (False,), now())
+            return self.several((ruling,), (False,), now)
         usual = self._known.get((ruling.rule_id, id(decision.quota)))
         if usual is None:
             usual = self._remember(ruling.rule_id, decision)
-        return self._usual.of(usual, decision.remaining, -(-decision.reset_after_us // SECOND))
+        return self._usual.of(usual, decision, now)
 
     def several(self, rulings: Sequence[Ruling], refunds: Sequence[bool], now: int) -> bytes:
         """Return the answer to a request of any number of descriptors; a refund is never refused."""

@@ -97,7 +97,8 @@ class RateLimitService:
         try:
             kept = self._recurring.find(raw)
             if kept is not None and decisions is not None:
-                answer = self._ruled.one(await decisions.check_kept(kept), decisions.engine.clock.now)
+                now = decisions.engine.clock.now()
+                answer = self._ruled.one(await decisions.check_kept(kept), now)
             else:
                 question = decode(raw)
                 request = self._usual(question)
@@ -105,7 +106,8 @@ class RateLimitService:
                     answer = await self.answer(question, call.peer)
                 else:
                     self._recurring.note(raw, request)
-                    answer = self._ruled.one(await decisions.check(request), decisions.engine.clock.now)
+                    now = decisions.engine.clock.now()
+                    answer = self._ruled.one(await decisions.check(request), now)
         except UsageError as error:
             answer = await self._after(error, raw, began)
         except RpcError:
@@ -164,15 +166,16 @@ class RateLimitService:
             raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
 
     async def _by_trees(self, trees: AsyncDescriptorEngine, matching: Matching) -> bytes:
-        began = perf_counter_ns()
+        began, now = perf_counter_ns(), trees.clock.now()
         answered = await trees.decide(matching)
         self._recorder.answered(matching, answered.answer, perf_counter_ns() - began)
-        return self._matched.of(answered, trees.clock.now())
+        return self._matched.of(answered, now)
 
     async def _together(
         self, decisions: Decisions, domain: str, descriptors: Sequence[Descriptor], hits_addend: int
     ) -> bytes:
         """Answer by rules: all descriptors, or none."""
+        now = decisions.engine.clock.now()
         try:
             parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
             rulings = await decisions.check_together(parts)
@@ -183,9 +186,7 @@ class RateLimitService:
             for part in parts:
                 if part.request.cost > 1 and not part.refund:
                     await decisions.engine.use_up(part)
-        return self._ruled.several(
-            rulings, [descriptor.refund for descriptor in descriptors], decisions.engine.clock.now()
-        )
+        return self._ruled.several(rulings, [descriptor.refund for descriptor in descriptors], now)
 
     def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> Part:
         hits = hits_addend if descriptor.hits is None else descriptor.hits

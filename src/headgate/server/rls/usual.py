@@ -1,6 +1,6 @@
 """The usual answer, put together of few pieces: one descriptor that one limit admits in normal times.
 
-Two numbers of it change, what is left and the seconds until it is reset; all else is encoded once for each limit.
+Few numbers of it change, what is left and when it is reset; all else is encoded once for each limit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND
 from headgate.policy.envoy.request import MAX_UINT32
 from headgate.server.rls import encoding
 from headgate.server.rls.answers import Options
@@ -44,9 +45,7 @@ class UsualAnswers:
 
     def __init__(self, options: Options) -> None:
         headers = self._headers = options.headers
-        self.is_on = headers is None or (
-            headers.legacy and headers.reset_format == "delta" and headers.ietf == "draft-11"
-        )
+        self.is_on = headers is None or (headers.legacy and headers.ietf == "draft-11")
         """Whether the options are such that there are usual answers."""
 
     def fits(self, decision: Decision) -> bool:
@@ -65,22 +64,26 @@ class UsualAnswers:
         """Return what answers about a limit have in common; `name` is that of its policy, of at most 64 characters."""
         limit = policy = state = b""
         if self._headers is not None:
-            written = dict(self._headers.of(decision, (name,)))
+            written = dict(self._headers.of(decision, (name,), now=1))  # of the times, none is kept
             limit = encoding.header("X-RateLimit-Limit", written["X-RateLimit-Limit"])
             policy = encoding.header("RateLimit-Policy", written["RateLimit-Policy"])
             state = f"{written['RateLimit'].rpartition(';r=')[0]};r=".encode()
         return Usual(owner, b"\x08\x01" + current_limit, limit, policy, state, metadata)
 
-    def of(self, usual: Usual, remaining: int, seconds: int) -> bytes:
-        """Return an answer; `seconds` are those until the reset."""
+    def of(self, usual: Usual, decision: Decision, now: int) -> bytes:
+        """Return an answer to what was asked at `now`, in microseconds since the epoch."""
+        remaining, seconds = decision.remaining, -(-decision.reset_after_us // SECOND)
         after = varint(seconds)
         status = usual.status + b"\x18" + varint(remaining) if remaining else usual.status
         status += b"\x22" + _BYTE[len(after) + 1] + b"\x08" + after if seconds else b"\x22\x00"
         if self._headers is None:
             return encoding.OK + framed(b"\x12", status) + usual.metadata
-        left, until = b"%d" % remaining, b"%d" % seconds
+        left, reset = b"%d" % remaining, seconds
+        if self._headers.reset_format == "epoch":
+            reset = -(-(now + decision.reset_after_us) // SECOND)
+        until = b"%d" % reset
         size, width = len(left), len(until)
-        state = usual.state + left + b";t=" + until
+        state = usual.state + left + b";t=%d" % seconds
         return b"".join(
             (
                 encoding.OK,
