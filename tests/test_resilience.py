@@ -40,7 +40,7 @@ class TestALimiterWhoseStoreIsAway:
         with caplog.at_level(logging.WARNING, "headgate.stores"):
             answers = asked(kind("6/hour", store=nowhere), 8)
         assert [allowed for allowed, _ in answers] == [True] * 6 + [False] * 2
-        assert [reason for _, reason in answers] == ["store_unavailable"] * 5 + ["circuit_open"] * 3
+        assert [reason for _, reason in answers] == ["storage_unavailable"] * 5 + ["circuit_open"] * 3
         assert "does not answer" in caplog.text
 
     def test_decides_with_its_share(self, kind: Any, nowhere: str) -> None:

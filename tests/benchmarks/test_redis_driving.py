@@ -76,9 +76,9 @@ def test_an_answer_of_the_other_path_is_noticed(way: Way, server: Server, runner
 def test_a_degraded_decision_is_no_answer() -> None:
     with Limiter("5/day") as limiter:
         sound = limiter.check("user:1")
-    degraded = Decision(True, 5, 4, 0, 0, sound.state, sound.quota, degraded="store_unavailable")
+    degraded = Decision(True, 5, 4, 0, 0, sound.state, sound.quota, degraded="storage_unavailable")
     driven = Alone(Blocking(lambda _: degraded, allowed))
-    with pytest.raises(Degraded, match="store_unavailable"):
+    with pytest.raises(Degraded, match="storage_unavailable"):
         verify(REDIS_OURS, driven, CASE, driven.run(["user:1"])[1])
 
 

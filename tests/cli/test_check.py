@@ -206,7 +206,7 @@ def test_callers_keys_and_tls(
 
 def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal.of(sys.stdout, sys.stderr)
-    _tell(Answer(allowed=True, degraded=True, reason="store_unavailable", delay=1.5), terminal, peeked=False)
+    _tell(Answer(allowed=True, degraded=True, reason="storage_unavailable", delay=1.5), terminal, peeked=False)
     out = capsys.readouterr().out
-    assert "degraded: the store did not decide this (store_unavailable)" in out
+    assert "degraded: the store did not decide this (storage_unavailable)" in out
     assert "its turn comes in 1.5 s" in out

@@ -303,7 +303,7 @@ def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
         if call.cost == 1:
             verb_of(answering, Call(Verb.CHECK, call.plan, 3))  # others are quicker
         decision = verb_of(answering, call)
-        return marked(decision, "store_unavailable") if is_away else decision
+        return marked(decision, "storage_unavailable") if is_away else decision
 
     asked, rulings = played(joint(ip(cost=2), user()), changing)
     assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK]]
@@ -313,7 +313,7 @@ def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
 def test_answers_without_a_store_say_so(make: Make) -> None:
     engine = make(load(RULES), store="redis://127.0.0.1:1/0?timeout=0.1")
     parts = [Part(Request({"user": "ada", "ip": "203.0.113.9"})), user("bob")]
-    assert {ruling.degraded for ruling in engine.check_together(parts)} == {"store_unavailable"}
+    assert {ruling.degraded for ruling in engine.check_together(parts)} == {"storage_unavailable"}
 
 
 WHO = st.sampled_from(["ada", "bob"])

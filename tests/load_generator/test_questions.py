@@ -33,7 +33,7 @@ from headgate.load_generator.questions import (
 from headgate.load_generator.targets import Target
 
 TARGET = Target("127.0.0.1", 8080)
-METADATA = text(6, text(1, text(1, b"degraded") + text(2, text(3, b"store_unavailable"))))
+METADATA = text(6, text(1, text(1, b"degraded") + text(2, text(3, b"storage_unavailable"))))
 
 
 def test_over_http() -> None:
@@ -79,7 +79,7 @@ def test_a_caller_key_cannot_smuggle_headers(key: str) -> None:
         (b'{"allowed": true, "matched": false}', UNMATCHED),
         (b'{"allowed": false, "degraded": false, "more": [1]}', DENIED),
         (b'{"allowed": true, "degraded": true}', ALLOWED_DEGRADED),
-        (b'{"allowed": false, "degraded": "store_unavailable"}', DENIED_DEGRADED),
+        (b'{"allowed": false, "degraded": "storage_unavailable"}', DENIED_DEGRADED),
         (b'{"allowed": 1}', NOT_UNDERSTOOD),
         (b"{}", NOT_UNDERSTOOD),
         (b"", NOT_UNDERSTOOD),

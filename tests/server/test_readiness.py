@@ -28,7 +28,7 @@ def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(redis: Redis
         async with AsyncEngine(RULES, store=f"redis://127.0.0.1:{free_port()}/0") as engine:
             return [well, await Readiness(engine).degraded()]
 
-    assert asyncio.run(run()) == ["", "store_unavailable"]
+    assert asyncio.run(run()) == ["", "storage_unavailable"]
 
 
 def test_those_who_ask_at_once_share_an_answer_and_one_who_leaves_takes_it_from_nobody() -> None:
@@ -52,7 +52,7 @@ def test_a_store_that_goes_is_noticed() -> None:
                 server.stop()
                 return [*before, await readiness.degraded(), await patient.degraded()]
 
-    assert asyncio.run(run()) == ["", "", "store_unavailable", ""]
+    assert asyncio.run(run()) == ["", "", "storage_unavailable", ""]
 
 
 def test_who_waits_hears_that_a_node_drains() -> None:

@@ -284,7 +284,7 @@ def test_a_marked_decision_is_a_value_like_any_other(make: Callable[..., Subject
     subject.inner.fault = StoreUnavailable
     decision = subject.check()
     assert pickle.loads(pickle.dumps(decision)) == decision  # noqa: S301  our own bytes
-    assert repr(decision).endswith("normal, degraded=store_unavailable>")
+    assert repr(decision).endswith("normal, degraded=storage_unavailable>")
 
 
 # The circuit

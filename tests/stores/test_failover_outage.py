@@ -69,7 +69,7 @@ def check_the_promises(answers: Sequence[Decision], nodes: Sequence[Statistics],
     assert len(answers) == sum(node.calls for node in nodes), "every call was answered"
     degraded = [answer for answer in answers if answer.degraded]
     assert len(degraded) == sum(sum(node.degraded.values()) for node in nodes), "every degraded answer says so"
-    assert {answer.degraded for answer in degraded} <= {"store_unavailable", "outcome_unknown", "circuit_open"}
+    assert {answer.degraded for answer in degraded} <= {"storage_unavailable", "outcome_unknown", "circuit_open"}
     assert sum(answer.allowed for answer in degraded) == SHARES
     by_the_server = sum(answer.allowed and not answer.degraded for answer in answers)
     assert LIMIT <= by_the_server <= (2 * LIMIT if killed else LIMIT)

@@ -85,9 +85,9 @@ def test_the_state_is_the_worst_among_the_limits() -> None:
 
 
 def test_a_degraded_answer_says_so_and_why() -> None:
-    headers = of(msgspec.structs.replace(CALM, degraded="store_unavailable"))
+    headers = of(msgspec.structs.replace(CALM, degraded="storage_unavailable"))
     assert headers["X-RateLimit-Degraded"] == "true"
-    assert headers["X-RateLimit-Degraded-Reason"] == "store_unavailable"
+    assert headers["X-RateLimit-Degraded-Reason"] == "storage_unavailable"
     assert not [name for name in of(CALM) if "Degraded" in name]
 
 

@@ -72,9 +72,9 @@ def test_limits_without_names_get_those_of_the_headers() -> None:
 
 
 def test_what_is_not_the_clients_doing_is_503() -> None:
-    made = body(reduced_capacity(msgspec.structs.replace(REFUSED, degraded="store_unavailable"), ["orders"]))
+    made = body(reduced_capacity(msgspec.structs.replace(REFUSED, degraded="storage_unavailable"), ["orders"]))
     assert made["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
-    assert (made["status"], made["retry_after"], made["degraded"]) == (503, 12, "store_unavailable")
+    assert (made["status"], made["retry_after"], made["degraded"]) == (503, 12, "storage_unavailable")
     assert made["violated-policies"] == ["orders"]
     assert "limit" not in made
 

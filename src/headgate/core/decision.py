@@ -43,7 +43,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     parts: tuple[Decision, ...] = ()
     """The decision of each limit, in the order of the plan; empty when there is only one."""
     degraded: str = ""
-    """Why the store did not decide this, such as "store_unavailable"; empty when it did. See `stores.failover`."""
+    """Why the store did not decide this, such as "storage_unavailable"; empty when it did. See `stores.failover`."""
 
     def __bool__(self) -> bool:
         return self.allowed

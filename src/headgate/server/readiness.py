@@ -59,5 +59,5 @@ class Readiness:
             async with asyncio.timeout(_PATIENCE):
                 await self._engine.ready()
         except (TimeoutError, StoreError):
-            return "store_unavailable"  # which store, and what it said, is for logs: anybody may ask for this
+            return "storage_unavailable"  # which store, and what it said, is for logs: anybody may ask for this
         return ""

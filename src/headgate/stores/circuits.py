@@ -28,7 +28,7 @@ _LOG = logging.getLogger("headgate.stores")
 class Reason(StrEnum):
     """Why the store did not decide."""
 
-    STORE_UNAVAILABLE = "store_unavailable"
+    STORE_UNAVAILABLE = "storage_unavailable"
     """It could not be asked; it surely took nothing."""
     OUTCOME_UNKNOWN = "outcome_unknown"
     """It was asked and did not answer; perhaps it took the cost."""

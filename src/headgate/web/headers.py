@@ -8,7 +8,7 @@
     X-RateLimit-Delay: 1.5              only from a leaky bucket that queues: seconds until it is this request's turn
     X-RateLimit-State: warning          or "throttled"; not there in normal times
     X-RateLimit-Degraded: true          only when the store did not decide this,
-    X-RateLimit-Degraded-Reason: store_unavailable          and why
+    X-RateLimit-Degraded-Reason: storage_unavailable        and why
     Retry-After: 2                      only on refusal: seconds, rounded up, at least 1
     Cache-Control: no-store             only on refusal (RFC 6585: a 429 must not be stored)
     RateLimit-Policy: "orders-user";q=100;w=60              the IETF's fields: see `headgate.web.ietf`

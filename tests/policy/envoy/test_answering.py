@@ -217,8 +217,8 @@ def test_a_degraded_decision_is_told() -> None:
     matching = service.rules.match("d", [asked(("rate", "1")), asked(("rate", "2"))])
     fine, second = service.decisions(matching)
     assert second is not None
-    degraded = msgspec.structs.replace(second, degraded="store_unavailable")
-    assert combine(matching, [fine, degraded], 0).degraded == "store_unavailable"
+    degraded = msgspec.structs.replace(second, degraded="storage_unavailable")
+    assert combine(matching, [fine, degraded], 0).degraded == "storage_unavailable"
     assert not combine(matching, [fine, second], 0).degraded
 
 

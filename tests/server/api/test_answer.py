@@ -36,7 +36,7 @@ def rulings(draw: st.DrawFn) -> Ruling:
         quota,
         draw(st.sampled_from([0, 0, 1_500_000])),
         (),
-        draw(st.sampled_from(["", "", "store_unavailable"])),
+        draw(st.sampled_from(["", "", "storage_unavailable"])),
     )
     return Ruling(allowed, Verdict.LIMITED, decision, rule_id, (RuleDecision(rule_id, decision),), (), matched=True)
 

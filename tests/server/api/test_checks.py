@@ -375,8 +375,8 @@ def test_answers_without_the_store_say_so() -> None:
     with serving(store=f"redis://127.0.0.1:{free_port()}/0", failure="deny") as service:
         response = service.post(ORDER)
     answer = json.loads(response.body)
-    assert (answer["allowed"], answer["degraded"], answer["reason"]) == (False, True, "store_unavailable")
-    assert fields(response)["x-ratelimit-degraded-reason"] == "store_unavailable"
+    assert (answer["allowed"], answer["degraded"], answer["reason"]) == (False, True, "storage_unavailable")
+    assert fields(response)["x-ratelimit-degraded-reason"] == "storage_unavailable"
 
 
 def test_checks_on_redis_need_no_task() -> None:

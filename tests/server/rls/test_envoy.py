@@ -211,7 +211,7 @@ def test_a_store_that_hangs_is_answered_for_before_envoy_gives_up(tmp_path: Path
         def is_in_time() -> bool:
             reply = found.get()
             reason = reply.headers.get("x-ratelimit-degraded-reason")
-            return reply.status == 200 and reason in {"outcome_unknown", "store_unavailable"}
+            return reply.status == 200 and reason in {"outcome_unknown", "storage_unavailable"}
 
         until(is_decided, "the store decides", 60)
         redis.send(signal.SIGSTOP)

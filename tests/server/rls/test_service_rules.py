@@ -286,7 +286,7 @@ def test_without_a_store_the_mode_of_the_rule_decides(
     answer = in_memory.ask(IP)
     assert answer.overall_code == code
     assert headers(answer)["X-RateLimit-Degraded"] == "true"
-    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "store_unavailable"
+    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "storage_unavailable"
     assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
 
 

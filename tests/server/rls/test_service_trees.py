@@ -170,7 +170,7 @@ def test_without_a_store_the_mode_decides(in_memory: Asking, mode: str, code: in
     in_memory.serve(tree=TREE, engine=away)
     answer = in_memory.ask(IP)
     assert (answer.overall_code, headers(answer)["X-RateLimit-Degraded"]) == (code, "true")
-    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "store_unavailable"
+    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "storage_unavailable"
     assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
     assert in_memory.codes(descriptor(*IP, hits=1, refund=True)) == [OK, OK]
 

@@ -183,7 +183,7 @@ def test_a_key_in_the_metadata_is_for_a_batch_as_a_whole(service: Service) -> No
 def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() -> None:
     with serving(store=f"redis://127.0.0.1:{free_port()}/0") as service:
         answer = call(service, **ORDER)
-        assert (answer.allowed, answer.degraded, answer.reason) == (True, True, "store_unavailable")
+        assert (answer.allowed, answer.degraded, answer.reason) == (True, True, "storage_unavailable")
         with pytest.raises(RpcError) as caught:
             call(service, "ResetLimit", **ORDER)
         assert caught.value.code is Code.UNAVAILABLE

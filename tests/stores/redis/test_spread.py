@@ -62,8 +62,8 @@ def test_a_later_one_refuses_and_what_was_taken_is_taken_back() -> None:
 def test_a_refusal_stands_though_other_shards_do_not_answer() -> None:
     _, decision = played(spread.check(PLAN, 1), YES, NO, YES, GONE, GONE)
     assert isinstance(decision, Decision)
-    assert (decision.allowed, decision.retry_after_us, decision.degraded) == (False, 1000, "store_unavailable")
-    assert [part.degraded for part in decision.limits] == ["store_unavailable", "", "store_unavailable"]
+    assert (decision.allowed, decision.retry_after_us, decision.degraded) == (False, 1000, "storage_unavailable")
+    assert [part.degraded for part in decision.limits] == ["storage_unavailable", "", "storage_unavailable"]
 
 
 def test_a_shard_that_is_gone_admits_nothing_and_asking_again_is_safe_if_all_was_taken_back() -> None:

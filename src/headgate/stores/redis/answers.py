@@ -13,7 +13,7 @@ from headgate.stores.redis import scripts
 NOT_REPLICATED = "not_replicated"
 """Why a decision is degraded that the primary made, but that not enough replicas have: a failover may forget it."""
 
-UNKNOWN = "store_unavailable"
+UNKNOWN = "storage_unavailable"
 """Why a part of a refusal is degraded: the shard of that limit did not say what it has."""
 
 
