@@ -71,14 +71,15 @@ class Supervisor:
     async def run(self) -> None:
         """Return when all workers have ended after SIGTERM or SIGINT. Raises CannotStart."""
         signals.heed(asyncio.get_running_loop(), self._stop, self._reload)
+        refusals: Sequence[BaseException] = ()
         try:
             async with asyncio.TaskGroup() as places:
                 for slot in range(self._settings.workers):
                     places.create_task(self._tend(slot))
         except* CannotStart as group:
-            first = group.exceptions[0]
-            assert isinstance(first, CannotStart)  # noqa: S101  groups are made of tasks, not of groups
-            raise CannotStart(str(first), is_usage=first.is_usage) from None
+            refusals = group.exceptions
+        if refusals:  # not raised above: before Python 3.11.4 that would put it into a group again
+            raise refusals[0]
 
     async def _tend(self, slot: int) -> None:
         """Keep one place filled."""
