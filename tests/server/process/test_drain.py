@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -137,21 +138,30 @@ def test_it_ends_when_its_terminal_is_closed(redis: RedisServer, tmp_path: Path,
     said = tmp_path / "said"
     options = ["--http-port", "0", "--grpc-port", "0", "--workers", str(workers), "--store", redis.address]
     command = [sys.executable, "-m", "headgate.cli", "serve", *options]
-    script = f"import pty, sys; sys.exit(pty.spawn({command!r}))"
+    heed = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # also where these tests run under nohup
+    script = f"import pty, signal, sys; {heed}; sys.exit(pty.spawn({command!r}))"
     with said.open("wb") as out:
         terminal = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.DEVNULL, stdout=out)
     try:
         until(lambda: "curl" in said.read_text(), "it serves", SECONDS)
         children = Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children")
-        (served,) = children.read_text().split()
+        (served,) = map(int, children.read_text().split())
     finally:
         terminal.kill()
         terminal.wait()
-    until(
-        lambda: not Path(f"/proc/{served}").exists() or " Z " in Path(f"/proc/{served}/stat").read_text(),
-        "it ends",
-        SECONDS,
-    )
+    try:
+        until(lambda: has_ended(served), "it ends", SECONDS)
+    finally:
+        if not has_ended(served):
+            os.kill(served, signal.SIGTERM)
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process that may be nobody's child any more is gone, or only waits for its exit code to be read."""
+    try:
+        return " Z " in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 class Caller(threading.Thread):
