@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "server": {"core", "clock", "stores", "policy", "engine", "web", "observe"},
     "load_generator": {"core"},
     "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server", "load_generator"},
+    "__main__": {"cli"},
 }
 """Which parts of the package a part may import, besides itself."""
 LIMITER = headgate.Limiter("1/minute; 5/hour")

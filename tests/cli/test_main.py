@@ -46,6 +46,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("headgate 0.")
 
 
+@pytest.mark.parametrize("name", ["headgate", "headgate.cli"])
+def test_the_package_is_the_command_too(name: str) -> None:
+    command = [sys.executable, "-m", name, "--version"]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.startswith("headgate 0.")
+
+
 @pytest.mark.parametrize(("error", "code"), [(InvalidStore("no such store"), 2), (KeyboardInterrupt(), 130)])
 def test_a_mistake_has_no_stack_trace(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,11 +1,15 @@
-"""What ``headgate serve`` says when it serves: where, with what, and a request to try."""
+"""What ``headgate serve`` says when it serves: where, with what, and two ways to try it."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 
+from headgate.cli.service_options import DEFAULT_URL
 from headgate.cli.terminal import Terminal, safe
 from headgate.server.settings import Settings
 
@@ -35,23 +39,52 @@ def tell(settings: Settings, ports: Mapping[str, int], rules: int, store: str, t
     terminal.say(terminal.styled(f"Headgate {version('headgate')} serves", "bold"))
     for name, text in lines.items():
         terminal.say(f"  {name:<6} {safe(text)}")
-    terminal.say(f"try it:\n  {safe(trial(settings, ports['http']))}")
+    terminal.say("try it:")
+    for line in (asking(settings, ports["http"]), trial(settings, ports["http"])):
+        terminal.say(f"  {safe(line)}")
     terminal.out.flush()
 
 
+def asking(settings: Settings, port: int) -> str:
+    """Return a command line of our own that asks the service."""
+    words, url = [*_ourselves(), "check"], _url(settings, port)
+    if url != DEFAULT_URL:
+        words += ["--url", url]
+    if settings.tls_cert:
+        words += ["--ca", "CA.pem"]
+    if settings.client_ca:
+        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
+    line = shlex.join(words)
+    if settings.caller_keys:
+        line += ' --caller-key "$KEY"'
+    return f"{line} --user u1 --method POST /api/v1/orders"
+
+
 def trial(settings: Settings, port: int) -> str:
-    """Return a command line that asks the service."""
-    host = _bracketed(_EVERYWHERE.get(settings.host, settings.host))
+    """Return a command line of curl that asks the service."""
     words = ["curl", "-sw", r"\n"]
     if settings.tls_cert:
         words.append("-k")  # whom the certificate is for, and who signed it, is not known here
     if settings.client_ca:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
-    words.append(f"{'https' if settings.tls_cert else 'http'}://{host}:{port}/api/v1/rate-limit/check")
+    words.append(f"{_url(settings, port)}/api/v1/rate-limit/check")
     line = " ".join(map(shlex.quote, words))
     if settings.caller_keys:
         line += ' -H "Authorization: Bearer $KEY"'
     return f"{line} -d {shlex.quote(_QUESTION)}"
+
+
+def _url(settings: Settings, port: int) -> str:
+    host = _bracketed(_EVERYWHERE.get(settings.host, settings.host))
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
+
+
+def _ourselves() -> list[str]:
+    """Return how this command was called, as far as that works in the same folder."""
+    name, called = "headgate", sys.argv[0]
+    if Path(called).name != name:
+        return [sys.executable, "-m", name]
+    return [name if shutil.which(name) == called else called]
 
 
 def _origin(settings: Settings) -> str:

@@ -80,8 +80,14 @@ class Service:
 
     @property
     def trial(self) -> list[str]:
-        """The command line that it suggests."""
+        """The command line of curl that it suggests."""
         (line,) = [line for line in self.said.splitlines() if line.strip().startswith("curl")]
+        return shlex.split(line)
+
+    @property
+    def own_trial(self) -> list[str]:
+        """The command line of our own that it suggests."""
+        (line,) = [line for line in self.said.splitlines() if " check " in line]
         return shlex.split(line)
 
     @property

@@ -28,7 +28,7 @@ def ran(*options: str, environment: dict[str, str] | None = None) -> Service:
     return found
 
 
-def test_it_says_where_it_listens_and_what_it_has_and_its_trial_works_verbatim() -> None:
+def test_it_says_where_it_listens_and_what_it_has_and_what_it_suggests_works_verbatim() -> None:
     with service() as found:
         found.started()
         assert f"http://127.0.0.1:{found.http_port}" in found.said
@@ -37,6 +37,8 @@ def test_it_says_where_it_listens_and_what_it_has_and_its_trial_works_verbatim()
         answer = json.loads(subprocess.run(found.trial, capture_output=True, check=True).stdout)
         assert answer["allowed"]
         assert answer["rule_id"] == "orders-user"
+        told = subprocess.run(found.own_trial, capture_output=True, check=True, text=True).stdout
+        assert told.startswith("allowed: rule orders-user")
         found.signal(signal.SIGINT)
         assert found.ended() == 0
         assert "Traceback" not in found.complained
