@@ -1,18 +1,47 @@
 # make run    start the service   make lint   ruff and mypy
 # make test   run every check     make bench  measure, and render docs/benchmarks.md
 # make demo   the library, in the terminal
+# make bare   run and test on a minimal Debian, made by debootstrap
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # How many files of tests run at the same time: most of them wait for servers.
 JOBS ?= 2
-
-# What tests start, each with its package.
-PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client
 # More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'
 OPTIONS ?=
 
-.PHONY: run demo test servers lint format bench plots clean
+# What tests start, each with its package.
+PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client \
+  wrk:wrk openssl:openssl
+PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; \
+  for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $${each\#*:}; done)
+# A fresh Debian has Python without what makes environments.
+VENV_PACKAGE = $(shell [ -e $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+  echo $(notdir $(PYTHON))-venv)
+
+# $(call packages,NAMES): root installs them, services not started; anybody else is told what to ask for.
+define packages
+[ -z "$(strip $1)" ] || { \
+  get="apt-get install --no-install-recommends $(strip $1)"; \
+  [ "$$(id -u)" = 0 ] || { echo "not installed: $(strip $1); as root: apt-get update && $$get" >&2; exit 1; }; \
+  echo "installing $(strip $1) ..."; \
+  said=$$({ apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $$get -y -qq; } 2>&1) || \
+    { echo "$$said" >&2; exit 1; }; }
+endef
+
+# An environment of another Python than the one that is asked for, or of one that is gone, is made anew.
+IDENTITY := import sys; print(sys.version_info[:3], sys.base_prefix)
+ifneq ($(wildcard $(VENV)),)
+  ifeq ($(shell $(BIN)/python -c 'import pip; $(IDENTITY)' 2>/dev/null),)
+    $(shell rm -rf $(VENV))
+  else ifneq ($(origin PYTHON),file)
+    ifneq ($(shell $(BIN)/python -c '$(IDENTITY)'),$(shell $(PYTHON) -c '$(IDENTITY)'))
+      $(shell rm -rf $(VENV))
+    endif
+  endif
+endif
+
+.PHONY: run demo test servers lint format bench plots bare clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -21,20 +50,16 @@ run: $(VENV)/.serve
 demo: $(VENV)/.serve
 	@$(BIN)/python docs/examples/demo.py
 
-test: lint servers
+test: servers lint
 	@$(BIN)/coverage erase
 	@$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/coverage report --include='src/headgate/core/*' --fail-under=100
 
-# Tests run real servers and clients; missing ones come from Debian's packages, and their services are not started.
+# Tests run real servers and clients; missing ones come from Debian's packages.
 servers:
-	@missing=; PATH="$$PATH:/usr/sbin"; \
-	for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
-	[ -z "$$missing" ] || { echo "installing$$missing ..."; \
-	  { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null; }
+	@$(call packages,$(VENV_PACKAGE) $(PROGRAM_PACKAGES))
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet .
@@ -45,21 +70,23 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
 
-bench: PROGRAMS += wrk:wrk
-bench: $(VENV)/.dev servers
+bench: servers $(VENV)/.dev
 	@$(BIN)/python -m benchmarks
 
 plots: $(VENV)/.dev
 	@$(BIN)/python docs/plots.py
 
+bare:
+	@tests/bare.sh
+
 clean:
 	rm -rf $(VENV)
 
-# A fresh Debian may have python3 without venv or pip; then its packages are added.
 $(BIN)/python:
-	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
-	  echo "installing python3-venv ..."; rm -rf $(VENV); \
-	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; another one: make PYTHON=python3.13" >&2; exit 1; }
+	@$(call packages,$(VENV_PACKAGE))
+	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.serve: pyproject.toml | $(BIN)/python
