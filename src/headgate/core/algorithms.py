@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from headgate.core import (
@@ -16,7 +16,7 @@ from headgate.core import (
 )
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidQuota
-from headgate.core.numbers import short
+from headgate.core.numbers import fineness, short
 
 if TYPE_CHECKING:
     from headgate.core.quota import Quota
@@ -25,8 +25,17 @@ Kept = tuple[Any, ...]
 """What a store keeps for a key: a tuple of integers (the log adds one list)."""
 State = Kept | None
 """None means nothing used."""
-Transition = Callable[[State, int, int], tuple[State, Decision]]
-"""(state, cost, now) -> (state, decision). The cost is at most the capacity; 0 looks, less gives back."""
+
+
+class Transition(Protocol):
+    """A limit: (state, cost, now) -> (state, decision).
+
+    The cost is at most the capacity; 0 looks, less gives back. With `since`, what is given back is a charge made at
+    that time, which is not after `now`, and not more than surely still counts of it: afterwards there is never more
+    left than had the charge not been made. In doubt the charge stays.
+    """
+
+    def __call__(self, state: State, cost: int, now: int, since: int | None = None, /) -> tuple[State, Decision]: ...
 
 
 class Algorithm(StrEnum):
@@ -88,6 +97,19 @@ _MODULES: dict[Algorithm, _Module] = {
 def transition(quota: Quota) -> Transition:
     """Compile the pure function of `quota`."""
     return _MODULES[quota.algorithm].transition(quota)
+
+
+def grain_us(quota: Quota) -> int:
+    """Return in how many microseconds `quota` counts time."""
+    return sliding_window_counter.grains_of(quota)[0] if quota.algorithm is Algorithm.SLIDING_WINDOW_COUNTER else 1
+
+
+def rounding(quota: Quota) -> Fraction:
+    """Return by how much of a unit `quota` rounds up at most."""
+    if not quota.algorithm.is_bucket or not quota.limit:
+        return Fraction(0)
+    fine = fineness(quota.limit, quota.window_us, quota.capacity)
+    return Fraction(1, 1 << fine - 1) if fine else Fraction(0)
 
 
 def void_at(state: State, quota: Quota) -> int:

@@ -26,7 +26,7 @@ def transition(quota: Quota) -> Transition:
     (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
-    def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
+    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
         used = mark = left = 0
         if state is not None:
             end, used, mark = state
@@ -38,9 +38,11 @@ def transition(quota: Quota) -> Transition:
             end = now + left
             if used:  # the clock fell behind by more than a window; by less, it just takes longer
                 state = end, used, mark
+        if since is not None and since < beginning(end, now):
+            cost = 0  # it was charged to a window that is over
         after = used + cost
         remaining = limit - after
-        if remaining >= 0 or cost < 0:
+        if remaining >= 0 or cost <= 0:
             if after <= 0:
                 after, remaining, left = 0, limit, 0
             elif remaining < 0:
@@ -51,6 +53,13 @@ def transition(quota: Quota) -> Transition:
             return (end, after, mark), Decision(True, limit, remaining, 0, left, pressure, quota)
         remaining = limit - used if limit > used else 0
         return state, Decision(False, limit, remaining, left, left, throttled, quota)
+
+    def beginning(end: int, now: int) -> int:
+        """Return when the window began that ends at `end`; its end if that is not known."""
+        if calendar is None:
+            return end - window
+        start, finish, after = calendar.around(now)
+        return start if end == finish else finish if end == after else end
 
     return step
 

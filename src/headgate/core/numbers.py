@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import gcd
+from typing import NamedTuple
 
 from headgate.core.errors import InvalidQuota, UsageError
 
 EXACT = 1 << 51
 """Bound on every quantity: a few of them add up within the 53 bits that a Lua number holds exactly."""
+_COARSE = 1 << 49
+_YEAR_US = 365 * 24 * 3600 * 1_000_000
 
 
 def whole(name: str, value: object, low: int, high: int, error: type[UsageError]) -> int:
@@ -29,51 +32,85 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
-def reduced(limit: int, window_us: int) -> tuple[int, int]:
-    """Return (gain, unit): limit / window in lowest terms."""
-    divisor = gcd(limit, window_us)
-    return limit // divisor, window_us // divisor
+class Rate(NamedTuple):
+    """How a bucket counts: in fractions, of which `unit` make one unit of cost, and `gain` come back in `per` us.
 
-
-def exact_rate(limit: int, window_us: int, capacity: int) -> tuple[int, int]:
-    """Return (gain, unit) if a bucket of that rate and capacity can be computed exactly.
-
-    Counting in fractions of which `unit` make one unit of cost, `gain` of them come back per microsecond: two whole
-    numbers.
+    Where it can be exact, `per` is 1: gain / unit is limit / window in lowest terms. Elsewhere the fractions are powers
+    of two, `per` is the window, and what has come back is rounded down to a fraction.
     """
-    gain, unit = reduced(limit, window_us)
-    if capacity * unit > EXACT:
+
+    gain: int
+    """Fractions that come back in `per` microseconds. 0 for a one-off allowance."""
+    per: int
+    """Microseconds. For a one-off allowance, after how many without use all of it comes back."""
+    unit: int
+    """Fractions in one unit of cost."""
+
+    def left(self, used: int, elapsed: int) -> int:
+        """Return how many of `used` fractions are still used after `elapsed` microseconds."""
+        if not self.gain:
+            return used if elapsed < self.per else 0
+        back, _ = scaled(elapsed, self.gain, self.per)
+        return used - back if back < used else 0
+
+    def wait(self, fractions: int, elapsed: int = 0) -> int:
+        """Return after how many microseconds that many fractions have come back.
+
+        Only a one-off allowance looks at `elapsed`: for how long it was not used.
+        """
+        if not self.gain:
+            return self.per - elapsed if fractions else 0
+        whole, rest = scaled(fractions, self.per, self.gain)
+        return whole + 1 if rest else whole
+
+    def units(self, fractions: int) -> int:
+        """Return how many units of cost `fractions` are, rounded up."""
+        return -(-fractions // self.unit)
+
+    def carried(self, used: int, other: Rate) -> int:
+        """Return `used` fractions as fractions of another rate, rounded up."""
+        entire, rest = divmod(used, self.unit)
+        part, remainder = scaled(rest, other.unit, self.unit)
+        return entire * other.unit + (part + 1 if remainder else part)
+
+
+def scaled(value: int, by: int, over: int) -> tuple[int, int]:
+    """Return value * by / over as a whole number, and the rest.
+
+    The only product that may leave 53 bits. `by` and `over` are at most 2^49 where it does, so that the twin in Lua
+    can multiply and divide digit by digit.
+    """
+    return divmod(int(value) * int(by), int(over))
+
+
+def fineness(limit: int, window_us: int, capacity: int) -> int:
+    """Return how finely a bucket counts: 0 exactly, n in fractions of which 2^(n-1) make one unit of cost.
+
+    Raises:
+        InvalidQuota: no fractions would do.
+    """
+    if capacity * (window_us // gcd(limit, window_us)) <= EXACT:
+        return 0
+    most = max(limit, capacity)
+    if most > _COARSE:
         raise InvalidQuota(
-            f"{limit} per {window_us} us with a capacity of {capacity} cannot be computed exactly: use a rounder "
-            f"limit{_rounder(limit, window_us, capacity)}, a shorter window or a smaller burst"
+            f"{limit} per {window_us} us with a capacity of {capacity} cannot be counted: up to {_COARSE} can"
         )
-    return gain, unit
+    if capacity * window_us > EXACT * limit:
+        years = capacity * window_us // limit // _YEAR_US
+        raise InvalidQuota(
+            f"a capacity of {capacity} would take {years} years to come back at {limit} per {window_us} us, and at "
+            f"most {EXACT // _YEAR_US} can be counted: use a smaller burst or a larger limit"
+        )
+    return (_COARSE // most).bit_length()
 
 
-def _rounder(limit: int, window_us: int, capacity: int) -> str:
-    for digits in range(1, len(str(limit))):
-        near = round(limit, -digits)
-        if near and 0 < (capacity - limit + near) * reduced(near, window_us)[1] <= EXACT:
-            return f" (such as {near})"
-    return ""
-
-
-def carried_over(used: int, elapsed: int, written_under: int, limit: int, window_us: int) -> int:
-    """Convert `used`, as of `elapsed` microseconds ago, into the fractions of `limit`, as of now.
-
-    It fell by the old limit until now. From there it is carried over, rounded up: what was used stays used, as far as
-    the new fractions can count, which is further than any capacity goes.
-    """
-    then_gain, then_unit = reduced(written_under, window_us)
-    _, unit = reduced(limit, window_us)
-    if then_gain:
-        used = max(0, used - elapsed * then_gain) if elapsed <= EXACT // then_gain else 0
-    elif elapsed >= window_us:  # a one-off allowance, not used for so long
-        used = 0
-    entire, rest = divmod(used, then_unit)
-    if entire >= EXACT // unit:
-        return EXACT // unit * unit
-    # rest / then_unit of a unit, as parts / of_parts: rounded up, and coarse enough for the product to stay exact
-    coarse = -(-then_unit // min(then_unit, EXACT // unit))
-    parts, of_parts = -(-rest // coarse), then_unit // coarse
-    return entire * unit + min(unit, -(-parts * unit // of_parts))
+def rate(limit: int, window_us: int, fine: int) -> Rate:
+    """Return how a bucket of that limit, window and `fineness` counts."""
+    if not limit:
+        return Rate(0, window_us, 1)
+    if fine:
+        unit = 1 << fine - 1
+        return Rate(limit * unit, window_us, unit)
+    divisor = gcd(limit, window_us)
+    return Rate(limit // divisor, 1, window_us // divisor)

@@ -142,12 +142,20 @@ def look(
     return after, most_restrictive(decisions) if admitted else blocking(decisions)
 
 
-def refund(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:
-    """Give `cost` back to every limit: the newest use first, never more than is still counted as used."""
-    after, decisions = [], []
+def refund(plan: Plan, states: States, cost: int, now: int, since: int | None = None) -> tuple[States, Decision]:
+    """Give `cost` back to every limit, and never more than is still counted as used.
+
+    With `since`, it is what was charged at that time, as far as it surely still counts: no traffic is let through that
+    would not have passed without the charge. Without, it is taken off the newest use, whatever that was for. A clock
+    that has fallen behind the charge gives nothing back.
+    """
+    if since is not None and now < since:
+        return states, peek(plan, states, 1, now)
+    after: list[State] = []
+    decisions = []
     for limit, state in zip(plan, states, strict=True):
-        new, decision = limit.quota.step(state, -cost, now)
-        after.append(None if state is None else new)
+        new, decision = limit.quota.step(state, -cost, now, since)
+        after.append(state and new)  # nothing comes of nothing
         decisions.append(decision)
     return after, most_restrictive(decisions)
 

@@ -57,6 +57,12 @@ class Quota:
     """limit + burst: the most that can pass at once."""
     shape: str = field(init=False, repr=False, compare=False)
     """What of the quota decides the meaning of its state, and so belongs in the key: algorithm and window."""
+    grain_us: int = field(init=False, repr=False, compare=False)
+    """Microseconds in which time is counted: 1, except in a sliding_window_counter of a long window or a large limit,
+    where the overlap with the previous window is rounded up to so many."""
+    rounding: Fraction = field(init=False, repr=False, compare=False)
+    """The most by which an admission is rounded up, in units: 0 where all is exact. Bucket algorithms whose fractions
+    would leave 53 bits round up to a small fraction of one unit, at most 1/262144 for limits up to 10^9."""
     step: Transition = field(init=False, repr=False, compare=False)
     """The limit itself: the pure function (state, cost, now) -> (state, decision)."""
 
@@ -68,6 +74,8 @@ class Quota:
         derive(self, "capacity", self.limit + self.burst)
         period = self.window_us if self.calendar is None else f"{self.calendar.unit}@{self.calendar.zone}"
         derive(self, "shape", f"{self.algorithm.code}:{period}")
+        derive(self, "grain_us", algorithms.grain_us(self))
+        derive(self, "rounding", algorithms.rounding(self))
         derive(self, "step", algorithms.transition(self))
 
     @classmethod

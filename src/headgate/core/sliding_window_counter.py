@@ -3,9 +3,12 @@
 Bound: current + previous * overlap <= limit at every admission, hence at most `limit` units per aligned window and less
 than 2 * limit in any interval of a window's length. On steady traffic the estimate is close to the sliding log's.
 
-State: (end, current, previous, mark). The overlap is measured in `grains`, the whole window in `grains_per_window` of
-them: microseconds for windows up to 100 s, coarser beyond, so that limit * grains stays exact. An overlap is rounded
-up, which costs less than one unit.
+State: (end, current, previous, mark). The overlap is measured in grains: microseconds for windows up to 100 s, powers
+of ten of them beyond, and for limits so large that limit * grains would not be exact (`Quota.grain_us`). An overlap is
+rounded up to a grain, and where the window is not a whole number of grains, they are counted rounded down.
+
+Counts that a limit does not allow, since it was lowered, make negative sums that may leave 53 bits. They are only
+compared with 0.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headgate.core.decision import Decision, held
-from headgate.core.errors import InvalidQuota
 from headgate.core.numbers import EXACT
 from headgate.core.pressure import Pressure, judge, thresholds
 
@@ -34,7 +36,7 @@ def transition(quota: Quota) -> Transition:
     (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
-    def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
+    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
         if state is None:
             current = previous = mark = 0
             left = window - now % window
@@ -49,34 +51,45 @@ def transition(quota: Quota) -> Transition:
                 end = now + left
             elif left > window:
                 if left > 2 * window:
-                    current = min(current + previous, EXACT // grains)
-                    return step((now + window - now % window, current, 0, mark), cost, now)
-                return held(step(state, cost, end - window), left - window)
-        room = spare = full - (current + cost) * grains
-        overlap = 0
-        if previous:
-            overlap = (left + round_up) // grain if round_up else left
-            room -= previous * overlap
-        if room >= 0 or cost < 0:
-            current += cost
-            if current < 0:
-                previous, current = max(0, previous + current), 0
-                room = full - previous * overlap
-            remaining = room // grains
-            reset = left + window if current else left if previous else 0
-            if remaining >= calm:
-                return (end, current, previous, 0), Decision(True, limit, remaining, 0, reset, normal, quota)
-            if remaining < 0:
-                remaining = 0
+                    return step((now + window - now % window, current + previous, 0, mark), cost, now, since)
+                return held(step(state, cost, end - window, since), left - window)
+        overlap = (left + round_up) // grain if round_up else left
+        if cost < 0:
+            if since is None:
+                current += cost
+                if current < 0:
+                    previous, current = max(0, previous + current), 0
+            elif since >= end - window:
+                current = max(0, current + cost)
+            elif since >= end - 2 * window:
+                previous = max(0, previous + cost)
+            remaining = spare(current, previous, overlap) // grains
             mark, pressure = judged(mark, remaining, cost)
+            reset = left + window if current else left if previous else 0
             return (end, current, previous, mark), Decision(True, limit, remaining, 0, reset, pressure, quota)
-        remaining = 0 if cost == 1 else max(0, (room + cost * grains) // grains)
-        if spare >= 0:
-            retry = left - spare // previous * grain
+        after = current + cost
+        room = full - after * grains
+        if previous:
+            room -= previous * overlap
+        if room >= 0 or not cost:
+            remaining = room // grains if room > 0 else 0
+            reset = left + window if after else left if previous else 0
+            if remaining >= calm:
+                return (end, after, previous, 0), Decision(True, limit, remaining, 0, reset, normal, quota)
+            mark, pressure = judged(mark, remaining, cost)
+            return (end, after, previous, mark), Decision(True, limit, remaining, 0, reset, pressure, quota)
+        remaining = 0 if cost == 1 else spare(current, previous, overlap) // grains
+        if after <= limit:
+            retry = left - (full - after * grains) // previous * grain
         else:
             retry = left + window - (limit - cost) * grains // current * grain
         reset = left + window if current else left
         return state, Decision(False, limit, remaining, retry, reset, throttled, quota)
+
+    def spare(current: int, previous: int, overlap: int) -> int:
+        """Return what there is left, in grains of units."""
+        room = full - current * grains - previous * overlap
+        return max(0, room)
 
     return step
 
@@ -90,16 +103,9 @@ def void_at(state: Kept, quota: Quota) -> int:
 
 
 def grains_of(quota: Quota) -> tuple[int, int]:
-    """Return the length of a grain in microseconds, and how many make the window."""
+    """Return the length of a grain in microseconds, and how many whole ones the window has."""
+    most = min(FINEST, EXACT // quota.limit)
     grain = 1
-    while quota.window_us // grain > FINEST:
+    while quota.window_us // grain > most:
         grain *= 10
-    if quota.window_us % grain:
-        raise InvalidQuota(f"a window of {quota.window_us} us must be a multiple of {grain} us")
-    grains = quota.window_us // grain
-    if quota.limit * grains > EXACT or (grain > 1 and quota.limit > grains):
-        raise InvalidQuota(
-            f"{quota.limit} per {quota.window_us} us cannot be computed exactly by sliding_window_counter: "
-            "use a shorter window, or fixed_window"
-        )
-    return grain, grains
+    return grain, max(1, quota.window_us // grain)

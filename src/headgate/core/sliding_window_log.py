@@ -11,6 +11,7 @@ state reads only its own run, and a step appends only where no other state has w
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from headgate.core.decision import Decision, held
@@ -27,15 +28,15 @@ def transition(quota: Quota) -> Transition:
     (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
-    def step(state: State, cost: int, now: int) -> tuple[State, Decision]:
+    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
         if state is None:
             entries, first, size, used, stamp, newest, mark = [], 0, 0, 0, now, 0, 0
         else:
             entries, first, size, used, stamp, newest, mark = state
             if stamp > now:
                 if stamp - now > window:
-                    return step((entries, 0, 0, used, now, used, mark), cost, now)
-                return held(step(state, cost, stamp), stamp - now)
+                    return step((entries, 0, 0, used, now, used, mark), cost, now, since)
+                return held(step(state, cost, stamp, since), stamp - now)
             cutoff = now - window
             if stamp <= cutoff:
                 first, used, newest = size, 0, 0
@@ -63,8 +64,14 @@ def transition(quota: Quota) -> Transition:
                 mark, pressure = judged(mark, remaining, cost)
             after_state = (entries, first, size, after, now, newest, mark)
             return after_state, Decision(True, limit, remaining, 0, window, pressure, quota)
-        if cost < 0 or after <= limit:
-            size, after, stamp, newest = _given_back(entries, first, size, after, stamp, newest, cost)
+        if cost <= 0:
+            if since is not None and since != stamp:
+                entries, first, size, after = _taken_out(entries, first, size, used, since, -cost)
+            else:
+                if since is not None:
+                    cost = max(cost, -newest)
+                    after = used + cost
+                size, after, stamp, newest = _given_back(entries, first, size, after, stamp, newest, cost)
             remaining = max(0, limit - after)
             mark, pressure = judged(mark, remaining, cost)
             reset = stamp + window - now if after else 0
@@ -99,6 +106,22 @@ def _pushed(entries: list[int], first: int, size: int, stamp: int, cost: int) ->
     entries.append(stamp)
     entries.append(cost)
     return entries, 0, len(entries)
+
+
+def _taken_out(
+    entries: list[int], first: int, size: int, used: int, since: int, cost: int
+) -> tuple[list[int], int, int, int]:
+    """Take up to `cost` units out of what was admitted at `since`, if that is in the run: (entries, first, size, used).
+
+    An entry that comes to nothing is removed, so that there are never more of them than units.
+    """
+    place = first + 2 * bisect_left(range(first, size, 2), since, key=entries.__getitem__)
+    if place >= size or entries[place] != since:
+        return entries, first, size, used
+    kept = entries[place + 1] - cost
+    replaced = [since, kept] if kept > 0 else []
+    run = entries[first:place] + replaced + entries[place + 2 : size]
+    return run, 0, len(run), used - min(cost, entries[place + 1])
 
 
 def _given_back(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm, State
-from headgate.core.plan import Family
+from headgate.core.plan import Family, refund
 from headgate.core.quota import Quota
 from headgate.stores.redis import scripts
 from headgate.testing import ManualClock
@@ -36,11 +36,12 @@ def script(server: RedisServer) -> Iterator[Script]:
 
 
 class Histories:
-    """One limit three times: on the server, and in the pure core without the charge, and with it for good."""
+    """One limit four times: on the server, and in the pure core alike, without the charge, and with it for good."""
 
     def __init__(self, script: Script, quota: Quota, now: int) -> None:
         self.script, self.quota, self.now = script, quota, now
         self.plan = family(quota).plan("user")
+        self.state: State = None
         self.without: State = None
         self.kept: State = None
         self.is_stepwise = quota.refill_every_us > 1
@@ -48,7 +49,7 @@ class Histories:
 
     def check(self, cost: int) -> None:
         """Somebody asks, and what is admitted with the charge is admitted without it."""
-        if self.script.check(self.plan, cost, self.now):
+        if self._taken(cost):
             self.without, without = self.quota.step(self.without, cost, self.now)
             self.kept, kept = self.quota.step(self.kept, cost, self.now)
             self.undone_so_far &= without.allowed
@@ -56,9 +57,12 @@ class Histories:
             assert without or (self.is_stepwise and self.kept_so_far)
 
     def charge(self, cost: int) -> bool:
-        self.kept, decision = self.quota.step(self.kept, cost, self.now)
-        assert self.script.check(self.plan, cost, self.now) == decision
-        return decision.allowed
+        self.kept, _ = self.quota.step(self.kept, cost, self.now)
+        return self._taken(cost)
+
+    def undo(self, cost: int, since: int) -> None:
+        (self.state,), decision = refund(self.plan, [self.state], cost, self.now, since)
+        assert self.script.undo(self.plan, cost, since, self.now) == decision
 
     def left(self) -> int:
         return self.script.peek(self.plan, self.now).remaining
@@ -81,6 +85,11 @@ class Histories:
         self.undone_so_far &= left == self.left_without()
         self.kept_so_far &= left == self.left_if_kept()
         assert not self.is_stepwise or self.undone_so_far or self.kept_so_far
+
+    def _taken(self, cost: int) -> bool:
+        self.state, decision = self.quota.step(self.state, cost, self.now)
+        assert self.script.check(self.plan, cost, self.now) == decision
+        return decision.allowed
 
 
 def gaps(quota: Quota) -> st.SearchStrategy[int]:
@@ -117,7 +126,7 @@ def test_never_is_more_left_than_without_the_charge(
         both.now += gap
         both.check(other)
     both.now += data.draw(gaps(quota))
-    script.undo(both.plan, cost, since, both.now)
+    both.undo(cost, since)
     assert both.left() >= both.left_if_kept()
     for gap, other in [(0, 1), *later]:
         both.now += gap
@@ -143,7 +152,7 @@ def test_undone_at_once_it_is_as_if_never_made(script: Script, quota: Quota, dat
         return
     for other in data.draw(st.lists(costs, max_size=2)):
         both.check(other)
-    script.undo(both.plan, cost, both.now, both.now)
+    both.undo(cost, both.now)
     for gap in [0, *data.draw(st.lists(gaps(quota), max_size=4))]:
         both.now += gap
         assert both.left() == both.left_without()

@@ -15,15 +15,13 @@ from struct import Struct
 from time import time_ns
 from typing import NamedTuple
 
-from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown
 from headgate.core.key import Principal
-from headgate.core.numbers import reduced
+from headgate.core.numbers import fineness, rate
 from headgate.core.plan import Plan, blocking, most_restrictive
 from headgate.core.pressure import Pressure, thresholds
 from headgate.core.quota import Quota
-from headgate.core.sliding_window_counter import grains_of
 from headgate.stores.redis.resp import bulk
 
 _ALGORITHMS = {
@@ -59,7 +57,7 @@ _ONE_KEY = b"*6\r\n" + _EVALSHA + b"$1\r\n1\r\n"
 CHECK, PEEK, REFUND, RESET, ONCE, UNDO = b"c", b"p", b"r", b"x", b"o", b"u"
 
 _HEAD = Struct("<cHBdd")
-_QUOTA = Struct("<9d")
+_QUOTA = Struct("<10d")
 _MOST_USUAL = 4096
 
 
@@ -163,12 +161,13 @@ def _argument_at(question: Question, now: int | None) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _described(quota: Quota, period: tuple[int, int, int] | None = None) -> bytes:
-    gain, unit = reduced(quota.limit, quota.window_us)
+    fine = fineness(quota.limit, quota.window_us, quota.capacity) if quota.algorithm.is_bucket and quota.limit else 0
+    gain, _, unit = rate(quota.limit, quota.window_us, fine)
     calm, warn = thresholds(quota)
-    every = grains_of(quota)[0] if quota.algorithm == Algorithm.SLIDING_WINDOW_COUNTER else quota.refill_every_us
+    every = max(quota.grain_us, quota.refill_every_us)
     if period:
         gain, unit, every = period
-    numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, calm, warn, quota.queue)
+    numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, calm, warn, quota.queue, fine)
     return _step(quota).encode() + b"\0" + _QUOTA.pack(*numbers)
 
 

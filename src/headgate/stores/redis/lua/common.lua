@@ -13,30 +13,50 @@
 -- Calls cost more than arithmetic here: floor(a / b) is written (a - a % b) / b, and ceil(a / b) as (a + -a % b) / b.
 -- And each call of the script pays for every local that a function refers to: constants are literals, 2^51 among them.
 
--- limit / window in lowest terms: gain fractions come back per microsecond, unit of them are one unit of cost.
-local function reduced(limit, window)
-  local divisor, rest = limit, window
-  while rest > 0 do divisor, rest = rest, divisor % rest end
-  return limit / divisor, window / divisor
+-- floor(value * by / over) and the rest: see core/numbers.scaled. Where the product leaves 53 bits, value is below 2^53,
+-- by and over are at most 2^49, and it is multiplied and divided digit by digit. A result above 2^52 is only a bound.
+local function scaled(value, by, over)
+  local product = value * by
+  if product <= 2^53 or over == 1 then
+    local rest = product % over
+    return (product - rest) / over, rest
+  end
+  local rest, part, quotient, place = by % over, 0, 0, 2^51
+  local whole, left = (by - rest) / over * value, value
+  while place >= 1 do
+    local below = left % place
+    part = part * 8 + (left - below) / place * rest
+    local kept = part % over
+    quotient, part, left, place = quotient * 8 + (part - kept) / over, kept, below, place / 8
+  end
+  return whole + quotient, part
 end
 
--- `used`, as of `elapsed` ago under the limit `written_under`, in the fractions of `quota`, as of now.
-local function carried_over(used, elapsed, written_under, quota)
-  local then_gain, then_unit = reduced(written_under, quota.window)
-  if then_gain > 0 then
-    used = elapsed <= (2^51 - 2^51 % then_gain) / then_gain and math.max(0, used - elapsed * then_gain) or 0
-  elseif elapsed >= quota.window then
-    used = 0
-  end
-  local unit, rest = quota.unit, used % then_unit
-  local entire, most = (used - rest) / then_unit, (2^51 - 2^51 % unit) / unit
-  if entire >= most then return most * unit end
-  -- rest / then_unit of a unit, as parts / of_parts: rounded up, and coarse enough for the product to stay exact
-  local coarsest = math.min(then_unit, most)
-  local coarse = (then_unit + -then_unit % coarsest) / coarsest
-  local parts, of_parts = (rest + -rest % coarse) / coarse, (then_unit - then_unit % coarse) / coarse
-  local product = parts * unit
-  return entire * unit + math.min(unit, (product + -product % of_parts) / of_parts)
+-- How a limit counts that is this fine: gain, per and unit, as in core/numbers.rate.
+local function rate(limit, window, fine)
+  if limit == 0 then return 0, window, 1 end
+  if fine > 0 then return limit * 2^(fine - 1), window, 2^(fine - 1) end
+  local divisor, rest = limit, window
+  while rest > 0 do divisor, rest = rest, divisor % rest end
+  return limit / divisor, 1, window / divisor
+end
+
+-- After how long that many fractions have come back, and how many of those used are left after `elapsed`.
+local function wait(fractions, gain, per, elapsed)
+  if gain == 0 then return fractions > 0 and per - elapsed or 0 end
+  local whole, rest = scaled(fractions, per, gain)
+  return rest > 0 and whole + 1 or whole
+end
+local function left_of(used, gain, per, elapsed)
+  if gain == 0 then return elapsed < per and used or 0 end
+  return math.max(0, used - scaled(elapsed, gain, per))
+end
+
+-- `used` fractions of `unit`, as fractions of which `other` make one unit, rounded up.
+local function carried(used, unit, other)
+  local rest = used % unit
+  local part, remainder = scaled(rest, other, unit)
+  return (used - rest) / unit * other + (remainder > 0 and part + 1 or part)
 end
 
 -- The mark to keep and the pressure to tell, for what is below the calm threshold as well as above it.

@@ -33,7 +33,7 @@ local function fixed_window(state, quota, cost, now, _, since)
     if since < start then cost = 0 end  -- it was charged to a window that is over
   end
   local after = used + cost
-  if after <= limit or cost < 0 then
+  if after <= limit or cost <= 0 then
     if after <= 0 then after, left = 0, 0 end
     local remaining, pressure = limit - after, 0
     if remaining < 0 then remaining = 0 end

@@ -1,43 +1,87 @@
--- Twin of core/gcra.py. State: tat, fraction, limit, mark.
+-- Twin of core/gcra.py. State: tat, fraction, limit, capacity, mark.
+
+-- What a key owes whose TAT is `ahead`, and how far ahead it can be at most.
+local function owed(ahead, fraction, gain, per)
+  local whole, rest = scaled(ahead, gain, per)
+  rest = rest + fraction
+  return whole + (rest + -rest % per) / per
+end
+local function longest(capacity, window, gain, per, unit)
+  local lag = per == 1 and math.min(window, (2^51 - 2^51 % gain) / gain) or window
+  return wait(capacity * unit, gain, per) + lag
+end
+
+-- The transition of a state that owes something, and was written under another limit.
+local function changed(gcra, state, quota, cost, now, since)
+  local tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state)
+  local pressed = mark % 2
+  local gain, per, unit = rate(written_under, quota.window, (mark - pressed) / 2)
+  if tat - now > longest(kept, quota.window, gain, per, unit) then
+    local whole, rest = scaled(kept * unit, per, gain)
+    tat, fraction = now + whole, rest
+    state = pack('<ddddB', tat, fraction, written_under, kept, mark)
+  end
+  local debt = owed(tat - now, fraction, gain, per)
+  if since then cost = 0 end  -- it may have been charged under yet another limit
+  if cost < 0 then debt = math.max(0, debt - math.min(-cost, (debt + -debt % unit) / unit) * unit) end
+  local taken = (debt + -debt % unit) / unit
+  if cost > 0 and cost <= quota.capacity - taken then
+    local whole, rest = scaled(carried(debt, unit, quota.unit), quota.per, quota.gain)
+    local state = pack('<ddddB', now + whole, rest, quota.limit, quota.capacity, quota.low + pressed)
+    return gcra(state, quota, cost, now)
+  end
+  local remaining = math.max(0, quota.capacity - taken)
+  local whole, rest = scaled(debt, per, gain)
+  local reset = rest > 0 and whole + 1 or whole
+  if cost > 0 then
+    return state, 0, remaining, wait(debt - (quota.capacity - cost) * unit, gain, per), reset, 2, 0
+  end
+  local marked, pressure = judged(quota, pressed, remaining, cost)
+  if cost < 0 then state = pack('<ddddB', now + whole, rest, written_under, kept, mark - pressed + marked) end
+  return state, 1, remaining, 0, reset, pressure, 0
+end
+
 local function gcra(state, quota, cost, now, _, since)
-  local gain, unit, full = quota.gain, quota.unit, quota.full
-  local debt, mark = 0, 0
+  local gain, per, unit, full = quota.gain, quota.per, quota.unit, quota.full
+  local debt, mark, kept = 0, 0, 0
   if state then
     local tat, fraction, written_under
-    tat, fraction, written_under, mark = unpack_from('<dddB', state)
+    tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state)
     debt = tat - now
+    mark = mark - quota.low
     if debt < 0 then
-      debt = 0
-    elseif written_under ~= quota.limit then
-      local then_gain = reduced(written_under, quota.window)
-      debt = math.min(debt, (2^51 - 2^51 % then_gain) / then_gain) * then_gain + fraction
-      debt = carried_over(debt, 0, written_under, quota)
-      fraction = debt % gain
-      state = pack('<dddB', now + (debt - fraction) / gain, fraction, quota.limit, mark)
-      return gcra(state, quota, since and 0 or cost, now)
-    elseif gain ~= 1 then
-      local beyond = full + math.min(quota.window * gain, 2^51)
-      debt = debt <= (beyond - beyond % gain) / gain and debt * gain + fraction or beyond + 1
+      debt, mark = 0, mark % 2
+    elseif written_under ~= quota.limit or mark < 0 or mark > 1 then
+      return changed(gcra, state, quota, cost, now, since)
+    elseif debt > (gain * quota.window > 2^51 and 0 or quota.window) and debt > longest(kept, quota.window, gain, per, unit)
+    then
+      local whole, rest = scaled(kept * unit, per, gain)
+      return gcra(pack('<ddddB', now + whole, rest, quota.limit, kept, quota.low + mark), quota, cost, now, nil, since)
+    elseif per > 1 then
+      debt = owed(debt, fraction, gain, per)
+    else
+      debt = debt * gain + fraction
     end
   end
   local after = debt + cost * unit
-  if since then after = math.min(debt, after + (now - since) * gain) end
+  if since then after = math.min(debt, after + scaled(now - since, gain, per)) end
   local room = full - after
-  if room >= 0 or cost < 0 then
+  if room >= 0 or cost <= 0 then
     if after < 0 then after, room = 0, full end
     local remaining, pressure = (room - room % unit) / unit, 0
     if remaining < 0 then remaining = 0 end
     if remaining >= quota.calm then mark = 0 else mark, pressure = judged(quota, mark, remaining, cost) end
-    local fraction = after % gain
-    local wait = (after - fraction) / gain
-    state = pack('<dddB', now + wait, fraction, quota.limit, mark)
-    return state, 1, remaining, 0, fraction > 0 and wait + 1 or wait, pressure, 0
-  end
-  if debt > full + math.min(quota.window * gain, 2^51) then
-    local fraction = full % gain
-    return gcra(pack('<dddB', now + (full - fraction) / gain, fraction, quota.limit, mark), quota, cost, now)
+    local fraction, whole
+    if per == 1 then
+      fraction = after % gain
+      whole = (after - fraction) / gain
+    else
+      whole, fraction = scaled(after, per, gain)
+    end
+    state = pack('<ddddB', now + whole, fraction, quota.limit, room >= 0 and quota.capacity or kept, quota.low + mark)
+    return state, 1, remaining, 0, fraction > 0 and whole + 1 or whole, pressure, 0
   end
   local left = math.max(0, full - debt)
-  return state, 0, (left - left % unit) / unit, (-room + room % gain) / gain, (debt + -debt % gain) / gain, 2, 0
+  return state, 0, (left - left % unit) / unit, wait(-room, gain, per), wait(debt, gain, per), 2, 0
 end
 return gcra

@@ -7,7 +7,7 @@
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
 --          cost, since: doubles
 --          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
---          calm, warn, queue: doubles. With a calendar, when its period begins, when the next one does, and when that
+--          calm, warn, queue, fineness: doubles. With a calendar, when its period begins, when the next one does, and when that
 --          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
 --        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes. If a plan of several fails
@@ -156,12 +156,13 @@ for index = 2, #ARGV do
     local verb, count, records, cost, since, at = unpack_from('<c1HBdd', text)
     plan = {false, verb = verb, count = count, records = records, cost = cost, since = since}
     for place = 1, count do
-      local name, limit, capacity, window, gain, unit, every, calm, warn, queue
-      name, limit, capacity, window, gain, unit, every, calm, warn, queue, at = unpack_from('<sddddddddd', text, at)
+      local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
+      name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine, at =
+        unpack_from('<sdddddddddd', text, at)
       local step, log = step_named(name)
       local quota = {
-        step = step, limit = limit, window = window, gain = gain, unit = unit, full = capacity * unit,
-        calm = calm, warn = warn,
+        step = step, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
+        full = capacity * unit, per = fine > 0 and window or 1, low = 2 * fine, calm = calm, warn = warn,
       }
       if every > 1 then quota.every = every end
       if queue == 1 then quota.queue = true end

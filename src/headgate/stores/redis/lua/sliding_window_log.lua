@@ -41,6 +41,28 @@ local function save_log(key, state, ttl, expiry)
   end
 end
 
+-- What was admitted at `since`, unless that is the newest, is taken out of the entries: found by halving, as they are in
+-- order. An entry that comes to nothing is removed, so that there are never more of them than units.
+local function taken_out(key, entry, since, cost, limit, quota, first, size, used, stamp, newest, mark, window, now)
+  local low, high, added = first, size, ''
+  while low < high do
+    local middle = (low + high - (low + high) % 2) / 2
+    if entry(middle) < since then low = middle + 1 else high = middle end
+  end
+  local at, units
+  if low < size then at, units = entry(low) end
+  if at == since then
+    local from, kept = HEADER + ENTRY * first, math.max(0, units - cost)
+    local run = call('GETRANGE', key, from, HEADER + ENTRY * size - 1)
+    local place = ENTRY * (low - first)
+    added = run:sub(1, place) .. (kept > 0 and pack('<dd', since, kept) or '') .. run:sub(place + ENTRY + 1)
+    first, size, used = 0, #added / ENTRY, used - units + kept
+  end
+  local remaining, reset, pressure = math.max(0, limit - used), used > 0 and stamp + window - now or 0, nil
+  mark, pressure = judged(quota, mark, remaining, -cost)
+  return pack('<dddddd', first, size, used, stamp, newest, mark) .. added, 1, remaining, 0, reset, pressure, 0
+end
+
 local function sliding_window_log(state, quota, cost, now, key, since)
   local window, limit = quota.window, quota.limit
   local first, size, used, stamp, newest, mark = 0, 0, 0, now, 0, 0
@@ -66,7 +88,11 @@ local function sliding_window_log(state, quota, cost, now, key, since)
       end
     end
   end
-  if since and (stamp ~= since or newest < -cost) then cost = 0 end  -- no longer the newest
+  if since and since ~= stamp then
+    return taken_out(key, entry, since, -cost, limit, quota, first, size, used, stamp, newest, mark, window, now)
+  elseif since then
+    cost = math.max(cost, -newest)
+  end
   local after = used + cost
   if after <= limit and cost > 0 then
     local added = ''
@@ -83,7 +109,7 @@ local function sliding_window_log(state, quota, cost, now, key, since)
     mark, pressure = judged(quota, mark, remaining, cost)
     return pack('<dddddd', first, size, after, now, newest, mark) .. added, 1, remaining, 0, window, pressure, 0
   end
-  if cost < 0 or after <= limit then
+  if cost <= 0 then
     newest = newest + cost
     while newest <= 0 and size > first do
       size = size - 1

@@ -1,6 +1,32 @@
 -- Twin of core/token_bucket.py. State: used, at, limit, mark.
+
+-- The transition of a state, not ahead of the clock, that was written under another limit.
+local function changed(step, state, quota, cost, now, since)
+  local used, at, written_under, mark = unpack_from('<dddB', state)
+  local pressed, elapsed = mark % 2, now - at
+  local gain, per, unit = rate(written_under, quota.window, (mark - pressed) / 2)
+  if since then cost = 0 end  -- it may have been charged under yet another limit
+  used = left_of(used, gain, per, elapsed)
+  if cost < 0 then
+    used = math.max(0, used - math.min(-cost, (used + -used % unit) / unit) * unit)
+    if gain > 0 then at, elapsed = now, 0 end
+  end
+  local taken = (used + -used % unit) / unit
+  if cost > 0 and cost <= quota.capacity - taken then
+    local carried_over = carried(used, unit, quota.unit)
+    return step(pack('<dddB', carried_over, now, quota.limit, quota.low + pressed), quota, cost, now)
+  end
+  local remaining, reset = math.max(0, quota.capacity - taken), wait(used, gain, per, elapsed)
+  if cost > 0 then
+    return state, 0, remaining, wait(used - (quota.capacity - cost) * unit, gain, per, elapsed), reset, 2, 0
+  end
+  local marked, pressure = judged(quota, pressed, remaining, cost)
+  if cost < 0 then state = pack('<dddB', used, at, written_under, mark - pressed + marked) end
+  return state, 1, remaining, 0, reset, pressure, quota.queue and cost == 0 and reset or 0
+end
+
 local function steady(state, quota, cost, now, _, since)
-  local gain, unit, full = quota.gain, quota.unit, quota.full
+  local gain, per, unit, full = quota.gain, quota.per, quota.unit, quota.full
   local used, mark = 0, 0
   if state then
     local at, written_under
@@ -12,30 +38,32 @@ local function steady(state, quota, cost, now, _, since)
       end
       return held(-elapsed, steady(state, quota, cost, at, nil, since))
     end
-    if written_under ~= quota.limit then
-      used = carried_over(used, elapsed, written_under, quota)
-      return steady(pack('<dddB', used, now, quota.limit, mark), quota, since and 0 or cost, now)
+    mark = mark - quota.low
+    if written_under ~= quota.limit or mark < 0 or mark > 1 then
+      return changed(steady, state, quota, cost, now, since)
     end
     if since and quota.queue and (at ~= since or used ~= -cost * unit) then
       cost = 0  -- others may have been given their turn by it
     end
-    used = (gain == 1 or elapsed < (2^51 - 2^51 % gain) / gain) and used - elapsed * gain or 0
+    if per == 1 then used = used - elapsed * gain else used = left_of(used, gain, per, elapsed) end
     if used < 0 then used = 0 end
   end
   local after = used + cost * unit
-  if since then after = math.min(used, after + (now - since) * gain) end
+  if since then after = math.min(used, after + scaled(now - since, gain, per)) end
   local room = full - after
-  if room >= 0 or cost < 0 then
+  if room >= 0 or cost <= 0 then
     if after < 0 then after, room = 0, full end
     local remaining, pressure = (room - room % unit) / unit, 0
     if remaining < 0 then remaining = 0 end
     if remaining >= quota.calm then mark = 0 else mark, pressure = judged(quota, mark, remaining, cost) end
-    local delay = quota.queue and cost >= 0 and (used + -used % gain) / gain or 0
-    state = pack('<dddB', after, now, quota.limit, mark)
-    return state, 1, remaining, 0, (after + -after % gain) / gain, pressure, delay
+    local delay = quota.queue and cost >= 0 and wait(used, gain, per) or 0
+    state = pack('<dddB', after, now, quota.limit, quota.low + mark)
+    local reset
+    if per == 1 then reset = (after + -after % gain) / gain else reset = wait(after, gain, per) end
+    return state, 1, remaining, 0, reset, pressure, delay
   end
   local left = math.max(0, full - used)
-  return state, 0, (left - left % unit) / unit, (-room + room % gain) / gain, (used + -used % gain) / gain, 2, 0
+  return state, 0, (left - left % unit) / unit, wait(-room, gain, per), wait(used, gain, per), 2, 0
 end
 -- The leaky bucket is the token bucket seen from the other side; see core/leaky_bucket.py.
 if name == 'tb' or name == 'lb' then return steady end
@@ -51,29 +79,33 @@ local function stepwise(state, quota, cost, now, _, since)
     end
     local void_at = at
     if used > 0 and written_under > 0 then
-      local batch = reduced(written_under, quota.window) * every
-      void_at = at + (used + -used % batch) / batch * every
+      local gain, per = rate(written_under, quota.window, (mark - mark % 2) / 2)
+      local until_void = wait(used, gain, per)
+      void_at = at + until_void + -until_void % every
     elseif used > 0 then
       void_at = at + quota.window
     end
     if void_at <= now then
       state, at = false, now
+    elseif written_under == 0 then  -- a one-off allowance comes back whole
+      return steady(state, quota, cost, now, nil, since)
     elseif at < now then
       seen = now - (now - at) % every
     end
-    if since then  -- only before the next tick, and if the ticks are surely not the charge's own, or all is its own
+    if since then  -- only before the next step, and if the steps are surely not the charge's own, or all is its own
       local ticked = since - (since - at) % every
-      if seen ~= ticked or (since == ticked and used ~= -cost * quota.unit) then cost = 0 end
+      local alone = since == at and used == -cost * quota.unit
+      if not alone and (seen ~= ticked or since == ticked) then cost = 0 end
       since = seen
     end
   end
-  local function wait(us)
+  local function ticks(us)
     if us == 0 then return 0 end
     local ahead = seen + us - at
     return at - now + ahead + -ahead % every
   end
   local after, allowed, remaining, retry, reset, pressure, delay = steady(state, quota, cost, seen, nil, since)
-  return after, allowed, remaining, wait(retry), wait(reset), pressure, delay
+  return after, allowed, remaining, ticks(retry), ticks(reset), pressure, delay
 end
 if name == 'tb/every' then return stepwise end
 
@@ -83,19 +115,15 @@ local function one_off(state, quota, cost, now, _, since)
   if state then
     local written_under
     used, at, written_under, mark = unpack_from('<dddB', state)
-    if written_under > 0 then
-      used = carried_over(used, math.max(0, now - at), written_under, quota)
-      return one_off(pack('<dddB', used, math.max(at, now), 0, mark), quota, since and 0 or cost, now)
+    if at - now > quota.window then
+      return one_off(pack('<dddB', used, now, written_under, mark), quota, cost, now, nil, since)
     end
-    if now - at >= quota.window then
-      used, at, mark = 0, now, 0
-    elseif at - now > quota.window then
-      return one_off(pack('<dddB', used, now, 0, mark), quota, cost, now, nil, since)
-    end
+    if written_under > 0 then return changed(one_off, state, quota, cost, math.max(at, now), since) end
+    if now - at >= quota.window then used, at, mark = 0, now, 0 end
   end
   if since and now - since >= quota.window then cost = 0 end  -- it may have been forgotten meanwhile
   local after = math.max(0, used + cost)
-  if after <= quota.full or cost < 0 then
+  if after <= quota.full or cost <= 0 then
     if cost > 0 then at = math.max(at, now) end
     local remaining, pressure = math.max(0, quota.full - after), nil
     mark, pressure = judged(quota, mark, remaining, cost)
