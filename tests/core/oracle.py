@@ -12,14 +12,20 @@ from headgate import Algorithm, Quota
 
 
 class Oracle:
-    """Remembers every admission, and says how much there is left at any later time."""
+    """Remembers every admission, and says how much there is left at any later time.
+
+    The quota may be changed in between. What a bucket has lost then comes back at the rate of the last admission.
+    """
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
         self.admitted: list[tuple[int, int]] = []
+        self.by: list[Quota] = []
+        """The quota that admitted each of them."""
 
     def admit(self, cost: int, now: int) -> None:
         self.admitted.append((now, cost))
+        self.by.append(self.quota)
 
     def left(self, now: int) -> Fraction:
         """Return what may still pass at `now`, fractions included; negative if too much has passed."""
@@ -29,11 +35,13 @@ class Oracle:
 
     def bound(self, interval: int) -> int:
         """Return the published bound: the most that may pass in any interval of that many microseconds."""
-        quota = self.quota
+        return max(self._bound(quota, interval) for quota in {*self.by, self.quota})
+
+    def _bound(self, quota: Quota, interval: int) -> int:
         rate = Fraction(quota.limit, quota.window_us)
         match quota.algorithm:
             case Algorithm.TOKEN_BUCKET | Algorithm.LEAKY_BUCKET | Algorithm.GCRA:
-                return floor(quota.capacity + rate * interval)
+                return floor(quota.capacity + rate * (interval - 1 + quota.refill_every_us))
             case Algorithm.SLIDING_WINDOW_LOG:
                 return quota.limit * -(-interval // quota.window_us)
             case Algorithm.FIXED_WINDOW:
@@ -54,11 +62,10 @@ class Oracle:
 
     def _level(self, now: int) -> Fraction:
         """Return what is missing from a full bucket."""
-        rate = Fraction(self.quota.limit, self.quota.window_us)
-        level, last = Fraction(0), 0
-        for at, cost in [*self.admitted, (now, 0)]:
+        level, last, rate = Fraction(0), 0, Fraction(0)
+        for (at, cost), quota in zip([*self.admitted, (now, 0)], [*self.by, self.quota], strict=True):
             level = max(Fraction(0), level - rate * (at - last)) + cost
-            last = at
+            last, rate = at, Fraction(quota.limit, quota.window_us)
         return level
 
     def _counted(self, now: int) -> Fraction:

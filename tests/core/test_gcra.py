@@ -145,31 +145,46 @@ class TestChangedLimit:
     @pytest.mark.parametrize(
         ("limit", "row"),
         [
-            (20, (0, 0, True, 12, 0, 400_000)),
-            (20, (250_000, 0, True, 14, 0, 275_000)),  # 5.5 were used
-            (20, (250_000, 14, True, 0, 0, 975_000)),
-            (20, (250_000, 15, False, 14, 25_000, 275_000)),
-            (9, (250_000, 4, False, 3, 55_556, 611_112)),  # 55555.6 and 611111.1
-            (7, (1, 1, False, 0, 285_713, 1_142_856)),  # 7.99999 were used: 1.99999 and 7.99999 sevenths of a second
+            (20, (0, 0, True, 12, 0, 800_000)),
+            (20, (250_000, 0, True, 14, 0, 550_000)),  # 5.5 were used
+            (20, (250_000, 14, True, 0, 0, 975_000)),  # an admission: from now on at 20/s
+            (20, (250_000, 15, False, 14, 50_000, 550_000)),
+            (9, (250_000, 4, False, 3, 50_000, 550_000)),
+            (9, (250_000, 3, True, 0, 0, 944_445)),  # 8.5 ninths of a second
+            (7, (1, 1, False, 0, 199_999, 799_999)),  # 7.99999 were used
             (20, (10**15, 0, True, 20, 0, 0)),
-            (9, (0, 0, True, 1, 0, 888_889)),  # no whole interval
+            (9, (0, 0, True, 1, 0, 800_000)),
         ],
     )
     def test_raised_or_lowered(self, limit: int, row: Row) -> None:
         play(gcra(limit), [row], self.used_8)
 
     def test_lowered_below_what_was_used(self) -> None:
-        mended = play(gcra(4), [(0, 1, False, 0, 1_250_000, 2_000_000)], self.used_8)
-        assert mended != self.used_8
-        play(gcra(4), [(1_249_999, 1, False, 0, 1, 750_001), (1_250_000, 1, True, 0, 0, 1_000_000)], mended)
+        """It is paid off at the rate it was made under, and a refusal changes nothing."""
+        kept = play(gcra(4), [(0, 1, False, 0, 500_000, 800_000)], self.used_8)
+        assert kept is self.used_8
+        play(gcra(4), [(499_999, 1, False, 0, 1, 300_001), (500_000, 1, True, 0, 0, 1_000_000)], kept)
 
-    def test_debt_beyond_the_capacity_by_more_than_a_window_is_forgotten(self) -> None:
-        """8 units at 2/s are 4 s of debt, where 1 s of capacity and one window make 2 s."""
-        mended = play(gcra(2), [(0, 1, False, 0, 500_000, 1_000_000)], self.used_8)
-        play(gcra(2), [(499_999, 1, False, 0, 1, 500_001), (500_000, 1, True, 0, 0, 1_000_000)], mended)
+    def test_a_debt_far_beyond_a_lowered_capacity_is_not_taken_for_a_mistake_of_the_clock(self) -> None:
+        state, _ = gcra(1, burst=99).step(None, 100, START)
+        assert play(gcra(1), [(0, 1, False, 0, 100 * SECOND, 100 * SECOND)], state) is state
+        play(gcra(1, burst=99), [(0, 1, False, 0, SECOND, 100 * SECOND)], state)
 
     def test_a_refund_while_more_is_used_than_the_capacity(self) -> None:
-        play(gcra(4), [(0, -1, True, 0, 0, 1_750_000), (0, -4, True, 1, 0, 750_000)], self.used_8)
+        play(gcra(4), [(0, -1, True, 0, 0, 700_000), (0, -4, True, 1, 0, 300_000)], self.used_8)
+        state, _ = gcra(1, burst=99).step(None, 100, START)
+        state = play(gcra(1), [(0, -1, True, 0, 0, 99 * SECOND)], state)
+        play(gcra(1), [(0, 1, False, 0, 99 * SECOND, 99 * SECOND)], state)
+
+    @pytest.mark.parametrize("behind", [2_000_001, 10**12])
+    def test_a_clock_that_falls_back_is_told_from_a_debt_under_another_limit(self, behind: int) -> None:
+        """At 10/s the capacity is worth one second, and one window more is the most that is waited for."""
+        mended = play(gcra(4), [(-behind, 1, False, 0, 700_000, 1_000_000)], TEN.step(None, 10, START)[0])
+        play(gcra(4), [(-behind + 700_000, 1, True, 0, 0, 1_000_000)], mended)
+
+    def test_what_was_charged_under_another_limit_stays(self) -> None:
+        after, _ = gcra(4).step(self.used_8, -8, START, START)
+        assert after is self.used_8
 
 
 class TestClockFallsBack:
@@ -200,9 +215,9 @@ class TestClockFallsBack:
         play(FIVE, [(0, 1, True, 4, 0, 200_000), (-300_000, 1, True, 1, 0, 700_000)])
 
 
-def test_state_is_four_integers_for_ever() -> None:
+def test_state_is_five_integers_for_ever() -> None:
     state: State = None
     for number in range(1000):
         state, _ = SEVEN.step(state, number % 3, START + number * 12_345)
         assert state is not None
-        assert [type(part) for part in state] == [int] * 4
+        assert [type(part) for part in state] == [int] * 5

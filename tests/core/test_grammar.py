@@ -266,7 +266,7 @@ class TestErrors:
             ("10/s fixed_window capacity 15", "fixed_window has no burst"),
             ("10/s fixed_window capacity 5", "fixed_window has no burst"),
             ("10/s queue", "only leaky_bucket can be a queue, not token_bucket"),
-            ("1000003/day", "use a rounder limit (such as 1000000)"),
+            ("1/365d burst 100", "a capacity of 101 would take 101 years to come back"),
             ("5/s; 0/m", "limit must be a whole number from 1 to"),
             ("5/s; 0/day in UTC", "limit must be a whole number from 1 to"),
             ("5/day in Europe/Berln", "unknown time zone 'Europe/Berln': did you mean Europe/Berlin?"),

@@ -125,7 +125,7 @@ def test_a_changed_limit_lets_the_same_queue_out_faster_or_slower() -> None:
     state, _ = leaky(4).step(None, 2, START)
     play(leaky(8), [(0, 1, True, 5, 0, 375_000, 250_000)], state)
     play(leaky(3), [(0, 1, True, 0, 0, 1_000_000, 666_667)], state)
-    play(leaky(2), [(0, 1, False, 0, 500_000, 1_000_000, 0)], state)
+    play(leaky(2), [(0, 1, False, 0, 250_000, 500_000, 0), (0, 0, True, 0, 0, 500_000, 500_000)], state)
     play(leaky(8), [(100_000, 1, True, 5, 0, 325_000, 200_000)], state)  # 1.6 are still in it
 
 

@@ -156,24 +156,25 @@ class TestChangedLimit:
     used_8 = TEN.step(None, 8, START)[0]
 
     def test_raised(self) -> None:
-        play(Quota(20, SECOND), [(0, 0, True, 12, 0, 400_000)], self.used_8)
+        play(Quota(20, SECOND), [(0, 0, True, 12, 0, 800_000)], self.used_8)
 
     @pytest.mark.parametrize(
         ("limit", "row"),
         [
-            (20, (250_000, 0, True, 14, 0, 275_000)),
-            (20, (250_000, 14, True, 0, 0, 975_000)),
-            (20, (250_000, 15, False, 14, 25_000, 275_000)),
-            (9, (250_000, 4, False, 3, 55_556, 611_112)),  # 55555.6 and 611111.1
+            (20, (250_000, 0, True, 14, 0, 550_000)),
+            (20, (250_000, 14, True, 0, 0, 975_000)),  # an admission: from now on at 20/s
+            (20, (250_000, 15, False, 14, 50_000, 550_000)),
+            (9, (250_000, 4, False, 3, 50_000, 550_000)),
+            (9, (250_000, 3, True, 0, 0, 944_445)),  # 8.5 ninths of a second
         ],
     )
-    def test_until_the_change_the_old_limit_refills(self, limit: int, row: Row) -> None:
+    def test_until_an_admission_the_old_limit_refills(self, limit: int, row: Row) -> None:
         """After 250 ms at 10/s, 5.5 of the 8 are used."""
         play(Quota(limit, SECOND), [row], self.used_8)
 
     def test_a_fraction_of_a_token_less_than_the_new_limit_can_count_is_rounded_up(self) -> None:
-        """7.99999 of the 8 are used after 1 us: at 7/s, 1.99999 and 7.99999 sevenths of a second."""
-        play(Quota(7, SECOND), [(1, 1, False, 0, 285_713, 1_142_856)], self.used_8)
+        """3.99999 of the 8 are used after 400001 us. With one more that is 4.99999 sevenths of a second."""
+        play(Quota(7, SECOND), [(400_001, 1, True, 2, 0, 714_285)], self.used_8)
 
     @pytest.mark.parametrize(("then", "limit"), [(10, 1), (1, 10)])
     def test_of_the_largest_capacity_nothing_is_given_back(self, then: int, limit: int) -> None:
@@ -187,20 +188,17 @@ class TestChangedLimit:
         play(Quota(20, SECOND), [(10**15, 0, True, 20, 0, 0)], self.used_8)
 
     def test_lowered_below_what_was_used(self) -> None:
-        """A denial mends the state: it is now counted under the new limit, and from now on refilled by it."""
-        mended = play(Quota(4, SECOND), [(0, 1, False, 0, 1_250_000, 2_000_000)], self.used_8)
-        assert mended != self.used_8
-        play(
-            Quota(4, SECOND),
-            [
-                (1_249_999, 1, False, 0, 1, 750_001),
-                (1_250_000, 1, True, 0, 0, 1_000_000),
-            ],
-            mended,
-        )
+        """It comes back by the limit it was used under, and a refusal changes nothing."""
+        kept = play(Quota(4, SECOND), [(0, 1, False, 0, 500_000, 800_000)], self.used_8)
+        assert kept is self.used_8
+        play(Quota(4, SECOND), [(499_999, 1, False, 0, 1, 300_001), (500_000, 1, True, 0, 0, 1_000_000)], kept)
 
     def test_a_refund_below_zero_capacity_left_is_still_a_refund(self) -> None:
-        play(Quota(4, SECOND), [(0, -1, True, 0, 0, 1_750_000), (0, -4, True, 1, 0, 750_000)], self.used_8)
+        play(Quota(4, SECOND), [(0, -1, True, 0, 0, 700_000), (0, -4, True, 1, 0, 300_000)], self.used_8)
+
+    def test_what_was_charged_under_another_limit_stays(self) -> None:
+        after, _ = Quota(4, SECOND).step(self.used_8, -8, START, START)
+        assert after is self.used_8
 
     def test_another_burst(self) -> None:
         play(Quota(10, SECOND, burst=5), [(0, 0, True, 7, 0, 800_000)], self.used_8)
@@ -225,7 +223,7 @@ class TestClockFallsBack:
         play(FIVE, [(0, 0, True, 1, 0, 800_000)], state)
 
     def test_and_the_limit_changes(self) -> None:
-        play(Quota(10, SECOND), [(-300_000, 6, False, 5, 400_000, 800_000)], self.full)
+        play(Quota(10, SECOND), [(-300_000, 6, False, 5, 500_000, 1_300_000)], self.full)
 
 
 class TestOneOff:
@@ -280,25 +278,45 @@ class TestOneOff:
         play(self.quota, [(-2, 1, False, 0, 1, 1), (-1, 1, True, 2, 0, 10 * SECOND)], mended)
 
     def test_after_a_refilled_bucket(self) -> None:
-        """At 5 per 10 s, 2.5 of 4 are still used after 3 s. That counts as 3, and no longer falls."""
+        """At 5 per 10 s, 2.5 of 4 are still used after 3 s. With the next use that counts as 3, and no longer falls."""
         state, _ = Quota(5, 10 * SECOND).step(None, 4, START)
         now = 3 * SECOND
         quota = Quota.one_off(6, keep_us=10 * SECOND)
-        play(quota, [(now, 0, True, 3, 0, 10 * SECOND), (now + 9 * SECOND, 0, True, 3, 0, SECOND)], state)
+        play(
+            quota,
+            [
+                (now, 0, True, 3, 0, 5 * SECOND),
+                (now, 4, False, 3, SECOND, 5 * SECOND),
+                (now, 1, True, 2, 0, 10 * SECOND),
+                (now + 9 * SECOND, 0, True, 2, 0, SECOND),
+            ],
+            state,
+        )
 
-    @pytest.mark.parametrize(("behind", "reset"), [(3 * SECOND, 13 * SECOND), (11 * SECOND, 10 * SECOND)])
+    @pytest.mark.parametrize(("behind", "reset"), [(3 * SECOND, 11 * SECOND), (11 * SECOND, 8 * SECOND)])
     def test_after_a_refilled_bucket_whose_clock_was_ahead(self, behind: int, reset: int) -> None:
         state, _ = Quota(5, 10 * SECOND).step(None, 4, START)
         play(Quota.one_off(6, keep_us=10 * SECOND), [(-behind, 0, True, 2, 0, reset)], state)
 
     def test_before_a_refilled_bucket(self) -> None:
-        """What was used is refilled from now on."""
+        """What was used is refilled from the next use on."""
         state, _ = Quota.one_off(5, keep_us=10 * SECOND).step(None, 4, START)
         play(
             Quota(5, 10 * SECOND),
-            [(3 * SECOND, 0, True, 1, 0, 8 * SECOND), (5 * SECOND, 2, True, 0, 0, 10 * SECOND)],
+            [
+                (3 * SECOND, 0, True, 1, 0, 7 * SECOND),
+                (3 * SECOND, 2, False, 1, 7 * SECOND, 7 * SECOND),
+                (3 * SECOND, 1, True, 0, 0, 10 * SECOND),
+                (5 * SECOND, 1, True, 0, 0, 10 * SECOND),
+            ],
             state,
         )
+
+    @pytest.mark.parametrize("refill_every_us", [1, SECOND])
+    def test_a_refund_under_a_refilled_bucket_does_not_keep_it_longer(self, refill_every_us: int) -> None:
+        state, _ = Quota.one_off(5, keep_us=10 * SECOND).step(None, 4, START)
+        refilled = Quota(5, 10 * SECOND, refill_every_us=refill_every_us)
+        play(refilled, [(3 * SECOND, -1, True, 2, 0, 7 * SECOND)], state)
 
     @pytest.mark.parametrize("refill_every_us", [1, SECOND])
     def test_once_it_is_void_no_refilled_bucket_counts_it_either(self, refill_every_us: int) -> None:
@@ -353,10 +371,10 @@ class TestRefillInSteps:
         )
 
     def test_a_changed_limit_keeps_the_steps(self) -> None:
-        """After 300 ms one step at 10/s: 5.5 of the 8 are used. At 22/s, they are back in 250 ms: one more step."""
+        """After 300 ms one step at 10/s: 5.5 of the 8 are used. At 22/s, 5.5 come back with each step."""
         state, _ = self.quota.step(None, 8, START)
-        play(Quota(20, SECOND, refill_every_us=250_000), [(300_000, 0, True, 14, 0, 450_000)], state)
-        play(Quota(22, SECOND, refill_every_us=250_000), [(300_000, 0, True, 16, 0, 200_000)], state)
+        play(Quota(20, SECOND, refill_every_us=250_000), [(300_000, 0, True, 14, 0, 700_000)], state)
+        play(Quota(22, SECOND, refill_every_us=250_000), [(300_000, 1, True, 15, 0, 450_000)], state)
 
     @pytest.mark.parametrize("behind", [1, 100_000, 999_999, 1_000_000])
     def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 from typing import Any, Self
 
 from headgate.core import algorithms
@@ -116,7 +117,8 @@ class Quota:
     ) -> Self:
         """A token bucket in its other spelling: its size and its refill in tokens per second.
 
-        Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly.
+        Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly. A number with so many digits
+        that its window would be too long is rounded down, by less than 10^-9 of it.
         """
         whole("capacity", capacity, 1, EXACT, InvalidQuota)
         whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)
@@ -124,6 +126,7 @@ class Quota:
         if not rate:
             return cls.one_off(capacity)
         try:
+            rate = _countable(rate)
             return cls(
                 limit=rate.numerator,
                 window_us=rate.denominator * SECOND,
@@ -196,3 +199,34 @@ def _rate(value: object) -> Fraction:
     if rate >= 0:
         return rate
     raise InvalidQuota(f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {shown}")
+
+
+def _countable(rate: Fraction) -> Fraction:
+    """Return the highest rate up to `rate` whose window is not too long, preferably in few seconds.
+
+    A fraction of few seconds that a float does not tell from `rate` is what was meant: 50/3 by 16.666666666666668.
+    """
+    longest = max(1, min(MAX_WINDOW_US // SECOND, (1 << 49) // ceil(rate)))
+    if rate.denominator <= longest:
+        return rate
+    meant = rate.limit_denominator(min(1_000_000, longest))
+    if float(meant) == float(rate):
+        return meant
+    for seconds in (min(1_000_000, longest), longest):
+        near = _below(rate, seconds)
+        if (rate - near) * 10**9 < rate:
+            return near
+    if near:
+        return near
+    raise InvalidQuota(f"less than one token in {MAX_WINDOW_US // 86_400_000_000} days")
+
+
+def _below(rate: Fraction, largest: int) -> Fraction:
+    """Return the highest fraction up to `rate` with a denominator up to `largest`."""
+    near = rate.limit_denominator(largest)
+    if near <= rate:
+        return near
+    over, under = near.numerator, near.denominator  # its neighbour below, among fractions with such denominators
+    inverse = pow(over, -1, under) if under > 1 else 0
+    denominator = largest - (largest - inverse) % under
+    return Fraction((over * denominator - 1) // under, denominator)

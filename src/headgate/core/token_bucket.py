@@ -201,8 +201,10 @@ def _one_off(quota: Quota) -> Transition:
             used, at, written_under, mark = state
             if at - now > window:
                 return step((used, now, written_under, mark), cost, now, since)
+            if written_under and at > now:
+                return held(changed(state, cost, at, since), at - now)
             if written_under:
-                return changed(state, cost, max(at, now), since)
+                return changed(state, cost, now, since)
             if now - at >= window:
                 used, at, mark = 0, now, 0
         if since is not None and now - since >= window:

@@ -119,7 +119,7 @@ class _Machine(RuleBasedStateMachine):
         kept = {space: quota for space, _, quota in self._plan("a")} if self.quotas else {}
         return all(void_at(state, kept[space]) > now for (space, _), state in self.reference.states.items())
 
-    @rule(limit=st.integers(1, 9), burst=st.integers(0, 4))
+    @rule(limit=st.one_of(st.integers(1, 9), st.sampled_from([101, 999_983, 10**6])), burst=st.integers(0, 4))
     def limits_change(self, limit: int, burst: int) -> None:
         self.changes += 1
         self.quotas = [

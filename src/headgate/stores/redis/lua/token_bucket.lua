@@ -118,7 +118,11 @@ local function one_off(state, quota, cost, now, _, since)
     if at - now > quota.window then
       return one_off(pack('<dddB', used, now, written_under, mark), quota, cost, now, nil, since)
     end
-    if written_under > 0 then return changed(one_off, state, quota, cost, math.max(at, now), since) end
+    if written_under > 0 and at > now then
+      return held(at - now, changed(one_off, state, quota, cost, at, since))
+    elseif written_under > 0 then
+      return changed(one_off, state, quota, cost, now, since)
+    end
     if now - at >= quota.window then used, at, mark = 0, now, 0 end
   end
   if since and now - since >= quota.window then cost = 0 end  -- it may have been forgotten meanwhile
