@@ -37,10 +37,11 @@ def test_shares_of_ordinary_quotas_are_exact() -> None:
     assert share_of(Quota.one_off(10), 4) == Quota.one_off(3)
 
 
-def test_a_share_that_cannot_be_computed_exactly_is_rounded_down() -> None:
-    assert share_of(Quota(10_000_000, 24 * HOUR), 3).limit in range(3_000_000, 3_333_334)
-    prime = 1_000_000_007  # nothing near its third has a divisor in common with the window
-    assert share_of(Quota(prime, 2 * prime), 3).limit == 1
+def test_a_share_that_would_take_longer_to_come_back_than_can_be_counted_is_rounded_down() -> None:
+    assert share_of(Quota(10_000_000, 24 * HOUR), 3).limit == 3_333_334
+    longest = Quota(3, 24 * HOUR, burst=78_187 - 3)  # 71.3 years
+    assert share_of(longest, 2) == Quota(2, 24 * HOUR, burst=39_094 - 2)
+    assert share_of(longest, 3) == Quota(1, 24 * HOUR, burst=26_062 - 1)
 
 
 def a_plan(*names: str, limit: int = 3) -> Plan:

@@ -19,7 +19,7 @@ from headgate.core import plan as plans
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.mode import Mode
-from headgate.core.numbers import EXACT, short
+from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
@@ -172,20 +172,14 @@ class Mixed:
 
 @lru_cache(maxsize=4096)
 def share_of(quota: Quota, nodes: int) -> Quota:
-    """Return the share of one of `nodes` in `quota`: limit and capacity divided, rounded up, at least 1.
-
-    Where a bucket of that rate cannot be computed exactly, its limit is rounded down to fewer digits.
-    """
+    """Return the share of one of `nodes` in `quota`: limit and capacity divided, rounded up, at least 1."""
     if nodes == 1:
         return quota
     limit, capacity = -(-quota.limit // nodes), -(-quota.capacity // nodes)
-    for digits in range(len(str(limit))):
-        rounded = limit - limit % 10**digits
-        try:
-            return replace(quota, limit=rounded, burst=capacity - rounded)
-        except InvalidQuota:
-            continue
-    return replace(quota, limit=1, burst=min(capacity, EXACT // quota.window_us) - 1)
+    try:
+        return replace(quota, limit=limit, burst=capacity - limit)
+    except InvalidQuota:  # it would take a little longer to come back than can be counted
+        return replace(quota, limit=limit, burst=quota.capacity // nodes - limit)
 
 
 def marked(decision: Decision, reason: str) -> Decision:
