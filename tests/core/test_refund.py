@@ -30,7 +30,8 @@ class Key:
     """The state of one key, and what happens to it."""
 
     def __init__(self, quota: Quota) -> None:
-        self.plan, self.state = plan_of(quota), None
+        self.plan = plan_of(quota)
+        self.state: State = None
 
     def check(self, cost: int, now: int) -> bool:
         states: list[State] = [self.state]
