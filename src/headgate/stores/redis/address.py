@@ -15,19 +15,19 @@ address (``@ : / ? # % ,``) are written as ``%40`` and so on.
 Options: `timeout` (seconds for a whole call, 0.25 unless told), `connect_timeout` (seconds, 1; a blocking call that has
 to connect first may take this much longer), `connections` (to each server: 2 for an event loop, 16 for threads),
 `replicas` (an answer waits until so many replicas have what it wrote, or says that they have not), `ca`, `cert`, `key`
-(PEM files, for TLS), `evicting` (``allow`` to accept a server that may evict state), `sentinel_user` and
-`sentinel_password` (for the Sentinels themselves).
+(PEM files, for TLS, which may be replaced at any time), `evicting` (``allow`` to accept a server that may evict state),
+`sentinel_user` and `sentinel_password` (for the Sentinels themselves).
 """
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headgate.core.errors import InvalidStore
+from headgate.stores.redis.dialing import Certificates, Names
 
 ACCEPTED = (
     '"redis://[user:password@]host:6379/0", "redis+unix:///path/to/socket", '
@@ -57,7 +57,7 @@ class Address:
     database: int = 0
     user: str = ""
     password: str = field(default="", repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    tls: Certificates | None = field(default=None, repr=False, compare=False)
     timeout: float = 0.25
     connect_timeout: float = 1.0
     connections: int | None = None
@@ -67,6 +67,8 @@ class Address:
     role: Role = Role.ALONE
     label: str = ""
     """What to call it, as long as nobody knows where it is."""
+    names: Names = field(default_factory=Names, repr=False, compare=False)
+    """Finds where hosts are; the same for all servers of a store."""
 
     def at(self, host: str, port: int) -> Address:
         """Return the address of another server that is talked to in the same way."""
@@ -138,7 +140,7 @@ def parse(text: str) -> Place:
         database=_number("database", database or "0", 0, 1_000_000),
         user=unquote(user),
         password=unquote(password),
-        tls=_context(options) if tls else None,
+        tls=_certificates(options) if tls else None,
         timeout=_seconds("timeout", options.pop("timeout", "0.25")),
         connect_timeout=_seconds("connect_timeout", options.pop("connect_timeout", "1")),
         connections=_number("connections", options.pop("connections"), 1, 1000) if "connections" in options else None,
@@ -225,14 +227,8 @@ def _flag(name: str, text: str) -> bool:
     return text == "allow"
 
 
-def _context(options: dict[str, str]) -> ssl.SSLContext:
-    ca, cert, key = (options.pop(name, None) for name in _FILES)
+def _certificates(options: dict[str, str]) -> Certificates:
     try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert:
-            context.load_cert_chain(
-                cert, key, password=""
-            )  # or it would ask on the terminal for that of an encrypted key
+        return Certificates(*[options.pop(name, None) for name in _FILES])
     except (OSError, ValueError) as error:
         raise InvalidStore(f"the certificates of a store address cannot be read: {error}") from None
-    return context

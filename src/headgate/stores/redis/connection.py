@@ -25,8 +25,7 @@ class Connection:
     Args:
         address: whom to connect to.
         greeting: what to say first, unless it is about limits.
-        patience: seconds for all that; the address tells, unless given. (To find the address of a name may take longer:
-            no time can be set for that.)
+        patience: seconds for all that; the address tells, unless given.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Connection:
             if address.path:
                 places = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.path)]
             else:
-                places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)  # type: ignore[assignment]
+                places = address.names.places(address.host, address.port, give_up)  # type: ignore[assignment]
         except (OSError, ValueError) as unknown:  # ValueError: a host that cannot be a name
             raise wire.unconnected(address, unknown) from None
         for family, kind, protocol, _, place in places:
@@ -75,7 +74,7 @@ class Connection:
         if not address.path:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls:
-            return address.tls.wrap_socket(connected, server_hostname=address.host)
+            return address.tls.context().wrap_socket(connected, server_hostname=address.host)
         # Replies are waited for by poll, which is quicker than a socket with a time limit, and as exact.
         seconds = max(address.timeout, address.connect_timeout)
         connected.settimeout(None)

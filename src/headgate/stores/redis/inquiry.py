@@ -1,8 +1,10 @@
-"""Drives inquiries in an event loop: a short conversation with each server that is asked."""
+"""Connects in an event loop, and drives inquiries: a short conversation with each server that is asked."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import hiredis
 
@@ -10,6 +12,24 @@ from headgate.core.errors import StoreError
 from headgate.stores.redis import wire
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.discovery import Inquiry, T
+
+Made = TypeVar("Made")
+
+
+async def connected(
+    address: Address, by_path: Callable[[str], Awaitable[Made]], by_place: Callable[..., Awaitable[Made]]
+) -> Made:
+    """Return the connection to a server that one of two functions makes. Raises OSError, ValueError."""
+    if address.path:
+        return await by_path(address.path)
+    options = {"ssl": address.tls.context(), "server_hostname": address.host} if address.tls else {}
+    error: OSError = OSError("no address")
+    for *_, place in await address.names.places_soon(address.host, address.port):
+        try:
+            return await by_place(place[0], place[1], **options)
+        except OSError as failure:
+            error = failure
+    raise error
 
 
 async def inquire(inquiry: Inquiry[T], patience: float) -> T:
@@ -27,10 +47,7 @@ async def _inquired(address: Address, question: bytes, patience: float) -> objec
     """Return the reply of a server, or the exception that came instead."""
     try:
         async with asyncio.timeout(patience):
-            if address.path:
-                reader, writer = await asyncio.open_unix_connection(address.path)
-            else:
-                reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls)
+            reader, writer = await connected(address, asyncio.open_unix_connection, asyncio.open_connection)
             try:
                 return await _conversed(address, question, reader, writer)
             finally:

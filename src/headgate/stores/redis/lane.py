@@ -20,7 +20,7 @@ from headgate.stores.redis import scripts, wire
 from headgate.stores.redis.address import Address, Role
 from headgate.stores.redis.answers import Answer, Unconfirmed
 from headgate.stores.redis.discovery import Sentinels
-from headgate.stores.redis.inquiry import inquire
+from headgate.stores.redis.inquiry import connected, inquire
 from headgate.stores.redis.resting import pause_after
 from headgate.stores.traffic import Traffic
 
@@ -263,10 +263,8 @@ class Lane(asyncio.BufferedProtocol):
                 self._address = await inquire(self._sentinels.primary(), self._sentinels.patience)
             address = self._address
             async with asyncio.timeout(address.connect_timeout):
-                if address.path:
-                    await self._loop.create_unix_connection(lambda: self, address.path)
-                else:
-                    await self._loop.create_connection(lambda: self, address.host, address.port, ssl=address.tls)
+                by_path = partial(self._loop.create_unix_connection, self._itself)
+                await connected(address, by_path, partial(self._loop.create_connection, self._itself))
                 await self._greet()
         except (OSError, ValueError, StoreError) as error:  # ValueError: a host that cannot be a name
             self._failed(error if isinstance(error, StoreError) else wire.unconnected(self._address, error))
@@ -276,6 +274,9 @@ class Lane(asyncio.BufferedProtocol):
         else:
             self.connecting, self.is_open, self._failures = None, True, 0
             self._free()
+
+    def _itself(self) -> Lane:
+        return self
 
     def _failed(self, error: StoreError) -> None:
         """Rest before the next attempt."""

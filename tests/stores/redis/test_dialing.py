@@ -1,0 +1,165 @@
+"""New connections use the certificates and the names of hosts as they are now, and nobody waits too long for either."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.core.plan import Plan
+from headgate.core.quota import Quota
+from headgate.stores.base import Store
+from headgate.stores.redis.dialing import Names
+from headgate.testing.conformance import family
+from tests.server.process.service import Service, service
+from tests.servers import RedisServer, free_port, redis_server, until
+from tests.stores.redis.load import resumed
+
+Open = Callable[[str], Store]
+HOST = "store.example"
+_CLIENT = [("ca", "cert"), ("cert", "cert"), ("key", "key")]
+_SERVER = [("cert", "cert"), ("key", "key"), ("ca-cert", "cert")]
+"""Which file is used for what."""
+
+
+def a_plan() -> Plan:
+    return family(Quota(1000, 3600 * 1_000_000)).plan("ada")
+
+
+def certify(folder: Path) -> None:
+    """Put a new certificate for 127.0.0.1, signed by itself, and its key into a folder."""
+    program = shutil.which("openssl")
+    assert program, "openssl is needed: apt-get install openssl"
+    subject = ["-subj", "/CN=headgate test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", "key.pem", "-out", "cert.pem"]
+    folder.mkdir(exist_ok=True)
+    request = [program, "req", "-x509", "-nodes", "-days", "2", *made, *subject]
+    subprocess.run(request, cwd=folder, check=True, capture_output=True)
+
+
+class TlsServer:
+    """A server that shows a certificate and wants to see the same one; and files of a client, all in one folder."""
+
+    def __init__(self, folder: Path, server: RedisServer, port: int) -> None:
+        self.folder, self._server, self._port = folder, server, port
+
+    @property
+    def address(self) -> str:
+        files = "&".join(f"{use}={self.folder}/client/{name}.pem" for use, name in _CLIENT)
+        return f"rediss://127.0.0.1:{self._port}?timeout=5&connect_timeout=5&{files}"
+
+    def rotate(self) -> None:
+        """Let the server use a new certificate, and trust only that; connections end."""
+        certify(self.folder / "new")
+        words = [word for use, name in _SERVER for word in (f"tls-{use}-file", f"{self.folder}/new/{name}.pem")]
+        self._server.ask("CONFIG", "SET", *words)
+        self._server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def hand_out(self, *names: str) -> None:
+        """Replace files of the client."""
+        for name in names:
+            shutil.copy(self.folder / "new" / f"{name}.pem", self.folder / "client" / f"{name}.new")
+            (self.folder / "client" / f"{name}.new").rename(self.folder / "client" / f"{name}.pem")
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[TlsServer]:
+    certify(tmp_path / "server")
+    shutil.copytree(tmp_path / "server", tmp_path / "client")
+    port = free_port()
+    files = [f"tls-{use}-file {tmp_path}/server/{name}.pem" for use, name in _SERVER]
+    with redis_server(f"tls-port {port}", *files, "tls-auth-clients yes") as server:
+        yield TlsServer(tmp_path, server, port)
+
+
+def test_certificates_that_are_replaced_are_used_without_a_restart(
+    tls: TlsServer, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, plan = opened(tls.address), a_plan()
+    assert store.check(plan, 1).remaining == 999
+    tls.rotate()
+    refused(store, plan)
+    tls.hand_out("cert")  # the key does not belong to it: the old ones are kept, and tried in vain
+    with caplog.at_level(logging.WARNING):
+        until(lambda: refused(store, plan) and "old ones stay" in caplog.text, "the files are looked at")
+    tls.hand_out("key")
+    assert resumed(lambda: store.check(plan, 1)).remaining == 998
+    store.ready()
+
+
+def refused(store: Store, plan: Plan) -> bool:
+    with pytest.raises(StoreError):
+        store.check(plan, 1)
+    return True
+
+
+def test_a_service_says_whether_its_certificates_are_good_and_follows_them(tls: TlsServer) -> None:
+    with service("--store", tls.address) as serving:
+        assert is_said(serving.started(), "ready")
+        tls.rotate()
+        until(lambda: is_said(serving, "degraded"), "it says so")
+        tls.hand_out("cert", "key")
+        until(lambda: is_said(serving, "ready"), "it follows")
+
+
+def is_said(serving: Service, status: str) -> bool:
+    _, body = serving.get("/readyz")
+    return f'"status":"{status}"'.encode() in body
+
+
+class SlowNames:
+    """Stands between a program and its name server, which answers for HOST only when it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = 0, threading.Semaphore(0)
+        self._real = socket.getaddrinfo
+
+    def __call__(self, host: str, *rest: Any, **options: Any) -> Any:
+        if host != HOST or options.get("flags"):
+            return self._real(host, *rest, **options)
+        self.asked += 1
+        assert self.let.acquire(timeout=60)
+        return self._real("127.0.0.1", *rest, **options)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
+    slow = SlowNames()
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    yield slow
+    slow.let.release(100)
+
+
+def test_a_name_that_is_found_too_late_is_there_for_the_next_call(
+    server: RedisServer, opened: Open, names: SlowNames
+) -> None:
+    store, plan = opened(f"redis://{HOST}:{server.port}?timeout=5&connect_timeout=0.1&connections=1"), a_plan()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="cannot connect"):
+            store.check(plan, 1)
+    assert names.asked == 1, "one search is enough for all who wait"
+    names.let.release()
+    assert resumed(lambda: store.check(plan, 1)).remaining == 999
+    assert names.asked == 1, "any further search would have been too late again"
+
+
+def test_a_name_that_is_found_in_time_is_looked_for_again_by_the_next_connection(names: SlowNames) -> None:
+    found = Names()
+    for asked in (1, 2):
+        names.let.release()
+        (place,) = found.places(HOST, 6379, monotonic() + 60)
+        assert (place[4], names.asked) == (("127.0.0.1", 6379), asked)
+
+
+def test_a_name_that_nobody_knows_is_told(opened: Open) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot connect"):
+        opened("redis://name.invalid:6379?timeout=5&connect_timeout=20").check(a_plan(), 1)
