@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from headgate.cli.serve_options import add_options, options, settings_of
 from headgate.core.errors import UsageError
 from headgate.server.settings import Settings
 from headgate.web.apikey import digest
+from tests.servers import free_port, redis_server
 
 
 def settings(*words: str, **environment: str) -> Settings:
@@ -67,11 +69,62 @@ def test_what_is_wrong_is_told_by_the_name_it_was_given_by(
         settings(*words, **environment)
 
 
+@pytest.mark.parametrize(
+    "number", ["8_0", "\u0668\u0660", "\uff18\uff10", " 80", "80 ", "+80", "0x50", "8e1", "", "80.0"]
+)
+def test_numbers_are_written_in_plain_digits(number: str) -> None:
+    with pytest.raises(UsageError, match="--http-port: a number"):
+        settings("--http-port", number)
+    with pytest.raises(UsageError, match="--drain-seconds: a number"):
+        settings("--drain-seconds", "1_0")
+
+
+CHECK = ["serve", "--check", "--http-port", "0", "--grpc-port", "0"]
+
+
 def test_check_says_that_it_could_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = tmp_path / "callers"
     keys.write_text(f"edge {digest('k')}")
-    assert main(["serve", "--check", "--caller-keys", str(keys), "--store", "redis://:secret@host:1/0"]) == 0
-    assert capsys.readouterr().out == "it could start: 2 rules, redis://host:1/0\n"
+    with redis_server("requirepass secret") as redis:
+        store = f"redis://:secret@127.0.0.1:{redis.port}/0"
+        assert main([*CHECK, "--caller-keys", str(keys), "--store", store]) == 0
+        assert capsys.readouterr().out == f"it could start: 2 rules, redis://127.0.0.1:{redis.port}/0\n"
+
+
+def test_check_finds_a_store_that_cannot_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    assert main([*CHECK, "--store", away]) == 1
+    with redis_server("maxmemory-policy allkeys-lru") as evicting:
+        assert main([*CHECK, "--store", evicting.address]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    first, second = told.err.splitlines()
+    assert away in first
+    assert "decide without its store" in first
+    assert "maxmemory-policy" in second
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "256.1.1.1"], "--host '256.1.1.1' for http"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1 port 0 for http"),
+        (["--host", "\udcff"], "for http"),
+    ],
+)
+def test_check_finds_an_address_that_cannot_be_listened_on(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CHECK, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_check_says_which_port_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the service that runs, most of the time: so that is not a reason to refuse the settings of its successor."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--check", "--http-port", str(port), "--grpc-port", "0"]) == 0
+    assert f"port {port} is in use now" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["rules", "caller-keys"])

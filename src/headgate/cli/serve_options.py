@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -149,6 +150,16 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         raise UsageError(f"{named[error.name]}: {error}") from None
 
 
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+
+
+def _plain(text: str) -> str:
+    """Return the text of a number. Raises ValueError: Python would also take 8_0, and the digits of other scripts."""
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
 def _parsed(name: str, text: str, default: object) -> object:
     """Return what a text means, as the type of the default."""
     try:
@@ -156,9 +167,9 @@ def _parsed(name: str, text: str, default: object) -> object:
             case bool():
                 return _SWITCHES[text.lower()]
             case int():
-                return int(text)
+                return int(_plain(text))
             case float():
-                return float(text)
+                return float(_plain(text))
             case tuple():
                 return tuple(part.strip() for part in text.split(",") if part.strip())
     except KeyError:

@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 from headgate.cli import greeting
 from headgate.cli.command import NO, OK, WRONG_USAGE
 from headgate.cli.terminal import Terminal, safe, silence
+from headgate.core.errors import StoreError
 from headgate.observe import logs
 from headgate.server import process
 from headgate.server.node import Node
-from headgate.server.ports import Port, listen
-from headgate.server.preflight import described_store, examined, identifier_of
+from headgate.server.ports import Port, examine, listen
+from headgate.server.preflight import described_store, examined, identifier_of, meet_store
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
 
@@ -23,9 +24,17 @@ _LOG = logging.getLogger("headgate.server")
 
 
 def check(settings: Settings, terminal: Terminal) -> int:
-    """Say whether a service could start with these settings, as far as that can be known without starting it."""
+    """Say whether a service could start with these settings, and decide: its files, its ports, its store."""
     rules = examined(settings)
     store = described_store(settings)
+    taken = [port for name, port in _numbers(settings) if not examine(name, settings.host, port)]
+    try:
+        meet_store(settings)
+    except StoreError as error:
+        terminal.complain(f"headgate: it would start, and decide without its store {safe(store)}: {safe(str(error))}")
+        return NO
+    for port in taken:
+        terminal.say(f"port {port} is in use now: if not by the service that this one replaces, choose another")
     terminal.say(terminal.styled(f"it could start: {rules} rules, {safe(store)}", "green"))
     return OK
 
@@ -77,9 +86,13 @@ def _run(settings: Settings, ports: list[Port], greet: Callable[[int], None]) ->
     process.run(process.serve(settings, sockets, serving))
 
 
+def _numbers(settings: Settings) -> tuple[tuple[str, int], ...]:
+    return ("http", settings.http_port), ("grpc", settings.grpc_port)
+
+
 def _ports(settings: Settings, stack: ExitStack) -> list[Port]:
     ports = []
-    for name, number in (("http", settings.http_port), ("grpc", settings.grpc_port)):
+    for name, number in _numbers(settings):
         port = listen(name, settings.host, number, settings.workers)
         stack.callback(port.close)
         ports.append(port)

@@ -68,6 +68,22 @@ def listen(name: str, host: str, port: int, count: int = 1) -> Port:
         raise UsageError(_explained(error, name, host, port)) from None
 
 
+def examine(name: str, host: str, port: int) -> bool:
+    """Find out whether a port could be listened on, without doing so. Raises UsageError, which says why it could not.
+
+    Returns:
+        Whether it is free now: another program may have it, such as the service whose settings are examined.
+    """
+    family, address = _resolved(name, host, port)
+    try:
+        _bound(family, address, shared=False).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise UsageError(_explained(error, name, host, port)) from None
+    return True
+
+
 def deafen(listening: socket.socket) -> bool:
     """Take no new connections, but keep those that wait to be accepted.
 

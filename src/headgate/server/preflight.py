@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from headgate.core.errors import UsageError
+from headgate.core.errors import StoreError, UsageError
 from headgate.observe.tracing import Tracing
 from headgate.policy.envoy.live import LiveDescriptors
 from headgate.policy.loading import load_file
@@ -18,6 +18,7 @@ from headgate.stores import open_store
 from headgate.web.address import AddressReader
 from headgate.web.identity import Identifier
 
+_TRIES = 3
 EXAMPLE = Path(__file__).with_name("example-rules.yaml")
 """Rules for those who have none yet."""
 
@@ -77,6 +78,25 @@ def examined(settings: Settings) -> int:
     if settings.tracing:
         Tracing().close()
     return rules
+
+
+def meet_store(settings: Settings) -> None:
+    """Ask the store whether it can decide. Raises StoreError, which says why it cannot.
+
+    It gets more time than a decision has: this is about whether it can, not about how busy either side is now.
+    """
+    store = open_store(settings.store)
+    try:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                store.ready()
+            except StoreError:
+                if not tries_left:
+                    raise
+            else:
+                return
+    finally:
+        store.close()
 
 
 def described_store(settings: Settings) -> str:
