@@ -158,6 +158,15 @@ class TestReset:
         assert not engine.reset(asked("orders", "eve"))
 
 
+def test_a_rule_counts_each_user_on_each_path(make: Make) -> None:
+    engine = make(load("{version: 1, rules: [{id: each, dimension: [user, endpoint], limit: 2, window: 1h}]}"))
+    asked = [Request({"user": user}, path) for user in ("ada", "bob") for path in ("/a", "/b")]
+    assert [[engine.check(request).allowed for _ in range(3)] for request in asked] == [[True, True, False]] * 4
+    assert engine.reset(asked[0]).rules == ("each",)
+    assert [engine.check(request).allowed for request in asked] == [True, False, False, False]
+    assert engine.peek(Request({"user": "ada"}, "/a", rule_id="each")).decision.remaining == 1
+
+
 def test_the_clock_of_an_engine_is_that_of_its_store(make: Make) -> None:
     engine = make(load(RULES))
     assert engine.clock.now() > 1_700_000_000_000_000

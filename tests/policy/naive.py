@@ -66,8 +66,19 @@ def does_match(rule: Rule, ruleset: Ruleset, request: Request) -> bool:
         and (not rule.methods or method_counted(rule, request) in rule.methods)
         and (not rule.tier or rule.tier == tier_of(ruleset, request))
         and all(fact(request, name) == value for name, value in rule.when.items())
-        and fact(request, rule.dimension) is not None
+        and counted(rule, request) is not None
+        and (not rule.key_pattern or is_listed(Entry(rule.dimension, rule.key_pattern), request))
     )
+
+
+def counted(rule: Rule, request: Request) -> str | None:
+    """Who is counted: a value, or several with a bar between them."""
+    values = [fact(request, name) for name in rule.dimension.split("+")]
+    if None in values:
+        return None
+    if len(values) == 1:
+        return values[0]
+    return "|".join(str(value).replace("\\", "\\\\").replace("|", "\\|") for value in values)
 
 
 def method_counted(rule: Rule, request: Request) -> str:
@@ -112,7 +123,7 @@ def tier_of(ruleset: Ruleset, request: Request) -> str:
 
 
 def is_enforced(rule: Rule, request: Request) -> bool:
-    return not rule.shadow and share_of(rule.id, fact(request, rule.dimension) or "") < rule.enforce_percent
+    return not rule.shadow and share_of(rule.id, counted(rule, request) or "") < rule.enforce_percent
 
 
 def limits_of(rule: Rule, ruleset: Ruleset, request: Request, now: int) -> list[NaiveLimit]:
@@ -122,7 +133,7 @@ def limits_of(rule: Rule, ruleset: Ruleset, request: Request, now: int) -> list[
     for change in (of_tier, of_user):
         if change is not None and (change.until is None or now < change.until):
             quotas = change.apply(quotas)
-    principal = bounded(fact(request, rule.dimension) or "")
+    principal = bounded(counted(rule, request) or "")
     return [NaiveLimit(rule.id, space(space_name(rule), quota), principal, quota) for quota in quotas]
 
 

@@ -53,7 +53,7 @@ patterns = st.one_of(
         st.sampled_from([[], ["**"]]),
     ),
 )
-dimensions = st.sampled_from(["global", "endpoint", "user", "ip", "tenant", "r"])
+dimensions = st.sampled_from(["global", "endpoint", "user", "ip", "tenant", "r", "user+endpoint", "ip+user+r"])
 quotas = st.sampled_from(
     [QUOTAS, Quota.parse("5/second gcra"), Quota.parse("7/minute sliding_window"), Quota.parse("1/s; 9/h")]
 )
@@ -82,6 +82,13 @@ def rules(draw: st.DrawFn, rule_id: str, replaceable: list[str]) -> Rule:
     )
 
 
+@st.composite
+def rules_for_some(draw: st.DrawFn, rule_id: str, replaceable: list[str]) -> Rule:
+    rule = draw(rules(rule_id, replaceable))
+    known = {"user": ["u1", "u*"], "ip": ["10.0.0.0/8", "10.*"], "endpoint": ["/a", "/a/*"], "tenant": ["x", "*"]}
+    return replace(rule, key_pattern=draw(st.sampled_from(["", "", *known.get(rule.dimension, [])])))
+
+
 changes = st.builds(
     Change,
     quotas=st.sampled_from([Quota.parse("1000/minute"), Quota.parse("77/day gcra")]),
@@ -98,7 +105,7 @@ entries = st.one_of(
 @st.composite
 def rulesets(draw: st.DrawFn) -> Ruleset:
     ids = IDS[: draw(st.sampled_from([0, 1, 3, 6, 6, 6]))]
-    written = [draw(rules(rule_id, ids[:place])) for place, rule_id in enumerate(ids)]
+    written = [draw(rules_for_some(rule_id, ids[:place])) for place, rule_id in enumerate(ids)]
     order = draw(st.permutations(written))
     default = draw(st.one_of(st.none(), rules("default", [])))
     known = ids + (["default"] if default else [])
@@ -387,6 +394,91 @@ class TestReplaces:
             Policy(Ruleset((self.WIDE, *circle)))
         disabled = Rule("c", QUOTAS, replaces=frozenset({"a"}), enabled=False)
         Policy(Ruleset((self.WIDE, *circle[:2], disabled)))
+
+
+class TestSeveralDimensions:
+    POLICY = Policy(Ruleset((Rule("r", QUOTAS, dimension="user+endpoint"),)))
+
+    def principal(self, request: Request) -> Any:
+        for _ in range(2):  # also when such requests are known
+            (limit,) = self.POLICY.plan(request, NOW).enforced.plan
+        assert limit.space == "r@user+endpoint|tb:60000000"
+        return limit.principal
+
+    def test_each_user_is_counted_apart_on_each_path(self) -> None:
+        asked = [Request({"user": user}, path) for user in ("ada", "bob") for path in ("/a", "/b")]
+        assert [self.principal(request) for request in asked] == ["ada|/a", "ada|/b", "bob|/a", "bob|/b"]
+        assert self.principal(Request({"user_id": "ada"}, "/a", rule_id="r")) == "ada|/a"
+
+    @given(st.lists(st.text(st.sampled_from("a|\\"), min_size=1), min_size=4, max_size=4))
+    def test_no_two_values_make_the_same(self, texts: list[str]) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="user+tenant"),)))
+        one, other = (
+            policy.plan(Request({"user": user, "tenant": tenant}), NOW).enforced.plan[0].principal
+            for user, tenant in (texts[:2], texts[2:])
+        )
+        assert (one == other) is (texts[:2] == texts[2:])
+
+    def test_a_request_that_has_not_all_of_them_does_not_meet_the_rule(self) -> None:
+        assert not self.POLICY.plan(Request({"ip": "192.0.2.1"}, "/a"), NOW).matched
+        (considered,) = explain(self.POLICY, Request({}, "/a"), NOW).rules
+        assert considered.reason == "no value for dimension user"
+
+    def test_one_client_is_not_enough_to_ask_such_a_rule(self) -> None:
+        with pytest.raises(InvalidRequest, match=r"counts by user\+endpoint: ask with a request that has all of them"):
+            self.POLICY.request_of("ada", "r")
+
+    @pytest.mark.parametrize(
+        ("dimension", "told"),
+        [
+            ("user+user_id", "different dimensions"),
+            ("a+b+c+d+e", "up to 4"),
+            ("user+global", "global counts all as one"),
+            ("user+", "bad dimension"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, dimension: str, told: str) -> None:
+        with pytest.raises(InvalidRule, match=told):
+            Rule("r", QUOTAS, dimension=dimension)
+
+
+class TestKeyPattern:
+    @pytest.mark.parametrize(
+        ("dimension", "pattern", "those", "others"),
+        [
+            ("user", "bot-*", ["bot-1", "bot-"], ["ada", "a-bot-1"]),
+            ("user", "ada", ["ada"], ["bob"]),
+            ("user", "*", ["ada"], []),
+            ("ip", "10.0.0.0/8", ["10.1.2.3"], ["192.0.2.1"]),
+            ("ip", "2001:db8::/32", ["2001:db8::1"], ["2001:db9::1"]),
+            ("tenant", "acme", ["acme"], ["other"]),
+        ],
+    )
+    def test_a_rule_is_for_those_who_are_like_it(
+        self, dimension: str, pattern: str, those: list[str], others: list[str]
+    ) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS, dimension=dimension, key_pattern=pattern),)))
+        for values, expected in ((those, True), (others, False)):
+            for value in values * 2:
+                assert policy.plan(Request({dimension: value}), NOW).matched is expected
+        for value in others:
+            (considered,) = explain(policy, Request({dimension: value}), NOW).rules
+            assert considered.reason.endswith(f"is not {pattern}")
+
+    def test_paths_too(self) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="endpoint", key_pattern="/api/*"),)))
+        assert [policy.plan(Request({}, path), NOW).matched for path in ("/api/a/b", "/other")] == [True, False]
+
+    def test_the_default_has_one_as_well(self) -> None:
+        policy = Policy(Ruleset(default=Rule("default", QUOTAS, key_pattern="bot-*")))
+        assert [policy.plan(Request({"user": user}), NOW).matched for user in ("bot-1", "ada")] == [True, False]
+
+    @pytest.mark.parametrize("given", [{"dimension": "global"}, {"dimension": "user+ip"}, {"dimension": "ip"}])
+    def test_what_makes_no_sense_is_refused(self, given: dict[str, Any]) -> None:
+        with pytest.raises(InvalidRule, match="rule 'r': key_pattern"):
+            Rule("r", QUOTAS, key_pattern="10.0.0.1/33", **given)
+        with pytest.raises(InvalidRule, match="rule 'r'"):
+            Policy(Ruleset((Rule("r", QUOTAS, dimension="endpoint", key_pattern="/a/../b"),)))
 
 
 class TestDefault:

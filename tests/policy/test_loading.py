@@ -108,6 +108,53 @@ def test_the_ways_to_write_a_quota(text: str, quotas: list[Quota]) -> None:
     assert rule(text).quotas == tuple(quotas)
 
 
+def test_fields_have_other_names_that_mean_the_same() -> None:
+    """Those of other documents: rule_id, key_type, endpoint_pattern, window_seconds, and key_pattern."""
+    assert load_file(FILES / "good" / "other_spellings.yaml") == load("""
+        version: 1
+        rules:
+          - {id: rule_001, limit: 1000, window: 1m, algorithm: sliding_window_counter}
+          - {id: keys, name: Orders per key, dimension: apikey, endpoint: /api/v1/orders/*, limit: 100, window: 1h,
+             tier: free}
+          - {id: bots, dimension: apikey, key_pattern: bot-*, quota: 1/s; 100/d}
+          - {id: each, dimension: [user, endpoint], limit: 5, window: 1s}
+        tiers: {premium: {rule_001: {limit: 5000, window: 1m}}}
+        default: {id: others, dimension: ip, limit: 10, window: 1s}
+        """)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            "id: a, rule_id: b, quota: 1/s",
+            "2:17: rules[0].rule_id: 'rule_id' is another name of 'id': give one of them",
+        ),
+        ("rule_id: a b, quota: 1/s", "2:19: rules[0].rule_id: 'a b' cannot be used here"),
+        ("rule_id: a, limit: 1, window_seconds: soon", "2:48: rules[0].window_seconds: 'soon' is no length of time"),
+        ("rule_id: a, limit: 1, window_seconds: 1, window: 1s", "is another name of 'window': give one of them"),
+        ("rule_id: a, quota: 1/s, window_seconds: 1", "'window' does not go with 'quota'"),
+        ("rule_id: a, key_type: [], quota: 1/s", "rules[0].key_type: has 0 names. Accepted: 1 to 4 names"),
+        ("id: a, dimension: [user, a b], quota: 1/s", "rules[0].dimension[1]: 'a b' cannot be used here"),
+        ("id: a, dimension: [user, user_id], quota: 1/s", "different dimensions"),
+        ("id: a, dimension: ip, key_pattern: 10.0.0.1/8, quota: 1/s", "has host bits set"),
+        ("id: a, dimension: endpoint, key_pattern: /a/../b, quota: 1/s", "rules[0].key_pattern: an entry of a list"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_names_that_were_written(fields: str, told: str) -> None:
+    with pytest.raises(InvalidRules) as caught:
+        load(f"version: 1\nrules: [{{{fields}}}]")
+    assert told in str(caught.value)
+
+
+def test_a_second_id_is_found_by_any_name() -> None:
+    with pytest.raises(InvalidRules, match=r"the id 'a' is that of rules\[0\] already"):
+        load("{version: 1, rules: [{rule_id: a, quota: 1/s}, {id: a, quota: 1/s}]}")
+    assert (
+        load("{version: 1, rules: [{rule_id: a, quota: 1/s}], tiers: {t: {a: {limit: 2}}}}").tiers["t"]["a"].limit == 2
+    )
+
+
 def test_everything_there_is() -> None:
     ruleset = load_file(FILES / "good" / "everything.yaml")
     rules = {rule.id: rule for rule in ruleset.rules}

@@ -25,7 +25,7 @@ from tests.policy.written import BAD, GOOD, rulesets
 VALIDATOR = Draft202012Validator(schema())
 OTHER_FORM = "seed"  # files of that form begin with this; no editor needs a schema for them
 NO_DATA = {"not_utf8", "utf16"}
-FIELDS = [*FILE.fields, *RULE.shape.fields, "until", "overrides", "misspelt", "x-1"]
+FIELDS = [*FILE.fields, *RULE.shape.fields, *RULE.shape.spellings, "until", "overrides", "misspelt", "x-1"]
 junk: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),

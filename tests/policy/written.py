@@ -52,7 +52,7 @@ def rules(draw: st.DrawFn, rule_id: str, others: list[str]) -> Rule:
         id=rule_id,
         quotas=draw(several),
         name=draw(st.one_of(st.just(""), texts)),
-        dimension=draw(names),
+        dimension=draw(st.one_of(names, st.sampled_from(["user+endpoint", "tenant+user+ip"]))),
         endpoint=draw(st.sampled_from(["**", "/", "/a/*/b", "/a/{id}/**", "/caf%C3%A9"])),
         methods=draw(st.frozensets(st.sampled_from(["GET", "POST", "NO", "M-SEARCH"]))),
         tier=draw(st.one_of(st.just(""), tiers)),
@@ -69,6 +69,7 @@ def rules(draw: st.DrawFn, rule_id: str, others: list[str]) -> Rule:
 
 changes = st.one_of(
     st.builds(Change, limit=st.integers(1, 99), until=st.one_of(st.none(), moments)),
+    st.builds(Change, capacity=st.integers(1, 99)),
     st.builds(Change, burst=st.integers(-3, 9), window_us=st.integers(1, 10**9), algorithm=st.sampled_from(Algorithm)),
     st.builds(Change, quotas=several, until=st.one_of(st.none(), moments)),
     st.just(Change()),

@@ -28,6 +28,7 @@ def tell_rules(ruleset: Ruleset, terminal: Terminal) -> None:
 
 def _row(rule: Rule, note: str = "") -> tuple[str, ...]:
     conditions = [" ".join(sorted(rule.methods)), f"tier {rule.tier}" if rule.tier else ""]
+    conditions.append(f"{rule.dimension} {rule.key_pattern}" if rule.key_pattern else "")
     conditions += [f"{name}={value}" for name, value in rule.when.items()]
     notes = ["disabled" * (not rule.enabled), "shadow" * rule.shadow, note]
     if rule.enforce_percent < 100:

@@ -85,7 +85,7 @@ def to_reset(policy: Policy, request: Request, now: int) -> tuple[list[Plan], Re
     for limits in (selection.enforced, *selection.shadow):
         chosen = []
         for limit, rule_id in zip(limits.plan, limits.rules, strict=True):
-            if request.rule_id or policy.rules[rule_id].dimension in names:
+            if request.rule_id or not names.isdisjoint(policy.rules[rule_id].dimensions):
                 chosen.append(limit)
                 own[rule_id] = None
             else:

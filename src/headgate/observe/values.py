@@ -25,8 +25,9 @@ def value_of(request: Request, rule_id: str, engine: AsyncEngine | None) -> str:
                 facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
             except UsageError:  # it was decided all the same, by rules that have changed since
                 facts = {}
-            if rule.dimension in facts:
-                return bounded(facts[rule.dimension])
+            found = rule.value(facts)
+            if found is not None:
+                return bounded(found)
     return bounded(",".join([f"{name}={value}" for name, value in request.principal.items()]))
 
 

@@ -25,7 +25,7 @@ _SHOWN = 10
 """How many rules of a circle are named."""
 _Values = dict[str, Any]
 _AS_THEY_ARE = (
-    *("name", "dimension", "endpoint", "tier", "when", "shadow", "enabled", "enforce_percent"),
+    *("name", "dimension", "key_pattern", "endpoint", "tier", "when", "shadow", "enabled", "enforce_percent"),
     *("reset_on_change", "created_at", "updated_at"),
 )
 
@@ -89,20 +89,30 @@ def rule_of(values: _Values, form: Quotas, path: Path, findings: Findings) -> Ru
         if name in values:
             given[name] = frozenset(values[name]) - {None, values["id"] if name == "replaces" else None}
     try:
-        parsed(values.get("endpoint", "**"))
-    except InvalidRule as error:
-        findings.add((*path, "endpoint"), str(error), kind=Kind.MEANING)
-    try:
-        return Rule(id=values["id"], quotas=quotas, **given)
+        rule = Rule(id=values["id"], quotas=quotas, **given)
     except InvalidRule as error:
         findings.add(path, str(error), kind=Kind.MEANING)
         return None
+    for field, check in (
+        ("endpoint", lambda: parsed(rule.endpoint)),
+        ("key_pattern", lambda: rule.key_pattern and Entries((Entry(rule.dimension, rule.key_pattern),))),
+    ):
+        try:
+            check()
+        except InvalidRule as error:
+            findings.add((*path, field), str(error), kind=Kind.MEANING)
+    return rule
 
 
 def _default(read: Any, findings: Findings) -> Rule | None:
     if not isinstance(read, dict):
         return None
     return rule_of(type(read)({"id": DEFAULT_ID, **read}), RULE, ("default",), findings)
+
+
+def _written_id(rule: object, otherwise: str | None) -> object:
+    names = [name for name in ("id", "rule_id") if isinstance(rule, dict) and name in rule]
+    return rule[names[0]] if names and isinstance(rule, dict) else otherwise
 
 
 class _Known:
@@ -114,10 +124,10 @@ class _Known:
         self._ignored = Findings()
         written = data.get("rules")
         for index, item in enumerate(written if isinstance(written, list) else ()):
-            self._add(item.get("id") if isinstance(item, dict) else None, ("rules", index))
+            self._add(_written_id(item, None), ("rules", index))
         last = data.get("default")
         if last is not None and last != ALLOW:
-            self._add(last.get("id", DEFAULT_ID) if isinstance(last, dict) else DEFAULT_ID, ("default",))
+            self._add(_written_id(last, DEFAULT_ID), ("default",))
         self.ids = {rule_id for rule_id, _ in self._places}
         self._names = tuple(sorted(self.ids))
         self.right = {rule.id: rule for rule in (*([default] if default else []), *reversed(rules))}

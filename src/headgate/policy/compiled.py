@@ -3,9 +3,9 @@
 What a request gets:
 
 1. Whoever is on the deny list is refused, whoever is on the allow list passes; who is on both is refused.
-2. Every enabled rule applies whose endpoint, methods, tier and `when` the request meets and which counts by something
-   the request has, unless another rule that applies names it in `replaces`. So if a replaces b and b replaces c, and
-   all three match, a and c apply.
+2. Every enabled rule applies whose endpoint, methods, tier, `when` and `key_pattern` the request meets and which counts
+   by what the request has, unless another rule that applies names it in `replaces`. So if a replaces b and b replaces
+   c, and all three match, a and c apply.
 3. A rule that is a shadow (for this principal, if it is enforced for some percent) replaces nothing: what is tried out
    must not switch off what is in force.
 4. If by that nothing is enforced, the default rule applies, if its own conditions are met.
@@ -86,9 +86,9 @@ class Policy:
         self._names = {"user"} if ruleset.users else set[str]()
         """What a rule counts by or asks for, or a list is about."""
         for rule in everything:
-            self._names |= {rule.dimension, *rule.when}
+            self._names |= {*rule.dimensions, *rule.when}
         self._names.update(entry.dimension for entry in (*ruleset.allow, *ruleset.deny))
-        looks_at_values = self.has_lists or any(rule.when for rule in everything)
+        looks_at_values = self.has_lists or any(rule.when or rule.key_pattern for rule in everything)
         self._recipes = None if looks_at_values else Recipes(self._users)
 
     def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
@@ -144,6 +144,10 @@ class Policy:
             return Request(rule_id=rule_id)
         if rule.dimension == ENDPOINT:
             return Request(endpoint=client_id, rule_id=rule_id)
+        if len(rule.dimensions) > 1:
+            raise InvalidRequest(
+                f"rule {rule_id!r} counts by {rule.dimension}: ask with a request that has all of them"
+            )
         return Request({rule.dimension: client_id}, rule_id=rule_id)
 
     def _of_one_rule(self, request: Request, now: int, *, asking: bool) -> Selection:
@@ -156,14 +160,14 @@ class Policy:
                 raise UnknownRule(request.rule_id, self.rules)
             return UNMATCHED
         names = {*map(principal_name, request.principal), *request.attributes}
-        if request.principal and rule.dimension not in names:
+        if request.principal and names.isdisjoint(rule.dimensions):
             given = ", ".join(map(shown, request.principal))
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        value = facts.get(rule.dimension)
+        value = rule.value(facts)
         if value is None:
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
-        if request.endpoint == "/" and rule.dimension != ENDPOINT:
+        if request.endpoint == "/" and ENDPOINT not in rule.dimensions:
             del facts[ENDPOINT]  # nobody said it: no list is about it
         if self.has_lists:
             listed = self.listed(facts, address_given(request))
@@ -203,8 +207,8 @@ class Policy:
         is_enforced, replacing = False, list[PreparedRule]()
         for place in found:
             rule = self._in_order[place]
-            value = facts.get(rule.dimension)
-            if value is not None:
+            value = rule.value(facts)
+            if value is not None and (rule.only is None or rule.only.find(facts, address_given(request))):
                 applied = self.apply(rule, value, special, tier, now)
                 applying.append(applied)
                 if applied.is_enforced:
@@ -216,9 +220,10 @@ class Policy:
             applying = [applied for applied in applying if applied.rule.id not in replaced]
         if not is_enforced:
             for place in self._default.find(*asked):
-                value = facts.get(self._in_order[place].dimension)
-                if value is not None:
-                    applying.append(self.apply(self._in_order[place], value, special, tier, now))
+                rule = self._in_order[place]
+                value = rule.value(facts)
+                if value is not None and (rule.only is None or rule.only.find(facts, address_given(request))):
+                    applying.append(self.apply(rule, value, special, tier, now))
         return applying
 
     def apply(self, rule: PreparedRule, value: str, special: Special | None, tier: str, now: int) -> Applied:

@@ -17,7 +17,7 @@ from headgate.policy.times import length_text, moment_text
 from headgate.policy.yaml_nodes import resolved, yaml_module
 
 _BARE = Rule("bare", (Quota(1, 1),))
-_WHOM = ("name", "dimension", "endpoint", "methods", "tier", "when")
+_WHOM = ("name", "dimension", "key_pattern", "endpoint", "methods", "tier", "when")
 _HOW = (
     *("shadow", "enabled", "enforce_percent", "replaces", "on_store_failure", "reset_on_change"),
     *("created_at", "updated_at"),
@@ -73,7 +73,10 @@ def to_yaml(ruleset: Ruleset) -> str:
 def rule_data(rule: Rule) -> dict[str, Any]:
     """Return one rule as data."""
     quotas = quota_data(rule.quotas[0]) if len(rule.quotas) == 1 else {"limits": _limits(rule.quotas)}
-    return {"id": rule.id, **_given(rule, _WHOM), **quotas, **_given(rule, _HOW)}
+    data = {"id": rule.id, **_given(rule, _WHOM), **quotas, **_given(rule, _HOW)}
+    if len(rule.dimensions) > 1:
+        data["dimension"] = [*rule.dimensions]
+    return data
 
 
 def _given(rule: Rule, names: tuple[str, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
-from headgate.policy.facts import facts_of, shown
+from headgate.policy.facts import address_given, facts_of, shown
 from headgate.policy.model import Change
 from headgate.policy.prepared import Applied, PreparedRule, replaced_among
 from headgate.policy.request import ENDPOINT, Request
@@ -71,7 +71,7 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
         if rule.replaces
         and not failures[rule.id]
         and rule.id != default
-        and policy.apply(rule, facts[rule.dimension], special, tier, now).is_enforced
+        and policy.apply(rule, rule.value(facts) or "", special, tier, now).is_enforced
     )
     considered = []
     for rule_id, failure in failures.items():
@@ -90,7 +90,7 @@ def _of_one_rule(policy: Policy, rule_id: str, facts: Mapping[str, str], tier: s
     special = policy.special_of(facts.get("user", ""))
     for rule in policy.rules.values():
         if rule.id == rule_id and rule.rule.enabled:
-            applied = policy.apply(rule, facts[rule.dimension], special, tier, now)
+            applied = policy.apply(rule, rule.value(facts) or "", special, tier, now)
             yield _applying(applied, tier, "named by the request")
         else:
             yield Considered(rule.id, False, "disabled" if rule.id == rule_id else f"the request names rule {rule_id}")
@@ -110,8 +110,11 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
     for name, value in sorted(rule.when.items()):
         if facts.get(name) != value:
             yield f"{name} is {shown(facts[name]) if name in facts else 'not known'}, not {shown(value)}"
-    if rule.dimension not in facts:
-        yield f"no value for dimension {rule.dimension}"
+    for name in rule.dimensions:
+        if name not in facts:
+            yield f"no value for dimension {name}"
+    if prepared.only is not None and prepared.only.find(facts, address_given(request)) is None:
+        yield f"{rule.dimension} {shown(facts[rule.dimension])} is not {shown(rule.key_pattern)}"
 
 
 def _applying(applied: Applied, tier: str, reason: str) -> Considered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headgate.core.numbers import short
 from headgate.policy.addresses import counted_by
@@ -69,6 +69,16 @@ def address_given(request: Request) -> str:
     if request.address:
         return request.address
     return next((value for name, value in request.principal.items() if principal_name(name) == "ip"), "")
+
+
+def together(values: Iterable[str | None]) -> str | None:
+    """Return values of several dimensions as one, different for different ones; None if one is missing."""
+    parts = []
+    for value in values:
+        if value is None:
+            return None
+        parts.append(value.replace("\\", "\\\\").replace("|", "\\|"))
+    return "|".join(parts)
 
 
 def check_request(request: Request) -> None:

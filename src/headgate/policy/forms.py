@@ -10,6 +10,7 @@ from headgate.core.grammar import MAX_TEXT
 from headgate.core.mode import Mode
 from headgate.core.numbers import EXACT
 from headgate.policy.kinds import NAME, Choice, Constant, FieldKind, Flag, Many, Rate, Schema, Table, Text, Whole
+from headgate.policy.model import MOST_DIMENSIONS, TOGETHER
 from headgate.policy.problems import Findings, Kind, Path, shown
 from headgate.policy.shapes import Field, Shape
 from headgate.policy.times import Length, Moment, Zone
@@ -102,6 +103,7 @@ class Quotas:
         read = self.shape.read(value, path, findings)
         if type(value) is not dict or read is None:
             return None
+        value = self.shape.named(value)
         return read if self._is_one_way(value, path, findings) and self._has_quota(value, read) else None
 
     @staticmethod
@@ -149,12 +151,18 @@ class Quotas:
         ways = []
         for way in self.ways:
             others = {name: False for name in quota_fields if name not in way.fields}
-            ways.append({"required": list(way.needs), "properties": others})
+            others |= {other: False for other, name in self.shape.spellings.items() if name in others}
+            ways.append({"properties": others} | self.shape.needing(way.needs))
         schema = self.shape.schema() | {"anyOf": ways}
         return {"anyOf": [_QUOTA_TEXT.schema() | {"type": "string"}, schema]} if self.as_text else schema
 
 
-LIMIT = Quotas(Shape("a limit", QUOTA_FIELDS), (BY_WINDOW, BY_BUCKET, BY_TEXT), as_text=True, name="limit")
+_SECONDS = {"window_seconds": "window"}
+_SPELLINGS = {"rule_id": "id", "key_type": "dimension", "endpoint_pattern": "endpoint", **_SECONDS}
+"""Other names of fields, as some documents have them."""
+LIMIT = Quotas(
+    Shape("a limit", QUOTA_FIELDS, spellings=_SECONDS), (BY_WINDOW, BY_BUCKET, BY_TEXT), as_text=True, name="limit"
+)
 _ALL_WAYS = (BY_WINDOW, BY_BUCKET, BY_TEXT, SEVERAL)
 _LIMITS = {
     "limits": Field(
@@ -164,15 +172,41 @@ _LIMITS = {
 }
 ALL_OF_QUOTA = {**QUOTA_FIELDS, **_LIMITS}.keys()
 
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What a rule counts by: one name, or a list of names."""
+
+    of: Text
+
+    def read(self, value: object, path: Path, findings: Findings) -> str | None:
+        if type(value) is not list:
+            return self.of.read(value, path, findings)
+        if not 0 < len(value) <= MOST_DIMENSIONS:
+            findings.add(path, f"has {len(value)} names", f"1 to {MOST_DIMENSIONS} names, such as [user, endpoint]")
+            return None
+        names = [self.of.read(name, (*path, index), findings) for index, name in enumerate(value)]
+        return TOGETHER.join([name for name in names if name is not None]) if None not in names else None
+
+    def schema(self) -> Schema:
+        several = {"type": "array", "items": self.of.schema(), "minItems": 1, "maxItems": MOST_DIMENSIONS}
+        return {"anyOf": [self.of.schema(), several]}
+
+
 _RULE_FIELDS = {
     "id": Field(RULE_ID, "Names the rule, in keys and answers; what was used is counted under it.", required=True),
     "name": Field(Text("text", most=200), "For people."),
     "dimension": Field(
-        Text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS),
-        "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; user unless given.",
+        Dimension(Text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)),
+        "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
+        "[user, endpoint] counts each user on each path. By default user.",
+    ),
+    "key_pattern": Field(
+        Text("text in which * stands for any characters", most=512),
+        "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
     ),
     "endpoint": Field(
-        Text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*", 2048, numbers=False),
+        Text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
         "The paths it is for: literal, * for one segment, ** for the rest; all unless given.",
     ),
     "methods": Field(
@@ -205,9 +239,9 @@ _RULE_FIELDS = {
     "created_at": Field(Moment(as_written=True), "When the rule was made."),
     "updated_at": Field(Moment(as_written=True), "When the rule was last changed."),
 }
-RULE = Quotas(Shape("a rule", _RULE_FIELDS), _ALL_WAYS)
+RULE = Quotas(Shape("a rule", _RULE_FIELDS, spellings=_SPELLINGS), _ALL_WAYS)
 _DEFAULT_FIELDS = {**_RULE_FIELDS, "id": Field(RULE_ID, "Names the rule; `default` unless given.")}
-_DEFAULT_RULE = Quotas(Shape("the default", _DEFAULT_FIELDS), _ALL_WAYS, as_text=True)
+_DEFAULT_RULE = Quotas(Shape("the default", _DEFAULT_FIELDS, spellings=_SPELLINGS), _ALL_WAYS, as_text=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +271,7 @@ CHANGE = Quotas(
             **_LIMITS,
             "until": Field(Moment(), "When the change ends by itself, such as 2026-12-01T00:00:00Z."),
         },
+        spellings=_SECONDS,
     ),
     (IN_PART, *_ALL_WAYS),
     name="change",

@@ -42,9 +42,10 @@ def _look_at_rule(rule: Rule, path: Path, warnings: Findings) -> None:
     for method in sorted(rule.methods.difference(METHODS)):
         if hint := warnings.near(method, METHODS):
             warnings.add((*path, "methods"), f"{method} is an unusual method", hint=hint)
-    if rule.dimension not in DIMENSIONS and (hint := warnings.near(rule.dimension, DIMENSIONS)):
-        what = f"counts by the attribute {rule.dimension!r}"
-        warnings.add((*path, "dimension"), what, f"one of {', '.join(DIMENSIONS)}, or any attribute", hint)
+    for name in rule.dimensions:
+        if name not in DIMENSIONS and (hint := warnings.near(name, DIMENSIONS)):
+            what = f"counts by the attribute {name!r}"
+            warnings.add((*path, "dimension"), what, f"one of {', '.join(DIMENSIONS)}, or any attribute", hint)
     for name in rule.when:
         if field := _NO_ATTRIBUTES.get(name):
             what = f"compares an attribute {name!r} that callers give, and not the request's own {field.rstrip('s')}"

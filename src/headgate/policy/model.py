@@ -19,9 +19,12 @@ from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
-from headgate.policy.request import principal_name
+from headgate.policy.request import GLOBAL, principal_name
 
 T = TypeVar("T")
+TOGETHER = "+"
+"""Stands between dimensions that are counted by together."""
+MOST_DIMENSIONS = 4
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
 Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -86,11 +89,16 @@ class Rule:
     quotas: tuple[Quota, ...]
     name: str = ""
     dimension: str = "user"
-    """What is counted apart: a principal (user, ip, apikey), "endpoint", "global", or the name of an attribute.
-    "endpoint" counts each path, not each pattern: a rule for /orders/* has a counter for /orders/1, another for
-    /orders/2. An attribute must be verified, see `headgate.policy.request.Request.attributes`."""
+    """What is counted apart: a principal (user, ip, apikey), "endpoint", "global", or the name of an attribute; or up
+    to four of them together, such as "user+endpoint" for each user on each path. "endpoint" counts each path, not each
+    pattern: a rule for /orders/* has a counter for /orders/1, another for /orders/2. An attribute must be verified, see
+    `headgate.policy.request.Request.attributes`."""
+    key_pattern: str = ""
+    """Only those who are counted under such a value: text in which ``*`` stands for any characters or, for the
+    dimension "ip", a network; empty: all. For rules of one dimension."""
     endpoint: str = "**"
-    """A path pattern: literal segments, ``*`` or ``{name}`` for one segment, ``**`` for the rest."""
+    """A path pattern: literal segments, ``*`` or ``{name}`` for one segment, ``**`` for the rest; ``*`` alone is that,
+    too."""
     methods: frozenset[str] = frozenset()
     """HTTP methods, in capitals; none: all. GET is also for HEAD, which servers answer as they answer GET."""
     tier: str = ""
@@ -116,7 +124,8 @@ class Rule:
     def __post_init__(self) -> None:
         _named("rule id", self.id)
         self._check_types()
-        object.__setattr__(self, "dimension", _dimension(self.dimension))
+        object.__setattr__(self, "dimension", _dimensions(self.id, self.dimension))
+        self._check_pattern()
         if not self.quotas:
             raise InvalidRule(f"rule {self.id!r} has no limit")
         if len(self.quotas) > 1:
@@ -132,10 +141,29 @@ class Rule:
         if self.id in self.replaces:
             raise InvalidRule(f"rule {self.id!r} cannot replace itself")
 
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """What is counted apart, one by one."""
+        return tuple(self.dimension.split(TOGETHER))
+
+    def _check_pattern(self) -> None:
+        derive = object.__setattr__
+        if self.endpoint == "*":
+            derive(self, "endpoint", "**")
+        if self.key_pattern in {"", "*"}:
+            derive(self, "key_pattern", "")
+            return
+        if self.dimension == GLOBAL or TOGETHER in self.dimension:
+            raise InvalidRule(f"rule {self.id!r}: key_pattern is for rules of one dimension, and not for global ones")
+        try:
+            Entry(self.dimension, self.key_pattern)
+        except InvalidRule as error:
+            raise InvalidRule(f"rule {self.id!r}: key_pattern: {error}") from None
+
     def _check_types(self) -> None:
         where, derive = f"rule {self.id!r}", object.__setattr__  # the instance is frozen; this is a part of its making
         derive(self, "quotas", _several(f"{where}: quotas", self.quotas, Quota))
-        _texts(where, self, ("name", "endpoint", "tier", "created_at", "updated_at"))
+        _texts(where, self, ("name", "key_pattern", "endpoint", "tier", "created_at", "updated_at"))
         _flags(where, self, ("shadow", "enabled", "reset_on_change"))
         for name in ("methods", "replaces"):
             value = getattr(self, name)
@@ -262,6 +290,16 @@ def _named(what: str, name: str) -> None:
         checked_name(name)
     except InvalidKey as error:
         raise InvalidRule(f"bad {what}: {error}") from None
+
+
+def _dimensions(rule_id: str, text: str) -> str:
+    names = [_dimension(name) for name in text.split(TOGETHER)] if isinstance(text, str) else [_dimension(text)]
+    if len(names) > 1:
+        if not len(set(names)) == len(names) <= MOST_DIMENSIONS:
+            raise InvalidRule(f"rule {rule_id!r} counts by up to {MOST_DIMENSIONS} different dimensions, not by {text}")
+        if GLOBAL in names:
+            raise InvalidRule(f"rule {rule_id!r}: global counts all as one: it does not go with other dimensions")
+    return TOGETHER.join(names)
 
 
 def _dimension(name: str) -> str:

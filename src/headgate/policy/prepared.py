@@ -9,7 +9,9 @@ from hashlib import blake2b
 import msgspec
 
 from headgate.core.errors import InvalidRule
-from headgate.policy.model import Rule
+from headgate.policy.facts import together
+from headgate.policy.lists import Entries
+from headgate.policy.model import Entry, Rule
 from headgate.policy.terms import Drafting, Overridden, Terms
 from headgate.policy.trie import parsed
 
@@ -21,13 +23,17 @@ class PreparedRule:
         InvalidRule: its endpoint is malformed.
     """
 
-    __slots__ = ("dimension", "id", "is_enforced", "methods", "rank", "replaces", "rule", "schedules", "segments")
+    __slots__ = (
+        *("dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank", "replaces", "rule", "schedules"),
+        "segments",
+    )
 
     def __init__(self, rule: Rule, drafting: Drafting, *, rank: int = 0, ignore_case: bool = False) -> None:
         self.rule = rule
         self.rank = rank
         """Lower than that of all rules it replaces."""
         self.id, self.dimension, self.replaces = rule.id, rule.dimension, rule.replaces
+        self.dimensions = rule.dimensions
         self.methods = rule.methods | {"HEAD"} if "GET" in rule.methods else rule.methods
         """All that it is for; none: all."""
         self.schedules = drafting.schedules(rule)
@@ -35,10 +41,20 @@ class PreparedRule:
         """None: that depends on the principal."""
         if rule.shadow or rule.enforce_percent in {0, 100}:
             self.is_enforced = not rule.shadow and rule.enforce_percent == 100
+        self.only: Entries | None = None
+        """For whom it is; None: for all."""
         try:
+            if rule.key_pattern:
+                self.only = Entries((Entry(rule.dimension, rule.key_pattern),), ignore_case=ignore_case)
             self.segments = parsed(rule.endpoint, ignore_case=ignore_case)
         except InvalidRule as error:
             raise InvalidRule(f"rule {rule.id!r}: {error}") from None
+
+    def value(self, facts: Mapping[str, str]) -> str | None:
+        """Return who is counted; None: the request does not have all that the rule counts by."""
+        if len(self.dimensions) == 1:
+            return facts.get(self.dimension)
+        return together([facts.get(name) for name in self.dimensions])
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):

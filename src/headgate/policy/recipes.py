@@ -17,6 +17,7 @@ from headgate.core.key import LITERAL
 from headgate.core.plan import MAX_COST, Limit
 from headgate.core.quota import Quota
 from headgate.policy.addresses import counted_by
+from headgate.policy.facts import together
 from headgate.policy.prepared import Applied
 from headgate.policy.request import ENDPOINT, GLOBAL, Request
 from headgate.policy.selection import Limits, Selection, Verdict, principal_of
@@ -42,7 +43,7 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
     """Whether an address is to be read."""
     name: str
     """Of the principal that a single limit counts by; empty if there are several limits, or another one."""
-    steps: tuple[tuple[str, str, Quota], ...]
+    steps: tuple[tuple[tuple[str, ...], str, Quota], ...]
     """By what each limit counts, where its states live, and its quota."""
     known: dict[str, str]
     """What does not depend on who asks: the endpoint in canonical form, and everybody."""
@@ -119,15 +120,17 @@ class Recipes:
         for applied in applying:
             if applied.rule.is_enforced is not True or not applied.rule.schedules.is_lasting:
                 return
-        steps = tuple([(each.rule.dimension, *place) for each in applying for place in each.terms.places])
+        steps = tuple([(each.rule.dimensions, *place) for each in applying for place in each.terms.places])
         if not steps:
             return
         if len(self._recipes) >= MOST:
             self.is_worth_it = self._hits > MOST
             self._recipes.clear()
             self._hits = 0
-        name = steps[0][0]
-        is_simple = len(steps) == 1 and name in request.principal and name not in {"ip", ENDPOINT, GLOBAL}
+        name = steps[0][0][0]
+        is_simple = (
+            len(steps) == 1 == len(steps[0][0]) and name in request.principal and name not in {"ip", ENDPOINT, GLOBAL}
+        )
         self._recipes[kind] = Recipe(
             sum([each.terms.rules for each in applying], ()),
             min(MAX_COST, *[each.terms.capacity for each in applying]),
@@ -149,5 +152,8 @@ def _several(recipe: Recipe, request: Request) -> Selection:
     facts = {**request.attributes, **request.principal, **recipe.known}
     if recipe.has_ip:
         facts["ip"] = counted_by(facts["ip"])
-    plan = [Limit(place, principal_of(facts[name]), quota) for name, place, quota in recipe.steps]
+    plan = []
+    for names, place, quota in recipe.steps:
+        value = facts[names[0]] if len(names) == 1 else together([facts[name] for name in names]) or ""
+        plan.append(Limit(place, principal_of(value), quota))
     return Selection(_LIMITED, Limits(tuple(plan), recipe.rules), (), "", recipe.unmatched)

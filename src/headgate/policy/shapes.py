@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Shape:
     fields: Mapping[str, Field]
     extensions: bool = False
     """Whether keys that begin with x- are left alone, as a place for anchors."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields."""
 
     required: list[str] = field(init=False)
 
@@ -45,22 +47,32 @@ class Shape:
             return None
         read = {}
         for key, inner in value.items():
-            known = self.fields.get(key)
+            name = self.spellings.get(key, key) if self.spellings else key
+            known = self.fields.get(name)
             if known is not None:
-                if (got := known.kind.read(inner, (*path, key), findings)) is not None:
-                    read[key] = got
+                if name is not key and name in value:
+                    findings.add((*path, key), f"{key!r} is another name of {name!r}: give one of them", at_key=True)
+                elif (got := known.kind.read(inner, (*path, key), findings)) is not None:
+                    read[name] = got
             elif not (self.extensions and isinstance(key, str) and key.startswith("x-")):
                 self._unknown(key, path, findings)
         for name in self.required:
-            if name not in value and name not in self.misspelt(value, findings):
+            if name not in self.named(value) and name not in self.misspelt(value, findings):
                 findings.add(path, f"{self.what} needs {name!r}", hint=self.fields[name].about)
         return read
 
-    def misspelt(self, value: Mapping[str, object], findings: Findings) -> set[str]:
+    def named(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return a mapping with the names that fields have here."""
+        if value.keys().isdisjoint(self.spellings):
+            return value
+        return {self.spellings.get(key, key): inner for key, inner in value.items()}
+
+    def misspelt(self, value: dict[str, Any], findings: Findings) -> set[str]:
         """Return the fields that unknown keys were probably meant for: that they are missing need not be said."""
-        if value.keys() <= self.fields.keys() or findings.count >= MOST:
+        unknown = self.named(value).keys() - self.fields.keys()
+        if not unknown or findings.count >= MOST:
             return set()
-        return {findings.near_name(key, self.fields) for key in value if key not in self.fields}
+        return {findings.near_name(key, self.fields) for key in unknown}
 
     def _unknown(self, key: object, path: Path, findings: Findings) -> None:
         hint = findings.near(key, self.fields)
@@ -69,7 +81,25 @@ class Shape:
 
     def schema(self) -> Schema:
         properties = {name: known.kind.schema() | {"description": known.about} for name, known in self.fields.items()}
+        for other, name in self.spellings.items():
+            properties[other] = self.fields[name].kind.schema() | {"description": f"Another name of `{name}`."}
         shape: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
         if self.extensions:
             shape["patternProperties"] = {"^x-": True}
-        return shape | ({"required": self.required} if self.required else {})
+        if self.spellings:
+            either = {other: {"properties": {name: False}} for other, name in self.spellings.items()}
+            shape["dependentSchemas"] = either
+        return shape | self.needing(self.required)
+
+    def needing(self, names: Sequence[str]) -> Schema:
+        """Return the schema of a mapping that has fields, by whichever name."""
+        needed: Schema = {}
+        others = {name: [other for other, meant in self.spellings.items() if meant == name] for name in names}
+        plain = [name for name in names if not others[name]]
+        if plain:
+            needed["required"] = plain
+        if len(plain) < len(names):
+            needed["allOf"] = [
+                {"anyOf": [{"required": [known]} for known in (name, *others[name])]} for name in names if others[name]
+            ]
+        return needed

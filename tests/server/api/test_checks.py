@@ -228,6 +228,20 @@ def test_the_clients_time_never_counts(service: Service) -> None:
     assert [service.check(ORDER | {"timestamp": START + 60 * n})["remaining"] for n in (-1, 0, 1)] == [2, 1, 0]
 
 
+def test_a_rule_by_user_and_endpoint_is_asked_for_in_every_form() -> None:
+    with serving("{version: 1, rules: [{id: each, dimension: [user, endpoint], limit: 9, window: 1h}]}") as service:
+        for form in (
+            {"principal": {"user": "u1"}, "endpoint": "/a"},
+            {"principal": {"user": "u1"}, "endpoint": "/a", "rule_id": "each"},
+            {"identifier": "u1", "dimension": "USER", "endpoint": "/a"},
+            {"identifier": "u1", "dimension": "USER", "endpoint": "/a", "rule_id": "each"},
+            {"key_type": "user", "key_value": "u1", "rule_id": "each", "endpoint": "/a"},
+        ):
+            answer = service.check(form)
+        assert (answer["rule_id"], answer["remaining"]) == ("each", 4)
+        assert service.check({"principal": {"user": "u1"}, "endpoint": "/b"})["remaining"] == 8
+
+
 def test_unknown_rules_can_be_an_error() -> None:
     with serving(RULES.replace("version: 1", "version: 1\nunknown_rule: error")) as service:
         for rule_id in ("nowhere", "off"):
