@@ -558,6 +558,67 @@ def test_local_admits_the_share_of_this_node(make: Callable[..., Subject]) -> No
     assert subject.store.peek(subject.plan, 1).retry_after == 3600
 
 
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize(
+    ("nodes", "used", "left"), [(1, 0, 10), (1, 4, 6), (1, 10, 0), (3, 4, 2), (3, 9, 1), (3, 10, 0)]
+)
+def test_local_begins_with_its_share_of_what_the_store_said_is_left(
+    make: Callable[..., Subject], algorithm: Algorithm, nodes: int, used: int, left: int
+) -> None:
+    subject = make(nodes=nodes)
+    subject.plan = Family("test", [Quota(10, 24 * HOUR, algorithm=algorithm)]).plan("user")
+    subject.store.peek(subject.plan, 1)
+    for _ in range(used):
+        assert subject.check().degraded == ""
+    subject.fail()
+    assert sum(subject.check().allowed for _ in range(20)) == left
+
+
+def test_local_begins_with_its_share_of_each_limit_and_for_bound_keys_too(make: Callable[..., Subject]) -> None:
+    subject = make()
+    family = Family("test", [TEN, Quota(100, HOUR)])
+    check = subject.store.bind(family)
+    assert check("ada", 7).degraded == ""
+    subject.fail()
+    assert [(part.limit, part.remaining) for part in check("ada", 2).limits] == [(10, 1), (100, 91)]
+    assert [part.remaining for part in check("bob", 2).limits] == [8, 98], "of whom nothing was seen here"
+
+
+def test_what_the_store_said_ages_as_it_does_there(make: Callable[..., Subject]) -> None:
+    subject = make()
+    subject.plan = Family("test", [Quota(10, HOUR, algorithm=Algorithm.TOKEN_BUCKET)]).plan("user")
+    subject.check(10)
+    subject.clock.advance(1800)
+    subject.fail()
+    assert subject.store.peek(subject.plan, 1).remaining == 5
+    subject.heal()
+    assert subject.store.peek(subject.plan, 1).remaining == 5
+
+
+def test_what_the_store_says_in_between_counts_as_well(make: Callable[..., Subject]) -> None:
+    """Others used the key while this node was well again."""
+    subject = make(nodes=2)
+    subject.check()
+    subject.fail()
+    assert subject.check().remaining == 4
+    subject.heal()
+    subject.inner.check(subject.plan, 7)
+    assert subject.check().remaining == 1
+    subject.fail()
+    assert [subject.check().allowed for _ in range(3)] == [True, False, False]
+
+
+def test_what_was_seen_of_keys_is_bounded(make: Callable[..., Subject]) -> None:
+    """Those that were seen last are known; of those that were forgotten the whole share may pass."""
+    subject = make(max_keys=100)
+    check = subject.store.bind(Family("test", [TEN]))
+    for number in range(1000):
+        check(f"user {number}", 10)
+    subject.fail()
+    assert not any(check(f"user {number}").allowed for number in range(900, 1000))
+    assert check("user 0").allowed
+
+
 def test_local_refuses_what_is_above_its_share_until_the_store_is_back(make: Callable[..., Subject]) -> None:
     subject = make(nodes=3)
     subject.fail()
@@ -646,14 +707,16 @@ def test_a_refund_here_gives_back_only_what_was_taken_here(make: Callable[..., S
 
 def test_reset_forgets_here_and_there(make: Callable[..., Subject]) -> None:
     subject = make()
-    subject.check(10)
+    subject.check(5)
     subject.fail()
-    subject.check(10)
+    assert subject.check(5)
+    assert not subject.check(1)
     subject.heal()
     subject.store.reset(subject.plan)
-    assert subject.check(10)
     subject.fail()
-    assert subject.check(10)
+    assert subject.check(10), "here"
+    subject.heal()
+    assert subject.check(10), "there"
 
 
 @pytest.mark.parametrize("fault", [StoreUnavailable, OutcomeUnknown])
@@ -682,9 +745,9 @@ def test_check_once_goes_to_the_store_and_in_an_outage_to_this_node(make: Callab
     subject.fail()
     here = [subject.store.check_once(subject.plan, 2, token) for _ in range(3)]
     assert here == [here[0]] * 3
-    assert (here[0].allowed, here[0].remaining, here[0].degraded) == (True, 3, UNASKED)
+    assert (here[0].allowed, here[0].remaining, here[0].degraded) == (True, 2, UNASKED)
     beyond = subject.store.check_once(subject.plan, 6, once_token(subject.plan, 6, "retry"))
-    assert (beyond.allowed, beyond.remaining) == (False, 3)
+    assert (beyond.allowed, beyond.remaining) == (False, 2)
     subject.heal()
     assert subject.store.check_once(subject.plan, 2, token) == first
     assert subject.check().remaining == 7

@@ -125,7 +125,7 @@ class FailoverStore:
         attempt = self._failover.attempt(call.plan)
         with attempt as may_ask:
             if may_ask:
-                return attempt.answered(run(self._store, call))
+                return attempt.answered(call.plan, run(self._store, call))
         return attempt.decide(call)
 
     def reset(self, plan: Plan) -> None:
@@ -150,7 +150,7 @@ class FailoverStore:
                 return careful(key, cost)
             with attempt as may_ask:
                 if may_ask:
-                    return attempt.answered(bound(key, cost))
+                    return attempt.answered(family.plan(key), bound(key, cost))
             return attempt.decide(call_for(family, key, cost))
 
         return check
@@ -192,6 +192,7 @@ class AsyncFailoverStore:
             return failover.failed(ticket, error).decide(Call(Verb.CHECK, plan, cost))
         if not circuits.is_untroubled:
             circuits.passage_of(ticket).succeeded()
+        failover.fallback.saw(plan, decision)
         return decision
 
     async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
@@ -207,7 +208,7 @@ class AsyncFailoverStore:
         attempt = self._failover.attempt(call.plan)
         with attempt as may_ask:
             if may_ask:
-                return attempt.answered(await run_async(self._store, call))
+                return attempt.answered(call.plan, await run_async(self._store, call))
         return attempt.decide(call)
 
     async def reset(self, plan: Plan) -> None:
@@ -237,6 +238,7 @@ class AsyncFailoverStore:
                 return failover.failed(ticket, error).decide(call_for(family, key, cost))
             if not circuits.is_untroubled:
                 circuits.passage_of(ticket).succeeded()
+            failover.fallback.saw(family.plan(key), decision)
             return decision
 
         return check
@@ -326,9 +328,10 @@ class _Attempt:
             self.passage.abandoned()
         return False
 
-    def answered(self, decision: Decision) -> Decision:
+    def answered(self, plan: Plan, decision: Decision) -> Decision:
         """Note that the store answered, and return what it did."""
         self.passage.succeeded(decision)
+        self._failover.fallback.saw(plan, decision)
         return decision
 
     def decide(self, call: Call) -> Decision:
