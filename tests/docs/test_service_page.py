@@ -9,7 +9,8 @@ import pytest
 
 from headgate.cli.greeting import trial
 from headgate.cli.serve_options import GROUPS, Option, default_of, options, shown
-from headgate.server.settings import STORE_SECONDS, Settings
+from headgate.server.decisions import LONGEST_MS
+from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
 
@@ -36,4 +37,7 @@ def test_the_request_to_try_is_the_one_that_is_printed() -> None:
 
 
 def test_the_deadline_of_the_store_is_the_one_that_it_has() -> None:
-    assert f"gets {STORE_SECONDS * 1000:g} ms here" in PAGE
+    assert f"if it is not told otherwise | {RLS_SECONDS * 1000:g} ms |" in PAGE
+    assert f"gRPC without a deadline | {API_SECONDS * 1000:g} ms |" in PAGE
+    assert f"at least {RLS_SECONDS * 1000:g} ms, at most {STORE_SECONDS:g} s" in PAGE
+    assert LONGEST_MS == STORE_SECONDS * 1000

@@ -52,14 +52,21 @@ def test_memory_cannot_be_shared_by_workers_and_the_reason_is_told() -> None:
     ("store", "address"),
     [
         ("memory:?max_keys=10", "memory:?max_keys=10"),
-        ("redis://host:6379/0", "redis://host:6379/0?timeout=0.01"),
-        ("rediss+cluster://a,b?connections=4", "rediss+cluster://a,b?connections=4&timeout=0.01"),
-        ("redis://host?connect_timeout=3", "redis://host?connect_timeout=3&timeout=0.01"),
+        ("redis://host:6379/0", "redis://host:6379/0?timeout=1.0"),
+        ("rediss+cluster://a,b?connections=4", "rediss+cluster://a,b?connections=4&timeout=1.0"),
+        ("redis://host?connect_timeout=3", "redis://host?connect_timeout=3&timeout=1.0"),
         ("redis://host?timeout=0.5", "redis://host?timeout=0.5"),
     ],
 )
-def test_a_store_on_the_network_has_a_deadline_in_time_for_envoy(store: str, address: str) -> None:
+def test_a_store_on_the_network_has_a_timeout(store: str, address: str) -> None:
     assert Settings(store=store).store_address == address
+
+
+def test_a_decision_waits_as_long_as_its_api_can_unless_the_address_has_a_timeout() -> None:
+    settings = Settings(store="redis://host?connect_timeout=3")
+    assert (settings.rls_seconds, settings.api_seconds) == (0.015, 0.1)
+    settings = Settings(store="redis://host?connect_timeout=3&timeout=0.05")
+    assert (settings.rls_seconds, settings.api_seconds) == (None, None)
 
 
 def test_a_password_is_not_shown() -> None:

@@ -156,6 +156,45 @@ def test_a_late_failure_after_the_recovery_does_not_count() -> None:
     assert subject.state is CLOSED
 
 
+def test_many_failures_of_one_cause_are_one_and_a_probe_counts_whatever_its_cause() -> None:
+    subject, cause = breaker(), object()
+    for _ in range(10):
+        subject.failed(subject.ask(0), 0, cause)
+    assert (subject.state, subject.statistics().failures) == (Circuit.CLOSED, 1)
+    for _ in range(2):
+        subject.failed(subject.ask(0), 0, object())
+    assert subject.state is Circuit.OPEN
+    for now in (10_000_000, 20_000_000):
+        assert subject.may_ask(now)
+        subject.failed(subject.ask(now), now, cause)
+        assert subject.state is Circuit.OPEN
+        assert not subject.may_ask(now)
+
+
+def test_an_answer_that_comes_late_shows_that_the_server_is_not_away() -> None:
+    subject = breaker()
+    tickets = [subject.ask(0) for _ in range(4)]
+    for ticket in tickets[:2]:
+        subject.failed(ticket, 0)
+    assert not subject.answered_late(tickets[0])
+    assert subject.is_untroubled
+    for ticket in tickets[:3]:
+        subject.failed(ticket, 0)
+    assert subject.state is Circuit.OPEN
+    assert subject.answered_late(tickets[2])
+    assert subject.statistics().state is Circuit.CLOSED
+    assert not subject.answered_late(tickets[3]), "from before it opened"
+
+
+def test_an_answer_to_a_probe_that_comes_late_closes_it() -> None:
+    subject = opened()
+    probe = subject.ask(10_000_000)
+    subject.failed(probe, 10_000_000)
+    assert subject.state is Circuit.OPEN
+    assert subject.answered_late(probe)
+    assert subject.statistics().recoveries == 1
+
+
 def test_chance_shortens_a_pause_to_half_at_most() -> None:
     subject = opened(chance=shortest)
     assert subject.ask(PAUSE // 2 - 1) == 0

@@ -12,10 +12,11 @@ from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.server.settings import (
+    API_SECONDS,
     LOG_FORMATS,
     LOG_LEVELS,
     PROXY_HEADERS,
-    STORE_SECONDS,
+    RLS_SECONDS,
     InvalidSetting,
     Settings,
 )
@@ -47,7 +48,8 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "store",
             "ADDRESS",
             "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; one on "
-            f"the network gets {STORE_SECONDS * 1000:g} ms for an answer unless its address has a timeout",
+            f"the network gets {RLS_SECONDS * 1000:g} ms for an answer to Envoy, and {API_SECONDS * 1000:g} ms for "
+            "others, if its address has no timeout",
         ),
         Option("on_store_failure", "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}"),
         Option("nodes", "N", "services that share the limits, this one included, for the mode local"),

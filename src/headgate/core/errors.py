@@ -22,6 +22,8 @@ A refusal is not an error: ``check`` returns it as a `Decision`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class HeadgateError(Exception):
     """Base of all exceptions of this package."""
@@ -79,7 +81,14 @@ class StoreBusy(StoreUnavailable):
 
 
 class OutcomeUnknown(StoreError):
-    """The store was asked and did not answer; the cost may have been taken, or not."""
+    """The store was asked and did not answer; the cost may have been taken, or not.
+
+    Attributes:
+        told_late: called with the plan and the decision, if whoever catches the error sets it, and the answer comes
+            after all. It may be about some limits of the plan only.
+    """
+
+    told_late: Callable[..., object] | None = None
 
 
 class LimitExceeded(HeadgateError):

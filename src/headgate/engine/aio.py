@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -76,6 +77,14 @@ class AsyncEngine:
     def mode_of(self, rule_id: str) -> Mode:
         """Return what is answered for a rule while the store is away."""
         return self._book.mode_of(rule_id)
+
+    def within(self, seconds: float) -> AsyncEngine:
+        """Return the same engine for callers that wait no longer than so many seconds for the store."""
+        if self._failover is None:
+            return self
+        hurried = copy(self)
+        hurried._store = self._failover.within(seconds)  # noqa: SLF001  it is one of us
+        return hurried
 
     async def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from copy import copy
 from types import TracebackType
 from typing import Self
 
@@ -106,6 +107,14 @@ class AsyncDescriptorEngine:
     def clock(self) -> Clock:
         """What time it is for the limits."""
         return self._clock
+
+    def within(self, seconds: float) -> AsyncDescriptorEngine:
+        """Return the same engine for callers that wait no longer than so many seconds for the store."""
+        if self._failover is None:
+            return self
+        hurried = copy(self)
+        hurried._store = self._failover.within(seconds)  # noqa: SLF001  it is one of us
+        return hurried
 
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
         """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""

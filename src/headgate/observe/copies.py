@@ -134,6 +134,7 @@ def _of_store(engine: Watched) -> Iterable[Reading]:
             yield Reading(families.STORE_FAILURES, (reason,), failures)
         for (mode, reason), decisions in store.degraded.items():
             yield Reading(families.STORE_DEGRADED, (mode, reason), decisions)
+        yield Reading(families.STORE_LATE, (), store.late)
         yield Reading(families.CIRCUIT_OPENINGS, (), store.openings)
         yield Reading(families.CIRCUIT_RECOVERIES, (), store.recoveries)
         for shard, breaker in store.breakers.items():

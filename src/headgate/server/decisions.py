@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from time import perf_counter_ns
 
 from headgate.engine import AsyncEngine, Part, Reset, Ruling
@@ -10,6 +11,9 @@ from headgate.engine.kept import KeptRequest
 from headgate.observe.recorder import Recorder
 from headgate.policy.request import Request, UnknownRule
 from headgate.policy.selection import Verdict
+
+LONGEST_MS = 1000
+"""No caller's deadline is longer, in milliseconds. So there are only so many different ones."""
 
 
 class Decisions:
@@ -25,16 +29,33 @@ class Decisions:
     only looks (`peek`, and a check with a cost of 0) is timed and not counted: it decided nothing.
     """
 
-    __slots__ = ("_api", "_ruled", "engine", "recorder")
+    __slots__ = ("_api", "_hurried", "_ruled", "engine", "recorder")
 
     def __init__(self, engine: AsyncEngine, recorder: Recorder, api: str = "") -> None:
         self.engine, self.recorder, self._api = engine, recorder, api
         self._ruled = recorder.ruled
+        self._hurried: dict[int, Decisions] = {}
         recorder.watch(engine)
 
     def via(self, api: str) -> Decisions:
         """Return the same for another API: check, batch, forward_auth and so on."""
-        return Decisions(self.engine, self.recorder, api)
+        return self._copied(self.engine, api)
+
+    def within(self, seconds: float | None) -> Decisions:
+        """Return the same for callers that wait no longer than so many seconds for the store; None for the usual."""
+        if seconds is None:
+            return self
+        ms = max(1, min(int(seconds * 1000), LONGEST_MS))
+        hurried = self._hurried.get(ms)
+        if hurried is None:
+            hurried = self._hurried[ms] = self._copied(self.engine.within(ms / 1000), self._api)
+        return hurried
+
+    def _copied(self, engine: AsyncEngine, api: str) -> Decisions:
+        """Return the same with another engine, which has the same numbers to show."""
+        other = copy(self)
+        other.engine, other._api, other._hurried = engine, api, {}  # noqa: SLF001  it is one of us
+        return other
 
     async def check(self, request: Request, idempotency_key: str = "") -> Ruling:
         """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""

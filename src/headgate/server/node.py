@@ -37,7 +37,8 @@ from headgate.web.headers import ResponseHeaders
 
 _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
-_STORE_TRIES, _STORE_PAUSE = 20, 0.1
+_STORE_PATIENCE = 0.25
+"""Seconds that a node waits for its store before it serves."""
 _HANDSHAKES = 0.05
 """Seconds for connections to come that are being made when a node stops listening."""
 
@@ -81,7 +82,7 @@ class Node:
             keys=callers_of(settings),
             shed=self._shed,
         )
-        self._decisions = Decisions(self._engine, self._recorder)
+        self._decisions = Decisions(self._engine, self._recorder).within(settings.api_seconds)
         self._readiness = Readiness(self._engine)
         self._trees: AsyncDescriptorEngine | None = None
         if self._descriptors:
@@ -94,10 +95,11 @@ class Node:
                 count_refused=settings.envoy_count_refused,
             )
             self._recorder.watch(self._trees)
+        by_rules = bool(settings.rules) or not settings.envoy_config
         self._envoy = RateLimitService(
             self._recorder,
-            decisions=self._decisions if settings.rules or not settings.envoy_config else None,
-            trees=self._trees,
+            decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,
+            trees=self._trees.within(settings.rls_seconds) if self._trees and settings.rls_seconds else self._trees,
             options=Options(
                 headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None
             ),
@@ -172,16 +174,12 @@ class Node:
 
     async def _meet_store(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
-        error: StoreError | None = None
-        for _ in range(_STORE_TRIES):
-            try:
+        try:
+            async with asyncio.timeout(_STORE_PATIENCE):
                 await self._engine.ready()
-            except StoreError as trouble:
-                error = trouble
-                await asyncio.sleep(_STORE_PAUSE)
-            else:
-                return
-        _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", error)
+        except (StoreError, TimeoutError) as error:
+            why = f"no answer in {_STORE_PATIENCE:g} s" if isinstance(error, TimeoutError) else error
+            _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", why)
 
     def _shed(self, path: bytes) -> None:
         self._recorder.shed(surface.APIS.get(path, "other"))

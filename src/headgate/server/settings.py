@@ -11,8 +11,11 @@ from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.web.headers import RESET_FORMATS
 
-STORE_SECONDS = 0.01
-"""How long a decision waits for a store on the network, where its address does not say. Envoy waits for 20 ms."""
+RLS_SECONDS, API_SECONDS = 0.015, 0.1
+"""How long a decision waits for a store on the network, where its address does not say: Envoy gives up after 20 ms, and
+other callers may say themselves how long they wait."""
+STORE_SECONDS = 1.0
+"""After so long a connection that does not answer is given up, where the address does not say. The longest wait."""
 PROXY_HEADERS = ("either", "original", "forwarded")
 CLIENT_TIMESTAMPS = ("check", "ignore")
 LOG_FORMATS = ("text", "json")
@@ -142,13 +145,25 @@ class Settings:
 
     @property
     def store_address(self) -> str:
-        """The address of the store, with a deadline that callers can live with."""
-        if not self.is_shared:
+        """The address of the store, with a timeout."""
+        if not self.is_shared or self._has_timeout:
             return self.store
         address, _, query = self.store.partition("?")
-        if any(option.startswith("timeout=") for option in query.split("&")):
-            return self.store
         return f"{address}?{query}{'&' if query else ''}timeout={STORE_SECONDS}"
+
+    @property
+    def rls_seconds(self) -> float | None:
+        """How long a decision for Envoy waits for the store; None for the timeout in its address."""
+        return None if self._has_timeout else RLS_SECONDS
+
+    @property
+    def api_seconds(self) -> float | None:
+        """How long any other decision does, where its caller does not say; None for the same."""
+        return None if self._has_timeout else API_SECONDS
+
+    @property
+    def _has_timeout(self) -> bool:
+        return any(option.startswith("timeout=") for option in self.store.partition("?")[2].split("&"))
 
     @property
     def shares(self) -> int:

@@ -101,6 +101,18 @@ class AsyncStore(Protocol):
 
 
 @runtime_checkable
+class Hurried(Protocol):
+    """What a store for callers in an event loop may offer besides, if they may have deadlines of their own."""
+
+    def within(self, seconds: float) -> AsyncStore:
+        """Return the same store for callers that wait no longer than so many seconds, and no longer than it does.
+
+        It raises OutcomeUnknown then. An answer that comes later is given to its `told_late`.
+        """
+        ...
+
+
+@runtime_checkable
 class Sharded(Protocol):
     """What a store of either kind may offer besides, if it lives on several servers, which fail one by one.
 

@@ -16,7 +16,8 @@ Laws:
 3.  Pauses double from the first to the longest, and each is shortened by chance to between half and all of itself, so
     that the nodes of a fleet do not knock together.
 4.  A probe that never reports is given up after `probe_us`, and another may go. No lost call keeps a breaker open.
-5.  Many calls that fail of one cause, such as a connection that was lost, are one failure. A probe is alone, and counts
+5.  An answer that comes after its call was reported as failed is a success: the server is slow, not away.
+6.  Many calls that fail of one cause, such as a connection that was lost, are one failure. A probe is alone, and counts
     whatever its cause.
 """
 
@@ -142,6 +143,12 @@ class Breaker:
         self._unanswered = 0
         self._recoveries += 1
         return True
+
+    def answered_late(self, ticket: int) -> bool:
+        """Note that the store answered a call that was reported as failed; says whether that closed the breaker."""
+        if self.state is Circuit.OPEN and ticket == self.epoch - 1:  # it opened because of that call
+            ticket = self.epoch
+        return self.succeeded(ticket)
 
     def failed(self, ticket: int, now: int, incident: object = None) -> bool:
         """Note that the store did not answer, because of an `incident` if known; says whether that began an outage."""

@@ -50,6 +50,7 @@ class Circuits:
         self.ticks = ticks
         self.calls = 0
         self.failures: Counter[Reason] = Counter()
+        self.late = 0  # answers that came after their calls had failed
         self._made = made
         self._sharded = store if isinstance(store, Sharded) else None
         self._only = made()
@@ -169,6 +170,17 @@ class Passage:
                     gone.append(server)
         for server in gone:
             _say_gone(server, error)
+
+    def answered_late(self) -> None:
+        """Note that the server that failed has answered after all."""
+        server, back = self._error.server if self._error else "", []
+        with self._circuits.lock:
+            self._circuits.late += 1
+            for each, breaker in self._breakers.items():
+                if server in {"", each} and breaker.answered_late(self.tickets[each]):
+                    back.append(each)
+        for each in back:
+            _LOG.warning("the store%s answers again", _named(each))
 
     def abandoned(self) -> None:
         """Note that nobody will know: misuse, or a caller that was cancelled."""

@@ -9,29 +9,33 @@ What the modes promise while the store is away, for a limit of capacity C on N n
 * ``local``: this node decides with its share. All nodes together admit at most N * ceil(C / N), which is less than
   C + N, in addition to what the store admits before and after, however often it comes and goes (and a bucket refills by
   at most N * ceil(limit / N) per window). So where C may pass, less than 2 C + N do around an outage if the store kept
-  its state, and less than 3 C + N if it came back empty. More nodes than N admit a share each; fewer admit less.
+  its state, and less than 3 C + N if it came back empty. More nodes than N admit a share each; fewer admit less. A
+  process that is started while the store is away is one more node: what another admitted is lost with that one.
 * ``allow``: no limit holds. ``deny``: nothing passes.
 
 A question whose outcome is unknown is never asked again: the mode answers. Perhaps the store has taken the cost all the
-same; then it admits that much less later. What `check_once` promises holds for each that answers, the store and the
-mode: a retry that the other one answers counts there as well.
+same; then it admits that much less later. An answer that comes after its deadline is noted for the next decisions of
+this node, and shows that the server is not away. What `check_once` promises holds for each that answers, the store and
+the mode: a retry that the other one answers counts there as well.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TypedDict, Unpack
 
 from headgate.core.decision import Decision
-from headgate.core.errors import InvalidStore, StoreError
+from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
 from headgate.core.plan import Call, Family, Limit, Plan, Verb
 from headgate.stores import breaker as breakers
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
+from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
 from headgate.stores.circuits import Circuits, Passage, Reason
 from headgate.stores.fallback import chosen, marked
@@ -49,6 +53,9 @@ from headgate.stores.wrapping import (
 __all__ = ["AsyncFailoverStore", "FailoverStore", "Options", "Reason", "Statistics"]
 
 MAX_NODES = 100_000
+LATE_EVERY_US = 10_000_000
+"""Microseconds for which nothing more is logged about late answers."""
+_LOG = logging.getLogger("headgate.stores")
 
 
 class Options(TypedDict, total=False):
@@ -85,6 +92,8 @@ class Statistics:
     """How often a circuit closed again."""
     breakers: Mapping[str, BreakerStatistics]
     """Each server's circuit."""
+    late: int = 0
+    """Answers of the store that came after their deadline: they are failures, too, but not outages."""
 
 
 class FailoverStore:
@@ -179,6 +188,17 @@ class AsyncFailoverStore:
         self._store = store
         self.clock = store.clock
         self._failover = _Failover(store, **options)
+
+    def within(self, seconds: float) -> AsyncFailoverStore:
+        """Return the same store for callers that wait no longer than so many seconds for it.
+
+        It is the same if the inner store cannot be asked so. All share circuits, states and statistics.
+        """
+        if not isinstance(self._store, Hurried):
+            return self
+        hurried = copy(self)
+        hurried._store = self._store.within(seconds)  # noqa: SLF001  it is one of us
+        return hurried
 
     async def check(self, plan: Plan, cost: int) -> Decision:
         failover, circuits = self._failover, self._failover.circuits
@@ -279,6 +299,18 @@ class _Failover:
             store.clock.ticks,
         )
         self.degraded: Counter[tuple[Mode, Reason]] = Counter()
+        self._silent_until = 0
+
+    def say_late(self) -> None:
+        """Log that an answer came late, if that was not said in the last moments."""
+        now = self.circuits.ticks()
+        if now >= self._silent_until:
+            self._silent_until = now + LATE_EVERY_US
+            _LOG.warning(
+                "an answer of the store came after its deadline, so this node had decided (%d so far): the store, "
+                "the network or this process is slow",
+                self.circuits.late,
+            )
 
     def attempt(self, plan: Plan = ()) -> _Attempt:
         """Begin a call about `plan`; it may be any where there is one server."""
@@ -287,7 +319,7 @@ class _Failover:
     def failed(self, ticket: int, error: StoreError) -> _Attempt:
         """Note that a call failed that went through the only circuit with this ticket; returns who answers it."""
         attempt = _Attempt(self, self.circuits.passage_of(ticket))
-        attempt.passage.failed(error)
+        attempt.failed(error)
         return attempt
 
     def statistics(self) -> Statistics:
@@ -301,6 +333,7 @@ class _Failover:
                 openings,
                 recoveries,
                 MappingProxyType(seen),
+                circuits.late,
             )
 
 
@@ -322,7 +355,7 @@ class _Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if isinstance(error, StoreError):
-            self.passage.failed(error)
+            self.failed(error)
             return True
         if error is not None:
             self.passage.abandoned()
@@ -333,6 +366,17 @@ class _Attempt:
         self.passage.succeeded(decision)
         self._failover.fallback.saw(plan, decision)
         return decision
+
+    def failed(self, error: StoreError) -> None:
+        """Note that the store did not answer; if it does after all, that is noted when it comes."""
+        self.passage.failed(error)
+        if isinstance(error, OutcomeUnknown):
+            error.told_late = self._answered_late
+
+    def _answered_late(self, plan: Plan, decision: Decision) -> None:
+        self.passage.answered_late()
+        self._failover.fallback.saw(plan, decision)
+        self._failover.say_late()
 
     def decide(self, call: Call) -> Decision:
         """Answer instead of the store."""

@@ -25,13 +25,12 @@ from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
+from headgate.stores.circuits import Reason
 from headgate.stores.memory import MemoryStore
 from headgate.stores.wrapping import run
 
 MAX_SEEN = 50_000
 """So many keys, and as many older ones, the mode "local" knows of from the store; each takes about 250 bytes."""
-UNSAID = "store_unavailable"
-"""The mark of a part of a refusal of which the store said nothing."""
 _STRICTNESS = (Mode.ALLOW, Mode.LOCAL, Mode.DENY)
 
 
@@ -128,7 +127,7 @@ class Local:
     def saw(self, plan: Plan, decision: Decision) -> None:
         now = self._now()
         for limit, part in zip(plan, decision.limits, strict=True):
-            if part.degraded != UNSAID:
+            if part.degraded != Reason.STORE_UNAVAILABLE:  # the mark of a part of a refusal that is missing
                 self._seen.note(limit, now, part.limit - part.remaining)
 
     def reset(self, plan: Plan) -> None:

@@ -164,6 +164,42 @@ def test_while_redis_hangs_everybody_is_answered(redis: RedisServer, rules: str)
         assert clients.failures == []
 
 
+def test_a_worker_that_is_replaced_while_redis_is_away_adds_its_share_and_no_more(
+    found: Service, redis: RedisServer
+) -> None:
+    """What the one before it admitted by itself is lost with it, and said so in the documentation."""
+    redis.stop()
+
+    def alone() -> int:
+        with Clients(found.http_port, ["everybody"] * 8) as clients:
+            until(
+                lambda: all(client.answers and not client.answers[-1]["allowed"] for client in clients.all),
+                "it is used up",
+            )
+        assert all(answer["degraded"] for client in clients.all for answer in client.answers)
+        return admitted(clients)
+
+    count = alone()
+    assert count <= LIMIT, "the shares of two workers"
+    workers = found.workers()
+    os.kill(min(workers), signal.SIGKILL)
+    until(lambda: len(found.workers()) == 2 and found.workers() != workers, "another takes its place", SECONDS)
+    assert count + alone() <= LIMIT + LIMIT // 2
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung"])
+def test_a_service_that_is_started_while_redis_is_away_answers_and_is_strict_when_it_is_back(
+    redis: RedisServer, rules: str, fault: str
+) -> None:
+    redis.stop() if fault == "killed" else redis.send(signal.SIGSTOP)
+    with service("--store", f"redis://127.0.0.1:{redis.port}/0", "--rules", rules) as found:
+        answer = found.started().check("u1")
+        assert (answer["allowed"], answer["degraded"]) == (True, True)
+        assert "the store cannot decide, so requests are decided without it until it can" in found.complained
+        redis.start() if fault == "killed" else redis.send(signal.SIGCONT)
+        until(lambda: not found.check("u1")["degraded"], "the store decides", SECONDS)
+
+
 def opened_by(pid: int) -> Iterator[Path]:
     """The files that a process has open."""
     for each in Path(f"/proc/{pid}/fd").iterdir():

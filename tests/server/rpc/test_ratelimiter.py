@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server import rpc, surface
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.rpc.schema import message_class
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.testing import ManualClock
-from tests.server.serving import RULES, Service, serving
-from tests.servers import free_port
+from tests.proxy import proxy
+from tests.server.serving import LASTING, RULES, Service, serving
+from tests.servers import free_port, redis_server
 
 START = ManualClock.START // 1_000_000
 ORDER = {"identifier": "u1", "dimension": "USER", "endpoint": "/orders/7", "method": "POST"}
@@ -34,15 +38,25 @@ def service() -> Iterator[Service]:
         yield service
 
 
-def raw(service: Service, method: str, message: bytes, metadata: list[tuple[bytes, bytes]] | None = None) -> bytes:
+def raw(
+    service: Service,
+    method: str,
+    message: bytes,
+    metadata: list[tuple[bytes, bytes]] | None = None,
+    timeout: float | None = None,
+) -> bytes:
     methods = rpc.methods(service.decisions, service.readiness)
     unary = methods.unary[f"/headgate.v1.RateLimiter/{method}".encode()]
-    return service.run(lambda: unary(Call(message, metadata or [])))
+    return service.run(lambda: unary(Call(message, metadata or [], timeout=timeout)))
 
 
 def call(service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> Any:
+    return call_within(None, service, method, **fields)
+
+
+def call_within(seconds: float | None, service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> Any:
     asked, answered = (message_class(f"headgate.v1.{kind}") for kind in KINDS[method])
-    return answered.FromString(raw(service, method, asked(**fields).SerializeToString()))
+    return answered.FromString(raw(service, method, asked(**fields).SerializeToString(), timeout=seconds))
 
 
 def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -> None:
@@ -187,6 +201,30 @@ def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() ->
         with pytest.raises(RpcError) as caught:
             call(service, "ResetLimit", **ORDER)
         assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits() -> None:
+    with (
+        redis_server() as redis,
+        proxy(redis.port) as between,
+        serving(LASTING, store=between.address("timeout=60&connections=1")) as service,
+    ):
+        assert not call(service, **ORDER).degraded
+        between.open.clear()
+        hurried = call_within(0.1, service, **ORDER)
+        assert (hurried.allowed, hurried.degraded, hurried.reason) == (True, True, "outcome_unknown")
+        threading.Timer(0.3, between.open.set).start()
+        assert not call_within(60, service, **ORDER).degraded
+        assert (hurried.remaining, call(service, **ORDER).allowed) == (1, False), "all three were counted"
+
+
+def test_a_caller_that_does_not_wait_at_all_does_not_make_the_store_look_away() -> None:
+    with redis_server() as redis, serving(LASTING, store=f"redis://127.0.0.1:{redis.port}/0?timeout=60") as service:
+        call(service, **ORDER)
+        limiter = RateLimiter(service.decisions, Timestamps())
+        hurried = limiter._for(Call(b"", timeout=0.0001))
+        assert hurried is limiter._for(Call(b"", timeout=0.015)), "it has as long as Envoy"
+        assert hurried is not limiter._for(Call(b""))
 
 
 def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:

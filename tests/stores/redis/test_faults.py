@@ -707,7 +707,7 @@ async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
 
 def flights_of(store: AsyncRedisStore) -> Flights:
     """The connections of a store to its only server."""
-    found = store._here()
+    found = store._connections.here()
     assert isinstance(found, Flights)
     return found
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 
 import pytest
 import uvloop
 
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
+from headgate.stores import open_store
 from headgate.stores.failover import AsyncFailoverStore, Reason
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.aio import AsyncRedisStore
+from tests.proxy import Proxy, proxy
 from tests.servers import RedisServer, redis_server
 
 FAMILY = Family("late", Quota.parse("100/hour"))
+TEN = Family("ten", Quota.parse("10/hour"))
 Loops = Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -60,5 +65,100 @@ def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> N
         finally:
             own.send(signal.SIGCONT)
             await store.close()
+
+    asyncio.run(run())
+
+
+async def until_late(store: AsyncFailoverStore, answers: int) -> None:
+    give_up = time.monotonic() + 60
+    while store.statistics().late < answers:
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def hurried(own: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, Proxy]]:
+    """A store behind a proxy that can hold replies, for callers that wait for 50 ms only."""
+    with proxy(own.port) as between:
+        whole = AsyncFailoverStore(AsyncRedisStore(parse(between.address("timeout=60&connections=1"))))
+        try:
+            await whole.peek(TEN.plan("warm"), 1)
+            yield whole.within(0.05), between
+        finally:
+            await whole.close()
+
+
+def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer) -> None:
+    async def run() -> None:
+        plan = TEN.plan("ada")
+        async with hurried(own) as (store, between):
+            assert (await store.check(plan, 1)).remaining == 9
+            with closing(open_store(f"redis://127.0.0.1:{own.port}/0")) as other:
+                assert other.check(plan, 8).remaining == 1
+            between.open.clear()
+            decision = await store.check(plan, 1)
+            assert (decision.allowed, decision.degraded) == (True, Reason.OUTCOME_UNKNOWN), (
+                "9 were left, as far as known"
+            )
+            between.open.set()
+            await until_late(store, 1)
+            between.open.clear()
+            decision = await store.check(plan, 1)
+            assert (decision.allowed, decision.degraded) == (False, Reason.OUTCOME_UNKNOWN), "and now none is"
+            between.open.set()
+            await until_late(store, 2)
+            assert (await store.check(plan, 1)).degraded == "", "the connection is the same, and in step"
+
+    asyncio.run(run())
+
+
+def test_late_answers_are_counted_apart_from_outages_and_logged_once_in_a_while(
+    own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with hurried(own) as (store, between):
+            for times in range(1, 9):
+                between.open.clear()
+                assert (await store.check(TEN.plan("ada"), 1)).degraded == Reason.OUTCOME_UNKNOWN
+                between.open.set()
+                await until_late(store, times)
+            seen = store.statistics()
+            assert (seen.late, seen.failures, seen.openings) == (8, {Reason.OUTCOME_UNKNOWN: 8}, 0)
+
+    with caplog.at_level("WARNING", "headgate"):
+        asyncio.run(run())
+    assert [message for message in caplog.messages if "came after its deadline" in message] == caplog.messages
+    assert len(caplog.messages) == 1
+
+
+def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> None:
+    """The one node there is knows what is left, from the store or by itself: no more than the limit passes."""
+
+    async def run() -> None:
+        async with hurried(own) as (store, between):
+            admitted, late = 0, 0
+            for number in range(40):
+                is_held = number % 3 == 2
+                if is_held:
+                    between.open.clear()
+                admitted += bool(await store.check(TEN.plan("ada"), 1))
+                if is_held:
+                    between.open.set()
+                    late += 1
+                    await until_late(store, late)
+            assert admitted == 10
+
+    asyncio.run(run())
+
+
+def test_who_waits_longer_is_answered_though_others_on_the_same_connection_could_not(own: RedisServer) -> None:
+    async def run() -> None:
+        async with hurried(own) as (store, between):
+            patient = store.within(60)
+            between.open.clear()
+            waiting = asyncio.ensure_future(patient.check(TEN.plan("bob"), 1))
+            assert (await store.check(TEN.plan("ada"), 1)).degraded
+            between.open.set()
+            assert (await waiting).degraded == ""
 
     asyncio.run(run())

@@ -19,6 +19,7 @@ from headgate.server.api.idempotency import key_in
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.rpc.schema import message_class
+from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import Call
@@ -60,7 +61,7 @@ class RateLimiter:
         try:
             message = _parsed(_CheckRequest, call.message)
             key = message.idempotency_key or key_in(call.metadata)
-            ruling = await self._check(message, key, now)
+            ruling = await self._check(self._for(call), message, key, now)
         except (UsageError, StoreError) as error:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
@@ -95,11 +96,11 @@ class RateLimiter:
         request = self._request(message, message.cost or 1)
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
-        ruling = await self._decisions.peek(request)
+        ruling = await self._for(call).peek(request)
         return _encoded(_response(_QuotaResponse, ruling, now))
 
     async def _reset(self, call: Call) -> bytes:
-        reset = await self._decisions.reset(self._request(_parsed(_ResetRequest, call.message), 1))
+        reset = await self._for(call).reset(self._request(_parsed(_ResetRequest, call.message), 1))
         return _encoded(_ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared))
 
     async def _batch(self, call: Call) -> bytes:
@@ -110,23 +111,36 @@ class RateLimiter:
         if (refusal := self._charge(len(requests) - 1, call.peer)) is not None:
             self._decisions.recorder.shed("grpc_batch")
             raise RpcError(refusal.code, refusal.detail, refusal.trailers)
+        decisions = self._for(call)
         results = await eager.together(
-            [self._result(message, f"{key}#{place}" if key else "", now) for place, message in enumerate(requests)]
+            [
+                self._result(decisions, message, f"{key}#{place}" if key else "", now)
+                for place, message in enumerate(requests)
+            ]
         )
         return _encoded(_CheckBatchResponse(results=results))
 
-    async def _result(self, message: Any, key: str, now: int) -> Any:
+    async def _result(self, decisions: Decisions, message: Any, key: str, now: int) -> Any:
         try:
-            ruling = await self._check(message, message.idempotency_key or key, now)
+            ruling = await self._check(decisions, message, message.idempotency_key or key, now)
         except (UsageError, StoreError) as error:
             failed = _rpc_error(error)
             return _CheckResult(error={"code": int(failed.code), "message": failed.message})
         return _CheckResult(response=_response(_CheckResponse, ruling, now))
 
-    async def _check(self, message: Any, key: str, now: int) -> Ruling:
+    async def _check(self, decisions: Decisions, message: Any, key: str, now: int) -> Ruling:
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
-        return await self._decisions.check(self._request(message, message.cost or 1), key)
+        return await decisions.check(self._request(message, message.cost or 1), key)
+
+    def _for(self, call: Call) -> Decisions:
+        """Return what decides in time for a caller: the store has three quarters of its deadline, as Envoy's has.
+
+        It has no less than for Envoy, though: who cannot wait at all must not make the store look as if it were away.
+        """
+        if call.timeout is None:
+            return self._decisions
+        return self._decisions.within(max(RLS_SECONDS, call.timeout * 0.75))
 
     def _request(self, message: Any, cost: int) -> Request:
         """Return what a message asks, whichever it is."""

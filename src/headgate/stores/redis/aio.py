@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable
+from copy import copy
 from functools import partial
 
 from headgate.clock import Clock, SystemClock
@@ -31,17 +32,24 @@ class AsyncRedisStore:
     """
 
     def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
-        self._place = place
-        self._manual = clock
         self.clock: Clock = clock or SystemClock()
         self._slots = SlotMap(place) if isinstance(place, Cluster) else None
         if self._slots:  # otherwise there are no servers to be told apart
             self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
-        self._timeout = place.seeds[0].timeout if isinstance(place, Cluster) else 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._servers: Flights | AsyncCluster | None = None
-        self._process = os.getpid()
+        self._timeout = _timeout_of(place)
+        self._within = 0.0  # seconds that callers wait, if not the usual
         self._traffic = Traffic()
+        self._connections = _Connections(place, clock, self._slots, self._traffic)
+
+    def within(self, seconds: float) -> AsyncRedisStore:
+        """Return the same store for callers that wait no longer than so many seconds.
+
+        The connection is given up only after the `timeout` of the address, which is also the most they wait. What
+        comes until then is told late (`OutcomeUnknown.told_late`).
+        """
+        hurried = copy(self)
+        hurried._within = min(seconds, self._timeout)  # noqa: SLF001  it is one of us
+        return hurried
 
     async def check(self, plan: Plan, cost: int) -> Decision:
         if self._is_spread(plan):
@@ -74,18 +82,14 @@ class AsyncRedisStore:
 
     async def ready(self) -> None:
         """Run the script on every server that decides. Raises StoreError."""
-        await self._here().ready()
+        await self._connections.here().ready()
 
     def traffic(self) -> TrafficStatistics:
         """Return what came back from the servers so far, for metrics."""
         return self._traffic.statistics()
 
     async def close(self) -> None:
-        here = self._loop is asyncio.get_running_loop()
-        ending = self._leave()
-        if ending and here:
-            await asyncio.wait(ending)
-        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
+        await self._connections.close()
 
     def _is_spread(self, plan: Plan) -> bool:
         return self._slots is not None and spread.is_spread(plan)
@@ -96,8 +100,8 @@ class AsyncRedisStore:
         return decided(plan, await self._ask(question(verb, plan, cost)))
 
     async def _play(self, flow: spread.Flow) -> Decision:
-        servers = self._here()
-        deadline = asyncio.get_running_loop().time() + self._timeout
+        servers = self._connections.here()
+        deadline = asyncio.get_running_loop().time() + (self._within or self._timeout)
         try:
             step = next(flow)
             while True:
@@ -112,10 +116,35 @@ class AsyncRedisStore:
             return decision
 
     def _ask(self, asked: Question) -> Awaitable[Answer]:
-        return self._here().ask(asked)
+        if self._within:
+            return self._connections.here().ask(asked, asyncio.get_running_loop().time() + self._within)
+        return self._connections.here().ask(asked)
 
-    def _here(self) -> Flights | AsyncCluster:
-        """Return the connections of this event loop; they belong to the loop that made them."""
+
+def _timeout_of(place: Place) -> float:
+    if isinstance(place, Cluster):
+        return place.seeds[0].timeout
+    return place.timeout if isinstance(place, Address) else place.primary.timeout
+
+
+class _Connections:
+    """Those of the event loop that the store is used in; they belong to the loop that made them."""
+
+    def __init__(self, place: Place, clock: Clock | None, slots: SlotMap | None, traffic: Traffic) -> None:
+        self._place, self._clock, self._slots, self._traffic = place, clock, slots, traffic
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._servers: Flights | AsyncCluster | None = None
+        self._process = os.getpid()
+
+    async def close(self) -> None:
+        here = self._loop is asyncio.get_running_loop()
+        ending = self._leave()
+        if ending and here:
+            await asyncio.wait(ending)
+        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
+
+    def here(self) -> Flights | AsyncCluster:
+        """Return the connections of this event loop."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop or self._servers is None:
             self._leave()
@@ -127,10 +156,10 @@ class AsyncRedisStore:
         place = self._place
         if isinstance(place, Cluster):
             assert self._slots is not None  # noqa: S101  a cluster has them
-            return AsyncCluster(place, self._manual, loop, self._slots, self._traffic)
+            return AsyncCluster(place, self._clock, loop, self._slots, self._traffic)
         if isinstance(place, Address):
-            return Flights(place, self._manual, loop, traffic=self._traffic)
-        return Flights(place.primary, self._manual, loop, Sentinels(place), self._traffic)
+            return Flights(place, self._clock, loop, traffic=self._traffic)
+        return Flights(place.primary, self._clock, loop, Sentinels(place), self._traffic)
 
     def _leave(self) -> list[asyncio.Task[None]]:
         """Give up the event loop that the store was used in; returns what is still to end there."""

@@ -11,7 +11,9 @@ Callers never touch a connection. A caller that is cancelled leaves its answer u
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
+from operator import attrgetter
 
 from headgate.clock import Clock
 from headgate.core.errors import StoreBusy, StoreUnavailable
@@ -28,6 +30,8 @@ LARGEST_FLIGHT = 128
 LONGEST_QUEUE = 10_000
 LEAVES_EARLY = 32
 """So many questions do not wait for more if a connection is free: the server decides while others still ask."""
+
+_deadline = attrgetter("deadline")
 
 
 class Flights:
@@ -80,10 +84,10 @@ class Flights:
             answer.set_exception(self._not_reached())
             return answer
         asked = Asked(question, answer, deadline or now + self._address.timeout, slot, asking, alone)
-        place = len(queue)
-        while place and asked.deadline < queue[place - 1].deadline:  # it was redirected, and has waited elsewhere
-            place -= 1
-        queue.insert(place, asked)
+        if queue and asked.deadline < queue[-1].deadline:  # it was redirected, and has waited elsewhere; or is hurried
+            queue.insert(bisect_right(queue, asked.deadline, key=_deadline), asked)
+        else:
+            queue.append(asked)
         if (self._alone and len(queue) == 1) or (
             len(queue) == LEAVES_EARLY and any(each.is_free for each in self.lanes)
         ):

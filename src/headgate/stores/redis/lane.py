@@ -18,7 +18,7 @@ from headgate.clock import Clock
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.stores.redis import scripts, wire
 from headgate.stores.redis.address import Address, Role
-from headgate.stores.redis.answers import Answer, Unconfirmed
+from headgate.stores.redis.answers import Answer, Unconfirmed, decided
 from headgate.stores.redis.discovery import Sentinels
 from headgate.stores.redis.inquiry import connected, inquire
 from headgate.stores.redis.resting import pause_after
@@ -87,6 +87,8 @@ class Lane(asyncio.BufferedProtocol):
         self._conversing: set[asyncio.Future[object]] = set()  # replies to what is not about limits
         self._flight: list[Asked] = []
         self._left_ns = 0  # when it left
+        self._left_at = 0.0  # the same by the loop's clock
+        self._overdue: dict[asyncio.Future[Answer], OutcomeUnknown] = {}  # those in it whose callers were told so
         self._in_the_air = 0  # legs of the flight that have not landed
         self._forgotten: list[_Leg] = []  # those that found no script
         self._unconfirmed: list[tuple[Asked, Answer]] = []  # answers that wait for replicas
@@ -121,6 +123,7 @@ class Lane(asyncio.BufferedProtocol):
     def fly(self, asked: list[Asked]) -> None:
         """Send questions, in as few calls of the script as can be."""
         self._flight, self._reloads, self._looks, self._left_ns = asked, 0, 0, perf_counter_ns()
+        self._left_at = self._loop.time()
         self._deadline = self._loop.call_at(min([each.deadline for each in asked]), self._look)
         self._send([_Leg(asked, asking=False)] if self._address.role is not Role.NODE else _legs(asked))
 
@@ -169,6 +172,8 @@ class Lane(asyncio.BufferedProtocol):
                 self._unconfirmed.append((each, answer))
             elif not each.answer.done():
                 each.answer.set_result(answer)
+            elif (overdue := self._overdue.get(each.answer)) and overdue.told_late:
+                overdue.told_late(each.question.plan, decided(each.question.plan, answer))
 
     def _replicated(self, reply: object) -> None:
         if self._reminder:
@@ -204,6 +209,7 @@ class Lane(asyncio.BufferedProtocol):
             return
         self._traffic.landed(len(self._flight), perf_counter_ns() - self._left_ns)
         self._flight = []
+        self._overdue.clear()
         if self._deadline:
             self._deadline.cancel()
         if self._misled:
@@ -218,25 +224,31 @@ class Lane(asyncio.BufferedProtocol):
         self._deadline = self._loop.call_later(LOOK_EVERY, then)
 
     def _late(self) -> None:
-        """Tell those whose time is up. The last of them takes the connection along, as its answer may still come."""
-        now, error = self._loop.time(), OutcomeUnknown(f"{self._address}: no answer in {self._address.timeout:g} s")
-        error.incident = error  # of all who wait for this flight
+        """Tell those whose time is up. Their answers may still come, so the connection is kept, but not for ever."""
+        now, self._looks = self._loop.time(), 0
         self._settle(now)
-        waiting = [asked.deadline for asked in self._flight if asked.deadline > now and not asked.answer.done()]
-        self._looks = 0
-        if waiting:
-            fail([asked for asked in self._flight if asked.deadline <= now], error)
-            self._deadline = self._loop.call_at(min(waiting), self._look)
-        elif self._address.replicas and not (self._in_the_air or self._forgotten):
+        hung_at = self._left_at + self._address.timeout
+        if self.awaits_replicas and not self._forgotten:
             # All was decided. Only what replicas have is not known, for which nobody waits any more: but the connection
             # is of use again when the server has said it.
-            self._deadline = self._loop.call_later(self._address.timeout, self._drop, error)
-        else:
+            hung_at += self._address.timeout
+        waiting = [asked for asked in self._flight if not asked.answer.done()]
+        deadlines = [asked.deadline for asked in waiting if asked.deadline > now]
+        error = OutcomeUnknown(f"{self._address}: no answer in {now - self._left_at:.3g} s")
+        error.incident = error  # of all who wait for this flight
+        if now >= hung_at and not deadlines:
             self._drop(error)
+            return
+        for asked in waiting:
+            if asked.deadline <= now:
+                own = self._overdue[asked.answer] = copy(error)
+                asked.answer.set_exception(own)
+        self._deadline = self._loop.call_at(min(deadlines, default=hung_at), self._look)
 
     def _drop(self, error: StoreError) -> None:
         self._settle()
         flight, self._flight = self._flight, []
+        self._overdue.clear()
         transport, self._transport, self.is_open, self._misled = self._transport, None, False, None
         for timer in (self._deadline, self._reminder):
             if timer:

@@ -17,6 +17,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     metadata: Headers = []
     """All headers of the request that are no pseudo-headers."""
     peer: Peer = NOBODY
+    timeout: float | None = None
+    """Seconds that the caller waits, if it says so."""
 
 
 class Stream(Protocol):

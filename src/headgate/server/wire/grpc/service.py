@@ -207,7 +207,7 @@ class GrpcService:
         method = plan.unary
         assert method is not None  # noqa: S101  for the type checker
         try:
-            coroutine = method(Call(message, plan.head.fields, self._link.peer))
+            coroutine = method(Call(message, plan.head.fields, self._link.peer, plan.timeout))
             awaited = coroutine.send(None)
         except StopIteration as stop:
             self._answer(stream, plan, stop.value)
