@@ -25,6 +25,7 @@ RULES = """
 version: 1
 rules:
   - {id: orders-ip, dimension: ip, endpoint: /orders/**, methods: [POST], limit: 2, window: 1m, algorithm: fixed_window}
+  - {id: queue, dimension: ip, endpoint: /queue, limit: 60, window: 1m, algorithm: leaky_bucket, queue: true}
 """
 MAIN = """
 daemon off; worker_processes 1; pid nginx.pid; error_log error.log info;
@@ -116,6 +117,10 @@ def test_requests_pass_until_their_limit_and_are_told_when_to_come_back(nginx: N
     status, headers, _ = ask(nginx.port, "POST", "/orders/9")
     assert (status, headers["retry-after"], headers["x-ratelimit-remaining"]) == (429, "20", "0")
     assert ask(nginx.port, "GET", "/orders/9")[0] == 200
+
+
+def test_a_place_in_a_queue_reaches_the_client(nginx: Nginx) -> None:
+    assert [ask(nginx.port, "GET", "/queue")[1].get("x-ratelimit-delay") for _ in range(3)] == [None, "1", "2"]
 
 
 def test_what_a_client_says_chooses_nothing(nginx: Nginx) -> None:
