@@ -17,7 +17,7 @@ from headgate import Algorithm, AsyncLimiter, InvalidCost, InvalidKey, InvalidSt
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreUnavailable
 from headgate.core.key import once_token
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 from headgate.stores.base import Store
 from headgate.stores.cached import AsyncCachedStore, CachedStore, CacheStatistics
 from headgate.stores.failover import FailoverStore
@@ -67,8 +67,8 @@ class Counting(MemoryStore):
         done: Decision = self._asked("peek", lambda: super(Counting, self).peek(plan, cost))
         return done
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        done: Decision = self._asked("refund", lambda: super(Counting, self).refund(plan, cost))
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        done: Decision = self._asked("refund", lambda: super(Counting, self).refund(plan, cost, charge))
         return done
 
     def reset(self, plan: Plan) -> None:

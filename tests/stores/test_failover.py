@@ -19,7 +19,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.core.key import once_token
 from headgate.core.mode import Mode
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 from headgate.stores import open_store
 from headgate.stores.base import Check, Store
 from headgate.stores.breaker import Circuit
@@ -68,8 +68,8 @@ class Faulty(MemoryStore):
         done: Decision = self._asked(lambda: super(Faulty, self).peek(plan, cost))
         return done
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        done: Decision = self._asked(lambda: super(Faulty, self).refund(plan, cost))
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        done: Decision = self._asked(lambda: super(Faulty, self).refund(plan, cost, charge))
         return done
 
     def reset(self, plan: Plan) -> None:
@@ -206,7 +206,7 @@ class _Undegraded:
 
     def __init__(self, store: FailoverStore) -> None:
         self._store, self.clock = store, store.clock
-        self.peek, self.refund, self.check = map(self._plain, (store.peek, store.refund, store.check))
+        self.peek, self.check = map(self._plain, (store.peek, store.check))
 
     @staticmethod
     def _plain(verb: Callable[[Plan, int], Decision]) -> Callable[[Plan, int], Decision]:
@@ -217,6 +217,10 @@ class _Undegraded:
 
     def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         return unmarked(self._store.check_once(plan, cost, token))
+
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        charge = charge and charge._replace(degraded=Reason.CIRCUIT_OPEN)
+        return unmarked(self._store.refund(plan, cost, charge))
 
     def reset(self, plan: Plan) -> None:
         with pytest.raises(StoreError):

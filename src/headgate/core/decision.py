@@ -40,6 +40,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """The quota behind these numbers."""
     delay_us: int = 0
     """Leaky bucket as a queue: microseconds until it is this request's turn."""
+    taken: int = 0
+    """What it took: the cost of the request; 0 if that was refused, or only asked about."""
+    taken_at_us: int = 0
+    """When it took that, by the clock of the store, in microseconds since the epoch: by this a refund finds it."""
     parts: tuple[Decision, ...] = ()
     """The decision of each limit, in the order of the plan; empty when there is only one."""
     degraded: str = ""
@@ -121,6 +125,7 @@ def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]
         retry_after_us=decision.retry_after_us and decision.retry_after_us + lag_us,
         reset_after_us=decision.reset_after_us and decision.reset_after_us + lag_us,
         delay_us=decision.delay_us and decision.delay_us + lag_us,
+        taken_at_us=decision.taken_at_us and decision.taken_at_us - lag_us,
     )
 
 

@@ -48,9 +48,9 @@ def transition(quota: Quota) -> Transition:
             elif remaining < 0:
                 remaining = 0
             if remaining >= calm:
-                return (end, after, 0), Decision(True, limit, remaining, 0, left, normal, quota)
+                return (end, after, 0), Decision(True, limit, remaining, 0, left, normal, quota, 0, cost, now)
             mark, pressure = judged(mark, remaining, cost)
-            return (end, after, mark), Decision(True, limit, remaining, 0, left, pressure, quota)
+            return (end, after, mark), Decision(True, limit, remaining, 0, left, pressure, quota, 0, cost, now)
         remaining = limit - used if limit > used else 0
         return state, Decision(False, limit, remaining, left, left, throttled, quota)
 

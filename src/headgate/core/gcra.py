@@ -69,15 +69,15 @@ def transition(quota: Quota) -> Transition:
                 tat, reset = now + wait, wait + 1 if fraction else wait
             if remaining >= calm:
                 state = (tat, fraction, limit, most, low)
-                return state, Decision(True, capacity, remaining, 0, reset, normal, quota)
+                return state, Decision(True, capacity, remaining, 0, reset, normal, quota, 0, cost, now)
             if 0 < remaining < warn:
                 state = (tat, fraction, limit, most, high)
-                return state, Decision(True, capacity, remaining, 0, reset, warning, quota)
+                return state, Decision(True, capacity, remaining, 0, reset, warning, quota, 0, cost, now)
             if remaining < 0:
                 remaining = 0
             mark, pressure = judged(mark & 1, remaining, cost)
             state = (tat, fraction, limit, most, low | mark)
-            return state, Decision(True, capacity, remaining, 0, reset, pressure, quota)
+            return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
         remaining = 0 if cost == 1 else max(0, (full - debt) // unit)
         if plain:
             return state, Decision(False, capacity, remaining, -room, debt, throttled, quota)
@@ -107,7 +107,7 @@ def transition(quota: Quota) -> Transition:
         marked, pressure = judged(mark & 1, remaining, cost)
         if cost < 0:
             state = now + wait, fraction, written_under, kept, mark - (mark & 1) + marked
-        return state, Decision(True, capacity, remaining, 0, reset, pressure, quota)
+        return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
 
     return step
 

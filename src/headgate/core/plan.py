@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidQuota
@@ -41,6 +43,15 @@ class Verb(Enum):
     REFUND = "refund"
 
 
+class Charge(NamedTuple):
+    """What a refund gives back, if it names it: what one check of the same plan took."""
+
+    taken_at: tuple[int, ...]
+    """When, for each limit of the plan: `Decision.taken_at_us`."""
+    degraded: str = ""
+    """Who has it: empty for the store, else why that did not decide."""
+
+
 class Call(NamedTuple):
     """One call of a store, as a value."""
 
@@ -49,6 +60,16 @@ class Call(NamedTuple):
     cost: int
     token: bytes = b""
     """Of CHECK_ONCE."""
+    charge: Charge | None = None
+    """Of REFUND, if it names one."""
+
+
+def refund_of(plan: Plan, decision: Decision) -> Call:
+    """Return the call that gives back what a decision about `plan` took; one that just looks, if it took nothing."""
+    if not decision.taken:
+        return Call(Verb.PEEK, plan, 1)
+    charge = Charge(tuple([part.taken_at_us for part in decision.limits]), decision.degraded)
+    return Call(Verb.REFUND, plan, decision.taken, charge=charge)
 
 
 class Family:
@@ -149,14 +170,13 @@ def refund(plan: Plan, states: States, cost: int, now: int, since: int | None = 
     would not have passed without the charge. Without, it is taken off the newest use, whatever that was for. A clock
     that has fallen behind the charge gives nothing back.
     """
-    if since is not None and now < since:
-        return states, peek(plan, states, 1, now)
+    in_vain = since is not None and now < since
     after: list[State] = []
     decisions = []
     for limit, state in zip(plan, states, strict=True):
-        new, decision = limit.quota.step(state, -cost, now, since)
-        after.append(state and new)  # nothing comes of nothing
-        decisions.append(decision)
+        new, decision = limit.quota.step(state, 0, now) if in_vain else limit.quota.step(state, -cost, now, since)
+        after.append(state if in_vain else state and new)  # nothing comes of nothing
+        decisions.append(msgspec.structs.replace(decision, taken=0))
     return after, most_restrictive(decisions)
 
 
@@ -172,7 +192,8 @@ def most_restrictive(decisions: list[Decision]) -> Decision:
     if len(decisions) == 1:
         return tightest
     reset, pressure, parts = tightest.reset_after_us, tightest.state, tuple(decisions)
-    return Decision(True, limit, remaining, 0, reset, pressure, tightest.quota, delay, parts)
+    taken, at = tightest.taken, tightest.taken_at_us
+    return Decision(True, limit, remaining, 0, reset, pressure, tightest.quota, delay, taken, at, parts)
 
 
 def blocking(decisions: list[Decision]) -> Decision:
@@ -184,4 +205,4 @@ def blocking(decisions: list[Decision]) -> Decision:
     if len(decisions) == 1:
         return longest
     remaining, reset, parts = longest.remaining, longest.reset_after_us, tuple(decisions)
-    return Decision(False, longest.limit, remaining, retry, reset, longest.state, longest.quota, 0, parts)
+    return Decision(False, longest.limit, remaining, retry, reset, longest.state, longest.quota, parts=parts)

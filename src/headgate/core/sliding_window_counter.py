@@ -66,7 +66,9 @@ def transition(quota: Quota) -> Transition:
             remaining = spare(current, previous, overlap) // grains
             mark, pressure = judged(mark, remaining, cost)
             reset = left + window if current else left if previous else 0
-            return (end, current, previous, mark), Decision(True, limit, remaining, 0, reset, pressure, quota)
+            return (end, current, previous, mark), Decision(
+                True, limit, remaining, 0, reset, pressure, quota, 0, cost, now
+            )
         after = current + cost
         room = full - after * grains
         if previous:
@@ -75,9 +77,13 @@ def transition(quota: Quota) -> Transition:
             remaining = room // grains if room > 0 else 0
             reset = left + window if after else left if previous else 0
             if remaining >= calm:
-                return (end, after, previous, 0), Decision(True, limit, remaining, 0, reset, normal, quota)
+                return (end, after, previous, 0), Decision(
+                    True, limit, remaining, 0, reset, normal, quota, 0, cost, now
+                )
             mark, pressure = judged(mark, remaining, cost)
-            return (end, after, previous, mark), Decision(True, limit, remaining, 0, reset, pressure, quota)
+            return (end, after, previous, mark), Decision(
+                True, limit, remaining, 0, reset, pressure, quota, 0, cost, now
+            )
         remaining = 0 if cost == 1 else spare(current, previous, overlap) // grains
         if after <= limit:
             retry = left - (full - after * grains) // previous * grain

@@ -63,7 +63,7 @@ def transition(quota: Quota) -> Transition:
             else:
                 mark, pressure = judged(mark, remaining, cost)
             after_state = (entries, first, size, after, now, newest, mark)
-            return after_state, Decision(True, limit, remaining, 0, window, pressure, quota)
+            return after_state, Decision(True, limit, remaining, 0, window, pressure, quota, 0, cost, now)
         if cost <= 0:
             if since is not None and since != stamp:
                 entries, first, size, after = _taken_out(entries, first, size, used, since, -cost)
@@ -76,7 +76,7 @@ def transition(quota: Quota) -> Transition:
             mark, pressure = judged(mark, remaining, cost)
             reset = stamp + window - now if after else 0
             after_state = (entries, first, size, after, stamp, newest, mark)
-            return after_state, Decision(True, limit, remaining, 0, reset, pressure, quota)
+            return after_state, Decision(True, limit, remaining, 0, reset, pressure, quota, 0, cost, now)
         remaining = limit - used if limit > used else 0
         excess = after - limit
         freed_by = stamp

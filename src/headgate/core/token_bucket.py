@@ -87,14 +87,18 @@ def _steady(quota: Quota) -> Transition:
             reset = after if plain else (after + round_up) // gain if exact else counting.wait(after)
             delay = counting.wait(used) if queue and cost >= 0 else 0
             if remaining >= calm:
-                return (after, now, limit, low), Decision(True, capacity, remaining, 0, reset, normal, quota, delay)
+                return (after, now, limit, low), Decision(
+                    True, capacity, remaining, 0, reset, normal, quota, delay, cost, now
+                )
             if 0 < remaining < warn:
-                return (after, now, limit, high), Decision(True, capacity, remaining, 0, reset, warning, quota, delay)
+                return (after, now, limit, high), Decision(
+                    True, capacity, remaining, 0, reset, warning, quota, delay, cost, now
+                )
             if remaining < 0:
                 remaining = 0
             mark, pressure = judged(mark & 1, remaining, cost)
             return (after, now, limit, low | mark), Decision(
-                True, capacity, remaining, 0, reset, pressure, quota, delay
+                True, capacity, remaining, 0, reset, pressure, quota, delay, cost, now
             )
         remaining = 0 if cost == 1 else max(0, (full - used) // unit)
         if plain:
@@ -134,7 +138,7 @@ def _changed(quota: Quota, step: Transition, counting: Rate, low: int) -> Transi
         marked, pressure = judged(mark & 1, remaining, cost)
         if cost < 0:
             state = used, at, written_under, mark - (mark & 1) + marked
-        return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, delay)
+        return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, delay, cost, now)
 
     return changed
 
@@ -176,7 +180,10 @@ def _stepwise(quota: Quota) -> Transition:
             return at - now - -(seen + us - at) // every * every if us else 0
 
         retry, reset = wait(decision.retry_after_us), wait(decision.reset_after_us)
-        return after, msgspec.structs.replace(decision, retry_after_us=retry, reset_after_us=reset)
+        taken_at = now if decision.allowed else 0
+        return after, msgspec.structs.replace(
+            decision, retry_after_us=retry, reset_after_us=reset, taken_at_us=taken_at
+        )
 
     return step
 
@@ -216,7 +223,7 @@ def _one_off(quota: Quota) -> Transition:
             remaining = max(0, capacity - after)
             mark, pressure = judged(mark, remaining, cost)
             reset = at + window - now if after else 0
-            return (after, at, 0, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota)
+            return (after, at, 0, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
         wait = at + window - now
         remaining = max(0, capacity - used)
         return state, Decision(False, capacity, remaining, wait, wait, Pressure.THROTTLED, quota)

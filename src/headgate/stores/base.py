@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 
 
 class Check(Protocol):
@@ -57,8 +57,12 @@ class Store(Protocol):
         """Say what `check` would answer; take nothing."""
         ...
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        """Give `cost` back to all limits of the plan; says what is left then."""
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        """Give `cost` back to all limits of the plan, and never more than is counted as used; says what is left then.
+
+        With a `charge` it is what that charge took, as far as it surely still counts. Without, it is taken off the
+        newest use, whatever that was for.
+        """
         ...
 
     def reset(self, plan: Plan) -> None:
@@ -89,7 +93,7 @@ class AsyncStore(Protocol):
 
     async def peek(self, plan: Plan, cost: int) -> Decision: ...
 
-    async def refund(self, plan: Plan, cost: int) -> Decision: ...
+    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision: ...
 
     async def reset(self, plan: Plan) -> None: ...
 

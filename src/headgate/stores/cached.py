@@ -32,7 +32,7 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
 from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
@@ -105,9 +105,9 @@ class CachedStore:
             return question.answer
         return question.keep(self._store.peek(plan, cost))
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
         try:
-            return self._store.refund(plan, cost)
+            return self._store.refund(plan, cost, charge)
         finally:
             self._cache.forget(plan)
 
@@ -167,9 +167,9 @@ class AsyncCachedStore:
             return question.answer
         return question.keep(await self._store.peek(plan, cost))
 
-    async def refund(self, plan: Plan, cost: int) -> Decision:
+    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
         try:
-            return await self._store.refund(plan, cost)
+            return await self._store.refund(plan, cost, charge)
         finally:
             self._cache.forget(plan)
 

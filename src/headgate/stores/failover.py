@@ -33,7 +33,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Family, Limit, Plan, Verb
+from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb
 from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
@@ -127,8 +127,11 @@ class FailoverStore:
     def peek(self, plan: Plan, cost: int) -> Decision:
         return self._run(Call(Verb.PEEK, plan, cost))
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        return self._run(Call(Verb.REFUND, plan, cost))
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        call = Call(Verb.REFUND, plan, cost, charge=charge)
+        if charge is not None and charge.degraded in set(Reason):  # it was taken here, and goes back here
+            return self._failover.attempt(plan).decide(call)
+        return self._run(call)
 
     def _run(self, call: Call) -> Decision:
         attempt = self._failover.attempt(call.plan)
@@ -221,8 +224,11 @@ class AsyncFailoverStore:
     async def peek(self, plan: Plan, cost: int) -> Decision:
         return await self._run(Call(Verb.PEEK, plan, cost))
 
-    async def refund(self, plan: Plan, cost: int) -> Decision:
-        return await self._run(Call(Verb.REFUND, plan, cost))
+    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        call = Call(Verb.REFUND, plan, cost, charge=charge)
+        if charge is not None and charge.degraded in set(Reason):  # it was taken here, and goes back here
+            return self._failover.attempt(plan).decide(call)
+        return await self._run(call)
 
     async def _run(self, call: Call) -> Decision:
         attempt = self._failover.attempt(call.plan)
@@ -381,12 +387,18 @@ class _Attempt:
     def decide(self, call: Call) -> Decision:
         """Answer instead of the store."""
         failover, passage = self._failover, self.passage
-        if call.verb is Verb.REFUND and passage.reason is Reason.OUTCOME_UNKNOWN:
-            call = Call(Verb.PEEK, call.plan, 1)  # perhaps the store has given it back already
+        if call.verb is Verb.REFUND and not self._is_ours(call.charge):
+            call = Call(Verb.PEEK, call.plan, 1)
         decision = failover.fallback.answer(call, passage.wait_us())
         with failover.circuits.lock:
             failover.degraded[failover.fallback.mode_of(call.plan), passage.reason] += 1
         return marked(decision, passage.reason)
+
+    def _is_ours(self, charge: Charge | None) -> bool:
+        """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
+        if charge is None:
+            return self.passage.reason is not Reason.OUTCOME_UNKNOWN
+        return charge.degraded in set(Reason)
 
     def forget(self, plan: Plan) -> None:
         """Forget what was decided here."""

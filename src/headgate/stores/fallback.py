@@ -223,7 +223,7 @@ class Mixed:
         found: dict[int, Decision] = {}
         for mode in dict.fromkeys(modes):
             places = [place for place, each in enumerate(modes) if each is mode]
-            part = call._replace(plan=tuple([call.plan[place] for place in places]))
+            part = _part(call, places)
             found.update(zip(places, self._fallbacks[mode].answer(part, wait_us).limits, strict=True))
         decisions = [found[place] for place in range(len(modes))]
         admitted = all(decision.allowed for decision in decisions)
@@ -239,6 +239,14 @@ class Mixed:
     def close(self) -> None:
         for fallback in self._fallbacks.values():
             fallback.close()
+
+
+def _part(call: Call, places: list[int]) -> Call:
+    """Return a call about those limits alone."""
+    charge = call.charge
+    if charge is not None:
+        charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
+    return call._replace(plan=tuple([call.plan[place] for place in places]), charge=charge)
 
 
 @lru_cache(maxsize=4096)

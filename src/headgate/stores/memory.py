@@ -25,6 +25,7 @@ still there and replaces it. Otherwise it decides again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from itertools import repeat
 from operator import getitem, is_not, setitem
@@ -38,7 +39,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Family, Limit, Plan
+from headgate.core.plan import Charge, Family, Limit, Plan
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
@@ -143,9 +144,10 @@ class MemoryStore:
                     self._due_after(now + ONCE_US)
             return decision
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        transact = plans.refund if charge is None else partial(plans.refund, since=min(charge.taken_at))
         with self._lock:
-            return self._run(plans.refund, plan, cost, self.clock.now())
+            return self._run(transact, plan, cost, self.clock.now())
 
     def peek(self, plan: Plan, cost: int) -> Decision:
         with self._lock:
@@ -475,8 +477,8 @@ class AsyncMemoryStore:
     async def peek(self, plan: Plan, cost: int) -> Decision:
         return self._store.peek(plan, cost)
 
-    async def refund(self, plan: Plan, cost: int) -> Decision:
-        return self._store.refund(plan, cost)
+    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        return self._store.refund(plan, cost, charge)
 
     async def reset(self, plan: Plan) -> None:
         self._store.reset(plan)

@@ -23,7 +23,7 @@ def run(store: Store, call: Call) -> Decision:
         return store.check_once(call.plan, call.cost, call.token)
     if call.verb is Verb.PEEK:
         return store.peek(call.plan, call.cost)
-    return store.refund(call.plan, call.cost)
+    return store.refund(call.plan, call.cost, call.charge)
 
 
 async def run_async(store: AsyncStore, call: Call) -> Decision:
@@ -34,7 +34,7 @@ async def run_async(store: AsyncStore, call: Call) -> Decision:
         return await store.check_once(call.plan, call.cost, call.token)
     if call.verb is Verb.PEEK:
         return await store.peek(call.plan, call.cost)
-    return await store.refund(call.plan, call.cost)
+    return await store.refund(call.plan, call.cost, call.charge)
 
 
 def call_for(family: Family, key: str, cost: int) -> Call:

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 from headgate.stores.base import AsyncStore, Check
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ class Blocking:
     def peek(self, plan: Plan, cost: int) -> Decision:
         return self._wait(self._store.peek(plan, cost))
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        return self._wait(self._store.refund(plan, cost))
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        return self._wait(self._store.refund(plan, cost, charge))
 
     def reset(self, plan: Plan) -> None:
         self._wait(self._store.reset(plan))

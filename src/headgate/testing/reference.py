@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from headgate.clock import Clock
 from headgate.core import plan as plans
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, Principal
-from headgate.core.plan import Family, Plan, States
+from headgate.core.plan import Charge, Family, Plan, States
 from headgate.stores.base import Check
 
 
@@ -34,8 +35,9 @@ class ReferenceStore:
                 self.answers[token] = now + ONCE_US, decision
         return decision
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        return self._run(plans.refund, plan, cost)
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        transact = plans.refund if charge is None else partial(plans.refund, since=min(charge.taken_at))
+        return self._run(transact, plan, cost)
 
     def peek(self, plan: Plan, cost: int) -> Decision:
         return plans.peek(plan, self._states(plan), cost, self.clock.now())

@@ -19,10 +19,12 @@ from hypothesis.stateful import (
 )
 
 from headgate.core.algorithms import void_at
+from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Family
+from headgate.core.plan import Family, refund_of
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
+from headgate.stores.wrapping import run
 from headgate.testing.clock import ManualClock
 from headgate.testing.reference import ReferenceStore
 from headgate.testing.samples import CALENDARS, QUOTAS, SECOND, WithStore, names
@@ -64,6 +66,7 @@ class _Machine(RuleBasedStateMachine):
         self.name = next(names)
         self.quotas: list[Quota] = []
         self.changes = 0
+        self.decisions: list[tuple[str, Decision]] = []
 
     @initialize(
         picks=st.lists(st.sampled_from(QUOTAS + CALENDARS), min_size=1, max_size=3, unique_by=lambda quota: quota.shape)
@@ -74,7 +77,9 @@ class _Machine(RuleBasedStateMachine):
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
     def check(self, key: str, cost: int) -> None:
         plan, cost = self._plan(key), self._possible(cost)
-        assert self.store.check(plan, cost) == self.reference.check(plan, cost)
+        decision = self.store.check(plan, cost)
+        assert decision == self.reference.check(plan, cost)
+        self.decisions.append((key, decision))
 
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
     def bound_check(self, key: str, cost: int) -> None:
@@ -96,6 +101,13 @@ class _Machine(RuleBasedStateMachine):
     def refund(self, key: str, cost: int) -> None:
         plan = self._plan(key)
         assert self.store.refund(plan, cost) == self.reference.refund(plan, cost)
+
+    @precondition(lambda self: self.decisions)
+    @rule(data=st.data())
+    def refund_what_was_taken(self, data: st.DataObject) -> None:
+        key, decision = data.draw(st.sampled_from(self.decisions))
+        call = refund_of(self._plan(key), decision)
+        assert run(self.store, call) == run(self.reference, call)
 
     @rule(key=st.sampled_from("ab"))
     def reset(self, key: str) -> None:

@@ -35,8 +35,7 @@ def rulings(draw: st.DrawFn) -> Ruling:
         state,
         quota,
         draw(st.sampled_from([0, 0, 1_500_000])),
-        (),
-        draw(st.sampled_from(["", "", "storage_unavailable"])),
+        degraded=draw(st.sampled_from(["", "", "storage_unavailable"])),
     )
     return Ruling(allowed, Verdict.LIMITED, decision, rule_id, (RuleDecision(rule_id, decision),), (), matched=True)
 

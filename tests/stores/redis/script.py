@@ -44,13 +44,14 @@ class Script:
         return answer
 
     def check(self, plan: Plan, cost: int, now: int) -> Decision:
-        return scripts.decision_of(plan, self.answer(scripts.question(scripts.CHECK, plan, cost), now))
+        return scripts.decision_of(plan, self.answer(scripts.question(scripts.CHECK, plan, cost), now), cost)
 
     def peek(self, plan: Plan, now: int) -> Decision:
         return scripts.decision_of(plan, self.answer(scripts.question(scripts.PEEK, plan, 1), now))
 
     def once(self, plan: Plan, cost: int, now: int, token: bytes) -> Decision:
-        return scripts.decision_of(plan, self.answer(scripts.question(scripts.ONCE, plan, cost, token=token), now))
+        question = scripts.question(scripts.ONCE, plan, cost, token=token)
+        return scripts.decision_of(plan, self.answer(question, now), cost)
 
     def undo(self, plan: Plan, cost: int, since: int, now: int, token: bytes | None = None) -> Decision:
         question = scripts.question(scripts.UNDO, plan, cost, since=since, token=token)

@@ -11,7 +11,7 @@ from functools import partial
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, UsageError
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 from headgate.stores.base import AsyncCheck
 from headgate.stores.redis import scripts, spread
 from headgate.stores.redis.address import Address, Cluster, Place
@@ -54,18 +54,22 @@ class AsyncRedisStore:
     async def check(self, plan: Plan, cost: int) -> Decision:
         if self._is_spread(plan):
             return await self._play(spread.check(plan, cost))
-        return decided(plan, await self._ask(question(scripts.CHECK, plan, cost)))
+        return decided(plan, await self._ask(question(scripts.CHECK, plan, cost)), cost)
 
     async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         if self._is_spread(plan):
             return await self._play(spread.check(plan, cost, token))
-        return decided(plan, await self._ask(question(scripts.ONCE, plan, cost, token=token)))
+        return decided(plan, await self._ask(question(scripts.ONCE, plan, cost, token=token)), cost)
 
     async def peek(self, plan: Plan, cost: int) -> Decision:
         return await self._each(scripts.PEEK, plan, cost)
 
-    async def refund(self, plan: Plan, cost: int) -> Decision:
-        return await self._each(scripts.REFUND, plan, cost)
+    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        if charge is None:
+            return await self._each(scripts.REFUND, plan, cost)
+        if self._is_spread(plan):
+            return await self._play(spread.all_of(scripts.UNDO, plan, cost, charge.taken_at))
+        return decided(plan, await self._ask(question(scripts.UNDO, plan, cost, since=min(charge.taken_at))))
 
     async def reset(self, plan: Plan) -> None:
         await self._each(scripts.RESET, plan, 0)
@@ -76,7 +80,9 @@ class AsyncRedisStore:
             if type(cost) is int and cost == 0:
                 return await self.peek(plan, 1)
             cost = family.checked_cost(cost)
-            return decided(plan, await self._ask(question(scripts.CHECK, plan, cost)))  # one principal: never spread
+            return decided(
+                plan, await self._ask(question(scripts.CHECK, plan, cost)), cost
+            )  # one principal: never spread
 
         return check
 

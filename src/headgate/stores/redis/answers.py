@@ -26,7 +26,7 @@ class Unconfirmed(tuple[int, ...]):
 Answer: TypeAlias = Sequence[int]
 
 
-def decided(plan: Plan, answer: Answer) -> Decision:
-    """Return the decision of `plan` that the script answered."""
-    decision = scripts.decision_of(plan, answer)
+def decided(plan: Plan, answer: Answer, cost: int = 0) -> Decision:
+    """Return the decision of `plan` that the script answered; `cost` is what it has taken if that is an admission."""
+    decision = scripts.decision_of(plan, answer, cost)
     return marked(decision, NOT_REPLICATED) if type(answer) is Unconfirmed else decision

@@ -227,19 +227,21 @@ def is_denied(answer: Sequence[int]) -> bool:
     return answer[0] == -2
 
 
-def decision_of(plan: Plan, answer: Sequence[int]) -> Decision:
-    """Return the decision of `plan` that the script answered."""
+def decision_of(plan: Plan, answer: Sequence[int], cost: int = 0) -> Decision:
+    """Return the decision of `plan` that the script answered; `cost` is what it has taken if that is an admission."""
     if len(plan) == 1:
-        _, allowed, remaining, retry, reset, pressure, delay = answer
-        quota = plan[0].quota
-        return Decision(allowed == 1, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay)
-    decisions, admitted, at = [], True, 1
+        now, allowed, remaining, retry, reset, pressure, delay = answer
+        quota, state = plan[0].quota, _PRESSURES[pressure]
+        if allowed:
+            return Decision(True, quota.capacity, remaining, retry, reset, state, quota, delay, cost, now)
+        return Decision(False, quota.capacity, remaining, retry, reset, state, quota, delay)
+    now, decisions, at = answer[0], [], 1
+    admitted = all(answer[1::6])
+    taken = cost if admitted else 0
     for _, _, quota in plan:
         allowed, remaining, retry, reset, pressure, delay = answer[at : at + 6]
         at += 6
-        if not allowed:
-            admitted = False
-        decisions.append(
-            Decision(allowed == 1, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay)
-        )
+        state, when = _PRESSURES[pressure], now if allowed else 0
+        decision = Decision(allowed == 1, quota.capacity, remaining, retry, reset, state, quota, delay, taken, when)
+        decisions.append(decision)
     return most_restrictive(decisions) if admitted else blocking(decisions)

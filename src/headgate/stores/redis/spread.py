@@ -20,7 +20,7 @@ Nothing here waits: a *flow* is a generator that yields questions, and is sent t
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -95,7 +95,7 @@ def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
             if not (yield from _taken_back(taken, cost, token)):
                 raise _unknown(error) from None
             raise
-        decision = decided(piece.plan, answer)
+        decision = decided(piece.plan, answer, cost)
         found.update(zip(piece.places, decision.limits, strict=True))
         if not decision:
             yield from _taken_back(taken, cost, token)
@@ -107,14 +107,15 @@ def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
     return _combined(found)
 
 
-def all_of(verb: bytes, plan: Plan, cost: int) -> Flow:
-    """Do what needs no all-or-nothing, in each slot: peek, refund, reset."""
+def all_of(verb: bytes, plan: Plan, cost: int, taken_at: Sequence[int] = ()) -> Flow:
+    """Do what needs no all-or-nothing, in each slot: peek, refund, reset, and undo what was taken at those times."""
     found: dict[int, Decision] = {}
     for piece in pieces_of(plan):
         try:
-            answer = yield Step(question(verb, piece.plan, cost))
+            since = min([taken_at[place] for place in piece.places]) if taken_at else 0
+            answer = yield Step(question(verb, piece.plan, cost, since=since))
         except StoreUnavailable as error:
-            if found and verb == scripts.REFUND:  # some of it was done, so asking again is not safe
+            if found and verb in {scripts.REFUND, scripts.UNDO}:  # some of it was done, so asking again is not safe
                 raise _unknown(error) from None
             raise
         found.update(zip(piece.places, decided(piece.plan, answer).limits, strict=True))

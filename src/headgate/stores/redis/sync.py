@@ -8,7 +8,7 @@ from time import monotonic
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Charge, Family, Plan
 from headgate.stores.base import Check
 from headgate.stores.redis import scripts, spread
 from headgate.stores.redis.address import Address, Cluster, Place, Service
@@ -39,18 +39,22 @@ class RedisStore:
     def check(self, plan: Plan, cost: int) -> Decision:
         if self._is_spread(plan):
             return self._play(spread.check(plan, cost))
-        return decided(plan, self._servers.ask(question(scripts.CHECK, plan, cost)))
+        return decided(plan, self._servers.ask(question(scripts.CHECK, plan, cost)), cost)
 
     def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
         if self._is_spread(plan):
             return self._play(spread.check(plan, cost, token))
-        return decided(plan, self._servers.ask(question(scripts.ONCE, plan, cost, token=token)))
+        return decided(plan, self._servers.ask(question(scripts.ONCE, plan, cost, token=token)), cost)
 
     def peek(self, plan: Plan, cost: int) -> Decision:
         return self._each(scripts.PEEK, plan, cost)
 
-    def refund(self, plan: Plan, cost: int) -> Decision:
-        return self._each(scripts.REFUND, plan, cost)
+    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
+        if charge is None:
+            return self._each(scripts.REFUND, plan, cost)
+        if self._is_spread(plan):
+            return self._play(spread.all_of(scripts.UNDO, plan, cost, charge.taken_at))
+        return decided(plan, self._servers.ask(question(scripts.UNDO, plan, cost, since=min(charge.taken_at))))
 
     def reset(self, plan: Plan) -> None:
         self._each(scripts.RESET, plan, 0)
@@ -61,7 +65,9 @@ class RedisStore:
             if type(cost) is int and cost == 0:
                 return self.peek(plan, 1)
             cost = family.checked_cost(cost)
-            return decided(plan, self._servers.ask(question(scripts.CHECK, plan, cost)))  # one principal: never spread
+            return decided(
+                plan, self._servers.ask(question(scripts.CHECK, plan, cost)), cost
+            )  # one principal: never spread
 
         return check
 

@@ -90,6 +90,9 @@ local function decider()
         ask(index, -cost)
       elseif verb == 'u' and now >= plan.since then
         ask(index, -cost, plan.since)
+      elseif verb == 'u' then
+        ask(index, 0)
+        after[index] = before[index]
       else
         look(index)
         after[index] = before[index]
