@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "stores": {"core", "clock", "latency", "locks"},
     "policy": {"core", "locks"},
     "waiting": {"core", "clock", "locks"},
-    "binding": {"core"},
+    "binding": {"core", "stores"},
     "limiter": {"core", "clock", "stores", "waiting", "binding"},
     "aio": {"core", "clock", "stores", "waiting", "binding"},
     "testing": {"core", "clock", "locks", "stores"},

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from headgate import waiting
-from headgate.binding import Key, Quotas, family_of, key_for_block
+from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
@@ -19,6 +19,7 @@ from headgate.core.quota import Quota
 from headgate.stores import open_resilient_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
+from headgate.stores.wrapping import run_async
 from headgate.waiting import Step
 
 P = ParamSpec("P")
@@ -94,9 +95,16 @@ class AsyncLimiter:
         flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
         return await self._drive(flow, cost, ticket)
 
-    async def refund(self, key: str, cost: int = 1) -> Decision:
-        """Give `cost` back: the newest use first, never more than is still counted. Says what is left then."""
-        decision = await self._store.refund(self._family.plan(key), self._family.checked_cost(cost))
+    async def refund(self, key: str, cost: Decision | int = 1) -> Decision:
+        """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
+
+        That lets nobody pass who would not have passed without the request. A number of units is given back as well,
+        off the newest use, whatever that was for, and never more than is counted as used. Whoever gives back a charge
+        that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
+        is left then.
+        """
+        with refund_for(self._family, key, cost) as refund:
+            decision = refund.done(await run_async(self._store, refund.call))
         self._lines.wake(key)
         return decision
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from headgate.core.errors import InvalidQuota, UsageError
+from headgate.core.decision import Decision
+from headgate.core.errors import InvalidCost, InvalidQuota, UsageError
 from headgate.core.grammar import EXAMPLES
-from headgate.core.numbers import short
-from headgate.core.plan import Family
+from headgate.core.numbers import short, whole
+from headgate.core.plan import MAX_COST, Family
 from headgate.core.quota import Quota
+from headgate.stores.wrapping import Refund
 
 Quotas = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
@@ -32,3 +34,14 @@ def key_for_block(key: Key) -> str:
     if callable(key):
         raise UsageError("guard(...) was given a function as its key, which works on decorated functions only")
     return key
+
+
+def refund_for(family: Family, key: str, what: Decision | int) -> Refund:
+    """Return the refund, to the limits of a key, of what a decision took, or of a number of units."""
+    plan = family.plan(key)
+    if not isinstance(what, Decision):
+        return Refund(plan, whole("cost", what, 1, MAX_COST, InvalidCost))
+    if [part.quota.shape for part in what.limits] != [limit.quota.shape for limit in plan]:
+        quotas = "; ".join([str(quota) for quota in family.quotas])
+        raise UsageError(f"{what!r} is not a decision of a limiter of {quotas}")
+    return Refund(plan, what)

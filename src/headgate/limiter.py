@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from headgate import waiting
-from headgate.binding import Key, Quotas, family_of, key_for_block
+from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
@@ -17,6 +17,7 @@ from headgate.core.key import once_token
 from headgate.core.quota import Quota
 from headgate.stores import open_resilient_store
 from headgate.stores.base import Store
+from headgate.stores.wrapping import run
 from headgate.waiting import Step
 
 P = ParamSpec("P")
@@ -100,9 +101,16 @@ class Limiter:
         flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
         return self._drive(flow, cost, ticket)
 
-    def refund(self, key: str, cost: int = 1) -> Decision:
-        """Give `cost` back: the newest use first, never more than is still counted. Says what is left then."""
-        decision = self._store.refund(self._family.plan(key), self._family.checked_cost(cost))
+    def refund(self, key: str, cost: Decision | int = 1) -> Decision:
+        """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
+
+        That lets nobody pass who would not have passed without the request. A number of units is given back as well,
+        off the newest use, whatever that was for, and never more than is counted as used. Whoever gives back a charge
+        that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
+        is left then.
+        """
+        with refund_for(self._family, key, cost) as refund:
+            decision = refund.done(run(self._store, refund.call))
         self._lines.wake(key)
         return decision
 

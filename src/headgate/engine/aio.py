@@ -14,7 +14,7 @@ from headgate.core.plan import Call, Verb
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of, to_reset
 from headgate.engine.driving import driven
 from headgate.engine.explained import Explained, joined
-from headgate.engine.flow import ruled
+from headgate.engine.flow import refunded, ruled
 from headgate.engine.kept import KeptRequest
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
@@ -140,9 +140,15 @@ class AsyncEngine:
         for plan in plans_of(selection):
             await self._run(used_up(plan, part.request.cost))
 
-    async def refund(self, request: Request) -> Ruling:
-        """Give the request's cost back to all limits that apply to it now. Says what is left then."""
+    async def refund(self, request: Request | Ruling) -> Ruling:
+        """Give back what a ruling took, to the limits that it took it from, as far as it still counts. Once is enough.
+
+        With a request, its cost is given back instead, to all limits that apply to it now, off their newest use,
+        whatever that was for; see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
+        """
         policy = self.policy
+        if isinstance(request, Ruling):
+            return await self._run(refunded(request, policy.version))
         selection = policy.plan(request, self._clock.now(), asking=False)
         return await self._run(ruled(selection, Verb.REFUND, request.cost, policy.version))
 

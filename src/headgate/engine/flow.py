@@ -7,16 +7,20 @@ decisions; sync and async drive it in their own way.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
 
 from headgate.core.decision import Decision
+from headgate.core.errors import UsageError
 from headgate.core.key import once_token
-from headgate.core.plan import Call, Verb
+from headgate.core.plan import Call, Verb, most_restrictive
 from headgate.core.pressure import Pressure
 from headgate.engine.ruling import RuleDecision, Ruling, rule_decisions, ruling_of
 from headgate.policy.selection import Limits, Selection, Verdict
+from headgate.stores.wrapping import Refund
 
 Flow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], Ruling]
 
@@ -40,6 +44,25 @@ def ruled(selection: Selection, verb: Verb, cost: int, version: int, idempotency
         decisions = yield shadow_calls(selection.shadow, verb if allowed else Verb.PEEK, cost, idempotency_key)
         shadow = shadow_told(selection.shadow, decisions)
     return ruling_of(selection, decision, version, shadow)
+
+
+def refunded(ruling: Ruling, version: int) -> Flow:
+    """Give back what a ruling took, to the limits that it took it from; says what they have then."""
+    selection, refunds = ruling.selection, []
+    if selection is None:
+        raise UsageError("one of several requests that passed together is refunded by its request, not by its ruling")
+    if ruling.decision is not None:
+        refunds.append(Refund(selection.enforced.plan, ruling.decision))
+    shadow = iter(ruling.shadow)
+    for limits in selection.shadow:
+        parts = [part.decision for part in islice(shadow, len(limits.plan))]
+        refunds.append(Refund(limits.plan, most_restrictive(parts), parts))
+    with ExitStack() as under_way:
+        calls = [under_way.enter_context(refund).call for refund in refunds]
+        answers = (yield calls) if calls else ()
+        told = [refund.done(answer) for refund, answer in zip(refunds, answers, strict=True)]
+    decision = told.pop(0) if ruling.decision is not None else None
+    return ruling_of(selection, decision, version, shadow_told(selection.shadow, told))
 
 
 def shadow_calls(shadow: Sequence[Limits], verb: Verb, cost: int, idempotency_key: str = "") -> list[Call]:

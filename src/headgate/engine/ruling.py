@@ -41,6 +41,8 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     """Of the policy."""
     unmatched_principals: tuple[str, ...] = ()
     """Names of principals that the request has and no rule and no list knows: perhaps misspelt."""
+    selection: Selection | None = None
+    """The limits that were asked, for a refund; None for one of several requests that pass together."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -86,21 +88,26 @@ def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDeci
 
 
 def ruling_of(
-    selection: Selection, decision: Decision | None, version: int, shadow: tuple[RuleDecision, ...] = ()
+    selection: Selection,
+    decision: Decision | None,
+    version: int,
+    shadow: tuple[RuleDecision, ...] = (),
+    *,
+    alone: bool = True,
 ) -> Ruling:
     """Return the ruling on a request about which the store has said all it was asked."""
-    rules = selection.enforced.rules
+    rules, asked = selection.enforced.rules, selection if alone else None
     if decision is None:
         allowed = selection.verdict is not Verdict.DENIED
-        about = selection.matched, selection.reason, version, selection.unmatched_principals
+        about = selection.matched, selection.reason, version, selection.unmatched_principals, asked
         return Ruling(allowed, selection.verdict, None, "", (), shadow, *about)
     if len(rules) == 1:
         rule = rules[0]
         limits: tuple[RuleDecision, ...] = (RuleDecision(rule, decision),)
     else:
         rule, limits = rule_of(rules, decision), rule_decisions(rules, decision)
-    unmatched = selection.unmatched_principals
-    return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, True, "", version, unmatched)
+    about = True, "", version, selection.unmatched_principals, asked
+    return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, *about)
 
 
 def rule_of(rules: tuple[str, ...], decision: Decision) -> str:

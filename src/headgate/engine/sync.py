@@ -12,7 +12,7 @@ from headgate.core.mode import Mode
 from headgate.core.plan import Call, Verb
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of, to_reset
 from headgate.engine.explained import Explained, joined
-from headgate.engine.flow import ruled
+from headgate.engine.flow import refunded, ruled
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
 from headgate.engine.together import Part, selected, together
@@ -126,9 +126,15 @@ class Engine:
         for plan in plans_of(selection):
             self._run(used_up(plan, part.request.cost))
 
-    def refund(self, request: Request) -> Ruling:
-        """Give the request's cost back to all limits that apply to it now. Says what is left then."""
+    def refund(self, request: Request | Ruling) -> Ruling:
+        """Give back what a ruling took, to the limits that it took it from, as far as it still counts. Once is enough.
+
+        With a request, its cost is given back instead, to all limits that apply to it now, off their newest use,
+        whatever that was for; see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
+        """
         policy = self.policy
+        if isinstance(request, Ruling):
+            return self._run(refunded(request, policy.version))
         selection = policy.plan(request, self._clock.now(), asking=False)
         return self._run(ruled(selection, Verb.REFUND, request.cost, policy.version))
 

@@ -6,9 +6,7 @@ since a store takes one cost from all limits of a plan:
 - A limit that several of the requests share is asked once, for the sum of their costs.
 - Where costs differ, all limits are looked at first, at the same time: if one would refuse, nothing is taken. Then one
   cost is taken after the other. Should others be quicker, so that a later one refuses, what the earlier ones took is
-  given back. In between, others may be refused that would have passed; and if a window ends just then, what is given
-  back is given to the new one. Nothing is given back where the store went away, or came back, in between: it would be
-  given to somebody who did not take it.
+  given back, as far as it surely still counts. In between, others may be refused that would have passed.
 - Costs of 0 are asked first: whether a cost of 1 would pass.
 
 Refunds are made in any case. Shadow rules, which refuse nothing, come last, as for a single request, all at once.
@@ -23,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Call, Limit, Plan, Verb, blocking, most_restrictive, too_large
+from headgate.core.plan import Call, Limit, Plan, Verb, blocking, most_restrictive, refund_of, too_large
 from headgate.engine.flow import refused, shadow_calls, shadow_told
 from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
@@ -78,7 +76,8 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
     rulings = []
     for each in asked:
         shadow = shadow_told(each.selection.shadow, islice(decisions, len(each.selection.shadow)))
-        ruling = ruling_of(each.selection, each.decision(known[each.verb]), policy.version, shadow)
+        decision = each.decision(known[each.verb])
+        ruling = ruling_of(each.selection, decision, policy.version, shadow, alone=False)
         reason = each.too_much(beyond) if beyond else ""
         rulings.append(msgspec.structs.replace(ruling, reason=reason) if reason else ruling)
     return tuple(rulings)
@@ -195,8 +194,7 @@ def _taken(groups: Sequence[_Group], known: _Known, *, may_pass: bool) -> _Takin
         (decision,) = yield (Call(Verb.CHECK, *group),)
         _note(group.plan, decision, known)
         if not decision.allowed:
-            is_away = decision.degraded != ""
-            yield from _ask(Verb.REFUND, [each for each, by in taken if (by.degraded != "") is is_away], known)
+            yield from _make([refund_of(each.plan, by) for each, by in taken], known)
             return False
         taken.append((group, decision))
     return True
@@ -204,7 +202,10 @@ def _taken(groups: Sequence[_Group], known: _Known, *, may_pass: bool) -> _Takin
 
 def _ask(verb: Verb, groups: Iterable[_Group], known: _Known) -> _Asking:
     """Do something about all groups, and note what their limits say."""
-    calls = [Call(verb, *group) for group in groups]
+    yield from _make([Call(verb, *group) for group in groups], known)
+
+
+def _make(calls: Sequence[Call], known: _Known) -> _Asking:
     if calls:
         decisions = yield calls
         for call, decision in zip(calls, decisions, strict=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from msgspec.structs import replace
+
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US
 
@@ -35,7 +37,7 @@ class Answers:
         self._answers.pop(token, None)  # an answer that ended, which must not keep its place among the oldest
         if len(self._answers) >= self._most:
             self._answers.popitem(last=False)
-        self._answers[token] = now + ONCE_US, decision
+        self._answers[token] = now + ONCE_US, replace(decision)  # as it was, also once it is refunded
 
     def drop_ended(self, now: int) -> bool:
         """Forget the oldest answer if it has ended; says whether it had.

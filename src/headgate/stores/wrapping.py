@@ -7,12 +7,20 @@ store, which has a method for each verb.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import force_setattr
 
 from headgate.core.decision import Decision
-from headgate.core.errors import InvalidStore
+from headgate.core.errors import InvalidStore, StoreUnavailable
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Family, Verb
+from headgate.core.plan import Call, Family, Plan, Verb, refund_of
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
+
+_NOT_ASKED = {"store_unavailable", "circuit_open"}
+"""Why a decision is degraded that a failover store made without asking the store, or in vain."""
 
 
 def run(store: Store, call: Call) -> Decision:
@@ -35,6 +43,46 @@ async def run_async(store: AsyncStore, call: Call) -> Decision:
     if call.verb is Verb.PEEK:
         return await store.peek(call.plan, call.cost)
     return await store.refund(call.plan, call.cost, call.charge)
+
+
+class Refund:
+    """A refund under way: a context manager in which its call is made.
+
+    A decision is refunded once: from then on it says that it took nothing. If the store surely did not give it back,
+    that can be tried again.
+
+    Args:
+        plan: the limits.
+        what: the decision about them that took what is given back, or a number of units.
+        told: who says then that nothing was taken, if not that decision.
+    """
+
+    def __init__(self, plan: Plan, what: Decision | int, told: Sequence[Decision] = ()) -> None:
+        if isinstance(what, int):
+            self.call, self._told, self._taken = Call(Verb.REFUND, plan, what), told, 0
+        else:
+            self.call, self._told, self._taken = refund_of(plan, what), told or (what,), what.taken
+
+    def __enter__(self) -> Self:
+        self._tell(0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StoreUnavailable):
+            self._tell(self._taken)
+
+    def done(self, answer: Decision) -> Decision:
+        """Return the answer to the call, having noted whether it says that the store was not asked."""
+        charge = self.call.charge
+        if charge is not None and charge.degraded not in _NOT_ASKED and answer.degraded in _NOT_ASKED:
+            self._tell(self._taken)
+        return answer
+
+    def _tell(self, taken: int) -> None:
+        for decision in self._told:
+            force_setattr(decision, "taken", taken)
 
 
 def call_for(family: Family, key: str, cost: int) -> Call:
