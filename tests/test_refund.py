@@ -195,7 +195,7 @@ def test_what_was_decided_here_goes_back_here_and_what_the_store_took_never_does
     of_the_store = limiter.check("ada", 6)
     inner.fault = StoreUnavailable
     here = limiter.check("ada", 2)
-    assert (of_the_store.degraded, here.degraded) == ("", "store_unavailable")
+    assert (of_the_store.degraded, here.degraded) == ("", "storage_unavailable")
     left = limiter.peek("ada").remaining
     assert limiter.refund("ada", of_the_store).remaining == left, "nothing of it was taken here"
     assert of_the_store.taken == 6, "it can be given back later"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from headgate.testing import ManualClock
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts.md"
 LIMITER: Any = Limiter("10/hour")
-VERBS = [LIMITER.check, LIMITER.peek, LIMITER.refund, partial(LIMITER.acquire, timeout=0)]
+TAKING = [LIMITER.check, LIMITER.peek, partial(LIMITER.acquire, timeout=0)]
+VERBS = [*TAKING, LIMITER.refund]
 
 
 def quotas(*wrong: Any) -> list[Callable[[], object]]:
@@ -38,8 +39,8 @@ def keys(*wrong: Any) -> list[Callable[[], object]]:
     return [partial(verb, key) for key in wrong for verb in [*VERBS, LIMITER.reset]]
 
 
-def costs(*wrong: Any) -> list[Callable[[], object]]:
-    return [partial(verb, "ada", cost) for cost in wrong for verb in VERBS]
+def costs(*wrong: Any, verbs: Sequence[Callable[..., object]] = VERBS) -> list[Callable[[], object]]:
+    return [partial(verb, "ada", cost) for cost in wrong for verb in verbs]
 
 
 def stores(*wrong: Any) -> list[Callable[[], object]]:
@@ -80,7 +81,8 @@ ERRORS: dict[str, tuple[type[HeadgateError], list[Callable[[], object]]]] = {
     ),
     "a cost that is not a whole number": (InvalidCost, costs(1.5, 1.0, "1", True, None, math.nan)),
     "a cost below 1": (InvalidCost, [*costs(-1, 100_001), lambda: LIMITER.peek("ada", 0)]),
-    "a cost above the capacity": (CostTooLarge, costs(11)),
+    "a cost above the capacity": (CostTooLarge, costs(11, verbs=TAKING)),
+    "a refund of a decision": (UsageError, [lambda: LIMITER.refund("ada", Limiter("1/s; 5/h").check("ada"))]),
     "a store that does not exist": (InvalidStore, stores("postgres://localhost", "", "disk", None)),
     "an unknown or wrong option": (InvalidStore, stores("memory:?size=1", "memory:?max_keys=0", "memory:?max_keys=x")),
     "a clock besides a store": (
@@ -108,7 +110,7 @@ def refused() -> bool:
 
 DECISIONS: dict[str, Callable[[], bool]] = {
     "a cost of 0": lambda: Limiter("5/hour").check("ada", 0).remaining == 5,
-    "a refund of more": lambda: Limiter("5/hour").refund("ada", 5).remaining == 5,
+    "a refund of more": lambda: Limiter("5/hour").refund("ada", 6).remaining == 5,
     "too many requests in `check`": refused,
 }
 

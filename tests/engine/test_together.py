@@ -298,7 +298,7 @@ def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
     def changing(call: Call) -> Decision:
         if call.verb is Verb.PEEK:
             return verb_of(store, call)
-        is_away = call.cost == away
+        is_away = call.charge.degraded != "" if call.charge else call.cost == away
         answering = local if is_away else store
         if call.cost == 1:
             verb_of(answering, Call(Verb.CHECK, call.plan, 3))  # others are quicker
@@ -306,8 +306,9 @@ def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
         return marked(decision, "storage_unavailable") if is_away else decision
 
     asked, rulings = played(joint(ip(cost=2), user()), changing)
-    assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK]]
+    assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK], [Verb.REFUND]]
     assert [ruling.allowed for ruling in rulings] == [True, False]
+    assert [(len(each), rulings[0].limits[0].decision.used) for each in (local, store) if len(each)] == [(1, 0), (1, 0)]
 
 
 def test_answers_without_a_store_say_so(make: Make) -> None:

@@ -18,8 +18,9 @@ from headgate.core.errors import InvalidStore, StoreUnavailable
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Family, Plan, Verb, refund_of
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
+from headgate.stores.circuits import Reason
 
-_NOT_ASKED = {"store_unavailable", "circuit_open"}
+_NOT_ASKED = {Reason.STORE_UNAVAILABLE, Reason.CIRCUIT_OPEN}
 """Why a decision is degraded that a failover store made without asking the store, or in vain."""
 
 
