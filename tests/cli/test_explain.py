@@ -108,3 +108,39 @@ def test_the_environment_names_rules_and_store(
     monkeypatch.setenv("HEADGATE_STORE", "memory")
     assert main(["explain", "/"]) == 0
     assert "no rule applies" in capsys.readouterr().out
+
+
+@pytest.fixture
+def ratelimit(tmp_path: Path) -> str:
+    folder = tmp_path / "ratelimit"
+    folder.mkdir()
+    limit = "{key: user, rate_limit: {unit: hour, requests_per_unit: 2}}"
+    banned = "{key: user, value: mallory, rate_limit: {unit: hour, requests_per_unit: 0}}"
+    (folder / "edge.yaml").write_text(f"domain: edge\ndescriptors: [{limit}, {banned}]\n")
+    return str(folder)
+
+
+def test_a_folder_of_envoys_is_explained_by_descriptors(ratelimit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--rules", ratelimit, "--entry", "user=ada"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "would pass (limited): edge.user",
+        "  2/hour fixed_window: 2 of 2 left",
+    ]
+    assert main(["explain", "--rules", ratelimit, "--domain", "edge", "--entry", "user=mallory", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["outcome"] == "banned"
+    assert main(["explain", "--rules", ratelimit, "/orders"]) == 2
+    assert "--entry KEY=VALUE of a descriptor" in capsys.readouterr().err
+
+
+def test_such_a_folder_is_validated_and_listed_alike(ratelimit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "validate", ratelimit]) == 0
+    capsys.readouterr()
+    assert main(["rules", "list", ratelimit]) == 0
+    assert capsys.readouterr().out.splitlines() == ["edge.user: 2 per HOUR", "edge.user_mallory: 0 per HOUR"]
+    assert main(["rules", "list", f"{ratelimit}/edge.yaml", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["descriptors"]) == 2
+
+
+def test_rules_are_explained_for_a_path(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--rules", rules, "--user", "42"]) == 2
+    assert "say which PATH" in capsys.readouterr().err

@@ -164,3 +164,14 @@ def test_what_is_not_installed_is_told() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "httptools is not installed: install headgate[server]" in ended.stderr
+
+
+def test_variables_that_are_not_options_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADGATE_WORKER", "4")
+    monkeypatch.setenv("HEADGATE_URL", "http://127.0.0.1:8080")  # of other commands
+    assert main(["serve", "--check"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "HEADGATE_WORKER in the environment is not an option" in line
+    assert line.endswith(": HEADGATE_WORKERS may be meant")

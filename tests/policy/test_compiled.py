@@ -153,6 +153,21 @@ def test_the_compiled_policy_equals_the_naive_one(ruleset: Ruleset, asked: list[
         assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
 
 
+@given(rulesets(), st.lists(requests(), min_size=1, max_size=4))
+def test_a_policy_that_does_not_enforce_asks_the_same_limits_as_shadows(ruleset: Ruleset, asked: list[Request]) -> None:
+    enforcing, counting = Policy(ruleset), Policy(ruleset, enforcing=False)
+    for request in asked:
+        usual, selection = (policy.plan(request, NOW, asking=False) for policy in (enforcing, counting))
+        if usual.verdict is not Verdict.LIMITED:
+            assert selection.verdict is usual.verdict
+        else:
+            assert selection.verdict is Verdict.UNLIMITED
+        assert not selection.enforced.plan
+        every = [*usual.enforced.plan, *(limit for limits in usual.shadow for limit in limits.plan)]
+        shadows = [limit for limits in selection.shadow for limit in limits.plan]
+        assert sorted(map(repr, shadows)) == sorted(map(repr, every))
+
+
 @given(rulesets(), requests())
 def test_the_explanation_says_what_the_policy_does(ruleset: Ruleset, request: Request) -> None:
     explanation = explain(Policy(ruleset), request, NOW)

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from headgate.cli import check, explain, load, rules, serve
+from headgate.cli import check, explain, load, operating, rules, serve
 from headgate.cli.command import WRONG_USAGE, Command
 from headgate.cli.terminal import Terminal, open_standard_streams, silence
 from headgate.core.errors import HeadgateError
 
-COMMANDS = (serve.add, check.add, load.add, rules.add, explain.add)
+COMMANDS = (serve.add, check.add, load.add, rules.add, explain.add, operating.add)
 """What adds each subcommand."""
 
 

@@ -12,7 +12,7 @@ from headgate.core.errors import HeadgateError
 from headgate.load_generator.questions import caller_fields
 from headgate.load_generator.targets import Target, Unreachable
 
-PATH = "/api/v1/rate-limit/check"
+CHECK, RESET = "/api/v1/rate-limit/check", "/api/v1/rate-limit/reset"
 _UNAUTHORIZED = 401
 _MOST_BYTES = 1_048_576
 _Time = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
@@ -67,16 +67,18 @@ class Problem(msgspec.Struct, frozen=True):
 def ask(
     target: Target,
     question: dict[str, Any],
+    path: str = CHECK,
     *,
     tls: ssl.SSLContext | None = None,
     caller_key: str | None = None,
     timeout: float = 5.0,
 ) -> bytes:
-    """Return the decision, as JSON.
+    """Return the answer, as JSON.
 
     Args:
         target: the service.
-        question: what the check is given.
+        question: what the service is given.
+        path: where.
         tls: how to speak TLS; None if it is not spoken.
         caller_key: who calls, where the service wants to know.
         timeout: seconds, to connect and for each part of the answer.
@@ -95,7 +97,7 @@ def ask(
             connection.connect()
         except OSError as error:
             raise Unreachable(target, error) from None
-        connection.request("POST", PATH, msgspec.json.encode(question), headers)
+        connection.request("POST", path, msgspec.json.encode(question), headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES)
         if response.length:

@@ -7,13 +7,13 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from headgate.cli.asking import Answer, Limit, NoAnswer, answer_of, ask
+from headgate.cli.asking import CHECK, Answer, Limit, NoAnswer, answer_of, ask
 from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, add_command
 from headgate.cli.request_options import add_request_options, attributes_of, principal_of
 from headgate.cli.service_options import add_service_options, tls_of, url
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.errors import UsageError
-from headgate.load_generator.targets import parse_target
+from headgate.load_generator.targets import Target, parse_target
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 
@@ -42,24 +42,35 @@ def add(commands: Commands) -> None:
 
 
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    target = parse_target(arguments.url, ("http", "https"))
-    question, tls = _question(arguments), tls_of(arguments, target)
-    if not 0 < arguments.timeout <= 3600:
-        raise UsageError(f"--timeout is in seconds, up to 3600, not {arguments.timeout:g}")
+    question = _question(arguments)
     try:
-        body = ask(target, question, tls=tls, caller_key=arguments.caller_key, timeout=arguments.timeout)
+        target, body = asked(arguments, question)
         answer = answer_of(target, body)
     except NoAnswer as error:
-        first, *more = str(error).split("\n")
-        terminal.complain(terminal.styled(f"headgate: {safe(first)}", "red", err=True))
-        for line in more:
-            terminal.complain(safe(line))
-        return WRONG_USAGE
+        return not_answered(error, terminal)
     if arguments.json:
         terminal.say(json.dumps(json.loads(body), indent=2))
     else:
         _tell(answer, terminal, peeked=arguments.peek)
     return OK if answer.allowed else NO
+
+
+def asked(arguments: argparse.Namespace, question: dict[str, Any], path: str = CHECK) -> tuple[Target, bytes]:
+    """Ask the service that the arguments name; returns its address, and what it answers. Raises NoAnswer."""
+    target = parse_target(arguments.url, ("http", "https"))
+    tls = tls_of(arguments, target)
+    if not 0 < arguments.timeout <= 3600:
+        raise UsageError(f"--timeout is in seconds, up to 3600, not {arguments.timeout:g}")
+    return target, ask(target, question, path, tls=tls, caller_key=arguments.caller_key, timeout=arguments.timeout)
+
+
+def not_answered(error: NoAnswer, terminal: Terminal) -> int:
+    """Say why there is no answer; returns the exit code."""
+    first, *more = str(error).split("\n")
+    terminal.complain(terminal.styled(f"headgate: {safe(first)}", "red", err=True))
+    for line in more:
+        terminal.complain(safe(line))
+    return WRONG_USAGE
 
 
 def _question(arguments: argparse.Namespace) -> dict[str, Any]:

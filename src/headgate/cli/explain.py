@@ -6,16 +6,21 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from headgate.cli.command import NO, OK, Commands, add_command
-from headgate.cli.request_options import add_request_options, attributes_of, principal_of
+from headgate.cli.request_options import add_request_options, attributes_of, named, principal_of
+from headgate.cli.rule_files import for_envoy
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.decision import Decision
+from headgate.core.errors import UsageError
 from headgate.engine import Engine, Explained
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome
 from headgate.policy.explain import Considered
 from headgate.policy.loading import load_file
 from headgate.policy.request import Request
+from headgate.stores import open_store
 
 
 def add(commands: Commands) -> None:
@@ -27,22 +32,37 @@ def add(commands: Commands) -> None:
         summary="say which rules a request meets, why, and what would be decided; takes nothing",
         more="Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage.",
         examples="headgate explain --rules rules.yaml --user 42 --method POST /api/v1/orders\n"
+        "headgate explain --rules ratelimit --domain edge --entry remote_address=192.0.2.7\n"
         "headgate explain --rules rules.yaml --store redis://localhost:6379/0 --user 42 /api/v1/orders --json",
     )
-    parser.add_argument("endpoint", metavar="PATH", help="the path of the request, such as /api/v1/orders")
+    parser.add_argument("endpoint", metavar="PATH", nargs="?", help="the path of the request, such as /api/v1/orders")
     rules = os.environ.get("HEADGATE_RULES")
     store = os.environ.get("HEADGATE_STORE", "memory")
     parser.add_argument(
-        "--rules", metavar="FILE", default=rules, required=rules is None, help="the rules; or HEADGATE_RULES"
+        "--rules",
+        metavar="FILE",
+        default=rules,
+        required=rules is None,
+        help="the rules, or a folder of envoyproxy/ratelimit; or HEADGATE_RULES",
     )
     parser.add_argument(
         "--store", metavar="ADDRESS", default=store, help="where the state is; memory (empty) unless told"
     )
     add_request_options(parser)
+    descriptors = parser.add_argument_group("for files of envoyproxy/ratelimit")
+    descriptors.add_argument("--domain", help="that Envoy asks for; not needed where the files have just one")
+    descriptors.add_argument(
+        "--entry", metavar="KEY=VALUE", action="append", default=[], help="of the descriptor, in order; may be repeated"
+    )
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
 def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    descriptors = for_envoy(arguments.rules)
+    if descriptors is not None:
+        return _explain_descriptor(descriptors, arguments, terminal)
+    if arguments.endpoint is None:
+        raise UsageError("say which PATH is asked for, such as /api/v1/orders")
     with Engine(load_file(arguments.rules), store=arguments.store) as engine:
         explained = engine.explain(_request(arguments))
     if arguments.json:
@@ -50,6 +70,35 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
     else:
         _tell(explained, terminal)
     return OK if explained.ruling.allowed else NO
+
+
+def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Say what Envoy would be answered about one descriptor."""
+    domain = arguments.domain or (next(iter(policy.domains)) if len(policy.domains) == 1 else "")
+    if not (domain and arguments.entry):
+        raise UsageError(
+            f"these are files of envoyproxy/ratelimit: give --domain ({', '.join(policy.domains)}) and the --entry "
+            "KEY=VALUE of a descriptor, such as --entry remote_address=192.0.2.7"
+        )
+    entries = tuple([named(text, "--entry", "remote_address=192.0.2.7") for text in arguments.entry])
+    (match,) = policy.match(domain, [Descriptor(entries)], arguments.cost).matches
+    with closing(open_store(arguments.store)) as store:
+        decision = store.peek(match.limits, match.hits) if match.limits else None
+    refuses = match.outcome in {Outcome.BANNED, Outcome.TOO_MANY, Outcome.INVALID}
+    allowed = match.shadow_mode or (decision.allowed if decision is not None else not refuses)
+    limits = [] if decision is None else decision.limits
+    states = [{"quota": str(each.quota), "remaining": each.remaining, "limit": each.limit} for each in limits]
+    if arguments.json:
+        told = {"allowed": allowed, "outcome": match.outcome, "rule": ".".join(match.stat), "problem": match.problem}
+        terminal.say(json.dumps({**told, "limits": states}, indent=2))
+        return OK if allowed else NO
+    word, colour = ("would pass", "green") if allowed else ("would be over the limit", "red")
+    why = match.problem or ".".join(match.stat) or "no descriptor is for it"
+    shadow = ", a shadow that refuses nothing" if match.shadow_mode else ""
+    terminal.say(f"{terminal.styled(word, colour)} ({match.outcome}): {safe(why)}{shadow}")
+    for state in states:
+        terminal.say(f"  {state['quota']}: {state['remaining']} of {state['limit']} left")
+    return OK if allowed else NO
 
 
 def _request(arguments: argparse.Namespace) -> Request:

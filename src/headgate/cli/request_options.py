@@ -9,11 +9,16 @@ from headgate.core.errors import UsageError
 _PRINCIPALS = ("user", "ip", "apikey")
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say who asks, and how."""
+def add_principal_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who asks."""
     for name in _PRINCIPALS:
         parser.add_argument(f"--{name}", metavar="VALUE", help=f"who asks: the {name}")
     parser.add_argument("--attribute", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who asks, and how."""
+    add_principal_options(parser)
     parser.add_argument("--method", default="GET", help="the HTTP method; GET unless told")
     parser.add_argument("--tier", default="", help="the tier; that of the user unless told")
     parser.add_argument("--cost", type=int, default=1, help="what the request takes; 1 unless told")
@@ -26,11 +31,12 @@ def principal_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 def attributes_of(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the attributes; UsageError if one has no name."""
-    return dict(_named(text) for text in arguments.attribute)
+    return dict(named(text, "--attribute", "region=eu") for text in arguments.attribute)
 
 
-def _named(text: str) -> tuple[str, str]:
+def named(text: str, option: str, example: str) -> tuple[str, str]:
+    """Return the name and the value that an option has, as in the example. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise UsageError(f"--attribute takes NAME=VALUE, such as region=eu, not {text!r}")
+        raise UsageError(f"{option} takes NAME=VALUE, such as {example}, not {text!r}")
     return name, value

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headgate.core.errors import InvalidRule
+from headgate.policy import envoy
 from headgate.policy.compiled import Policy
+from headgate.policy.envoy import DescriptorPolicy
 from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
 from headgate.policy.problems import Kind
 from headgate.policy.source import yaml_files
@@ -24,9 +26,25 @@ def is_for_envoy(text: str) -> bool:
     return _ENVOY.search(text) is not None
 
 
+def for_envoy(file: str) -> DescriptorPolicy | None:
+    """Return the configuration of envoyproxy/ratelimit that is in a file or folder; None if rules are in it.
+
+    Raises InvalidRules.
+    """
+    names = [*expanded([file])]
+    if file == STDIN:
+        return None
+    texts = {name: text(name) for name in names}
+    return envoy.load(texts) if any(map(is_for_envoy, texts.values())) else None
+
+
 def checked(file: str) -> Loaded:
     """Return the rules of a file that can be used. Raises InvalidRules."""
-    return checked_text(text(file), shown(file))
+    names = [*expanded([file])]
+    if len(names) > 1:
+        message = f"this folder has {len(names)} files of rules: name one of them"
+        raise InvalidRules([Problem(message, file=file, kind=Kind.FILE)])
+    return checked_text(text(names[0]), shown(names[0]))
 
 
 def checked_text(text: str, name: str) -> Loaded:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, add_command
 from headgate.cli.problems import tell, to_data
-from headgate.cli.rule_files import checked
+from headgate.cli.rule_files import checked, for_envoy
 from headgate.cli.rules_diff import tell_diff
 from headgate.cli.rules_list import tell_rules
 from headgate.cli.rules_validate import validated
@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
     listing = add_command(
         actions, "list", _explained(_list), summary="list the rules of a file, and how much each lets pass"
     )
-    _file(listing, "file", "FILE")
+    _file(listing, "file", "FILE", about="a YAML file, a folder of envoyproxy/ratelimit, or - for the standard input")
     diff = add_command(
         actions,
         "diff",
@@ -94,6 +94,14 @@ def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    descriptors = for_envoy(arguments.file)
+    if descriptors is not None:
+        if arguments.json:
+            _say_json(terminal, {"descriptors": descriptors.described()})
+        else:
+            for line in descriptors.described():
+                terminal.say(safe(line))
+        return OK
     loaded = checked(arguments.file)
     if arguments.json:
         _say_json(terminal, rules_data(loaded.ruleset))

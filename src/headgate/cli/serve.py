@@ -6,7 +6,7 @@ import argparse
 import os
 
 from headgate.cli.command import Commands, add_command
-from headgate.cli.serve_options import add_options, settings_of
+from headgate.cli.serve_options import add_options, settings_of, unknown_variables
 from headgate.cli.terminal import Terminal
 from headgate.core.errors import UsageError
 
@@ -34,6 +34,8 @@ def add(commands: Commands) -> None:
 
 def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     settings = settings_of(arguments, os.environ)
+    for warning in unknown_variables(os.environ):
+        terminal.complain(f"headgate: {warning}")
     try:
         from headgate.cli import serving  # noqa: PLC0415  what it needs is an extra, and takes time to load
     except ModuleNotFoundError as error:

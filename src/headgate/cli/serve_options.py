@@ -6,8 +6,10 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from headgate.cli.terminal import safe
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
@@ -53,6 +55,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         Option("on_store_failure", "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}"),
         Option("nodes", "N", "services that share the limits, this one included, for the mode local"),
+        Option("enforcement", "ON", "off: limits are counted and reported, and refuse nothing: on or off"),
     ),
     "listening": (
         Option("host", "HOST", "the address to listen on; 0.0.0.0 or :: for all"),
@@ -106,6 +109,8 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("tracing", "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"),
     ),
 }
+OTHER_VARIABLES = frozenset({"HEADGATE_URL", "HEADGATE_CALLER_KEY"})
+"""What other commands read."""
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _DEFAULTS = {field.name: field.default for field in fields(Settings)}
 
@@ -150,6 +155,18 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         return Settings(**given)
     except InvalidSetting as error:
         raise UsageError(f"{named[error.name]}: {error}") from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable that looks like one of ours, and is none."""
+    known = {option.variable for option in options()} | OTHER_VARIABLES
+    warnings = []
+    for name in sorted(environment):
+        if name.startswith("HEADGATE_") and name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f": {near[0]} may be meant" if near else ""
+            warnings.append(f"{safe(name)} in the environment is not an option, and has no effect{meant}")
+    return warnings
 
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")

@@ -92,6 +92,7 @@ class AsyncDescriptorEngine:
         if self._waits:  # memory is never away
             self._store = self._failover = AsyncFailoverStore(opened, mode=self.mode, nodes=nodes)
         self._clock = opened.clock
+        self._shadow_mode = shadow_mode
         self._modes = {"shadow_mode": shadow_mode, "quota_mode": quota_mode}
         self.shadow_mode = shadow_mode
         self._count_refused = count_refused
@@ -115,6 +116,13 @@ class AsyncDescriptorEngine:
         hurried = copy(self)
         hurried._store = self._failover.within(seconds)  # noqa: SLF001  it is one of us
         return hurried
+
+    def enforce(self, *, enforcing: bool) -> None:
+        """Let limits refuse, unless it is in shadow mode anyway, or refuse nothing, from the next request on.
+
+        It is the same for the engines that `within` has returned, or will.
+        """
+        self._modes["shadow_mode"] = self._shadow_mode or not enforcing
 
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
         """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""

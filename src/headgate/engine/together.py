@@ -134,7 +134,9 @@ def selected(policy: Policy, part: Part, now: int) -> Selection:
     """Return what is to be done about one of several requests."""
     selection = policy.plan(part.request, now, asking=False)
     if part.instead.plan and selection.verdict not in {Verdict.ALLOWED, Verdict.DENIED}:
-        return Selection(Verdict.LIMITED, part.instead)
+        if policy.enforcing:
+            return Selection(Verdict.LIMITED, part.instead)
+        selection = Selection(Verdict.UNLIMITED, shadow=(part.instead,))
     if selection.shadow and not part.refund:
         cost = part.request.cost
         shadow = [

@@ -120,6 +120,7 @@ RULES_LOADED_AT = _gauge(
     "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
 )
 
+ENFORCEMENT = _gauge("enforcement", "1 while limits refuse, 0 while they are only counted; the least.", merge=Merge.MIN)
 CONNECTIONS = _gauge("connections", "Connections open now.")
 WORKERS = _gauge("workers", "Worker processes that live.")
 WORKER_STARTS = _counter("worker_starts", "Worker processes started, the first ones included.")

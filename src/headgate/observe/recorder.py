@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from headgate.core.quota import SECOND
-from headgate.engine import AsyncEngine, Ruling
+from headgate.engine import AsyncEngine, Reset, Ruling
 from headgate.latency import BUCKETS, FINEST_NS, bucket_of
 from headgate.observe import families
 from headgate.observe.board import Board
@@ -30,6 +30,7 @@ from headgate.policy.selection import Verdict
 
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _ACCESS = logging.getLogger("headgate.access")
+_RESETS = logging.getLogger("headgate.resets")
 
 
 class Recorder:
@@ -52,7 +53,7 @@ class Recorder:
         denials_per_second: int = 10,
         access_log: bool = False,
     ) -> None:
-        principals = principals or Principals()
+        self._principals = principals = principals or Principals()
         self._board = Board(slots, slot)
         table = self._table = self._board.table
         self._copies = Copies(table)
@@ -175,9 +176,11 @@ class Recorder:
         """Note that a cost was given back."""
         self._cells[self._refunds] += 1
 
-    def was_reset(self) -> None:
-        """Note that limits were reset."""
+    def was_reset(self, request: Request, reset: Reset, api: str = "") -> None:
+        """Note that limits were reset; who lifts limits leaves a trace in the log."""
         self._cells[self._resets] += 1
+        who = ", ".join(f"{name} {self._principals.shown(value)}" for name, value in request.principal.items())
+        _RESETS.info("reset", extra=fields(rules=", ".join(reset.rules), principal=who or None, api=api or None))
 
     def publish(self) -> None:
         """Let a second pass: show the others what is not counted call by call. To be called every second."""

@@ -40,6 +40,8 @@ class Policy:
     Args:
         ruleset: the rules, as written.
         version: how this snapshot is called in answers and logs.
+        enforcing: whether limits refuse. If not, every rule is a shadow: counted and reported where it would have
+            applied. Lists hold all the same.
 
     Raises:
         InvalidRule: a pattern is malformed, rules replace each other in a circle, or the override of a user makes no
@@ -57,15 +59,17 @@ class Policy:
         "_recipes",
         "_trie",
         "_users",
+        "enforcing",
         "has_lists",
         "rules",
         "ruleset",
         "version",
     )
 
-    def __init__(self, ruleset: Ruleset, *, version: int = 0) -> None:
+    def __init__(self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True) -> None:
         self.ruleset = ruleset
         self.version = version
+        self.enforcing = enforcing
         drafting, ignore_case = Drafting(ruleset.tiers), ruleset.ignore_case
         ranks = ranks_of(ruleset.rules)
         everything = ruleset.rules if ruleset.default is None else (*ruleset.rules, ruleset.default)
@@ -89,7 +93,7 @@ class Policy:
             self._names |= {*rule.dimensions, *rule.when}
         self._names.update(entry.dimension for entry in (*ruleset.allow, *ruleset.deny))
         looks_at_values = self.has_lists or any(rule.when or rule.key_pattern for rule in everything)
-        self._recipes = None if looks_at_values else Recipes(self._users)
+        self._recipes = None if looks_at_values or not enforcing else Recipes(self._users)
 
     def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
         """Return what is to be done about `request`.
@@ -175,7 +179,7 @@ class Policy:
                 return listed
         special = self.special_of(facts.get("user", ""))
         applied = self.apply(rule, value, special, request.tier or self.tier_of(special), now)
-        return self.marked(select([applied], request.cost, asking=asking), request)
+        return self.marked(select(self._as_enforced([applied]), request.cost, asking=asking), request)
 
     def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
         """Return what is to be done about somebody who is on a list; `address` is the whole one, as it was given."""
@@ -224,7 +228,10 @@ class Policy:
                 value = rule.value(facts)
                 if value is not None and (rule.only is None or rule.only.find(facts, address_given(request))):
                     applying.append(self.apply(rule, value, special, tier, now))
-        return applying
+        return self._as_enforced(applying)
+
+    def _as_enforced(self, applying: list[Applied]) -> list[Applied]:
+        return applying if self.enforcing else [msgspec.structs.replace(applied, is_enforced=False) for applied in applying]
 
     def apply(self, rule: PreparedRule, value: str, special: Special | None, tier: str, now: int) -> Applied:
         """Return what a rule means for somebody, at a time in microseconds since the epoch."""

@@ -161,15 +161,22 @@ if sys.platform != "win32":
 
 
 class LivePolicy(Live[Ruleset, Policy]):
-    """Keeps the policy of a ruleset up to date; see `Live`."""
+    """Keeps the policy of a ruleset up to date; see `Live`. `enforcing`: whether its limits refuse."""
 
-    def __init__(self, source: RuleSource[Ruleset], *, every: float = EVERY) -> None:
+    def __init__(self, source: RuleSource[Ruleset], *, every: float = EVERY, enforcing: bool = True) -> None:
+        self._enforcing = enforcing
         self._places: dict[str, dict[str, None]] = {}
         """Where rules with `reset_on_change` count and have counted, the last one last."""
         super().__init__(source, self._policy_of, every=every)
 
+    def enforce(self, *, enforcing: bool) -> None:
+        """Let limits refuse, or let every rule be a shadow, from the next request on and for rules to come."""
+        with self._lock:
+            self._enforcing = enforcing
+            self.policy = self._policy_of(self.policy.ruleset, self.policy.version)
+
     def _policy_of(self, ruleset: Ruleset, version: int) -> Policy:
-        policy = Policy(ruleset, version=version)
+        policy = Policy(ruleset, version=version, enforcing=self._enforcing)
         for rule in (each.rule for each in policy.rules.values() if each.rule.reset_on_change):
             place, places = space_name(rule), self._places.setdefault(rule.id, {})
             if place in places and place != [*places][-1]:

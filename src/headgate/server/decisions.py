@@ -107,7 +107,20 @@ class Decisions:
             self._unmatched(error)
             return Reset()
         if reset:
-            self.recorder.was_reset()
+            self.recorder.was_reset(request, reset, self._api)
+        return reset
+
+    async def reset_all(self, request: Request) -> Reset:
+        """Forget what was used of every limit that is counted by a principal of the request, whatever it is for."""
+        rules: list[str] = []
+        for rule_id, rule in self.engine.policy.rules.items():
+            value = request.principal.get(rule.dimension)
+            if value is not None and rule.rule.enabled:
+                named = Request({rule.dimension: value}, tier=request.tier, rule_id=rule_id)
+                rules += (await self.engine.reset(named)).rules
+        reset = Reset(tuple(rules))
+        if reset:
+            self.recorder.was_reset(request, reset, self._api)
         return reset
 
     def _unmatched(self, error: UnknownRule) -> Ruling:

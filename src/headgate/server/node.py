@@ -60,7 +60,7 @@ class Node:
         self._tls = tls_of(settings)
         self._identifier = LiveIdentifier(lambda: identifier_of(settings))
         self._tracing = Tracing() if settings.tracing else None
-        self._policy = LivePolicy(rules_file(rules_path(settings)))
+        self._policy = LivePolicy(rules_file(rules_path(settings)), enforcing=settings.enforcement)
         self._descriptors = descriptors_of(settings)
         self._engine = AsyncEngine(
             self._policy,
@@ -83,7 +83,7 @@ class Node:
             shed=self._shed,
         )
         self._decisions = Decisions(self._engine, self._recorder).within(settings.api_seconds)
-        self._readiness = Readiness(self._engine)
+        self._readiness = Readiness(self._engine, enforcing=lambda: self._policy.policy.enforcing)
         self._trees: AsyncDescriptorEngine | None = None
         if self._descriptors:
             self._trees = AsyncDescriptorEngine(
@@ -94,6 +94,7 @@ class Node:
                 shadow_mode=settings.envoy_shadow,
                 count_refused=settings.envoy_count_refused,
             )
+            self._trees.enforce(enforcing=settings.enforcement)
             self._recorder.watch(self._trees)
         by_rules = bool(settings.rules) or not settings.envoy_config
         self._envoy = RateLimitService(
@@ -110,6 +111,7 @@ class Node:
         limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
         self._listener = Listener(limits, self._guard)
         self._recorder.add(of_number(families.CONNECTIONS, lambda: self._listener.connections))
+        self._recorder.add(of_number(families.ENFORCEMENT, lambda: int(self._policy.policy.enforcing)))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -142,6 +144,12 @@ class Node:
         self._begin(asyncio.to_thread(_read_again, self._identifier))
         for live in self._lives():
             self._begin(asyncio.to_thread(_refresh, live))
+
+    def enforce(self, *, enforcing: bool) -> None:
+        """Let limits refuse, or let every rule be a shadow, from the next request on."""
+        self._policy.enforce(enforcing=enforcing)
+        if self._trees:
+            self._trees.enforce(enforcing=enforcing)
 
     async def drain(self, seconds: float) -> None:
         """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""

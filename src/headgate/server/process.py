@@ -55,8 +55,13 @@ async def serve(
     def stop() -> None:
         (end if drain.is_set() else drain).set()
 
+    def enforce(enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
+        node.enforce(enforcing=enforcing)
+        if orphaned is None:  # else the supervisor says so, once for all
+            signals.tell_enforcement(_LOG, enforcing=enforcing)
+
     try:
-        signals.heed(loop, stop, node.reload)  # now: when it listens, a signal must not cut off a request
+        signals.heed(loop, stop, node.reload, enforce)  # now: when it listens, a signal must not cut off a request
         if await _done_before(drain, node.open(sockets)):
             gc.collect()
             gc.freeze()  # what is there now stays: no need to look at it again

@@ -8,6 +8,7 @@ not ready.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headgate.core.errors import StoreError
 from headgate.engine import AsyncEngine
@@ -21,10 +22,14 @@ class Readiness:
 
     Args:
         engine: what decides.
+        enforcing: says whether limits refuse.
         fresh: seconds for which what the store said is passed on, so that nobody can flood it with this question.
     """
 
-    def __init__(self, engine: AsyncEngine, fresh: float = 1.0) -> None:
+    def __init__(
+        self, engine: AsyncEngine, fresh: float = 1.0, *, enforcing: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.enforcing = enforcing
         self._engine, self._fresh, self._until = engine, fresh, 0.0
         self._drained = asyncio.Event()
         self._probe: asyncio.Task[str] | None = None

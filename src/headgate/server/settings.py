@@ -38,6 +38,8 @@ class Settings:
 
     rules: str = ""
     """A file, which is watched; empty for the example rules that come with the package."""
+    enforcement: bool = True
+    """Whether limits refuse; if not, every rule is a shadow. SIGUSR1 turns it off, SIGUSR2 on."""
     envoy_config: str = ""
     """A folder of files of envoyproxy/ratelimit, which is watched; empty if Envoy is answered by the rules."""
     envoy_merge_domains: bool = False

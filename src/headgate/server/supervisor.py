@@ -12,7 +12,8 @@
 *   A worker that cannot start ends the service with its reason, unless the service has served before: then it is tried
     again and again, and meanwhile the others get its connections.
 *   SIGTERM and SIGINT drain all workers and end the service; the second of them ends it at once. SIGHUP makes all look
-    at their rules, certificates and keys again.
+    at their rules, certificates and keys again. SIGUSR1 turns enforcement off in all of them, SIGUSR2 on; workers that
+    are started later begin with what was said last.
 *   Workers notice when the supervisor is gone, and end.
 """
 
@@ -22,6 +23,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from headgate.core.errors import HeadgateError
 from headgate.server import signals
@@ -33,6 +35,7 @@ from headgate.server.settings import Settings
 _LOG = logging.getLogger("headgate.server")
 _YOUNG = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_SWITCH = {False: signal.SIGUSR1, True: signal.SIGUSR2}
 _GRACE = 5.0
 """Seconds that a worker gets beyond the time for draining."""
 
@@ -67,10 +70,11 @@ class Supervisor:
         self._workers: dict[int, Child] = {}
         self._stopping = asyncio.Event()
         self._yet_to_serve = set(range(settings.workers))
+        self._enforcing = settings.enforcement
 
     async def run(self) -> None:
         """Return when all workers have ended after SIGTERM or SIGINT. Raises CannotStart."""
-        signals.heed(asyncio.get_running_loop(), self._stop, self._reload)
+        signals.heed(asyncio.get_running_loop(), self._stop, self._reload, self._enforce)
         refusals: Sequence[BaseException] = ()
         try:
             async with asyncio.TaskGroup() as places:
@@ -111,12 +115,13 @@ class Supervisor:
 
     def _orders(self, slot: int) -> Orders:
         sockets = {port.name: port.sockets[slot].fileno() for port in self._ports}
-        return Orders(self._settings, sockets, slot, self._folder)
+        return Orders(replace(self._settings, enforcement=self._enforcing), sockets, slot, self._folder)
 
     def _note(self, slot: int, report: Report) -> None:
         """Take note of how a worker began."""
         if not report.error:
             self._workers[slot].serves = True
+            self._workers[slot].send(_SWITCH[self._enforcing])  # it may have changed since it got its orders
             if self._yet_to_serve:
                 self._yet_to_serve.discard(slot)
                 if not self._yet_to_serve:
@@ -156,6 +161,13 @@ class Supervisor:
         for worker in self._workers.values():
             if worker.serves:  # before, it would be its end
                 worker.send(signal.SIGHUP)
+
+    def _enforce(self, enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
+        self._enforcing = enforcing
+        signals.tell_enforcement(_LOG, enforcing=enforcing)
+        for worker in self._workers.values():
+            if worker.serves:
+                worker.send(_SWITCH[enforcing])
 
     def _kill(self) -> None:
         for worker in self._workers.values():

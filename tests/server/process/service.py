@@ -126,6 +126,15 @@ class Service:
         finally:
             connection.close()
 
+    def post(self, path: str, body: object) -> tuple[int, bytes]:
+        connection = HTTPConnection("127.0.0.1", self.http_port, timeout=SECONDS)
+        try:
+            connection.request("POST", path, msgspec.json.encode(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

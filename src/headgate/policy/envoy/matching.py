@@ -128,6 +128,10 @@ class DescriptorPolicy:
         """The trees by domain, in the order of the files."""
         return MappingProxyType({name: domain.root for name, domain in self._domains.items()})
 
+    def described(self) -> list[str]:
+        """Return all limits as text, such as ``edge.remote_address: 100 per MINUTE``."""
+        return [line for name, node in self.domains.items() for line in node.described(name)]
+
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
         """Return what applies to a request.
 

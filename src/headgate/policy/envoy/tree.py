@@ -6,7 +6,7 @@ dictionary lookup, whatever the number of its siblings, and only patterns (names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -197,6 +197,22 @@ class Node:
                         return None
             node = child
         return node.rule
+
+    def described(self, path: str) -> Iterator[str]:
+        """Return the limits of this node and of those below it, as text, each after the names that lead to it."""
+        if self.rule is not None:
+            yield f"{path}: {_limits(self.rule)}"
+        for name, child in self.children.items():
+            yield from child.described(f"{path}.{name}")
+
+
+def _limits(rule: Rule) -> str:
+    texts = []
+    for limit in rule.limits:
+        unit = limit.unit.name if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {limit.unit.name}"
+        texts.append(f"{limit.requests_per_unit} per {unit}" + (f" ({limit.name})" if limit.name else ""))
+    marks = [mark for mark, is_set in (("shadow", rule.shadow_mode), ("quota", rule.quota_mode)) if is_set]
+    return ", ".join([*(texts or ["unlimited"]), *marks])
 
 
 class Trail:

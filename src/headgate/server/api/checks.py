@@ -1,8 +1,13 @@
-"""``POST /api/v1/rate-limit/check``: one question, one answer. The hot path of HTTP begins and ends here."""
+"""``POST /api/v1/rate-limit/check``: one question, one answer. The hot path of HTTP begins and ends here.
+
+And ``/reset``, which takes the same bodies.
+"""
 
 from __future__ import annotations
 
 from time import perf_counter_ns
+
+import msgspec
 
 from headgate.core.errors import InvalidCost, StoreError, UsageError
 from headgate.engine import Ruling
@@ -29,6 +34,7 @@ class Checks:
     """
 
     def __init__(self, decisions: Decisions, answers: Answers, timestamps: Timestamps) -> None:
+        self._resets = decisions.via("reset")
         decisions = decisions.via("check")
         self._decisions, self._timestamps = decisions, timestamps
         self.now = decisions.engine.clock.now
@@ -49,6 +55,23 @@ class Checks:
         response = self._response(ruling, now)
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
+
+    async def reset(self, request: Request) -> Response:
+        """Forget what somebody used. Without an endpoint and a rule: of all limits counted by who is named."""
+        began = perf_counter_ns()
+        try:
+            asked = question(request.body)
+            named = asked.request if isinstance(asked, Question) else asked
+            if not named.rule_id and "endpoint" not in msgspec.json.decode(request.body):
+                reset = await self._resets.reset_all(named)
+            else:
+                reset = await self._resets.reset(named)
+        except (UsageError, StoreError) as error:
+            self._called("reset", "error", perf_counter_ns() - began)
+            return problem_response(problem_of(error))
+        self._called("reset", "allowed", perf_counter_ns() - began)
+        body = msgspec.json.encode({"success": bool(reset), "rules": reset.rules, "shared": reset.shared})
+        return Response(200, body, ((b"content-type", b"application/json"), (b"cache-control", b"no-store")))
 
     async def decide(self, asked: Question, key: str, now: int) -> Ruling:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""

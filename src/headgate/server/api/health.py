@@ -26,6 +26,7 @@ class HealthPages:
         if self._readiness.is_draining:
             return Response(503, b'{"status":"draining"}', (*_FIELDS, (b"retry-after", b"1")))
         degraded = await self._readiness.degraded()
-        if degraded:
-            return Response(200, _encode({"status": "degraded", "reason": degraded}), _FIELDS)
-        return Response(200, b'{"status":"ready"}', _FIELDS)
+        told = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
+        if not self._readiness.enforcing():
+            told["enforcement"] = "off"
+        return Response(200, _encode(told), _FIELDS)

@@ -21,6 +21,7 @@ from headgate.web.headers import ResponseHeaders
 from headgate.web.problem import of_status, shown
 
 CHECK = b"/api/v1/rate-limit/check"
+RESET = b"/api/v1/rate-limit/reset"
 BATCH = b"/api/v1/rate-limit/batch"
 FORWARD_AUTH = b"/api/v1/forward-auth"
 CHECK_HEADERS = ResponseHeaders(ietf="off")
@@ -60,6 +61,7 @@ def application(
     health, pages = HealthPages(readiness), Pages(decisions.recorder)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
         CHECK: (_POST, checks.check),
+        RESET: (_POST, checks.reset),
         BATCH: (_POST, Batches(checks, decisions.recorder, charge).check),
         FORWARD_AUTH: (None, proxies.check),
         b"/healthz": (_GET, health.alive),

@@ -6,15 +6,12 @@ or 429 when it is over the limit. What is malformed gets 400. (There, so does tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from headgate.core.errors import UsageError
-from headgate.policy.envoy import DescriptorPolicy
-from headgate.policy.envoy.tree import Node, Rule
 from headgate.policy.request import InvalidRequest
 from headgate.server.rls.decoding import decode
 from headgate.server.rls.schema import RateLimitRequest, RateLimitResponse
@@ -67,7 +64,7 @@ class JsonForm:
         if request.method not in {b"GET", b"HEAD"}:
             return _not_allowed(b"GET, HEAD")
         trees = self._service.trees
-        text = "" if trees is None else described(trees.policy)
+        text = "" if trees is None else "".join([f"{line}\n" for line in trees.policy.described()])
         return Response(200, text.encode(), _TEXT)
 
 
@@ -79,28 +76,6 @@ def _bounded(body: bytes) -> None:
         raise InvalidRequest(
             f"the question has more than {_MOST_OBJECTS} objects in it, such as descriptors and entries"
         )
-
-
-def described(policy: DescriptorPolicy) -> str:
-    """Return all limits as text, each after the names that lead to it: ``edge.remote_address: 100 per MINUTE``."""
-    lines = [line for domain, node in policy.domains.items() for line in _lines(domain, node)]
-    return "".join([f"{line}\n" for line in lines])
-
-
-def _lines(path: str, node: Node) -> Iterator[str]:
-    if node.rule is not None:
-        yield f"{path}: {_limits(node.rule)}"
-    for name, child in node.children.items():
-        yield from _lines(f"{path}.{name}", child)
-
-
-def _limits(rule: Rule) -> str:
-    texts = []
-    for limit in rule.limits:
-        unit = limit.unit.name if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {limit.unit.name}"
-        texts.append(f"{limit.requests_per_unit} per {unit}" + (f" ({limit.name})" if limit.name else ""))
-    marks = [mark for mark, is_set in (("shadow", rule.shadow_mode), ("quota", rule.quota_mode)) if is_set]
-    return ", ".join([*(texts or ["unlimited"]), *marks])
 
 
 def _not_allowed(allowed: bytes) -> Response:

@@ -100,7 +100,10 @@ class RateLimiter:
         return _encoded(_response(_QuotaResponse, ruling, now))
 
     async def _reset(self, call: Call) -> bytes:
-        reset = await self._for(call).reset(self._request(_parsed(_ResetRequest, call.message), 1))
+        message = _parsed(_ResetRequest, call.message)
+        request, named = self._request(message, 1), message.rule_id or message.endpoint
+        decisions = self._for(call)
+        reset = await (decisions.reset(request) if named else decisions.reset_all(request))
         return _encoded(_ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared))
 
     async def _batch(self, call: Call) -> bytes:

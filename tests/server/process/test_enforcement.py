@@ -1,0 +1,112 @@
+"""The emergency switch: a running service refuses nothing, and then refuses again, in all its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.__main__ import main
+from tests.server.process.service import SECONDS, Service, service
+from tests.servers import RedisServer, redis_server, until
+
+RULES = """
+version: 1
+rules:
+  - {id: orders, dimension: user, limit: 2, window: 1h}
+deny: [{user: mallory}]
+"""
+QUESTION = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ada"}]}]}
+TREE = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1}}]\n"
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> str:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return str(path)
+
+
+def answers(found: Service, user: str = "ada") -> set[bool]:
+    """What many connections hear, so that every worker is asked."""
+    return {found.check(user)["allowed"] for _ in range(20)}
+
+
+def shown(found: Service) -> tuple[dict[str, str], float]:
+    """What /readyz and the metric say."""
+    metrics = found.get("/metrics")[1].decode()
+    value = re.search(r"^headgate_enforcement (\S+)$", metrics, re.MULTILINE)
+    assert value
+    return json.loads(found.get("/readyz")[1]), float(value[1])
+
+
+def test_all_workers_refuse_nothing_until_told_also_those_started_later(redis: RedisServer, rules: str) -> None:
+    with service("--workers", "2", "--store", redis.address, "--rules", rules) as found:
+        found.started()
+        until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
+        assert shown(found) == ({"status": "ready"}, 1)
+
+        assert main(["enforcement", "off", "--pid", str(found.process.pid)]) == 0
+        until(lambda: answers(found) == {True}, "all workers let pass", SECONDS)
+        until(lambda: shown(found) == ({"status": "ready", "enforcement": "off"}, 0), "it is shown", SECONDS)
+        assert found.complained.count("enforcement is off") == 1
+        (told,) = found.check("ada")["shadow"]
+        assert (told["rule_id"], told["allowed"]) == ("orders", False)
+        assert answers(found, "mallory") == {False}
+
+        before = found.workers()
+        for worker in before:
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: len(found.workers() - before) == 2, "they are replaced", SECONDS)
+        until(lambda: found.get("/healthz")[0] == 200, "they serve", SECONDS)
+        assert answers(found) == {True}
+
+        assert main(["enforcement", "on", "--pid", str(found.process.pid)]) == 0
+        until(lambda: answers(found) == {False}, "all workers refuse again", SECONDS)
+        until(lambda: shown(found) == ({"status": "ready"}, 1), "it is shown", SECONDS)
+        assert found.complained.count("enforcement is on") == 1
+
+
+def test_files_of_envoy_and_changed_rules_are_switched_too(rules: str, tmp_path: Path) -> None:
+    folder = tmp_path / "ratelimit"
+    folder.mkdir()
+    (folder / "edge.yaml").write_text(TREE)
+    with service("--rules", rules, "--envoy-config", str(folder)) as found:
+        found.started()
+
+        def over() -> bool:
+            return found.post("/json", QUESTION)[0] == 429
+
+        until(over, "the limit is used up", SECONDS)
+        found.signal(signal.SIGUSR1)
+        until(lambda: not over(), "it is off", SECONDS)
+        Path(rules).write_text(RULES.replace("limit: 2", "limit: 1"))
+        until(lambda: "version 2 of the rules" in found.complained, "the rules change", SECONDS)
+        assert answers(found) == {True}
+        found.signal(signal.SIGUSR2)
+        until(over, "it is on", SECONDS)
+
+
+def test_a_service_may_start_with_it_off(rules: str) -> None:
+    with service("--rules", rules, "--enforcement", "off") as found:
+        found.started()
+        assert answers(found) == {True}
+        assert "enforcement is off" in found.complained
+
+
+def test_no_other_process_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be the end of one that does not know the signal."""
+    for pid in (os.getpid(), 0, -1):
+        assert main(["enforcement", "off", "--pid", str(pid)]) == 2
+        assert "Say which of them is meant" in capsys.readouterr().err
