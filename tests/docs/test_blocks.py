@@ -44,6 +44,7 @@ NOT_RUN = {
     "make run": "the two commands of the README are tried on a fresh machine, by `make bare`; the second runs this",
     "pip install": "it would change the environment that the tests run in",
     "go install": "it takes Go, and the network; the report that it made is in docs/conformance",
+    "headgate enforcement": "it would find the services of others; tests/server/process/test_enforcement.py runs it",
     "grpcurl": "not a package of Debian; tests/server/api/test_docs.py makes the same calls",
 }
 """Shell blocks that begin with these, and why they are not run here."""

@@ -29,7 +29,7 @@ def exposed() -> dict[str, set[str]]:
         ends = ("_bucket", "_count", "_sum") if family.kind is Kind.HISTOGRAM else ("",)
         for end in ends:
             found[family.shown_name + end] = {*family.labels, *TARGETS}
-    return found
+    return {**found, "up": TARGETS}  # Prometheus' own
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -89,10 +89,21 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
     for alert in alerts():
         assert alert.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
-        assert alert["annotations"].keys() == {"summary", "description"}
+        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
         promql_parser.parse_duration(alert.get("for", "1m"))
         for label in re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())):
             assert re.search(rf"by \([^)]*\b{label}\b", alert["expr"]), (alert["alert"], label)
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_every_alert_has_a_section_that_says_what_it_means_what_to_look_at_and_what_to_do(
+    alert: dict[str, Any],
+) -> None:
+    name = alert["alert"]
+    assert alert["annotations"]["runbook_url"] == f"operate.md#{name.lower()}"
+    sections = (DOCS / "operate.md").read_text().split("\n### ")
+    (section,) = [section for section in sections if section.startswith(f"{name}\n")]
+    assert re.findall(r"^\*\*(.+?):\*\* \S", section, re.MULTILINE) == ["Means", "Look at", "Do"]
 
 
 def test_the_page_lists_the_alerts_there_are() -> None:

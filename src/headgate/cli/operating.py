@@ -20,8 +20,7 @@ from headgate.cli.terminal import Terminal, safe
 from headgate.core.errors import UsageError
 from headgate.observe.principals import Principals
 from headgate.policy.facts import facts_of
-from headgate.policy.model import ENDPOINT, GLOBAL
-from headgate.policy.request import Request
+from headgate.policy.request import ENDPOINT, GLOBAL, Request
 
 
 class _Reset(msgspec.Struct, frozen=True):

@@ -231,7 +231,11 @@ class Policy:
         return self._as_enforced(applying)
 
     def _as_enforced(self, applying: list[Applied]) -> list[Applied]:
-        return applying if self.enforcing else [msgspec.structs.replace(applied, is_enforced=False) for applied in applying]
+        return (
+            applying
+            if self.enforcing
+            else [msgspec.structs.replace(applied, is_enforced=False) for applied in applying]
+        )
 
     def apply(self, rule: PreparedRule, value: str, special: Special | None, tier: str, now: int) -> Applied:
         """Return what a rule means for somebody, at a time in microseconds since the epoch."""

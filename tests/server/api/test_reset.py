@@ -75,7 +75,7 @@ def test_nonsense_is_refused(service: Service) -> None:
     assert service.send("GET", RESET).status == 405
 
 
-def test_a_store_that_is_away_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_is_away_is_told() -> None:
     with serving(store=f"redis://127.0.0.1:{free_port()}?timeout=0.1&connect_timeout=0.1") as service:
         assert problem(service.send("POST", RESET, b'{"principal": {"user": "u1"}}'), 503)
 
