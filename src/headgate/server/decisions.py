@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from headgate.engine import AsyncEngine, Part, Reset, Ruling
 from headgate.engine.kept import KeptRequest
 from headgate.observe.recorder import Recorder
-from headgate.policy.request import Request, UnknownRule
+from headgate.policy.request import Request, UnknownRule, principal_name
 from headgate.policy.selection import Verdict
 
 LONGEST_MS = 1000
@@ -111,14 +111,22 @@ class Decisions:
         return reset
 
     async def reset_all(self, request: Request) -> Reset:
-        """Forget what was used of every limit that is counted by a principal of the request, whatever it is for."""
-        rules: list[str] = []
+        """Forget what was used of every limit that is counted by principals of the request, whatever it is for.
+
+        A rule that counts by these and more, such as user and endpoint together, is left alone, and named.
+        """
+        rules, shared = list[str](), list[str]()
+        principal = {principal_name(name): value for name, value in request.principal.items()}
         for rule_id, rule in self.engine.policy.rules.items():
-            value = request.principal.get(rule.dimension)
-            if value is not None and rule.rule.enabled:
-                named = Request({rule.dimension: value}, tier=request.tier, rule_id=rule_id)
-                rules += (await self.engine.reset(named)).rules
-        reset = Reset(tuple(rules))
+            counted = {name: principal[name] for name in rule.dimensions if name in principal}
+            if not counted or not rule.rule.enabled:
+                continue
+            if len(counted) < len(rule.dimensions):
+                shared.append(rule_id)
+                continue
+            named = Request(counted, tier=request.tier, rule_id=rule_id)
+            rules += (await self.engine.reset(named)).rules
+        reset = Reset(tuple(rules), tuple(shared))
         if reset:
             self.recorder.was_reset(request, reset, self._api)
         return reset

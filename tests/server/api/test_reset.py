@@ -35,6 +35,15 @@ def test_without_an_endpoint_it_is_for_every_limit_counted_by_who_is_named(servi
     assert left(service) == {"orders-user": 2, "all-ip": 3}
 
 
+def test_a_rule_that_counts_by_more_than_is_named_is_left_alone_and_told() -> None:
+    with serving("{version: 1, rules: [{id: pairs, dimension: [user, tenant], limit: 2, window: 1h}]}") as service:
+        asked = {"principal": {"user": "u1", "tenant": "acme"}, "endpoint": "/", "method": "GET"}
+        assert left(service, **asked) == {"pairs": 1}
+        assert reset(service, principal={"user_id": "u1"}) == {"success": False, "rules": [], "shared": ["pairs"]}
+        assert reset(service, principal={"user_id": "u1", "tenant": "acme"})["rules"] == ["pairs"]
+        assert left(service, **asked) == {"pairs": 1}
+
+
 def test_with_an_endpoint_it_is_for_what_applies_there(service: Service) -> None:
     left(service)
     asked = {"principal": {"user": "u1"}, "endpoint": "/global"}
