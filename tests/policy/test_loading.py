@@ -167,6 +167,7 @@ def test_everything_there_is() -> None:
         frozenset({"text", "several"}),
     )
     assert (last.shadow, last.enabled, last.enforce_percent, last.reset_on_change) == (True, False, 5, True)
+    assert (last.replicas, rules["text"].replicas) == (1, 0)
     assert ruleset.allow == (Entry("ip", "10.0.0.0/8"), Entry("user", "bot-*"), Entry("user", "12345"))
     assert ruleset.users.keys() == {"12345", "on", "naïve user"}
     assert ruleset.users["on"].overrides["several"].until == 2_111_698_800_000_000

@@ -55,6 +55,8 @@ RULE = Rule("r", QUOTAS)
         ({"replaces": [None]}, "rule 'r': replaces has text only, not None"),
         ({"replaces": {"r"}}, "rule 'r' cannot replace itself"),
         ({"on_store_failure": "raise"}, "rule 'r': on_store_failure is one of local, allow, deny, not 'raise'"),
+        ({"replicas": -1}, "rule 'r': replicas is a whole number from 0 to 100"),
+        ({"replicas": True}, "rule 'r': replicas is a whole number from 0 to 100"),
         ({"on_store_failure": False}, "rule 'r': on_store_failure is one of local, allow, deny, not False"),
     ],
 )

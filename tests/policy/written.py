@@ -62,6 +62,7 @@ def rules(draw: st.DrawFn, rule_id: str, others: list[str]) -> Rule:
         enforce_percent=draw(st.integers(0, 100)),
         replaces=draw(st.frozensets(st.sampled_from(others))) if others else frozenset(),
         on_store_failure=draw(st.sampled_from([None, *Mode])),
+        replicas=draw(st.integers(0, 2)),
         reset_on_change=draw(st.booleans()),
         created_at=draw(st.sampled_from(["", "2026-01-01T00:00:00Z"])),
     )

@@ -17,6 +17,7 @@ from headgate.core.numbers import EXACT, short, whole
 SECOND = 1_000_000
 MAX_WINDOW_US = 3660 * 24 * 3600 * SECOND
 ONE_OFF_WINDOW_US = 365 * 24 * 3600 * SECOND
+MAX_REPLICAS = 100
 _RATE = re.compile(r"-?[0-9.]{1,40}(e[+-]?[0-9]{1,3}|/[0-9]{1,40})?", re.IGNORECASE)
 
 
@@ -53,6 +54,9 @@ class Quota:
     keeps_capacity: bool = field(default=False, repr=False, compare=False)
     """Whether the capacity was given rather than the burst, so that it stays when a tier or an override changes the
     limit. It decides nothing else."""
+    replicas: int = field(default=0, repr=False)
+    """How many replicas of a store must have what an answer took, or else the answer says that they have not. A store
+    without replicas, such as that in memory, leaves it at that."""
 
     capacity: int = field(init=False, repr=False, compare=False)
     """limit + burst: the most that can pass at once."""
@@ -144,7 +148,8 @@ class Quota:
 
     def __reduce__(self) -> tuple[Any, ...]:
         stated = (self.limit, self.window_us, self.burst, self.algorithm, self.queue, self.refill_every_us)
-        return type(self), (*stated, self.warn_percent, self.calm_percent, self.calendar, self.keeps_capacity)
+        options = (self.warn_percent, self.calm_percent, self.calendar, self.keeps_capacity, self.replicas)
+        return type(self), (*stated, *options)
 
     def _check_numbers(self) -> None:
         one_off = self.limit == 0 and self.burst and self.algorithm is Algorithm.TOKEN_BUCKET
@@ -155,6 +160,7 @@ class Quota:
         whole("refill_every_us", self.refill_every_us, 1, MAX_WINDOW_US, InvalidQuota)
         whole("warn_percent", self.warn_percent, 1, 100, InvalidQuota)
         whole("calm_percent", self.calm_percent, 1, 100, InvalidQuota)
+        whole("replicas", self.replicas, 0, MAX_REPLICAS, InvalidQuota)
         if self.calm_percent > self.warn_percent:
             raise InvalidQuota(
                 f"calm_percent, {self.calm_percent}, must not be above warn_percent, {self.warn_percent}: give both"

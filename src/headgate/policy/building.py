@@ -26,7 +26,7 @@ _SHOWN = 10
 _Values = dict[str, Any]
 _AS_THEY_ARE = (
     *("name", "dimension", "key_pattern", "endpoint", "tier", "when", "shadow", "enabled", "enforce_percent"),
-    *("reset_on_change", "created_at", "updated_at"),
+    *("replicas", "reset_on_change", "created_at", "updated_at"),
 )
 
 

@@ -19,7 +19,7 @@ from headgate.policy.yaml_nodes import resolved, yaml_module
 _BARE = Rule("bare", (Quota(1, 1),))
 _WHOM = ("name", "dimension", "key_pattern", "endpoint", "methods", "tier", "when")
 _HOW = (
-    *("shadow", "enabled", "enforce_percent", "replaces", "on_store_failure", "reset_on_change"),
+    *("shadow", "enabled", "enforce_percent", "replaces", "on_store_failure", "replicas", "reset_on_change"),
     *("created_at", "updated_at"),
 )
 _QUOTA_DEFAULTS = {field.name: field.default for field in fields(Quota)}

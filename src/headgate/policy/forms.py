@@ -9,6 +9,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.grammar import MAX_TEXT
 from headgate.core.mode import Mode
 from headgate.core.numbers import EXACT
+from headgate.core.quota import MAX_REPLICAS
 from headgate.policy.kinds import NAME, Choice, Constant, FieldKind, Flag, Many, Rate, Schema, Table, Text, Whole
 from headgate.policy.model import MOST_DIMENSIONS, TOGETHER
 from headgate.policy.problems import Findings, Kind, Path, shown
@@ -234,6 +235,11 @@ _RULE_FIELDS = {
     ),
     "on_store_failure": Field(
         Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; the engine's unless given."
+    ),
+    "replicas": Field(
+        Whole(0, MAX_REPLICAS),
+        "How many replicas of the store must have what a request took: its answer waits for them, or says that they "
+        "have not got it.",
     ),
     "reset_on_change": Field(Flag(), "Whether a changed limit, burst or updated_at forgets what was used."),
     "created_at": Field(Moment(as_written=True), "When the rule was made."),

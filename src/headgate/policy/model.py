@@ -18,7 +18,7 @@ from headgate.core.key import checked_name
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Family
-from headgate.core.quota import Quota
+from headgate.core.quota import MAX_REPLICAS, Quota
 from headgate.policy.request import GLOBAL, principal_name
 
 T = TypeVar("T")
@@ -114,6 +114,9 @@ class Rule:
     """Ids of rules that do not apply when this one does. If another rule replaces this one, it replaces nothing."""
     on_store_failure: Mode | None = None
     """What to answer when the store does not; None: what the store does unless told."""
+    replicas: int = 0
+    """How many replicas of the store must have what a request took; its answer waits for them, or says that they have
+    not got it. See `headgate.core.quota.Quota.replicas`."""
     reset_on_change: bool = False
     """Whether a changed limit, burst or `updated_at` starts afresh too. A limit that is changed back to what it was
     finds what was counted under it, if that has not expired: a new `updated_at` tells the two apart."""
@@ -138,6 +141,8 @@ class Rule:
                 raise InvalidRule(f"rule {self.id!r}: {method!r} is no HTTP method: write it as POST")
         if type(self.enforce_percent) is not int or not 0 <= self.enforce_percent <= 100:
             raise InvalidRule(f"rule {self.id!r}: enforce_percent is a whole number from 0 to 100")
+        if type(self.replicas) is not int or not 0 <= self.replicas <= MAX_REPLICAS:
+            raise InvalidRule(f"rule {self.id!r}: replicas is a whole number from 0 to {MAX_REPLICAS}")
         if self.id in self.replaces:
             raise InvalidRule(f"rule {self.id!r} cannot replace itself")
 

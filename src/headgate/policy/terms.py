@@ -30,6 +30,8 @@ class Terms:
     def __init__(
         self, rule: Rule, quotas: tuple[Quota, ...], until: int, tier_change: Change | None, override: Change | None
     ) -> None:
+        if rule.replicas:
+            quotas = tuple([replace(quota, replicas=max(quota.replicas, rule.replicas)) for quota in quotas])
         self.quotas = quotas
         name = space_name(rule)
         self.places = tuple([(space(name, quota), quota) for quota in quotas])

@@ -17,6 +17,9 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import StoreUnavailable
 from headgate.core.key import once_token
 from headgate.core.quota import Quota
+from headgate.engine import Engine
+from headgate.policy.loading import load
+from headgate.policy.request import Request
 from headgate.stores import open_async_store
 from headgate.stores.base import Store
 from headgate.stores.failover import AsyncFailoverStore
@@ -29,6 +32,7 @@ from tests.servers import RedisServer, redis_server, until
 LUA = Path(scripts.__file__).with_name("lua")
 DEPLOY = Path(__file__).parents[3] / "docs" / "deploy.md"
 QUOTA = Quota(5, 3600 * 1_000_000)
+DURABLE = Quota(5, 3600 * 1_000_000, replicas=1)
 HOUR = 3600 * 1_000_000
 COMMANDS = sorted({name for part in LUA.glob("*.lua") for name in re.findall(r"\bcall\('(\w+)'", part.read_text())})
 Open = Callable[[str], Store]
@@ -131,6 +135,86 @@ def test_a_lost_replica_does_not_open_the_circuit(sleepy: RedisServer) -> None:
             await store.close()
 
     asyncio.run(run())
+
+
+def test_only_those_wait_whose_limits_demand_it(sleepy: RedisServer, opened: Open) -> None:
+    store = opened(f"redis://127.0.0.1:{sleepy.port}?timeout=0.5")
+    plan, durable = family(QUOTA).plan("user"), family(DURABLE).plan("user")
+    mixed = family(DURABLE, Quota(9, 2 * HOUR)).plan("mixed")
+    assert (store.check(plan, 1).degraded, store.check(durable, 1).degraded) == ("", "not_replicated")
+    assert store.peek(durable, 1).degraded == "", "it took nothing"
+    assert store.refund(durable, 1).degraded == "not_replicated"
+    decision = store.check(mixed, 1)
+    assert {decision.degraded, *[part.degraded for part in decision.limits]} == {"not_replicated"}
+    assert store.check_once(durable, 1, once_token(durable, 1, "request")).degraded == "not_replicated"
+    store.reset(durable)
+    assert store.check(plan, 1).degraded == ""
+
+
+def test_a_limit_that_demands_replicas_is_strict_where_they_are(
+    pair: tuple[RedisServer, RedisServer], opened: Open
+) -> None:
+    primary, replica = pair
+    store, plan = opened(primary.address), family(DURABLE).plan("billed")
+    decisions = [store.check(plan, 1) for _ in range(6)]
+    assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, "")] * 5 + [(False, "")]
+    key = scripts.key_of(plan[0].space, plan[0].principal)
+    assert replica.ask("GET", key) == primary.ask("GET", key)
+
+
+def test_a_shard_has_replicas_of_its_own(cluster: RedisCluster, opened: Open) -> None:
+    store = opened(cluster.address)
+    for number in range(9):
+        assert store.check(family(DURABLE).plan(f"user-{number}"), 1).degraded == ""
+    everywhere = tuple([family(DURABLE).plan(f"part-{number}")[0] for number in range(4)])
+    assert store.check(everywhere, 1).degraded == ""
+
+
+def test_nobody_waits_behind_those_who_wait_for_replicas(sleepy: RedisServer) -> None:
+    async def run() -> None:
+        store = open_async_store(f"{sleepy.address.replace('timeout=5', 'timeout=60')}&connections=1")
+        durable, plan = family(DURABLE).plan("slow"), family(QUOTA).plan("quick")
+        try:
+            waiting = asyncio.ensure_future(store.check(durable, 1))
+            key = scripts.key_of(durable[0].space, durable[0].principal)
+            await asyncio.to_thread(until, lambda: sleepy.ask("EXISTS", key), "it is decided")
+            assert (await store.check(plan, 1)).remaining == 4
+            assert not waiting.done()
+            waiting.cancel()
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+RULES = """
+version: 1
+rules:
+  - {id: billed, endpoint: /billed, limit: 5, window: 1h, replicas: 1}
+  - {id: cheap, endpoint: /cheap, limit: 5, window: 1h}
+tiers:
+  premium: {billed: {limits: [{limit: 7, window: 1h}, {limit: 9, window: 1d}]}}
+"""
+
+
+def test_a_rule_demands_replicas_for_all_tiers(sleepy: RedisServer, pair: tuple[RedisServer, RedisServer]) -> None:
+    impatient = sleepy.address.replace("timeout=5", "timeout=0.5")
+    for address, degraded in ((impatient, "not_replicated"), (pair[0].address, "")):
+        with Engine(load(RULES), store=address) as engine:
+            for tier in ("", "premium"):
+                request = Request({"user": f"user-{tier}"}, endpoint="/billed", tier=tier)
+                assert engine.check(request).degraded == degraded
+            assert engine.check(Request({"user": "user"}, endpoint="/cheap")).degraded == ""
+
+
+def test_a_user_who_may_not_wait_is_not_ready_once_a_limit_demands_replicas(
+    pair: tuple[RedisServer, RedisServer], opened: Open
+) -> None:
+    store = opened(restricted(pair[0], "impatient"))
+    store.ready()
+    assert store.check(family(DURABLE).plan("user"), 1).degraded == "not_replicated"
+    with pytest.raises(StoreUnavailable, match=r"lacks a permission.*\+wait for replicas"):
+        store.ready()
 
 
 def test_more_replicas_than_there_are(pair: tuple[RedisServer, RedisServer], opened: Open) -> None:

@@ -112,15 +112,15 @@ class Connection:
         self._used_at = monotonic()
         return reply
 
-    def is_replicated(self, give_up: float) -> bool:
-        """Wait until enough replicas have what was written here, for half of the time left; say whether they have.
+    def is_replicated(self, replicas: int, give_up: float) -> bool:
+        """Wait until so many replicas have what was written here, for half of the time left; say whether they have.
 
         What is lost meanwhile is this answer only, and the connection with it: what was written before is written.
         """
         seconds, pause, reminders, enough = max(0, give_up - monotonic()) / 2, wire.REMIND_AFTER, 0, False
         remind_at = monotonic() + seconds + pause
         try:
-            self._send(wire.replication(self.address, seconds), give_up)
+            self._send(wire.replication(replicas, seconds), give_up)
             while True:
                 try:
                     reply = self._next(min(give_up, remind_at))
@@ -130,7 +130,7 @@ class Connection:
                         raise
                     self._send(wire.REMINDER, give_up)
                     reminders, pause, remind_at = reminders + 1, pause * 2, monotonic() + pause
-            enough = wire.is_replicated(self.address, reply)
+            enough = wire.is_replicated(replicas, reply)
             for _ in range(reminders):
                 self._next(give_up)
         except (OSError, hiredis.ProtocolError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
+from functools import partial
 from operator import attrgetter
 
 from headgate.clock import Clock
@@ -43,6 +44,7 @@ class Flights:
         loop: the event loop that all this happens in.
         sentinels: are asked for each new connection where the server is; unless it is at `address`.
         traffic: counts what comes back.
+        replicas: how many must have what an answer wrote; the address tells, unless given.
     """
 
     def __init__(
@@ -52,15 +54,22 @@ class Flights:
         loop: asyncio.AbstractEventLoop,
         sentinels: Sentinels | None = None,
         traffic: Traffic | None = None,
+        *,
+        replicas: int = 0,
     ) -> None:
-        self._address, self._loop = address, loop
+        self._address, self._loop, self._replicas = address, loop, replicas or address.replicas
+        self._more = partial(Flights, address, clock, loop, sentinels, traffic)
+        self._durable: dict[int, Flights] = {}  # for more replicas: nobody else waits behind those who wait for them
         self._queue: deque[Asked] = deque()
         self._dispatching = False
         self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
         self._looks = 0  # since then
         self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
         count = address.connections or CONNECTIONS
-        self.lanes = [Lane(address, clock, loop, self._free, sentinels, traffic=traffic) for _ in range(count)]
+        self.lanes = [
+            Lane(address, clock, loop, self._free, sentinels, traffic=traffic, replicas=self._replicas)
+            for _ in range(count)
+        ]
 
     def ask(
         self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False
@@ -74,6 +83,8 @@ class Flights:
             asking: whether the server is asked for what it does not own yet; then it is asked alone.
             alone: whether not to ask together with others about the same slot.
         """
+        if question.replicas > self._replicas:
+            return self._for(question.replicas).ask(question, deadline, slot, asking=asking, alone=alone)
         answer: asyncio.Future[Answer] = self._loop.create_future()
         queue = self._queue
         if len(queue) >= LONGEST_QUEUE:
@@ -97,6 +108,13 @@ class Flights:
             self._loop.call_soon(self._dispatch)
         return answer
 
+    def _for(self, replicas: int) -> Flights:
+        """Return the flights of questions that need so many replicas."""
+        durable = self._durable.get(replicas)
+        if durable is None:
+            durable = self._durable[replicas] = self._more(replicas=replicas)
+        return durable
+
     async def ready(self) -> None:
         """Raise StoreError unless the server could decide."""
         await self.ask(readiness.probe())
@@ -104,6 +122,8 @@ class Flights:
 
     async def vet(self) -> None:
         """Raise StoreError if the server would be refused now, were it not in use already."""
+        for durable in tuple(self._durable.values()):
+            await durable.vet()
         for lane in self.lanes:
             if lane.is_open:
                 try:
@@ -116,7 +136,8 @@ class Flights:
     @property
     def is_idle(self) -> bool:
         """Does nobody wait for an answer?"""
-        return not self._queue and all(lane.is_empty for lane in self.lanes)
+        others = all(durable.is_idle for durable in self._durable.values())
+        return others and not self._queue and all(lane.is_empty for lane in self.lanes)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Hang up; whoever waits is told. Returns what is still to end."""
@@ -125,7 +146,7 @@ class Flights:
         for lane in self.lanes:
             lane.close()
         fail(waiting, StoreUnavailable(f"{self._address}: the store was closed"))
-        return connecting
+        return connecting + [task for durable in self._durable.values() for task in durable.close()]
 
     def _dispatch(self) -> None:
         """Send what waits, as far as connections are free; where none is, open one."""

@@ -66,6 +66,7 @@ class Lane(asyncio.BufferedProtocol):
         free: called when the lane is free, and when it cannot be opened.
         sentinels: are asked for each new connection where the server is; unless it is at `address`.
         traffic: counts what comes back.
+        replicas: how many must have what an answer wrote.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Lane(asyncio.BufferedProtocol):
         sentinels: Sentinels | None = None,
         *,
         traffic: Traffic | None = None,
+        replicas: int = 0,
     ) -> None:
-        self._traffic = traffic or Traffic()
+        self._traffic, self._replicas = traffic or Traffic(), replicas
         self._address, self._clock, self._loop, self._free, self._sentinels = address, clock, loop, free, sentinels
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
@@ -136,9 +138,9 @@ class Lane(asyncio.BufferedProtocol):
             commands.append(scripts.evaluation([asked.question for asked in leg.asked], now))
             self._expected.append(partial(self._landed, leg))
         self._in_the_air = len(legs)
-        if self._address.replicas:
+        if self._replicas:
             left = max(LOOK_EVERY, min([asked.deadline for asked in self._flight]) - self._loop.time())
-            commands.append(wire.replication(self._address, left / 2))
+            commands.append(wire.replication(self._replicas, left / 2))
             self._expected.append(self._replicated)
             self._reminder = self._loop.call_later(left / 2 + wire.REMIND_AFTER, self._remind, wire.REMIND_AFTER)
         self._connected().write(b"".join(commands))
@@ -154,7 +156,7 @@ class Lane(asyncio.BufferedProtocol):
             fail(leg.asked, error)
         else:
             self._answer(leg.asked, reply)
-        if not (self._in_the_air or self._address.replicas):
+        if not (self._in_the_air or self._replicas):
             self._ended()
 
     def _answer(self, asked: list[Asked], reply: object) -> None:
@@ -168,17 +170,18 @@ class Lane(asyncio.BufferedProtocol):
                 fail([each], wire.denied(self._address))
             elif scripts.has_failed(answer):
                 fail([each], OutcomeUnknown(f"{self._address}: a key of this limit has something else in it"))
-            elif self._address.replicas:
+            elif each.answer.done():
+                if (overdue := self._overdue.get(each.answer)) and overdue.told_late:
+                    overdue.told_late(each.question.plan, decided(each.question.plan, answer))
+            elif self._replicas:
                 self._unconfirmed.append((each, answer))
-            elif not each.answer.done():
+            else:
                 each.answer.set_result(answer)
-            elif (overdue := self._overdue.get(each.answer)) and overdue.told_late:
-                overdue.told_late(each.question.plan, decided(each.question.plan, answer))
 
     def _replicated(self, reply: object) -> None:
         if self._reminder:
             self._reminder.cancel()
-        if wire.is_replicated(self._address, reply):
+        if wire.is_replicated(self._replicas, reply):
             for asked, answer in self._unconfirmed:
                 if not asked.answer.done():
                     asked.answer.set_result(answer)
@@ -305,7 +308,7 @@ class Lane(asyncio.BufferedProtocol):
 
     async def vet(self) -> None:
         """Raise StoreError if the server would be refused now, were it not in use already."""
-        await self._converse(wire.vetting(self._address))
+        await self._converse(wire.vetting(self._address, self._replicas))
 
     async def _converse(self, commands: Iterable[bytes]) -> None:
         for command in commands:

@@ -42,6 +42,7 @@ class Pool:
 
     def __init__(self, address: Address, clock: Clock | None, sentinels: Sentinels | None = None) -> None:
         self._address, self._clock, self._sentinels = address, clock, sentinels
+        self._replicas = address.replicas  # the most that were asked for
         self._idle: list[Connection] = []
         self._failures, self._retry_at, self._trouble = 0, 0.0, ""
         self._begin()
@@ -90,7 +91,7 @@ class Pool:
         """Raise StoreError if the server would be refused now, were it not in use already."""
         loan = self._loan()
         try:
-            for command in wire.vetting(self._address):
+            for command in wire.vetting(self._address, self._replicas):
                 reply = loan.connection.converse([command], loan.give_up)
                 if error := wire.objection(self._address, command, reply):
                     raise error
@@ -139,9 +140,11 @@ class Pool:
             reply = connection.converse([*load, *commands, evaluation], give_up)
             if not wire.is_forgotten(reply):
                 break
-        if not self._address.replicas or isinstance(reply, Exception):
+        replicas = max(self._address.replicas, question.replicas)
+        if not replicas or isinstance(reply, Exception):
             return reply, True
-        return reply, connection.is_replicated(give_up)
+        self._replicas = max(self._replicas, replicas)
+        return reply, connection.is_replicated(replicas, give_up)
 
     def _idle_connection(self, now: float) -> Connection | None:
         while True:

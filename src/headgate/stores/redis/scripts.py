@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import accumulate
 from struct import Struct
 from time import time_ns
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown
@@ -71,6 +71,8 @@ class Question(NamedTuple):
     """The verb, its cost and the quotas, encoded for the wire."""
     dated: bool = False
     """Whether the quotas are missing in the argument, since calendars among them make it depend on the time."""
+    replicas: int = 0
+    """How many replicas must have what the answer took, by the strictest of the quotas; 0 if it takes nothing."""
 
 
 def question(verb: bytes, plan: Plan, cost: int, *, token: bytes | None = None, since: int = 0) -> Question:
@@ -90,15 +92,15 @@ def question(verb: bytes, plan: Plan, cost: int, *, token: bytes | None = None, 
     if token is None and not since:
         if len(plan) == 1:
             ((space, principal, quota),) = plan
-            argument, dated, _ = _usual.get((verb, cost, id(quota))) or _remembered(verb, plan, cost)
-            return Question(plan, [key_of(space, principal)], argument, dated)
+            argument, dated, replicas, _ = _usual.get((verb, cost, id(quota))) or _remembered(verb, plan, cost)
+            return Question(plan, [key_of(space, principal)], argument, dated, replicas)
         usual = _usual.get((verb, cost, *[id(quota) for _, _, quota in plan]))
-        argument, dated, _ = usual or _remembered(verb, plan, cost)
-        return Question(plan, [key_of(space, principal) for space, principal, _ in plan], argument, dated)
+        argument, dated, replicas, _ = usual or _remembered(verb, plan, cost)
+        return Question(plan, [key_of(space, principal) for space, principal, _ in plan], argument, dated, replicas)
     keys = [key_of(space, principal) for space, principal, _ in plan]
     if token is not None:
         keys.append(record_key(plan, token))
-    return Question(plan, keys, *_argument(verb, plan, cost, len(keys) - len(plan), since))
+    return Question(plan, keys, *_argument(verb, plan, cost, len(keys) - len(plan), since), _replicas(verb, plan))
 
 
 def key_of(space: str, principal: Principal) -> bytes:
@@ -126,18 +128,23 @@ def _tag(principal: Principal) -> str:
     return "=" + principal
 
 
-_usual: dict[tuple[object, ...], tuple[bytes, bool, list[Quota]]] = {}
+_Usual: TypeAlias = tuple[bytes, bool, int, list[Quota]]
+_usual: dict[tuple[object, ...], _Usual] = {}
 """Arguments by verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept,
 so that nothing else takes their identity."""
 
 
-def _remembered(verb: bytes, plan: Plan, cost: int) -> tuple[bytes, bool, list[Quota]]:
+def _remembered(verb: bytes, plan: Plan, cost: int) -> _Usual:
     quotas = [quota for _, _, quota in plan]
-    usual = *_argument(verb, plan, cost), quotas
+    usual = *_argument(verb, plan, cost), _replicas(verb, plan), quotas
     if len(_usual) >= _MOST_USUAL:
         _usual.clear()
     _usual[verb, cost, *map(id, quotas)] = usual
     return usual
+
+
+def _replicas(verb: bytes, plan: Plan) -> int:
+    return 0 if verb == PEEK else max([quota.replicas for _, _, quota in plan])
 
 
 def _argument(verb: bytes, plan: Plan, cost: int, records: int = 0, since: int = 0) -> tuple[bytes, bool]:
@@ -184,7 +191,7 @@ def evaluation(asked: Sequence[Question], now: int | None) -> bytes:
     """Encode one call of the script that answers all that is `asked`, at the time `now` if that is not the server's."""
     time = b"$0\r\n\r\n" if now is None else bulk(b"%d" % now)
     if len(asked) == 1 and len(asked[0].keys) == 1:
-        _, (key,), argument, dated = asked[0]
+        _, (key,), argument, dated, _ = asked[0]
         if dated:
             argument = _argument_at(asked[0], now)
         return b"%b$%d\r\n%b\r\n%b%b" % (_ONE_KEY, len(key), key, time, argument)

@@ -81,15 +81,15 @@ def greeting(address: Address) -> list[bytes]:
     return [*introduction(address), *selection, INFO, LOAD]
 
 
-def vetting(address: Address) -> list[bytes]:
+def vetting(address: Address, replicas: int) -> list[bytes]:
     """Return what a server in use is asked to find out whether it still serves, besides running the script."""
     asking = [ASKING] if address.role is Role.NODE else []
-    return [INFO, *asking, *([_WAIT_FOR_NONE] if address.replicas else [])]
+    return [INFO, *asking, *([_WAIT_FOR_NONE] if replicas else [])]
 
 
-def replication(address: Address, seconds: float) -> bytes:
-    """Encode the wait for the replicas that must have what was written on this connection."""
-    return command(b"WAIT", b"%d" % address.replicas, b"%d" % max(1, int(seconds * 1000)))
+def replication(replicas: int, seconds: float) -> bytes:
+    """Encode the wait for so many replicas to have what was written on this connection."""
+    return command(b"WAIT", b"%d" % replicas, b"%d" % max(1, int(seconds * 1000)))
 
 
 def objection(address: Address, asked: bytes, reply: object) -> StoreError | None:
@@ -139,9 +139,9 @@ def is_forgotten(reply: object) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
 
 
-def is_replicated(address: Address, reply: object) -> bool:
+def is_replicated(replicas: int, reply: object) -> bool:
     """Does `reply`, to `replication`, say that enough replicas have what was written?"""
-    return isinstance(reply, int) and reply >= address.replicas
+    return isinstance(reply, int) and reply >= replicas
 
 
 def _place(text: str) -> tuple[str, int]:
