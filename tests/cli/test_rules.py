@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from headgate import CachedStore, MemoryStore
 from headgate.cli.__main__ import main
 from headgate.core.errors import InvalidRule
 from headgate.policy.schema import schema
@@ -23,7 +25,8 @@ DESIGN, SEED = str(FILES / "good" / "design.yaml"), str(FILES / "good" / "seed.y
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
 def test_a_good_file_is_valid(path: Path, capsys: Printed) -> None:
     assert main(["rules", "validate", str(path)]) == 0
-    assert capsys.readouterr().out.endswith("nothing wrong\n")
+    told = capsys.readouterr()
+    assert told.out.endswith("and it can be used\n" if told.err else "nothing wrong\n")
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
@@ -55,8 +58,31 @@ def test_warnings_do_not_make_a_file_invalid(capsys: Printed) -> None:
     assert main(["rules", "validate", SEED]) == 0
     told = capsys.readouterr()
     assert told.err.count("warning") == 5
+    assert told.out == f"{SEED}: 4 rules, 5 warnings, and it can be used\n"
     assert main(["rules", "validate", "--json", SEED]) == 0
-    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 5
+    written = json.loads(capsys.readouterr().out)
+    assert (written["valid"], len(written["warnings"])) == (True, 5)
+
+
+def test_unless_they_are_asked_to(capsys: Printed) -> None:
+    assert main(["rules", "validate", "--strict", SEED, DESIGN]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{SEED}: 4 rules, 5 warnings, which --strict does not accept"
+    assert main(["rules", "validate", "--strict", "--json", SEED]) == 1
+    written = json.loads(capsys.readouterr().out)
+    assert (written["valid"], len(written["warnings"])) == (False, 5)
+    assert main(["rules", "validate", "--strict", str(FILES / "good" / "other_spellings.yaml")]) == 0
+
+
+def test_what_is_said_about_caches_is_so(capsys: Printed) -> None:
+    """The service has none, and the library's is a store around a store."""
+    main(["rules", "validate", SEED])
+    told = capsys.readouterr().err
+    assert "by itself" not in told.replace("probes by itself", "")
+    assert "The service asks the store every time" in told
+    advised = re.search(r"in Python, CachedStore\(store, peeks=([0-9.]+)\)", told)
+    assert advised is not None
+    CachedStore(MemoryStore(), peeks=float(advised[1])).close()
 
 
 def test_a_file_that_does_not_exist_is_wrong_usage(capsys: Printed) -> None:
@@ -130,7 +156,7 @@ def test_many_files_are_summed_up(folder: Path, capsys: Printed) -> None:
 def test_files_of_both_kinds_and_all_their_problems(folder: Path, capsys: Printed) -> None:
     assert main(["rules", "validate", DESIGN, str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{DESIGN}: 1 rule, nothing wrong"
+    assert lines[0] == f"{DESIGN}: 1 rule, 2 warnings, and it can be used"
     assert len(lines) == 2
     (folder / "one.yaml").write_text("domain: edge\ndescriptors: 5\n")
     bad = str(FILES / "bad" / "list.yaml")

@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
         summary="say what is wrong with files of rules, and where",
         more="A folder stands for its files *.yaml and *.yml. Each file of rules is validated on its own; those of\n"
         "envoyproxy/ratelimit (domain and descriptors) together, as one configuration.\n\n"
-        + _CODES.format("the rules can be used", "they cannot"),
+        + _CODES.format("the rules can be used", "they cannot, or with --strict have warnings"),
         examples="headgate rules validate rules.yaml\nheadgate rules validate - < rules.yaml\n"
         "headgate rules validate rules.yaml --json | jq '.problems[].message'\n"
         "headgate rules validate ratelimit/config",
@@ -59,6 +59,7 @@ def add(commands: Commands) -> None:
     )
     _file(diff, "old", "OLD")
     _file(diff, "new", "NEW")
+    validate.add_argument("--strict", action="store_true", help="warnings are problems: exit with 1 if there are any")
     for command in (validate, listing, diff):
         command.add_argument("--json", action="store_true", help="write JSON, for programs")
     add_command(
@@ -83,14 +84,22 @@ def _file(
 
 
 def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    found, warnings = validated(arguments.files, merge_domains=arguments.merge_domains)
+    found = validated(arguments.files, merge_domains=arguments.merge_domains)
+    warnings = [odd for _, each in found for odd in each]
+    code = NO if warnings and arguments.strict else OK
     if arguments.json:
-        _say_json(terminal, {"valid": True, "problems": [], "warnings": [to_data(odd) for odd in warnings]})
-        return OK
+        told = {"valid": code == OK, "problems": [], "warnings": [to_data(odd) for odd in warnings]}
+        _say_json(terminal, told)
+        return code
     tell(warnings, terminal, warning=True)
-    for line in found:
-        terminal.say(terminal.styled(f"{safe(line)}, nothing wrong", "green"))
-    return OK
+    for line, odd in found:
+        if odd:
+            count = f"{len(odd)} warning{'s' * (len(odd) != 1)}"
+            verdict = "which --strict does not accept" if arguments.strict else "and it can be used"
+            terminal.say(terminal.styled(f"{safe(line)}, {count}, {verdict}", "red" if arguments.strict else "yellow"))
+        else:
+            terminal.say(terminal.styled(f"{safe(line)}, nothing wrong", "green"))
+    return code
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headgate.cli.rule_files import checked_text, expanded, is_for_envoy, shown, text
 from headgate.policy import envoy
 from headgate.policy.loading import InvalidRules, Problem
 
-Found = tuple[list[str], list[Problem]]
-"""What there is, a line for each that stands alone, and what is odd about it."""
+Found = list[tuple[str, Sequence[Problem]]]
+"""What there is, a line for each that stands alone, and what is odd about each."""
 _LISTED = 3
 
 
 def validated(files: Iterable[str], *, merge_domains: bool) -> Found:
     """Return what is in the files. Raises InvalidRules, with the problems of all of them."""
-    found: list[str] = []
+    found: Found = []
     problems: list[Problem] = []
-    warnings: list[Problem] = []
     for_envoy: dict[str, str] = {}
     for file in expanded(files):
         name = shown(file)
@@ -31,18 +30,16 @@ def validated(files: Iterable[str], *, merge_domains: bool) -> Found:
             problems += error.problems
             continue
         count = len(loaded.ruleset.rules)
-        found.append(f"{name}: {count} rule{'s' * (count != 1)}")
-        warnings += loaded.warnings
+        found.append((f"{name}: {count} rule{'s' * (count != 1)}", loaded.warnings))
     if for_envoy:
         try:
             policy = envoy.load(for_envoy, merge_domains=merge_domains)
-            found.append(f"{_names(for_envoy)}: descriptors of {', '.join(policy.domains)}")
-            warnings += policy.warnings
+            found.append((f"{_names(for_envoy)}: descriptors of {', '.join(policy.domains)}", policy.warnings))
         except InvalidRules as error:
             problems += error.problems
     if problems:
         raise InvalidRules(problems)
-    return found, warnings
+    return found
 
 
 def _names(files: Iterable[str]) -> str:

@@ -43,10 +43,11 @@ _INTERVAL_MS = 10
 _EVERY_ENDPOINT = {"global", "default", "*", "**"}
 _SEPARATE = str.maketrans("-.:/", "____")
 _SCOPES = ("user", "ip", "api_key", "global")
+_CACHE = "The service asks the store every time; in Python, CachedStore(store, peeks=0.05) answers peeks from a cache"
 _ELSEWHERE = {
     "redis": "Give the server --store redis://{host}:{port}/{db}",
-    "enable_read_cache": "Headgate caches refusals by itself",
-    "read_cache_ttl_ms": "Headgate caches refusals by itself",
+    "enable_read_cache": _CACHE,
+    "read_cache_ttl_ms": _CACHE,
     "health_check": "Headgate's circuit breaker opens after 5 failures and probes by itself",
 }
 _LIMIT = Shape(

@@ -202,10 +202,6 @@ _RULE_FIELDS = {
         "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
         "[user, endpoint] counts each user on each path. By default user.",
     ),
-    "key_pattern": Field(
-        Text("text in which * stands for any characters", most=512),
-        "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
-    ),
     "endpoint": Field(
         Text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
         "The paths it is for: literal, * for one segment, ** for the rest; all unless given.",
@@ -216,6 +212,10 @@ _RULE_FIELDS = {
             "a list such as [GET, POST]",
         ),
         "The HTTP methods it is for; all unless given.",
+    ),
+    "key_pattern": Field(
+        Text("text in which * stands for any characters", most=512),
+        "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
     ),
     "tier": Field(_TIER, "Only for principals of this tier."),
     "when": Field(
