@@ -153,6 +153,33 @@ def test_a_calendar_gives_back_within_the_period_that_was_charged() -> None:
     assert key.refund(1, start - 3 * DAY, start - 3 * DAY) == 4  # so far that it was pulled there
 
 
+def test_a_bucket_in_steps_gives_back_what_did_not_begin_the_steps() -> None:
+    key = Key(Quota(5, SECOND, refill_every_us=SECOND // 4))
+    key.check(1, START)
+    key.check(2, START + 100_000)
+    assert key.refund(2, START + 200_000, START + 100_000) == 4
+    key.check(2, START + 200_000)
+    assert key.refund(2, START + 250_000, START + 200_000) == 3  # a step came in between
+    assert key.refund(1, START + 250_000, START) == 3
+
+
+def test_an_allowance_without_refill_is_given_back_while_it_is_remembered() -> None:
+    key = Key(Quota.one_off(5, keep_us=SECOND))
+    key.check(2, START)
+    key.check(2, START + SECOND - 1)
+    assert key.refund(2, START + SECOND - 1, START) == 3
+    assert key.refund(2, START + SECOND, START) == 3
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.TOKEN_BUCKET, Algorithm.GCRA])
+def test_more_is_given_back_than_a_lowered_capacity_has(algorithm: Algorithm) -> None:
+    plan, lowered = (plan_of(Quota(limit, SECOND, algorithm=algorithm, burst=2)) for limit in (10, 3))
+    states, _ = check(plan, [None], 12, START)
+    states, decision = refund(lowered, states, 100_000, START)
+    assert (decision.remaining, decision.reset_after_us) == (5, 0)
+    assert states != [None]
+
+
 def test_every_limit_of_a_plan_gets_its_part() -> None:
     plan = plan_of(Quota(5, SECOND), Quota(5, 10 * SECOND), Quota(5, SECOND, algorithm=Algorithm.FIXED_WINDOW))
     states, _ = check(plan, [None] * 3, 4, START)

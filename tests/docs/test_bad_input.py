@@ -67,10 +67,7 @@ ERRORS: dict[str, tuple[type[HeadgateError], list[Callable[[], object]]]] = {
         quotas("10/s fixed_window burst 5", "1/s sliding_window_log burst 5"),
     ),
     "a queue that is no leaky bucket": (InvalidQuota, quotas("10/s queue", "10/s gcra queue")),
-    "numbers that cannot be computed": (
-        InvalidQuota,
-        quotas("999999937/365d"),
-    ),
+    "a capacity that takes more than 71 years": (InvalidQuota, quotas("1/day burst 100000", "1/60d gcra capacity 500")),
     "two quotas of the same": (InvalidQuota, quotas("10/s; 20/s", ["10/s gcra", "20/s gcra"])),
     "no quota": (InvalidQuota, quotas([])),
     "a key that is not text": (InvalidKey, keys(None, 42, b"ada", ["ada"], "", "x" * 65_537)),

@@ -31,7 +31,7 @@ def transition(quota: Quota) -> Transition:
     fine = fineness(limit, window, capacity)
     counting = gain, per, unit = rate(limit, window, fine)
     exact, plain = per == 1, gain == per == 1
-    full = capacity * unit
+    full, round_up = capacity * unit, gain - 1
     far = _longest(counting, capacity, window)
     low, high = 2 * fine, 2 * fine + 1
     (calm, warn), judged = thresholds(quota), judge(quota)
@@ -81,7 +81,11 @@ def transition(quota: Quota) -> Transition:
         remaining = 0 if cost == 1 else max(0, (full - debt) // unit)
         if plain:
             return state, Decision(False, capacity, remaining, -room, debt, throttled, quota)
-        return state, Decision(False, capacity, remaining, counting.wait(-room), counting.wait(debt), throttled, quota)
+        if exact:
+            retry, reset = (round_up - room) // gain, (debt + round_up) // gain
+        else:
+            retry, reset = counting.wait(-room), counting.wait(debt)
+        return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
 
     def changed(state: Kept, cost: int, now: int, since: int | None) -> tuple[State, Decision]:
         """The transition of a state that owes something, and was written under another limit."""

@@ -103,7 +103,10 @@ def _steady(quota: Quota) -> Transition:
         remaining = 0 if cost == 1 else max(0, (full - used) // unit)
         if plain:
             return state, Decision(False, capacity, remaining, -room, used, throttled, quota)
-        retry, reset = counting.wait(-room), counting.wait(used)
+        if exact:
+            retry, reset = (round_up - room) // gain, (used + round_up) // gain
+        else:
+            retry, reset = counting.wait(-room), counting.wait(used)
         return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
 
     changed = _changed(quota, step, counting, low)
