@@ -14,7 +14,7 @@ OPTIONS ?=
 PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client \
   wrk:wrk openssl:openssl
 PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; \
-  for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $${each\#*:}; done)
+  for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $$each | cut -d: -f2; done)
 # A fresh Debian has Python without what makes environments.
 VENV_PACKAGE = $(shell [ -e $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
   echo $(notdir $(PYTHON))-venv)

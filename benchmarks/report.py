@@ -1,7 +1,8 @@
-"""Renders docs/benchmarks.md: what and why, verdicts, method, environment, then the numbers."""
+"""Renders docs/benchmarks.md: all of it in short, then what and why, verdicts, method, and the numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,7 +18,7 @@ from benchmarks.rules.running import RulesResults
 from benchmarks.scenarios import Kind
 from benchmarks.service import report as by_service
 from benchmarks.service.running import ServiceResults
-from benchmarks.tables import percent, table, times
+from benchmarks.tables import between, percent, table, times
 from benchmarks.timing import Figure
 from benchmarks.trace import PATTERNS
 from benchmarks.verdicts import LEAST_TIMES_FASTER, MOST_TIMES_FLOOR, Row, verdict
@@ -48,7 +49,8 @@ class Results:
 
 def render(results: Results) -> str:
     """Return the report as Markdown."""
-    parts = ["# Benchmarks\n", method.REPORT, "## Environment\n", table(("", ""), results.environment.items())]
+    parts = ["# Benchmarks\n", method.REPORT, in_short(results)]
+    parts += ["## Environment\n", table(("", ""), results.environment.items())]
     if results.memory:
         parts.append(_in_memory(results.memory))
     if results.redis:
@@ -58,6 +60,23 @@ def render(results: Results) -> str:
     if results.service:
         parts.append(by_service.render(results.service))
     return "\n".join(parts)
+
+
+def in_short(results: Results) -> str:
+    """Return the whole in ten lines: figures, what they are compared with, and how many aims were reached."""
+    lines: list[tuple[str, str, str]] = []
+    if results.memory:
+        lines += _memory_in_short(results.memory.rows)
+    if results.redis:
+        lines += on_redis.in_short(results.redis.rows)
+    if results.rules:
+        lines += by_rules.in_short(results.rules.rows)
+    if results.service:
+        lines += by_service.in_short(results.service.costs)
+    verdicts = summary(results)
+    passed, failed = verdicts.count("PASS"), verdicts.count("**FAIL**")
+    reached = f"{passed} of {passed + failed} verdicts below are PASS; worst and best row of each line:\n"
+    return "\n".join((reached, table(("what", "Headgate", "compared"), lines)))
 
 
 def summary(results: Results) -> str:
@@ -72,6 +91,15 @@ def summary(results: Results) -> str:
     if results.service:
         parts.append(by_service.summary(results.service.costs))
     return "\n".join(parts)
+
+
+def _memory_in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
+    for limits, group in groupby(rows, lambda row: len(row.scenario.limits)):
+        few = list(group)
+        name = {1: "one limit", 3: "three limits"}.get(limits, f"{limits} limits")
+        ratios = [row.times_faster for row in few if row.times_faster is not None]
+        faster = between(ratios, 1, "times as fast as the fastest peer")
+        yield f"decision in memory, {name}", between([row.ours.best for row in few], 0, "ns"), faster
 
 
 def _in_memory(results: MemoryResults) -> str:

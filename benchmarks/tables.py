@@ -20,3 +20,10 @@ def times(ratio: float | None) -> str:
 def percent(part: float, whole: float, digits: int = 3) -> str:
     """Return a share in percent; "-" of nothing."""
     return f"{100 * part / whole:.{digits}f} %" if whole else "-"
+
+
+def between(values: Iterable[float], digits: int, unit: str) -> str:
+    """Return the lowest and the highest value, in a unit."""
+    found = list(values)
+    low, high = (f"{value:,.{digits}f}" for value in (min(found), max(found)))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

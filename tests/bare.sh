@@ -23,7 +23,7 @@ suite=${SUITE:-$VERSION_CODENAME}
 work=$(mktemp -d /var/tmp/headgate-bare-XXXXXX)
 root=$work/root logs=$work/logs
 mkdir "$root" "$logs"
-trap 'umount -lR "$root/proc" "$root/dev" || true; rm -rf --one-file-system "$root"; echo "logs: $logs"' EXIT
+trap 'umount -lR "$root/proc" "$root/dev" || true; rm -rf --one-file-system "$root" || true; echo "logs: $logs"' EXIT
 failures=0
 
 # step NAME COMMAND...: runs it, and says how long it took and what it said last.
@@ -73,8 +73,7 @@ fresh_system() {
     mkdir "$each/headgate"
     git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - | tar -x -C "$each/headgate"
   done
-  chroot "$root" chown -R ann: /home/ann
-  as root 'python3 --version'
+  chroot "$root" chown -R ann: /home/ann && as root 'python3 --version'
 }
 
 # What an ordinary user is told first, on one line, is what root has to run.
@@ -84,16 +83,16 @@ asks_for_packages() {
   echo "$said"
   said=$(head -n 1 <<<"$said")
   [[ $said == *"as root: "* ]] || return 1
-  as root "export DEBIAN_FRONTEND=noninteractive; yes | { ${said#*as root: }; }"
+  as root "export DEBIAN_FRONTEND=noninteractive; yes | { ${said#*as root: }; }" || return
   echo "${said#*as root: }"
 }
 
 # It serves, and the command line that it suggests is answered.
 runs() {
-  local user=$1 log=$work/said pid try code=0
+  local user=$1 log=$work/said-$1 pid try code=0
   as "$user" "exec make run OPTIONS='--http-port 0 --grpc-port 0'" >"$log" 2>&1 &
   pid=$!
-  until try=$(grep -o '[^ ]*headgate check .*' "$log"); do
+  until [ -e "$log" ] && try=$(grep -o '[^ ]*headgate check .*' "$log"); do
     kill -0 "$pid" 2>/dev/null || { cat "$log"; return 1; }
     sleep 0.2
   done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from benchmarks.on_redis import method
 from benchmarks.on_redis.cases import Way
@@ -15,7 +15,7 @@ from benchmarks.on_redis.figures import (
 )
 from benchmarks.on_redis.footprint import Footprint
 from benchmarks.on_redis.running import RedisResults
-from benchmarks.tables import table, times
+from benchmarks.tables import between, table, times
 from benchmarks.verdicts import verdict
 
 Question = tuple[str, Callable[[Row], float | None], Callable[[Row], bool | None], str]
@@ -74,6 +74,18 @@ def render(results: RedisResults) -> str:
         _memory(results.footprints),
     ]
     return "\n".join(parts)
+
+
+def in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
+    """Return what it comes to: what, how much, and compared with what."""
+    together, alone, _, cluster = _groups(rows).values()
+    blocking = [row for row in alone if row.case.way is Way.BLOCKING]
+    peers = between([row.times_peer for row in together if row.times_peer], 1, "times as many as the best peer")
+    yield "decisions on Redis, 64 callers", between([row.ours.per_second for row in together], 0, "a second"), peers
+    waited = between([row.ours.time.median / 1000 for row in blocking], 0, "us")
+    yield "decision on Redis, one caller", waited, between([row.latency for row in blocking], 2, "times an `INCR`")
+    rates = between([row.ours.per_second for row in cluster], 0, "a second")
+    yield "decisions on a cluster", rates, between([row.times_floor for row in cluster], 1, "times as many as `INCR`s")
 
 
 def summary(rows: list[Row]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.rules import method
 from benchmarks.rules.figures import MOST_GROWTH, MOST_US, Building, Decided, Row
 from benchmarks.rules.running import RulesResults
-from benchmarks.tables import table, times
+from benchmarks.tables import between, table, times
 from benchmarks.timing import Figure
 from benchmarks.verdicts import verdict
 
@@ -35,6 +35,14 @@ def render(results: RulesResults) -> str:
         _building(results.building),
     ]
     return "\n".join(parts)
+
+
+def in_short(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
+    """Return what it comes to: what, how much, and compared with what."""
+    few = _groups(rows)["rules"]
+    slowest = between([row.times[row.most].best / 1000 for row in few], 1, "us")
+    growth = between([row.growth for row in few], 2, f"times the time among {few[0].fewest:,}")
+    yield f"finding the rules of a request among {few[0].most:,}", slowest, growth
 
 
 def summary(rows: Sequence[Row]) -> str:

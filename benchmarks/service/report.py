@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from benchmarks.service import method
-from benchmarks.service.figures import Cost, Costs
+from benchmarks.service.figures import MOST_P99_MS, Cost, Costs
 from benchmarks.service.running import ServiceResults
 from benchmarks.service.sizing import TARGET, fleet
-from benchmarks.tables import percent, table, times
+from benchmarks.tables import between, percent, table, times
 from benchmarks.verdicts import verdict
 
 
@@ -34,6 +36,17 @@ def render(results: ServiceResults) -> str:
         _sizing(costs),
     ]
     return "\n".join(parts)
+
+
+def in_short(costs: Costs) -> Iterator[tuple[str, str, str]]:
+    """Return what it comes to: what, how much, and compared with what."""
+    nginx = f"{times(costs.http.cpu.over(costs.floor.cpu))} times nginx with a constant"
+    grpcio = f"{costs.grpcio.cpu.over(costs.rls.cpu):.1f} times less than grpcio"
+    shared = f"{times(costs.rls.time.over(costs.rls_redis.time))} of the rate on memory"
+    for cost, compared in ((costs.http, nginx), (costs.rls, grpcio), (costs.rls_redis, shared)):
+        yield cost.what, f"{cost.cpu_us:.1f} us of a core, {cost.per_second:,.0f} a second", compared
+    late = [cost.latency.p99 for cost in costs.ours if cost.latency is not None]
+    yield "99 of 100 answers, at half of the highest rate", between(late, 1, "ms at most"), f"aim: {MOST_P99_MS:g} ms"
 
 
 def summary(costs: Costs) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from functools import cache
 
 import pytest
@@ -41,6 +42,18 @@ def test_the_report_has_all_algorithms_peers_and_verdicts(report: str) -> None:
     assert "within 7x" in report
     assert "5x faster" in report
     assert "PASS" in report or "FAIL" in report
+
+
+def test_the_report_opens_with_ten_lines_of_its_own_figures(report: str) -> None:
+    opening = report[: report.index("## Environment")]
+    lines = [line for line in opening.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) == 10
+    in_memory, _, _, service = [getattr(measured(part), part) for part in PARTS]
+    fastest = min(row.ours.best for row in in_memory.rows if len(row.scenario.limits) == 1)
+    assert f"| decision in memory, one limit | {fastest:,.0f} to " in opening
+    assert f"{service.costs.http.per_second:,.0f} a second" in opening
+    reached, judged = re.findall(r"(\d+) of (\d+) verdicts below are PASS", opening)[0]
+    assert 0 <= int(reached) <= int(judged)
 
 
 def test_the_report_goes_from_verdicts_over_method_to_numbers(report: str) -> None:

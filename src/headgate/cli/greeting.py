@@ -40,8 +40,9 @@ def tell(settings: Settings, ports: Mapping[str, int], rules: int, store: str, t
     for name, text in lines.items():
         terminal.say(f"  {name:<6} {safe(text)}")
     terminal.say("try it:")
-    for line in (asking(settings, ports["http"]), trial(settings, ports["http"])):
-        terminal.say(f"  {safe(line)}")
+    if _has_rules(settings):
+        terminal.say(f"  {safe(asking(settings, ports['http']))}")
+    terminal.say(f"  {safe(trial(settings, ports['http']))}")
     terminal.out.flush()
 
 
@@ -61,17 +62,18 @@ def asking(settings: Settings, port: int) -> str:
 
 
 def trial(settings: Settings, port: int) -> str:
-    """Return a command line of curl that asks the service."""
+    """Return a command line of curl that asks the service; without rules, for the limits that it has for Envoy."""
     words = ["curl", "-sw", r"\n"]
     if settings.tls_cert:
         words.append("-k")  # whom the certificate is for, and who signed it, is not known here
     if settings.client_ca:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
-    words.append(f"{_url(settings, port)}/api/v1/rate-limit/check")
+    path = "/api/v1/rate-limit/check" if _has_rules(settings) else "/rlconfig"
+    words.append(f"{_url(settings, port)}{path}")
     line = " ".join(map(shlex.quote, words))
     if settings.caller_keys:
         line += ' -H "Authorization: Bearer $KEY"'
-    return f"{line} -d {shlex.quote(_QUESTION)}"
+    return f"{line} -d {shlex.quote(_QUESTION)}" if _has_rules(settings) else line
 
 
 def _url(settings: Settings, port: int) -> str:
@@ -87,8 +89,15 @@ def _ourselves() -> list[str]:
     return [name if shutil.which(name) == called else called]
 
 
+def _has_rules(settings: Settings) -> bool:
+    """Whether there are any, be it the example."""
+    return bool(settings.rules) or not settings.envoy_config
+
+
 def _origin(settings: Settings) -> str:
-    return f"from {settings.rules}" if settings.rules else "an example; --rules FILE for your own"
+    if settings.rules:
+        return f"from {settings.rules}"
+    return "an example; --rules FILE for your own" if _has_rules(settings) else "as only Envoy is answered"
 
 
 def _shared_by(settings: Settings) -> str:

@@ -104,6 +104,18 @@ class FolderSource(_Watched[T]):
         return [_mark(path) for path in yaml_files(self._path)]
 
 
+class NoRules:
+    """No rules, now and always: for a service that answers Envoy alone."""
+
+    name = "no rules"
+
+    def read(self) -> Ruleset:
+        return Ruleset()
+
+    def changed(self) -> Ruleset | None:
+        return None
+
+
 def yaml_files(folder: Path) -> list[Path]:
     """Return the YAML files of a folder, in the order of their names, hidden ones left out; none if it is gone."""
     try:

@@ -19,14 +19,13 @@ from headgate.observe.recorder import Recorder
 from headgate.observe.slots import Slots
 from headgate.observe.tracing import Tracing
 from headgate.policy.live import Live, LivePolicy
-from headgate.policy.source import rules_file
 from headgate.server import surface
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
 from headgate.server.identity.live import LiveIdentifier
 from headgate.server.open_files import room_for
 from headgate.server.ports import deafen, stand_aside
-from headgate.server.preflight import callers_of, descriptors_of, identifier_of, rules_path, tls_of
+from headgate.server.preflight import callers_of, descriptors_of, identifier_of, rules_of, tls_of
 from headgate.server.readiness import Readiness
 from headgate.server.rls import Options, RateLimitService
 from headgate.server.settings import Settings
@@ -60,7 +59,7 @@ class Node:
         self._tls = tls_of(settings)
         self._identifier = LiveIdentifier(lambda: identifier_of(settings))
         self._tracing = Tracing() if settings.tracing else None
-        self._policy = LivePolicy(rules_file(rules_path(settings)), enforcing=settings.enforcement)
+        self._policy = LivePolicy(rules_of(settings), enforcing=settings.enforcement)
         self._descriptors = descriptors_of(settings)
         self._engine = AsyncEngine(
             self._policy,

@@ -8,7 +8,8 @@ from pathlib import Path
 from headgate.core.errors import StoreError, UsageError
 from headgate.observe.tracing import Tracing
 from headgate.policy.envoy.live import LiveDescriptors
-from headgate.policy.loading import load_file
+from headgate.policy.model import Ruleset
+from headgate.policy.source import NoRules, RuleSource, rules_file
 from headgate.server.api.forward_auth import LOOPBACK
 from headgate.server.callers import HEADERS, CallerKeys
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity
@@ -23,9 +24,11 @@ EXAMPLE = Path(__file__).with_name("example-rules.yaml")
 """Rules for those who have none yet."""
 
 
-def rules_path(settings: Settings) -> Path:
-    """Return where the rules are."""
-    return Path(settings.rules) if settings.rules else EXAMPLE
+def rules_of(settings: Settings) -> RuleSource[Ruleset]:
+    """Return the rules: the example only where there is nothing else to decide by."""
+    if settings.rules:
+        return rules_file(settings.rules)
+    return NoRules() if settings.envoy_config else rules_file(EXAMPLE)
 
 
 def tls_of(settings: Settings) -> Tls | None:
@@ -69,7 +72,7 @@ def descriptors_of(settings: Settings) -> LiveDescriptors | None:
 
 def examined(settings: Settings) -> int:
     """Read all files, and return the number of rules. Raises UsageError, which says what is wrong with one of them."""
-    rules = len(load_file(rules_path(settings)).rules)
+    rules = len(rules_of(settings).read().rules)
     descriptors_of(settings)
     tls_of(settings)
     callers_of(settings)

@@ -37,7 +37,7 @@ class Settings:
     """Of one service, whatever it was told by. Raises InvalidSetting."""
 
     rules: str = ""
-    """A file, which is watched; empty for the example rules that come with the package."""
+    """A file, which is watched; empty for the example that comes with the package, or with `envoy_config` for none."""
     enforcement: bool = True
     """Whether limits refuse; if not, every rule is a shadow. SIGUSR1 turns it off, SIGUSR2 on."""
     envoy_config: str = ""

@@ -44,6 +44,18 @@ def test_it_says_where_it_listens_and_what_it_has_and_what_it_suggests_works_ver
         assert "Traceback" not in found.complained
 
 
+def test_who_answers_envoy_alone_gets_no_example_rules(tmp_path: Path) -> None:
+    (tmp_path / "edge.yaml").write_text(
+        "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]\n"
+    )
+    with service("--envoy-config", str(tmp_path)) as found:
+        found.started()
+        assert "rules  0, as only Envoy is answered" in found.said
+        assert " check " not in found.said
+        assert "edge.user" in subprocess.run(found.trial, capture_output=True, check=True, text=True).stdout
+        assert found.check("u1")["matched"] is False
+
+
 def test_the_request_of_the_readme_is_answered_as_it_says() -> None:
     readme = (ROOT / "README.md").read_text()
     command, answer = re.findall(
