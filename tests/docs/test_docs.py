@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import headgate
+from headgate.server.settings import API_SECONDS, RLS_SECONDS
+from headgate.stores.breaker import THRESHOLD
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -58,6 +61,16 @@ def test_quoted_commands_are_targets_of_the_makefile(page: Path) -> None:
     quoted = set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE))
     assert quoted <= targets
     assert page.name != "README.md" or {"run", "test"} <= quoted
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks_and_the_code() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    rates = dict(
+        re.findall(r"^\| (HTTP check|RLS), memory \| .*, ([\d,]+) a second", BENCHMARKS.read_text(), re.MULTILINE)
+    )
+    assert f"{rates['HTTP check']} checks a second over HTTP and {rates['RLS']} of Envoy's" in readme
+    assert f"for {1000 * API_SECONDS:g} ms at most, Envoy's for {1000 * RLS_SECONDS:g} ms" in readme
+    assert f"after {THRESHOLD} failures in a row" in readme
 
 
 @pytest.mark.parametrize("module", modules())

@@ -45,7 +45,9 @@ class Option(NamedTuple):
 
 GROUPS: Mapping[str, tuple[Option, ...]] = {
     "rules and state": (
-        Option("rules", "FILE", "the rules, watched for changes; default: a small example, or none with --envoy-config"),
+        Option(
+            "rules", "FILE", "the rules, watched for changes; default: a small example, or none with --envoy-config"
+        ),
         Option(
             "store",
             "ADDRESS",
