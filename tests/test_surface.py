@@ -194,11 +194,11 @@ def test_every_public_name_has_help_a_signature_and_types_that_can_be_resolved(n
 
 
 def test_the_help_of_the_package_shows_its_main_methods() -> None:
-    shown = pydoc.plain(pydoc.render_doc(headgate))
+    shown = pydoc.plain(pydoc.render_doc(headgate)).replace("'", "")  # Python 3.14 quotes no annotations
     for line in (
-        "check(self, key: 'str', cost: 'int' = 1) -> 'Decision'",
-        "check(self, key: 'str', cost: 'int' = 1) -> 'Awaitable[Decision]'",
-        "check(self, request: 'Request') -> 'Ruling'",
+        "check(self, key: str, cost: int = 1) -> Decision",
+        "check(self, key: str, cost: int = 1) -> Awaitable[Decision]",
+        "check(self, request: Request) -> Ruling",
     ):
         assert line in shown
     assert [*inspect.signature(headgate.Decision).parameters][:3] == ["allowed", "limit", "remaining"]
