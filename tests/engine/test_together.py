@@ -203,6 +203,14 @@ def test_a_limit_that_comes_with_a_request_stands_for_the_rules_but_not_for_the_
     assert left(engine, user()) == [3]
 
 
+def test_a_limit_that_comes_with_a_request_refuses_nothing_where_nothing_is_enforced() -> None:
+    quota = Quota(1, 3_600_000_000)
+    part = Part(Request({"user": "ada"}), instead=Limits((Limit(space("own", quota), "ada", quota),), ("own",)))
+    with Engine(Policy(load(RULES), enforcing=False)) as engine:
+        rulings = [engine.check_together([part])[0] for _ in range(2)]
+    assert [(ruling.allowed, ruling.shadow[0].decision.allowed) for ruling in rulings] == [(True, True), (True, False)]
+
+
 def test_what_makes_no_sense_is_an_error_before_anything_is_taken(engine: Any) -> None:
     with pytest.raises(InvalidRequest):
         engine.check_together([user(), Part(Request(endpoint="/a/../b"))])
