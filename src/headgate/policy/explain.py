@@ -114,7 +114,7 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
         if name not in facts:
             yield f"no value for dimension {name}"
     if prepared.only is not None and prepared.only.find(facts, address_given(request)) is None:
-        yield f"{rule.dimension} {shown(facts[rule.dimension])} is not {shown(rule.key_pattern)}"
+        yield f"{rule.dimension} {shown(facts.get(rule.dimension, ''))} is not {shown(rule.key_pattern)}"
 
 
 def _applying(applied: Applied, tier: str, reason: str) -> Considered:

@@ -90,6 +90,5 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     """The client's whole address, where principal["ip"] is the network it is counted by (2001:db8:1:2::/64): what
     allow and deny lists look at. Empty: they look at principal["ip"] as it was given."""
     rule_id: str = ""
-    """One rule that is asked, whatever endpoint, methods, tier and attributes it is for; empty: all that apply. The
-    principal, or the endpoint, has what that rule counts by, and nobody who is not counted by it but the user whose
-    tier and overrides are meant."""
+    """One rule that is asked, whatever endpoint, methods, tier, attributes and keys it is for; empty: all that apply.
+    The request has what that rule counts by: principals that it does not count by at all are an error."""
