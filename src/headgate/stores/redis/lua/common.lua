@@ -13,50 +13,60 @@
 -- Calls cost more than arithmetic here: floor(a / b) is written (a - a % b) / b, and ceil(a / b) as (a + -a % b) / b.
 -- And each call of the script pays for every local that a function refers to: constants are literals, 2^51 among them.
 
--- floor(value * by / over) and the rest: see core/numbers.scaled. Where the product leaves 53 bits, value is below 2^53,
--- by and over are at most 2^49, and it is multiplied and divided digit by digit. A result above 2^52 is only a bound.
-local function scaled(value, by, over)
-  local product = value * by
-  if product <= 2^53 or over == 1 then
-    local rest = product % over
-    return (product - rest) / over, rest
+-- Arithmetic that is needed where a limit has changed, or is too odd to be counted exactly; see core/numbers.py. It is
+-- made when it is first asked for.
+local made
+local function rates()
+  if made then return made end
+  made = {}
+
+  -- floor(value * by / over) and the rest. Where the product leaves 53 bits, value is below 2^53, by and over are at
+  -- most 2^49, and it is multiplied and divided digit by digit. A result above 2^52 is only a bound.
+  local function scaled(value, by, over)
+    local product = value * by
+    if product <= 2^53 or over == 1 then
+      local rest = product % over
+      return (product - rest) / over, rest
+    end
+    local rest, part, quotient, place = by % over, 0, 0, 2^51
+    local whole, left = (by - rest) / over * value, value
+    while place >= 1 do
+      local below = left % place
+      part = part * 8 + (left - below) / place * rest
+      local kept = part % over
+      quotient, part, left, place = quotient * 8 + (part - kept) / over, kept, below, place / 8
+    end
+    return whole + quotient, part
   end
-  local rest, part, quotient, place = by % over, 0, 0, 2^51
-  local whole, left = (by - rest) / over * value, value
-  while place >= 1 do
-    local below = left % place
-    part = part * 8 + (left - below) / place * rest
-    local kept = part % over
-    quotient, part, left, place = quotient * 8 + (part - kept) / over, kept, below, place / 8
+  made.scaled = scaled
+
+  -- How a limit counts that is this fine: gain, per and unit.
+  function made.rate(limit, window, fine)
+    if limit == 0 then return 0, window, 1 end
+    if fine > 0 then return limit * 2^(fine - 1), window, 2^(fine - 1) end
+    local divisor, rest = limit, window
+    while rest > 0 do divisor, rest = rest, divisor % rest end
+    return limit / divisor, 1, window / divisor
   end
-  return whole + quotient, part
-end
 
--- How a limit counts that is this fine: gain, per and unit, as in core/numbers.rate.
-local function rate(limit, window, fine)
-  if limit == 0 then return 0, window, 1 end
-  if fine > 0 then return limit * 2^(fine - 1), window, 2^(fine - 1) end
-  local divisor, rest = limit, window
-  while rest > 0 do divisor, rest = rest, divisor % rest end
-  return limit / divisor, 1, window / divisor
-end
+  -- After how long that many fractions have come back, and how many of those used are left after `elapsed`.
+  function made.wait(fractions, gain, per, elapsed)
+    if gain == 0 then return fractions > 0 and per - elapsed or 0 end
+    local whole, rest = scaled(fractions, per, gain)
+    return rest > 0 and whole + 1 or whole
+  end
+  function made.left_of(used, gain, per, elapsed)
+    if gain == 0 then return elapsed < per and used or 0 end
+    return math.max(0, used - scaled(elapsed, gain, per))
+  end
 
--- After how long that many fractions have come back, and how many of those used are left after `elapsed`.
-local function wait(fractions, gain, per, elapsed)
-  if gain == 0 then return fractions > 0 and per - elapsed or 0 end
-  local whole, rest = scaled(fractions, per, gain)
-  return rest > 0 and whole + 1 or whole
-end
-local function left_of(used, gain, per, elapsed)
-  if gain == 0 then return elapsed < per and used or 0 end
-  return math.max(0, used - scaled(elapsed, gain, per))
-end
-
--- `used` fractions of `unit`, as fractions of which `other` make one unit, rounded up.
-local function carried(used, unit, other)
-  local rest = used % unit
-  local part, remainder = scaled(rest, other, unit)
-  return (used - rest) / unit * other + (remainder > 0 and part + 1 or part)
+  -- `used` fractions of `unit`, as fractions of which `other` make one unit, rounded up.
+  function made.carried(used, unit, other)
+    local rest = used % unit
+    local part, remainder = scaled(rest, other, unit)
+    return (used - rest) / unit * other + (remainder > 0 and part + 1 or part)
+  end
+  return made
 end
 
 -- The mark to keep and the pressure to tell, for what is below the calm threshold as well as above it.

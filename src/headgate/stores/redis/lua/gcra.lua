@@ -1,32 +1,35 @@
 -- Twin of core/gcra.py. State: tat, fraction, limit, capacity, mark.
 
--- What a key owes whose TAT is `ahead`, and how far ahead it can be at most.
+-- What a key owes whose TAT is `ahead`.
 local function owed(ahead, fraction, gain, per)
-  local whole, rest = scaled(ahead, gain, per)
+  local whole, rest = rates().scaled(ahead, gain, per)
   rest = rest + fraction
   return whole + (rest + -rest % per) / per
 end
-local function longest(capacity, window, gain, per, unit)
+
+-- The TAT and its fraction, if they are not so far ahead that the clock has made a mistake; else those of a full debt.
+local function mended(tat, fraction, now, capacity, window, gain, per, unit)
   local lag = per == 1 and math.min(window, (2^51 - 2^51 % gain) / gain) or window
-  return wait(capacity * unit, gain, per) + lag
+  if tat - now <= rates().wait(capacity * unit, gain, per) + lag then return tat, fraction end
+  local whole, rest = rates().scaled(capacity * unit, per, gain)
+  return now + whole, rest
 end
 
 -- The transition of a state that owes something, and was written under another limit.
 local function changed(gcra, state, quota, cost, now, since)
   local tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state)
   local pressed = mark % 2
-  local gain, per, unit = rate(written_under, quota.window, (mark - pressed) / 2)
-  if tat - now > longest(kept, quota.window, gain, per, unit) then
-    local whole, rest = scaled(kept * unit, per, gain)
-    tat, fraction = now + whole, rest
-    state = pack('<ddddB', tat, fraction, written_under, kept, mark)
-  end
+  local wait, scaled = rates().wait, rates().scaled
+  local gain, per, unit = rates().rate(written_under, quota.window, (mark - pressed) / 2)
+  local before = tat
+  tat, fraction = mended(tat, fraction, now, kept, quota.window, gain, per, unit)
+  if tat ~= before then state = pack('<ddddB', tat, fraction, written_under, kept, mark) end
   local debt = owed(tat - now, fraction, gain, per)
   if since then cost = 0 end  -- it may have been charged under yet another limit
   if cost < 0 then debt = math.max(0, debt - math.min(-cost, (debt + -debt % unit) / unit) * unit) end
   local taken = (debt + -debt % unit) / unit
   if cost > 0 and cost <= quota.capacity - taken then
-    local whole, rest = scaled(carried(debt, unit, quota.unit), quota.per, quota.gain)
+    local whole, rest = scaled(rates().carried(debt, unit, quota.unit), quota.per, quota.gain)
     local state = pack('<ddddB', now + whole, rest, quota.limit, quota.capacity, quota.low + pressed)
     return gcra(state, quota, cost, now)
   end
@@ -50,21 +53,20 @@ local function gcra(state, quota, cost, now, _, since)
     debt = tat - now
     mark = mark - quota.low
     if debt < 0 then
-      debt, mark = 0, mark % 2
+      debt, fraction, mark = 0, 0, mark % 2
     elseif written_under ~= quota.limit or mark < 0 or mark > 1 then
       return changed(gcra, state, quota, cost, now, since)
-    elseif debt > (gain * quota.window > 2^51 and 0 or quota.window) and debt > longest(kept, quota.window, gain, per, unit)
-    then
-      local whole, rest = scaled(kept * unit, per, gain)
-      return gcra(pack('<ddddB', now + whole, rest, quota.limit, kept, quota.low + mark), quota, cost, now, nil, since)
-    elseif per > 1 then
-      debt = owed(debt, fraction, gain, per)
-    else
-      debt = debt * gain + fraction
+    elseif debt > quota.window or gain * quota.window > 2^51 then
+      local tat_now, fraction_now = mended(tat, fraction, now, kept, quota.window, gain, per, unit)
+      if tat_now ~= tat then
+        state = pack('<ddddB', tat_now, fraction_now, quota.limit, kept, quota.low + mark)
+        return gcra(state, quota, cost, now, nil, since)
+      end
     end
+    if per > 1 then debt = owed(debt, fraction, gain, per) else debt = debt * gain + fraction end
   end
   local after = debt + cost * unit
-  if since then after = math.min(debt, after + scaled(now - since, gain, per)) end
+  if since then after = math.min(debt, after + rates().scaled(now - since, gain, per)) end
   local room = full - after
   if room >= 0 or cost <= 0 then
     if after < 0 then after, room = 0, full end
@@ -76,12 +78,14 @@ local function gcra(state, quota, cost, now, _, since)
       fraction = after % gain
       whole = (after - fraction) / gain
     else
-      whole, fraction = scaled(after, per, gain)
+      whole, fraction = rates().scaled(after, per, gain)
     end
     state = pack('<ddddB', now + whole, fraction, quota.limit, room >= 0 and quota.capacity or kept, quota.low + mark)
     return state, 1, remaining, 0, fraction > 0 and whole + 1 or whole, pressure, 0
   end
   local left = math.max(0, full - debt)
-  return state, 0, (left - left % unit) / unit, wait(-room, gain, per), wait(debt, gain, per), 2, 0
+  local remaining = (left - left % unit) / unit
+  if per == 1 then return state, 0, remaining, (-room + room % gain) / gain, (debt + -debt % gain) / gain, 2, 0 end
+  return state, 0, remaining, rates().wait(-room, gain, per), rates().wait(debt, gain, per), 2, 0
 end
 return gcra

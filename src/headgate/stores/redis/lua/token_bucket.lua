@@ -4,7 +4,8 @@
 local function changed(step, state, quota, cost, now, since)
   local used, at, written_under, mark = unpack_from('<dddB', state)
   local pressed, elapsed = mark % 2, now - at
-  local gain, per, unit = rate(written_under, quota.window, (mark - pressed) / 2)
+  local wait, left_of = rates().wait, rates().left_of
+  local gain, per, unit = rates().rate(written_under, quota.window, (mark - pressed) / 2)
   if since then cost = 0 end  -- it may have been charged under yet another limit
   used = left_of(used, gain, per, elapsed)
   if cost < 0 then
@@ -13,7 +14,7 @@ local function changed(step, state, quota, cost, now, since)
   end
   local taken = (used + -used % unit) / unit
   if cost > 0 and cost <= quota.capacity - taken then
-    local carried_over = carried(used, unit, quota.unit)
+    local carried_over = rates().carried(used, unit, quota.unit)
     return step(pack('<dddB', carried_over, now, quota.limit, quota.low + pressed), quota, cost, now)
   end
   local remaining, reset = math.max(0, quota.capacity - taken), wait(used, gain, per, elapsed)
@@ -45,25 +46,27 @@ local function steady(state, quota, cost, now, _, since)
     if since and quota.queue and (at ~= since or used ~= -cost * unit) then
       cost = 0  -- others may have been given their turn by it
     end
-    if per == 1 then used = used - elapsed * gain else used = left_of(used, gain, per, elapsed) end
+    if per == 1 then used = used - elapsed * gain else used = rates().left_of(used, gain, per, elapsed) end
     if used < 0 then used = 0 end
   end
   local after = used + cost * unit
-  if since then after = math.min(used, after + scaled(now - since, gain, per)) end
+  if since then after = math.min(used, after + rates().scaled(now - since, gain, per)) end
   local room = full - after
   if room >= 0 or cost <= 0 then
     if after < 0 then after, room = 0, full end
     local remaining, pressure = (room - room % unit) / unit, 0
     if remaining < 0 then remaining = 0 end
     if remaining >= quota.calm then mark = 0 else mark, pressure = judged(quota, mark, remaining, cost) end
-    local delay = quota.queue and cost >= 0 and wait(used, gain, per) or 0
+    local delay = quota.queue and cost >= 0 and rates().wait(used, gain, per) or 0
     state = pack('<dddB', after, now, quota.limit, quota.low + mark)
     local reset
-    if per == 1 then reset = (after + -after % gain) / gain else reset = wait(after, gain, per) end
+    if per == 1 then reset = (after + -after % gain) / gain else reset = rates().wait(after, gain, per) end
     return state, 1, remaining, 0, reset, pressure, delay
   end
   local left = math.max(0, full - used)
-  return state, 0, (left - left % unit) / unit, wait(-room, gain, per), wait(used, gain, per), 2, 0
+  local remaining = (left - left % unit) / unit
+  if per == 1 then return state, 0, remaining, (-room + room % gain) / gain, (used + -used % gain) / gain, 2, 0 end
+  return state, 0, remaining, rates().wait(-room, gain, per), rates().wait(used, gain, per), 2, 0
 end
 -- The leaky bucket is the token bucket seen from the other side; see core/leaky_bucket.py.
 if name == 'tb' or name == 'lb' then return steady end
@@ -79,8 +82,8 @@ local function stepwise(state, quota, cost, now, _, since)
     end
     local void_at = at
     if used > 0 and written_under > 0 then
-      local gain, per = rate(written_under, quota.window, (mark - mark % 2) / 2)
-      local until_void = wait(used, gain, per)
+      local gain, per = rates().rate(written_under, quota.window, (mark - mark % 2) / 2)
+      local until_void = rates().wait(used, gain, per)
       void_at = at + until_void + -until_void % every
     elseif used > 0 then
       void_at = at + quota.window
