@@ -12,6 +12,7 @@ from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.core.plan import Call, Verb
 from headgate.engine.binding import Book, Rules, checked_mode, plans_of, to_reset
+from headgate.engine.charges import parse, refunded_by_name
 from headgate.engine.driving import driven
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import refunded, ruled
@@ -140,16 +141,22 @@ class AsyncEngine:
         for plan in plans_of(selection):
             await self._run(used_up(plan, part.request.cost))
 
-    async def refund(self, request: Request | Ruling) -> Ruling:
+    async def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
         """Give back what a ruling took, to the limits that it took it from, as far as it still counts. Once is enough.
 
-        With a request, its cost is given back instead, to all limits that apply to it now, off their newest use,
-        whatever that was for; see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
+        Elsewhere, where the ruling is not at hand, the request and `charge_of` the ruling do the same. With a request
+        alone its cost is given back, to all limits that apply to it now, off their newest use, whatever that was for;
+        see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
+
+        Raises InvalidCharge, and what `peek` raises.
         """
         policy = self.policy
         if isinstance(request, Ruling):
             return await self._run(refunded(request, policy.version))
+        named = parse(charge) if charge else None
         selection = policy.plan(request, self._clock.now(), asking=False)
+        if named is not None:
+            return await self._run(refunded_by_name(named, selection, policy.version))
         return await self._run(ruled(selection, Verb.REFUND, request.cost, policy.version))
 
     async def reset(self, request: Request) -> Reset:

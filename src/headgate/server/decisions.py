@@ -99,6 +99,15 @@ class Decisions:
         self.recorder.looked(perf_counter_ns() - began)
         return ruling
 
+    async def refund(self, request: Request, charge: str) -> Ruling:
+        """Give back what a request took; see `AsyncEngine.refund`."""
+        try:
+            ruling = await self.engine.refund(request, charge)
+        except UnknownRule as error:
+            return self._unmatched(error)
+        self.recorder.refunded()
+        return ruling
+
     async def reset(self, request: Request) -> Reset:
         """Forget what was used of limits; see `AsyncEngine.reset`. Raises StoreError if that failed."""
         try:

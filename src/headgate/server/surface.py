@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headgate.server import rls, rpc
 from headgate.server.api.forward_auth import ForwardAuth, Identifies
-from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, RESET, application, statuses_of
+from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, application, statuses_of
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
@@ -21,6 +21,7 @@ from headgate.web.headers import ResponseHeaders
 
 APIS: Mapping[bytes, str] = {
     CHECK: "check",
+    REFUND: "refund",
     RESET: "reset",
     BATCH: "batch",
     FORWARD_AUTH: "forward_auth",
@@ -30,6 +31,7 @@ APIS: Mapping[bytes, str] = {
     f"/{SERVICE}/CheckRateLimitBatch".encode(): "grpc_batch",
     f"/{SERVICE}/GetRemainingQuota".encode(): "grpc_quota",
     f"/{SERVICE}/ResetLimit".encode(): "grpc_reset",
+    f"/{SERVICE}/RefundCharge".encode(): "grpc_refund",
 }
 """The names of APIs in metrics, by path."""
 

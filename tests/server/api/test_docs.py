@@ -25,6 +25,7 @@ INPUTS = {
     "CheckRateLimit": "CheckRequest",
     "GetRemainingQuota": "QuotaRequest",
     "ResetLimit": "ResetRequest",
+    "RefundCharge": "RefundRequest",
     "CheckRateLimitBatch": "CheckBatchRequest",
 }
 

@@ -28,6 +28,7 @@ KINDS = {
     "CheckRateLimit": ("CheckRequest", "CheckResponse"),
     "GetRemainingQuota": ("QuotaRequest", "QuotaResponse"),
     "ResetLimit": ("ResetRequest", "ResetResponse"),
+    "RefundCharge": ("RefundRequest", "QuotaResponse"),
     "CheckRateLimitBatch": ("CheckBatchRequest", "CheckBatchResponse"),
 }
 
@@ -279,3 +280,20 @@ def test_any_bytes_are_answered_or_an_invalid_argument(message: bytes, method: s
         else:
             code = Code.OK
         assert code in {Code.OK, Code.INVALID_ARGUMENT}
+
+
+@pytest.mark.parametrize("asked", [ORDER, BY_RULE])
+def test_what_a_check_took_is_given_back(service: Service, asked: dict[str, Any]) -> None:
+    before = call(service, "GetRemainingQuota", **asked).remaining
+    assert call(service, **asked).charge == ""
+    charge = call(service, **asked, refundable=True).charge
+    assert call(service, "RefundCharge", **asked, charge=charge).remaining == before - 1
+    batch = call(service, "CheckRateLimitBatch", requests=[asked | {"refundable": True}])
+    assert batch.results[0].response.charge
+
+
+@pytest.mark.parametrize(("charge", "told"), [("", "charge is missing"), ("x", "a charge is the text that came with")])
+def test_what_is_not_a_charge_is_refused(service: Service, charge: str, told: str) -> None:
+    with pytest.raises(RpcError, match=told) as refused:
+        call(service, "RefundCharge", **ORDER, charge=charge)
+    assert refused.value.code is Code.INVALID_ARGUMENT

@@ -10,6 +10,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
+from headgate.engine.charges import charge_of
 from headgate.policy.request import PRINCIPALS
 from headgate.server.wire.messages import Fields, Response
 from headgate.web.headers import ResponseHeaders, raw
@@ -59,6 +60,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """What the limits of shadow rules say, which refuse nothing."""
     unmatched_principals: tuple[str, ...] = ()
     """Names of principals that no rule and no list knows: nothing limits by them."""
+    charge: str | msgspec.UnsetType = msgspec.UNSET
+    """If that was asked for: what names the cost that was taken, for a refund. Empty if nothing was."""
 
 
 encode = msgspec.json.Encoder().encode
@@ -129,6 +132,11 @@ def fields_of(ruling: Ruling, headers: ResponseHeaders, now: int) -> Fields:
     return tuple(raw(headers.of(ruling.decision, names, now=now)))
 
 
+def charged(ruling: Ruling, now: int) -> Answer:
+    """Return the same, with what names the cost that was taken."""
+    return msgspec.structs.replace(answer_of(ruling, now), charge=charge_of(ruling))
+
+
 class Answers:
     """Makes responses of rulings, always 200: that a request is refused is what was asked for.
 
@@ -177,9 +185,10 @@ class Answers:
         body = template.body % (remaining, reset_at, wait, count, remaining, reset_at, wait)
         return Response(200, body, (*template.fields, *told, (b"retry-after", b"%d" % wait)))
 
-    def written_out(self, ruling: Ruling, now: int) -> Response:
-        """Return the same without a template."""
-        return Response(200, encode(answer_of(ruling, now)), (_JSON, *fields_of(ruling, self._headers, now)))
+    def written_out(self, ruling: Ruling, now: int, *, refundable: bool = False) -> Response:
+        """Return the same without a template; on request, with what names the cost that was taken."""
+        answer = charged(ruling, now) if refundable else answer_of(ruling, now)
+        return Response(200, encode(answer), (_JSON, *fields_of(ruling, self._headers, now)))
 
     def _remember(self, rule_id: str, decision: Decision, unmatched: tuple[str, ...]) -> _Template:
         if len(self._known) >= _REMEMBERED:

@@ -18,7 +18,7 @@ import msgspec
 from headgate.core.errors import StoreError, UsageError
 from headgate.observe.recorder import Recorder
 from headgate.policy.request import Request as Asked
-from headgate.server.api.answer import Answer, answer_of, encode
+from headgate.server.api.answer import Answer, answer_of, charged, encode
 from headgate.server.api.body import InvalidBody, Question, question, unreadable
 from headgate.server.api.checks import Checks, problem_of, problem_response
 from headgate.server.api.idempotency import key_in
@@ -84,7 +84,7 @@ class Batches:
             ruling = await self._checks.decide(asked, "" if asked.idempotency_key else key, now)
         except (UsageError, StoreError) as error:
             return Failure(problem_of(error))
-        return answer_of(ruling, now)
+        return charged(ruling, now) if asked.refundable else answer_of(ruling, now)
 
 
 def _questions(body: bytes) -> list[msgspec.Raw]:

@@ -6,6 +6,8 @@ by rule     key_type, key_value, rule_id, request_count; also endpoint, consume,
 by name     identifier and dimension (USER, IP, API_KEY ...) in the place of principal; the rest is canonical
 ==========  ===================================================================================================
 
+All forms may have `refundable`, so that the answer names its charge; a refund has that as `charge`.
+
 A member that no form has, members of two forms, a member that is there twice: each is refused, and the refusal says
 what would be right. One reads as fast as a single form: all members are in one struct, and which of them are there says
 which form it is.
@@ -55,6 +57,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     key_type: str | UnsetType = UNSET
     key_value: str | UnsetType = UNSET
     request_count: int | UnsetType = UNSET
+    refundable: bool | UnsetType = UNSET
+    charge: str | UnsetType = UNSET
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +70,10 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     timestamp: float | None = None
     cost_member: str = "cost"
     """How this form calls the cost."""
+    refundable: bool = False
+    """Whether the answer is to name what was taken."""
+    charge: str = ""
+    """What is to be given back."""
 
 
 LONGEST = 131_072
@@ -88,6 +96,8 @@ _ACCEPTED = {
     "key_type": "user, ip, api_key, or another dimension that rules count by",
     "key_value": "text: a user's id, an address or an API key's name",
     "request_count": "a whole number from 0 to 100000",
+    "refundable": "true, for an answer that names its charge, or false",
+    "charge": "text: the charge that the answer to a check named, for a refund",
 }
 _MEMBERS = len(_ACCEPTED)
 _NOTHING: dict[str, str] = {}
@@ -128,7 +138,7 @@ def _with_more(asked: Asked, body: bytes) -> Request | Question:
         told += len(attributes)
     if body.count(b":") != told:
         refuse_repeated(body, told)
-    if members[10:] != _NO_SHORT_FORM:
+    if members[10:15] != _NO_SHORT_FORM:
         if asked.identifier is UNSET and asked.dimension is UNSET:
             return _by_rule(asked)
         principal = _named(asked)
@@ -145,9 +155,11 @@ def _with_more(asked: Asked, body: bytes) -> Request | Question:
         "" if tier is UNSET else tier,
         rule_id="" if rule_id is UNSET else rule_id or _empty("rule_id"),
     )
-    if consume is not False and (key is UNSET or key is None) and (timestamp is UNSET or timestamp is None):
+    timestamp = None if timestamp is UNSET else timestamp
+    is_plain = consume is not False and (key is UNSET or key is None) and timestamp is None
+    if is_plain and asked.refundable is not True and asked.charge is UNSET:
         return request
-    return Question(request, consume is not False, _key(key), None if timestamp is UNSET else timestamp)
+    return Question(request, consume is not False, _key(key), timestamp, "cost", *_about_refunds(asked))
 
 
 def _by_rule(asked: Asked) -> Question:
@@ -175,7 +187,13 @@ def _by_rule(asked: Asked) -> Question:
         rule_id=str(asked.rule_id) or _empty("rule_id"),
     )
     timestamp = None if asked.timestamp is UNSET else asked.timestamp
-    return Question(request, asked.consume is not False, _key(asked.idempotency_key), timestamp, "request_count")
+    key, more = _key(asked.idempotency_key), _about_refunds(asked)
+    return Question(request, asked.consume is not False, key, timestamp, "request_count", *more)
+
+
+def _about_refunds(asked: Asked) -> tuple[bool, str]:
+    """Return whether the answer is to name its charge, and what charge is named."""
+    return asked.refundable is True, "" if asked.charge is UNSET else asked.charge or _empty("charge")
 
 
 def _named(asked: Asked) -> dict[str, str]:

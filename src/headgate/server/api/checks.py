@@ -11,6 +11,7 @@ import msgspec
 
 from headgate.core.errors import InvalidCost, StoreError, UsageError
 from headgate.engine import Ruling
+from headgate.engine.charges import InvalidCharge
 from headgate.server.api.answer import Answers
 from headgate.server.api.body import InvalidBody, Question, question
 from headgate.server.api.idempotency import key_in
@@ -21,6 +22,7 @@ from headgate.web.problem import CONTENT_TYPE, Problem, bad_request, of_status
 
 PROBLEM = (b"content-type", CONTENT_TYPE.encode())
 
+_CHARGE = "the charge that the answer to a check named, which was asked for with `refundable`"
 _COST = "is what the request takes, 0 to 100000, and no more than a limit can ever admit"
 
 
@@ -34,10 +36,10 @@ class Checks:
     """
 
     def __init__(self, decisions: Decisions, answers: Answers, timestamps: Timestamps) -> None:
-        self._resets = decisions.via("reset")
+        self._resets, self._refunds = decisions.via("reset"), decisions.via("refund")
         decisions = decisions.via("check")
         self._decisions, self._timestamps = decisions, timestamps
-        self.now = decisions.engine.clock.now
+        self.now, self._answers = decisions.engine.clock.now, answers
         self._check, self._response, self._called = decisions.check, answers.response, decisions.recorder.called
 
     async def check(self, request: Request) -> Response:
@@ -50,11 +52,26 @@ class Checks:
             else:
                 ruling = await self._check(asked, key)
         except (UsageError, StoreError) as error:
-            self._called("check", "error", perf_counter_ns() - began)
-            return problem_response(problem_of(error))
-        response = self._response(ruling, now)
+            return self._failed("check", error, began)
+        if isinstance(asked, Question) and asked.refundable:
+            response = self._answers.written_out(ruling, now, refundable=True)
+        else:
+            response = self._response(ruling, now)
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
+
+    async def refund(self, request: Request) -> Response:
+        """Give back what a charge took; answers what a check would be told now."""
+        began, now = perf_counter_ns(), self.now()
+        try:
+            asked = question(request.body)
+            if not isinstance(asked, Question) or not asked.charge:
+                raise InvalidBody("the body does not say what to give back", ("/charge", f"is missing: {_CHARGE}"))
+            ruling = await self._refunds.refund(asked.request, asked.charge)
+        except (UsageError, StoreError) as error:
+            return self._failed("refund", error, began)
+        self._called("refund", "allowed", perf_counter_ns() - began)
+        return self._response(ruling, now)
 
     async def reset(self, request: Request) -> Response:
         """Forget what somebody used. Without an endpoint and a rule: of all limits counted by who is named."""
@@ -67,14 +84,19 @@ class Checks:
             else:
                 reset = await self._resets.reset(named)
         except (UsageError, StoreError) as error:
-            self._called("reset", "error", perf_counter_ns() - began)
-            return problem_response(problem_of(error))
+            return self._failed("reset", error, began)
         self._called("reset", "allowed", perf_counter_ns() - began)
         body = msgspec.json.encode({"success": bool(reset), "rules": reset.rules, "shared": reset.shared})
         return Response(200, body, ((b"content-type", b"application/json"), (b"cache-control", b"no-store")))
 
+    def _failed(self, api: str, error: UsageError | StoreError, began: int) -> Response:
+        self._called(api, "error", perf_counter_ns() - began)
+        return problem_response(problem_of(error))
+
     async def decide(self, asked: Question, key: str, now: int) -> Ruling:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
+        if asked.charge:
+            raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
         if asked.timestamp is not None:
             self._timestamps.check(asked.timestamp, now)
         if asked.idempotency_key:
@@ -98,6 +120,8 @@ def problem_of(error: UsageError | StoreError) -> Problem:
         return of_status(503, "the store did not answer; nothing is known about this request")
     if isinstance(error, InvalidBody):
         return bad_request(str(error), error.errors)
+    if isinstance(error, InvalidCharge):
+        return bad_request(str(error), [("/charge", f"is {_CHARGE}")])
     if isinstance(error, InvalidCost):
         return bad_request(str(error), [("/cost", _COST)])
     return bad_request(str(error))

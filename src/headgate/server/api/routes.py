@@ -23,6 +23,7 @@ from headgate.web.problem import of_status, shown
 CHECK = b"/api/v1/rate-limit/check"
 RESET = b"/api/v1/rate-limit/reset"
 BATCH = b"/api/v1/rate-limit/batch"
+REFUND = b"/api/v1/rate-limit/refund"
 FORWARD_AUTH = b"/api/v1/forward-auth"
 CHECK_HEADERS = ResponseHeaders(ietf="off")
 """Of a check: X-RateLimit fields that repeat its answer. The IETF's fields are left out: they would tell the client of
@@ -63,6 +64,7 @@ def application(
         CHECK: (_POST, checks.check),
         RESET: (_POST, checks.reset),
         BATCH: (_POST, Batches(checks, decisions.recorder, charge).check),
+        REFUND: (_POST, checks.refund),
         FORWARD_AUTH: (None, proxies.check),
         b"/healthz": (_GET, health.alive),
         b"/readyz": (_GET, health.ready),

@@ -49,6 +49,7 @@ def methods(
             ours + b"CheckRateLimit": limiter.check,
             ours + b"GetRemainingQuota": limiter.quota,
             ours + b"ResetLimit": limiter.reset,
+            ours + b"RefundCharge": limiter.refund,
             ours + b"CheckRateLimitBatch": limiter.batch,
             healths + b"Check": watched.check,
             healths + b"List": watched.list,

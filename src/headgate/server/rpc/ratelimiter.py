@@ -13,6 +13,7 @@ from headgate.core.errors import StoreError, UsageError
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
+from headgate.engine.charges import charge_of
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.server.api.batch import MOST
 from headgate.server.api.idempotency import key_in
@@ -32,6 +33,7 @@ _QuotaRequest = message_class("headgate.v1.QuotaRequest")
 _QuotaResponse = message_class("headgate.v1.QuotaResponse")
 _ResetRequest = message_class("headgate.v1.ResetRequest")
 _ResetResponse = message_class("headgate.v1.ResetResponse")
+_RefundRequest = message_class("headgate.v1.RefundRequest")
 _CheckBatchRequest = message_class("headgate.v1.CheckBatchRequest")
 _CheckBatchResponse = message_class("headgate.v1.CheckBatchResponse")
 _CheckResult = message_class("headgate.v1.CheckResult")
@@ -66,7 +68,10 @@ class RateLimiter:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
         self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
-        return _encoded(_response(_CheckResponse, ruling, now))
+        answer = _response(_CheckResponse, ruling, now)
+        if message.refundable:
+            answer.charge = charge_of(ruling)
+        return _encoded(answer)
 
     async def quota(self, call: Call) -> bytes:
         """Say what a check would answer, and take nothing."""
@@ -75,6 +80,10 @@ class RateLimiter:
     async def reset(self, call: Call) -> bytes:
         """Forget what was used."""
         return await self._counted("grpc_reset", self._reset(call))
+
+    async def refund(self, call: Call) -> bytes:
+        """Give back what a check took."""
+        return await self._counted("grpc_refund", self._refund(call))
 
     async def batch(self, call: Call) -> bytes:
         """Check many at once."""
@@ -106,6 +115,13 @@ class RateLimiter:
         reset = await (decisions.reset(request) if named else decisions.reset_all(request))
         return _encoded(_ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared))
 
+    async def _refund(self, call: Call) -> bytes:
+        now, message = self._now(), _parsed(_RefundRequest, call.message)
+        if not message.charge:
+            raise InvalidRequest("charge is missing: it is in the response to a check that was refundable")
+        ruling = await self._decisions.refund(self._request(message, 1), message.charge)
+        return _encoded(_response(_QuotaResponse, ruling, now))
+
     async def _batch(self, call: Call) -> bytes:
         now, requests = self._now(), _parsed(_CheckBatchRequest, call.message).requests
         if not 1 <= len(requests) <= MOST:
@@ -129,7 +145,10 @@ class RateLimiter:
         except (UsageError, StoreError) as error:
             failed = _rpc_error(error)
             return _CheckResult(error={"code": int(failed.code), "message": failed.message})
-        return _CheckResult(response=_response(_CheckResponse, ruling, now))
+        answer = _response(_CheckResponse, ruling, now)
+        if message.refundable:
+            answer.charge = charge_of(ruling)
+        return _CheckResult(response=answer)
 
     async def _check(self, decisions: Decisions, message: Any, key: str, now: int) -> Ruling:
         if message.timestamp:

@@ -1,0 +1,130 @@
+"""What a ruling took, as text: by this a client of the service names its charge to have it given back.
+
+The text has the cost and, for each limit that was charged, a checksum of where that counts and the time of the charge.
+It is of use only with the request that it belongs to, from which the limits are found again. It is compact, 27
+characters for one limit, and not a secret, nor signed: whoever may ask for refunds at all can make one up.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+from itertools import islice
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+from headgate.core.decision import Decision
+from headgate.core.errors import UsageError
+from headgate.core.numbers import short
+from headgate.core.plan import MAX_COST, Call, Charge, Limit, Plan, Verb
+from headgate.engine.flow import Flow, ruled
+from headgate.engine.ruling import Ruling
+from headgate.policy.selection import Selection
+from headgate.stores.circuits import Reason
+
+_VERSION = 1
+_HEAD = Struct(">BII")  # the version, the process, the cost
+_TAKEN = Struct(">IQ")  # where, and when; with the first bit, by this process rather than by the store
+_HERE = 1 << 63
+_LATEST = 1 << 53
+_LONGEST = 4096
+_RANDOM = os.urandom(4)
+
+
+class InvalidCharge(UsageError):
+    """The text is not one that names a charge."""
+
+
+class NamedCharge(NamedTuple):
+    """What is in such a text."""
+
+    process: int
+    """Whose local decisions it names, if any."""
+    cost: int
+    taken: dict[int, int]
+    """When, by where, as they are in the text."""
+
+
+def charge_of(ruling: Ruling) -> str:
+    """Return the text that names what a ruling took; empty if it took nothing."""
+    found = dict(_found(ruling))
+    if not found:
+        return ""
+    cost = max(part.taken for part in found.values())
+    times = {_place(limit): _time(part) for limit, part in found.items()}
+    process = _process() if any(when & _HERE for when in times.values()) else 0
+    return _encoded(b"".join([_HEAD.pack(_VERSION, process, cost), *[_TAKEN.pack(*each) for each in times.items()]]))
+
+
+def parse(text: str) -> NamedCharge:
+    """Read such a text. Raises InvalidCharge."""
+    data = _decoded(text)
+    if len(data) > _HEAD.size and not (len(data) - _HEAD.size) % _TAKEN.size:
+        version, process, cost = _HEAD.unpack_from(data)
+        taken = dict(_TAKEN.iter_unpack(data[_HEAD.size :]))
+        if version == _VERSION and 0 < cost <= MAX_COST and all(when & ~_HERE < _LATEST for when in taken.values()):
+            return NamedCharge(process, cost, taken)
+    raise InvalidCharge(f"a charge is the text that came with the answer to a check, not {short(text)}")
+
+
+def _encoded(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _decoded(text: str) -> bytes:
+    """Return what was encoded as `text`; nothing if that is not how it would be."""
+    if len(text) > _LONGEST or not text.isascii():
+        return b""
+    try:
+        data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except binascii.Error:
+        return b""
+    return data if _encoded(data) == text else b""
+
+
+def refunded_by_name(charge: NamedCharge, selection: Selection, version: int) -> Flow:
+    """Give back what a charge took from the limits of a request, as far as they are the same; says what they have."""
+    calls = [call for limits in (selection.enforced, *selection.shadow) for call in _refunds(charge, limits.plan)]
+    if calls:
+        yield calls
+    return (yield from ruled(selection, Verb.PEEK, 1, version))
+
+
+def _found(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
+    """Yield the limits that a ruling took from, and what each said."""
+    selection, decision = ruling.selection, ruling.decision
+    if selection is not None:
+        told = [decision] if decision is not None and decision.taken else []
+        yield from zip(selection.enforced.plan, [part for each in told for part in each.limits], strict=False)
+        shadow = iter(ruling.shadow)
+        for limits in selection.shadow:
+            parts = [each.decision for each in islice(shadow, len(limits.plan))]
+            yield from [pair for pair in zip(limits.plan, parts, strict=True) if pair[1].taken]
+
+
+def _refunds(charge: NamedCharge, plan: Plan) -> list[Call]:
+    """Return the refunds of what the store took, and of what this process did."""
+    found = [(limit, charge.taken[place]) for limit in plan if (place := _place(limit)) in charge.taken]
+    calls = []
+    for here, by in ((0, ""), (_HERE, Reason.CIRCUIT_OPEN)):
+        part = [(limit, when & ~_HERE) for limit, when in found if when & _HERE == here]
+        if part and (not here or charge.process == _process()):
+            limits, times = zip(*part, strict=True)
+            calls.append(Call(Verb.REFUND, limits, charge.cost, charge=Charge(times, by)))
+    return calls
+
+
+def _place(limit: Limit) -> int:
+    return crc32(f"{limit.space}\0{limit.principal!r}".encode())
+
+
+def _time(part: Decision) -> int:
+    return part.taken_at_us | (_HERE if part.degraded in set(Reason) else 0)
+
+
+def _process() -> int:
+    """Return what tells this process, and its local decisions, from others; a forked child is another."""
+    return crc32(_RANDOM + os.getpid().to_bytes(8, "big"))
