@@ -12,7 +12,7 @@ OPTIONS ?=
 
 # What tests start, each with its package.
 PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client \
-  wrk:wrk openssl:openssl
+  wrk:wrk openssl:openssl systemd-analyze:systemd
 PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; \
   for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $$each | cut -d: -f2; done)
 # A fresh Debian has Python without what makes environments.
