@@ -27,7 +27,7 @@ def method(cores: Cores) -> str:
   with a constant body. It parses no JSON and decides nothing.
 - **uvicorn**: with uvloop and httptools; the application reads the body, parses the JSON and answers JSON.
 - **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
-- **headgate**: `headgate serve` as a user starts it, with metrics, one worker unless told otherwise, and one rule,
+- **headgate**: `headgate serve` as a user starts it, with metrics, one worker if not said otherwise, and one rule,
   which matches every request (a fixed window per user). Redis is a server started for this run, without persistence;
   flat out, requests wait for each other, so it gets 2 s for an answer rather than 10 ms.
 - **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server

@@ -39,7 +39,7 @@ class Limiter:
         name: separates this limiter from others in the same store; same name, same quotas' shape: same state.
         clock: where time comes from, for tests; only with a store given by address.
         on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
-            ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Unless told, ``"local"`` for an address of Redis.
+            ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Default: ``"local"`` for an address of Redis.
         nodes: how many processes share the limits, this one included, for ``"local"``.
 
     Safe for use from any number of threads.

@@ -157,13 +157,13 @@ def test_the_help_has_every_option_and_its_default(capsys: pytest.CaptureFixture
     assert "[127.0.0.1]" in text
 
 
-def test_what_is_not_installed_is_told() -> None:
-    script = (
-        "import sys; sys.modules['httptools'] = None; from headgate.cli.__main__ import main; sys.exit(main(['serve']))"
-    )
+@pytest.mark.parametrize(("module", "package"), [("httptools", "httptools"), ("google.protobuf", "protobuf")])
+def test_what_is_not_installed_is_told(module: str, package: str) -> None:
+    hidden = f"import sys; sys.modules['{module}'] = None"
+    script = f"{hidden}; from headgate.cli.__main__ import main; sys.exit(main(['serve']))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "httptools is not installed: install headgate[server]" in ended.stderr
+    assert f"{package} is not installed: pip install {package}, or in a checkout" in ended.stderr
 
 
 def test_variables_that_are_not_options_are_warned_of(

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.core import errors
 from headgate.core.decision import Decision
-from headgate.core.errors import CostTooLarge, HeadgateError, InvalidCost, LimitExceeded, UsageError
+from headgate.core.errors import CostTooLarge, HeadgateError, InvalidCost, LimitExceeded, UsageError, not_installed
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
@@ -58,3 +58,18 @@ class TestLimitExceeded:
     def test_crosses_processes(self) -> None:
         twin = pickle.loads(pickle.dumps(self.error))  # noqa: S301  our own bytes
         assert (twin.key, twin.decision, str(twin)) == (self.error.key, self.error.decision, str(self.error))
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("hpack", "hpack is not installed: pip install hpack, or in a checkout of Headgate pip install '.[server]'"),
+        ("google.protobuf", "protobuf is not installed: pip install protobuf, or"),
+        ("yaml", "pyyaml is not installed: pip install pyyaml, or"),
+        ("jwt", "pyjwt is not installed: pip install 'pyjwt[crypto]', or"),
+        ("opentelemetry.sdk.trace", "opentelemetry-exporter-otlp-proto-http is not installed"),
+        (None, "something that is needed is not installed: in a checkout of Headgate pip install '.[server]'"),
+    ],
+)
+def test_what_is_missing_has_the_name_that_pip_knows(module: str | None, told: str) -> None:
+    assert not_installed(module, "server").startswith(told)

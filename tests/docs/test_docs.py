@@ -73,6 +73,16 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks_and_the_code() ->
     assert f"after {THRESHOLD} failures in a row" in readme
 
 
+def test_what_counts_where_nothing_is_said_is_called_a_default() -> None:
+    texts = {path: path.read_text() for folder in ("src", "docs") for path in (ROOT / folder).rglob("*.[mp][dy]")}
+    assert [path for path, text in texts.items() if re.search(r"unless\s+(told|given)", text)] == []
+
+
+def test_the_glossary_has_the_words_of_rules_answers_and_envoy() -> None:
+    words = set(re.findall(r"\*([a-z]+)\*", (ROOT / "docs" / "concepts.md").read_text().partition("The verbs")[0]))
+    assert {"principal", "dimension", "tier", "shadow", "degraded", "mode", "node", "descriptor", "share"} <= words
+
+
 @pytest.mark.parametrize("module", modules())
 def test_doctests(module: str) -> None:
     assert doctest.testmod(importlib.import_module(module)).failed == 0

@@ -32,8 +32,8 @@ def test_spans_are_sent_where_the_environment_says(collector: Collector, monkeyp
 
 def test_without_opentelemetry_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise ImportError("No module named 'opentelemetry'")
+        raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
 
     monkeypatch.setattr(tracing, "_exporting", missing)
-    with pytest.raises(UsageError, match=r"headgate\[otel\]"):
+    with pytest.raises(UsageError, match=r"opentelemetry-exporter-otlp-proto-http is not installed: .* '.\[otel\]'"):
         Tracing()

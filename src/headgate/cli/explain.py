@@ -45,9 +45,7 @@ def add(commands: Commands) -> None:
         required=rules is None,
         help="the rules, or a folder of envoyproxy/ratelimit; or HEADGATE_RULES",
     )
-    parser.add_argument(
-        "--store", metavar="ADDRESS", default=store, help="where the state is; memory (empty) unless told"
-    )
+    parser.add_argument("--store", metavar="ADDRESS", default=store, help="where the state is; default: memory (empty)")
     add_request_options(parser)
     descriptors = parser.add_argument_group("for files of envoyproxy/ratelimit")
     descriptors.add_argument("--domain", help="that Envoy asks for; not needed where the files have just one")

@@ -19,9 +19,9 @@ def add_principal_options(parser: argparse.ArgumentParser) -> None:
 def add_request_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say who asks, and how."""
     add_principal_options(parser)
-    parser.add_argument("--method", default="GET", help="the HTTP method; GET unless told")
-    parser.add_argument("--tier", default="", help="the tier; that of the user unless told")
-    parser.add_argument("--cost", type=int, default=1, help="what the request takes; 1 unless told")
+    parser.add_argument("--method", default="GET", help="the HTTP method; default: GET")
+    parser.add_argument("--tier", default="", help="the tier; default: that of the user")
+    parser.add_argument("--cost", type=int, default=1, help="what the request takes; default: 1")
 
 
 def principal_of(arguments: argparse.Namespace) -> dict[str, str]:

@@ -8,7 +8,7 @@ import os
 from headgate.cli.command import Commands, add_command
 from headgate.cli.serve_options import add_options, settings_of, unknown_variables
 from headgate.cli.terminal import Terminal
-from headgate.core.errors import UsageError
+from headgate.core.errors import UsageError, not_installed
 
 
 def add(commands: Commands) -> None:
@@ -39,7 +39,7 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     try:
         from headgate.cli import serving  # noqa: PLC0415  what it needs is an extra, and takes time to load
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed: install headgate[server]") from None
+        raise UsageError(not_installed(error.name, "server")) from None
     if arguments.check:
         return serving.check(settings, terminal)
     return serving.run(settings, terminal)

@@ -85,7 +85,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option(
             "trusted_proxies",
             "NETWORKS",
-            "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; this machine unless given",
+            "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine",
         ),
         Option("reset_format", "FORM", "X-RateLimit-Reset as seconds since 1970: epoch, or from now: seconds"),
         Option("identity", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found"),

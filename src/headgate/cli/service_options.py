@@ -18,7 +18,7 @@ _FILES = {
 
 
 def url() -> str:
-    """Return where the service is unless told otherwise."""
+    """Return where the service is by default."""
     return os.environ.get("HEADGATE_URL") or DEFAULT_URL
 
 

@@ -109,3 +109,28 @@ class LimitExceeded(HeadgateError):
 
 # Last, and as a module, since decisions are made of what raises these errors.
 from headgate.core import decision as decisions  # noqa: E402
+
+_PACKAGES = {
+    "google": "protobuf",
+    "jwt": "pyjwt[crypto]",
+    "opentelemetry": "opentelemetry-exporter-otlp-proto-http",  # the others come with it
+    "yaml": "pyyaml",
+}
+"""Where pip knows a package by another name than the import does."""
+
+
+def not_installed(module: str | None, extra: str) -> str:
+    """Say what is missing, by the name that pip knows, and how to get it.
+
+    Args:
+        module: what could not be imported; None where that is not known.
+        extra: the extra of ours that has it and what goes with it.
+    """
+    everything = f"in a checkout of Headgate pip install '.[{extra}]'"
+    if module is None:
+        return f"something that is needed is not installed: {everything}"
+    name = module.partition(".")[0]
+    package = _PACKAGES.get(name, name)
+    quoted = f"'{package}'" if "[" in package else package
+    plain = package.partition("[")[0]
+    return f"{plain} is not installed: pip install {quoted}, or {everything} for all that goes with it"

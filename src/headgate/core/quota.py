@@ -110,7 +110,7 @@ class Quota:
     def one_off(cls, capacity: int, *, keep_us: int = ONE_OFF_WINDOW_US) -> Self:
         """An allowance of `capacity` units that is not refilled.
 
-        It is remembered until the key was not used for `keep_us` microseconds (365 days unless told otherwise).
+        It is remembered until the key was not used for `keep_us` microseconds (default: 365 days).
         """
         whole("capacity", capacity, 1, EXACT, InvalidQuota)
         return cls(limit=0, window_us=keep_us, burst=capacity)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.core.errors import not_installed
 from headgate.load_generator.outcomes import BadAnswer
 
 _REMEMBERED = 1000
@@ -50,7 +51,7 @@ class Endings:
         try:
             import hpack  # noqa: PLC0415  an extra
         except ImportError:
-            raise ImportError("load over gRPC needs hpack: pip install 'headgate[server]'") from None
+            raise ImportError(not_installed("hpack", "server")) from None
         self._decoder: Any = hpack.Decoder()
         self._error = hpack.HPACKError
         self._known: dict[bytes, Ending] = {}

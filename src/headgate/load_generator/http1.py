@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.core.errors import not_installed
 from headgate.load_generator.outcomes import DENIED, SHED, BadAnswer, Outcome, failed
 from headgate.load_generator.questions import Template, read_http
 
@@ -17,7 +18,7 @@ class Http1:
         try:
             import httptools  # noqa: PLC0415  an extra
         except ImportError:
-            raise ImportError("load over HTTP needs httptools: pip install 'headgate[server]'") from None
+            raise ImportError(not_installed("httptools", "server")) from None
         self._parser, self._error = httptools.HttpResponseParser(self), httptools.HttpParserError
         self._question, self._asked, self._waiting = question, 0, False
         self._body, self._header_bytes = b"", 0

@@ -38,7 +38,7 @@ def fields(**values: str | float | None) -> dict[str, Any]:
 
 
 def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = None) -> logging.Handler:
-    """Write all logs of this process to `stream`, which is standard error unless told, and return what does that.
+    """Write all logs of this process to `stream`, by default standard error, and return what does that.
 
     Handlers that were there are removed. Raises UsageError for a format or a level that there is not.
     """

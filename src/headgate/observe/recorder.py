@@ -39,7 +39,7 @@ class Recorder:
     Args:
         slots: where the workers of the node keep their counters; without it, this process is alone.
         slot: which of them is this process's.
-        principals: what is shown of those who asked; digests unless told.
+        principals: what is shown of those who asked; default: digests.
         denials_per_second: the most log lines in a second about refusals by one rule; 0: none.
         access_log: whether every call is logged.
     """

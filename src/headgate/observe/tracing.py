@@ -1,4 +1,4 @@
-"""A span for every call, for those who trace: OpenTelemetry, as an extra (``headgate[otel]``).
+"""A span for every call, for those who trace: OpenTelemetry, as an extra (``otel``).
 
 A call that comes with a ``traceparent`` becomes a part of that trace. Where spans go, and which of them, is set as
 everywhere by OpenTelemetry's own variables: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``,
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from headgate.core.errors import UsageError
+from headgate.core.errors import UsageError, not_installed
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -43,7 +43,7 @@ class Tracing:
 
             self._provider = _exporting() if provider is None else provider
         except ImportError as error:
-            raise UsageError(f"tracing needs OpenTelemetry: install headgate[otel] ({error})") from None
+            raise UsageError(not_installed(error.name, "otel")) from None
         self._tracer: Tracer = self._provider.get_tracer("headgate")
         self._extract = tracecontext.TraceContextTextMapPropagator().extract
         self._kind, self._status = trace.SpanKind.SERVER, trace.StatusCode.ERROR

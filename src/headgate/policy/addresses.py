@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 """Stands for the address of all whose address is not known, such as those on a Unix socket."""
 _LONGEST = 64
 _COUNTED_BITS = 64
-"""How many bits of an IPv6 address are its network's, unless told."""
+"""How many bits of an IPv6 address are its network's by default."""
 _REMEMBERED = 4096
 """Of short texts (no error is remembered), and reading one anew costs a few microseconds: nothing to be gained by
 flooding."""

@@ -8,7 +8,7 @@ in the file                            what it becomes
 ``resource: api.search``               the endpoint ``/api.search``: what a caller names as the endpoint "api.search"
 ``resource: /api/v1/orders/**``        that path
 ``resource: global``, ``default``      every endpoint, ``**``; as when there is no resource
-capacity, refill_rate, min_refill...   a token bucket; refilled in steps of 10 ms unless told otherwise
+capacity, refill_rate, min_refill...   a token bucket; refilled in steps of 10 ms by default
 ``runtime.fail_open``                  on_store_failure of all rules: true is ``allow``, false is ``deny``
 the rest of ``runtime``                nothing: it is the server's business, not the rules'. A warning says what to do
 =====================================  ==========================================================================

@@ -33,7 +33,7 @@ QUOTA_FIELDS = {
         "The window: a length such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",
     ),
     "burst": Field(Whole(-EXACT), "How many units beyond the limit may pass at once. Not for window algorithms."),
-    "algorithm": Field(Choice(_ALGORITHMS), "How it counts; token_bucket unless given."),
+    "algorithm": Field(Choice(_ALGORITHMS), "How it counts; default: token_bucket."),
     "calendar": Field(
         Zone(), "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
     ),
@@ -48,8 +48,8 @@ QUOTA_FIELDS = {
         Whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
     ),
     "refill_every": Field(Length(), "Token bucket only: it is refilled in steps this far apart, such as 10ms."),
-    "warn_percent": Field(_PERCENT, "Usage, in percent, above which a key is in the warning state; 80 unless given."),
-    "calm_percent": Field(_PERCENT, "Usage, in percent, below which it leaves the warning state; 70 unless given."),
+    "warn_percent": Field(_PERCENT, "Usage, in percent, above which a key is in the warning state; default: 80."),
+    "calm_percent": Field(_PERCENT, "Usage, in percent, below which it leaves the warning state; default: 70."),
     "quota": Field(_QUOTA_TEXT, 'The whole quota as text, such as "10/s burst 20; 5000/day".'),
 }
 
@@ -204,14 +204,14 @@ _RULE_FIELDS = {
     ),
     "endpoint": Field(
         Text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
-        "The paths it is for: literal, * for one segment, ** for the rest; all unless given.",
+        "The paths it is for: literal, * for one segment, ** for the rest; default: all.",
     ),
     "methods": Field(
         Many(
             Text("an HTTP method in capitals", "[A-Z][A-Z-]{0,19}", 20, METHODS, numbers=False),
             "a list such as [GET, POST]",
         ),
-        "The HTTP methods it is for; all unless given.",
+        "The HTTP methods it is for; default: all.",
     ),
     "key_pattern": Field(
         Text("text in which * stands for any characters", most=512),
@@ -234,7 +234,7 @@ _RULE_FIELDS = {
         "Ids of rules that do not apply when this one does; a rule that is itself replaced replaces nothing.",
     ),
     "on_store_failure": Field(
-        Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; the engine's unless given."
+        Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; default: the engine's."
     ),
     "replicas": Field(
         Whole(0, MAX_REPLICAS),
@@ -246,7 +246,7 @@ _RULE_FIELDS = {
     "updated_at": Field(Moment(as_written=True), "When the rule was last changed."),
 }
 RULE = Quotas(Shape("a rule", _RULE_FIELDS, spellings=_SPELLINGS), _ALL_WAYS)
-_DEFAULT_FIELDS = {**_RULE_FIELDS, "id": Field(RULE_ID, "Names the rule; `default` unless given.")}
+_DEFAULT_FIELDS = {**_RULE_FIELDS, "id": Field(RULE_ID, "Names the rule; default: `default`.")}
 _DEFAULT_RULE = Quotas(Shape("the default", _DEFAULT_FIELDS, spellings=_SPELLINGS), _ALL_WAYS, as_text=True)
 
 
@@ -325,7 +325,7 @@ FILE = Shape(
         "default_tier": Field(_TIER, "The tier of users who have none."),
         "allow": Field(_ENTRIES, "Principals that pass unasked."),
         "deny": Field(_ENTRIES, "Principals that are refused unasked."),
-        "default": Field(Default(), "What applies when no rule does: a quota, or allow, as it is unless given."),
+        "default": Field(Default(), "What applies when no rule does: a quota, or allow, the default."),
         "ignore_case": Field(
             Flag(), "Whether endpoints that differ only in capitals are the same; they are not unless true."
         ),

@@ -113,7 +113,7 @@ class Rule:
     replaces: frozenset[str] = frozenset()
     """Ids of rules that do not apply when this one does. If another rule replaces this one, it replaces nothing."""
     on_store_failure: Mode | None = None
-    """What to answer when the store does not; None: what the store does unless told."""
+    """What to answer when the store does not; None: the store's default."""
     replicas: int = 0
     """How many replicas of the store must have what a request took; its answer waits for them, or says that they have
     not got it. See `headgate.core.quota.Quota.replicas`."""

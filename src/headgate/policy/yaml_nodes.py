@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, Final, NoReturn
 
+from headgate.core.errors import not_installed
 from headgate.policy.problems import MOST, InvalidRules, Kind, Locator, Path, Problem, nearest
 
 MAX_BYTES: Final = 50_000_000
@@ -308,7 +309,7 @@ def yaml_module() -> Any:
     try:
         import yaml  # noqa: PLC0415
     except ImportError:
-        raise ImportError("YAML needs PyYAML: pip install 'headgate[policy]'") from None
+        raise ImportError(not_installed("yaml", "policy")) from None
     return yaml
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from headgate.clock import Clock
-from headgate.core.errors import InvalidStore
+from headgate.core.errors import InvalidStore, not_installed
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.stores.base import AsyncStore, Store
@@ -53,7 +53,7 @@ def open_resilient_store(
     Args:
         store: an address, or a store object.
         clock: for tests; only with an address.
-        on_store_failure: what to answer then: "local", "allow", "deny", or "raise" for a StoreError. Unless told,
+        on_store_failure: what to answer then: "local", "allow", "deny", or "raise" for a StoreError. Default:
             "local" for the address of a store on the network, and "raise" for any other.
         nodes: how many processes share the limits, this one included, for "local".
     """
@@ -99,7 +99,7 @@ def _redis(module: str) -> Any:
     try:
         return import_module(f"headgate.stores.redis.{module}")
     except ModuleNotFoundError as error:
-        raise InvalidStore(f"{error.name} is not installed: install headgate[redis]") from None
+        raise InvalidStore(not_installed(error.name, "redis")) from None
 
 
 def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:

@@ -90,7 +90,7 @@ class MemoryStore:
             admission). Beyond them there are up to 1024 overflow states for each algorithm and window in use. A key
             that shares one cannot be reset, and gets no refund. It is also the most answers of `check_once` that are
             remembered, each in about 420 bytes.
-        clock: where time comes from; the system's clock unless given.
+        clock: where time comes from; default: the system's clock.
     """
 
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Clock | None = None) -> None:

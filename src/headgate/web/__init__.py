@@ -6,7 +6,7 @@ Pure functions of bytes and values: no I/O, no clock (time is an argument, in mi
 `web.address`          the client's address: peer and proxy headers in, canonical address and key out
 `web.identity`         who asks: API key, verified token, address
 `web.apikey`           API keys, known by their digests
-`web.jwt`, `web.jwk`   tokens (JWT) and the keys that verify them; needs ``headgate[jwt]``
+`web.jwt`, `web.jwk`   tokens (JWT) and the keys that verify them; needs the extra ``jwt``
 `web.headers`          the response headers of a decision
 `web.ietf`             the part of them that the IETF is still changing, by version of its draft
 `web.problem`          bodies of refusals (RFC 9457)

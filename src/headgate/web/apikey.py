@@ -61,9 +61,9 @@ class ApiKeys:
     """Holders by `digest` of their key."""
     header: str = "x-api-key"
     scheme: str = ""
-    """The word before the key, such as ``Bearer`` in ``Authorization: Bearer KEY``; none unless told."""
+    """The word before the key, such as ``Bearer`` in ``Authorization: Bearer KEY``; default: none."""
     secret: bytes = field(default=b"", repr=False)
-    """Of the keyed digest; none unless told."""
+    """Of the keyed digest; default: none."""
     verified_upstream: bool = False
     """Whether any key may be believed because a gateway in front refuses unknown ones."""
 

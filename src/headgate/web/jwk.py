@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headgate.core.errors import not_installed
 from headgate.core.numbers import short
 from headgate.web.errors import InvalidSettings
 
@@ -135,12 +136,12 @@ def _algorithm(name: object) -> Any:
     try:
         return _pyjwt().get_algorithm_by_name(name)
     except NotImplementedError:
-        raise InvalidSettings(f"{name} needs the package cryptography: pip install 'headgate[jwt]'") from None
+        raise InvalidSettings(f"{name}: {not_installed('cryptography', 'jwt')}") from None
 
 
 def _pyjwt() -> ModuleType:
     try:
         import jwt  # noqa: PLC0415  an extra: only who verifies tokens needs it
     except ImportError:
-        raise InvalidSettings("verifying tokens needs PyJWT: pip install 'headgate[jwt]'") from None
+        raise InvalidSettings(not_installed("jwt", "jwt")) from None
     return jwt

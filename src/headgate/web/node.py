@@ -4,7 +4,7 @@ Canonical first, everything else after: an IPv4 address inside IPv6 (``::ffff:20
 ``64:ff9b::203.0.113.9``) *is* that IPv4 address, before it is compared, masked or shown. Otherwise one client has two
 keys, or all clients of IPv4 have one.
 
-The key of an IPv4 address is the address. That of an IPv6 address is its network, the /64 unless told otherwise:
+The key of an IPv4 address is the address. That of an IPv6 address is its network, the /64 by default:
 whoever has one address there has all of them.
 """
 

@@ -208,7 +208,7 @@ def test_lists_hold(in_memory: Asking) -> None:
 
 
 def test_what_cannot_be_matched_is_over_the_limit_and_takes_nothing(in_memory: Asking) -> None:
-    """An error would let it pass, since Envoy fails open unless told otherwise."""
+    """An error would let it pass, since Envoy fails open by default."""
     in_memory.serve(RULES)
     answer = in_memory.ask(USER, [("path", "/a/../b")])
     assert [answer.overall_code, *[status.code for status in answer.statuses]] == [OVER_LIMIT, OK, OVER_LIMIT]

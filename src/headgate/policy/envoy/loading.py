@@ -28,7 +28,7 @@ What its users ask for in vain is possible besides::
 
 - ``unit_multiplier``: the window is so many units, from the epoch on.
 - ``rate_limits``: all of them must admit; one that refuses takes nothing from the others.
-- ``algorithm``: token_bucket, leaky_bucket, fixed_window (unless told otherwise), sliding_window_log,
+- ``algorithm``: token_bucket, leaky_bucket, fixed_window (the default), sliding_window_log,
   sliding_window_counter or gcra; ``burst``: what a bucket or GCRA admits at once beyond its limit.
 
 Problems are told all at once, each with file, line and field. What is refused here and not there: a key given twice in

@@ -41,7 +41,7 @@ HOLDER = Shape(
     "an API key",
     {
         "sha256": Field(Digest(), "The SHA-256 of the key, in hexadecimal.", required=True),
-        "name": Field(_PRINCIPAL, "What rules and logs call the key; some digits of its digest unless given."),
+        "name": Field(_PRINCIPAL, "What rules and logs call the key; default: some digits of its digest."),
         "user": Field(_PRINCIPAL, "The user whose key it is."),
         "tenant": Field(_PRINCIPAL, "The tenant whose key it is."),
         "tier": Field(_PRINCIPAL, "The tier of its holder."),
@@ -75,7 +75,7 @@ class Holders:
 ISSUER = Shape(
     "an issuer",
     {
-        "issuer": Field(Text("text, as in the claim iss", most=512), "What the claim iss must be; any unless given."),
+        "issuer": Field(Text("text, as in the claim iss", most=512), "What the claim iss must be; default: any."),
         "audience": Field(
             Many(Text("text, as in the claim aud", most=512), "a list such as [api]"),
             "One of these must be in the claim aud. Where it is not given, no token for an audience is accepted.",
@@ -93,31 +93,31 @@ ISSUER = Shape(
                 "claims by what they tell, such as {user: sub, tenant: org, tier: plan}",
                 keys="(?!(?:apikey|endpoint|global|ip)$)[a-z][a-z0-9_]{0,31}",
             ),
-            "Which claims name the user, the tenant, the tier, or others that rules know; {user: sub} unless given.",
+            "Which claims name the user, the tenant, the tier, or others that rules know; default: {user: sub}.",
         ),
         "realm": Field(
             Text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
             "Put before the names of its users; needed where there are several issuers.",
         ),
-        "leeway_s": Field(Whole(0, 600), "By how many seconds clocks may differ; 60 unless given."),
+        "leeway_s": Field(Whole(0, 600), "By how many seconds clocks may differ; default: 60."),
     },
 )
 ADDRESSES = Shape(
     "addresses",
     {
-        "header": Field(_HEADER, "Where proxies write the address of their client; x-forwarded-for unless given."),
+        "header": Field(_HEADER, "Where proxies write the address of their client; default: x-forwarded-for."),
         "trusted": Field(
             Many(Text("a network such as 10.0.0.0/8, or unix", most=64), "a list such as [10.0.0.0/8, unix]"),
-            "The networks of the proxies, which alone may ask; this machine unless given.",
+            "The networks of the proxies, which alone may ask; default: this machine.",
         ),
         "hops": Field(Whole(1, MAX_HOPS), "Instead: how many proxies there are, whoever they are."),
-        "ipv6_prefix": Field(Whole(32, 128), "How many bits of an IPv6 address make one client; 64 unless given."),
+        "ipv6_prefix": Field(Whole(32, 128), "How many bits of an IPv6 address make one client; default: 64."),
     },
 )
 API_KEYS = Shape(
     "api_keys",
     {
-        "header": Field(_HEADER, "Where clients send their key; x-api-key unless given."),
+        "header": Field(_HEADER, "Where clients send their key; default: x-api-key."),
         "scheme": Field(
             Text("a word such as Bearer", "[A-Za-z0-9-]{1,32}", 32, numbers=False), "The word before it, if any."
         ),

@@ -8,11 +8,11 @@
     redis+cluster://[[user]:password@]host[:port],host[:port],...[?...]
     rediss://... rediss+sentinel://... rediss+cluster://...     the same, with TLS
 
-Behind ``redis+sentinel`` come Sentinels (port 26379 unless told), which know the primary of the service; behind
+Behind ``redis+sentinel`` come Sentinels (default port: 26379), which know the primary of the service; behind
 ``redis+cluster`` some nodes of the cluster, which know the others. Characters of a password that have a meaning in an
 address (``@ : / ? # % ,``) are written as ``%40`` and so on.
 
-Options: `timeout` (seconds for a whole call, 0.25 unless told), `connect_timeout` (seconds, 1; a blocking call that has
+Options: `timeout` (seconds for a whole call, default 0.25), `connect_timeout` (seconds, 1; a blocking call that has
 to connect first may take this much longer), `connections` (to each server: 2 for an event loop, 16 for threads),
 `replicas` (an answer waits until so many replicas have what it wrote, or says that they have not), `ca`, `cert`, `key`
 (PEM files, for TLS, which may be replaced at any time), `evicting` (``allow`` to accept a server that may evict state),

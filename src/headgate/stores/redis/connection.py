@@ -25,7 +25,7 @@ class Connection:
     Args:
         address: whom to connect to.
         greeting: what to say first, unless it is about limits.
-        patience: seconds for all that; the address tells, unless given.
+        patience: seconds for all that; default: what the address says.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class Flights:
         loop: the event loop that all this happens in.
         sentinels: are asked for each new connection where the server is; unless it is at `address`.
         traffic: counts what comes back.
-        replicas: how many must have what an answer wrote; the address tells, unless given.
+        replicas: how many must have what an answer wrote; default: what the address says.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Flights:
 
         Args:
             question: what to ask.
-            deadline: when to stop waiting for it, by the loop's clock; the address tells, unless given.
+            deadline: when to stop waiting for it, by the loop's clock; default: what the address says.
             slot: that of the keys, in a cluster.
             asking: whether the server is asked for what it does not own yet; then it is asked alone.
             alone: whether not to ask together with others about the same slot.

@@ -63,7 +63,7 @@ class Pool:
         Args:
             question: what to ask.
             give_up: when to stop waiting for the answer, as `monotonic` tells time; later if there is no connection
-                yet. The address tells, unless given.
+                yet. Default: what the address says.
             asking: whether the server is asked for what it does not own yet.
         """
         loan = self._loan(give_up)

@@ -58,7 +58,7 @@ def index(number: int) -> bytes:
 
 
 class Conversation:
-    """A connection that has been greeted, unless told otherwise."""
+    """A connection, by default one that has been greeted."""
 
     def __init__(self, limits: WireLimits = DEFAULT, *, greeting: bytes = GREETING) -> None:
         self.server = Connection(limits)
