@@ -99,7 +99,7 @@ def test_one_rule_by_its_id(url: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert [main(asked), main(asked)] == [0, 1]
     assert "refused: rule per-tenant" in capsys.readouterr().out
     assert main(["check", "--url", url, "--rule", "no-such", "--user", "1"]) == 0
-    assert "no rule applies" in capsys.readouterr().out
+    assert "allowed: rule 'no-such' does not exist; there are: orders-user" in capsys.readouterr().out
 
 
 def test_lists_and_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:

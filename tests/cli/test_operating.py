@@ -7,10 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from headgate.cli.__main__ import main
+from headgate.observe.principals import Principals
 from headgate.web.apikey import digest
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import until
@@ -73,14 +75,48 @@ def test_with_a_path_it_is_for_what_applies_there_and_says_what_is_left_alone(
 def test_a_shared_limit_is_reset_by_its_name(found: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert [passes(found, "ada"), passes(found, "bob"), passes(found, "eve")] == [True, True, False]
     assert main(["reset", "--rule", "everybody", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"success": True, "rules": ["everybody"], "shared": []}
+    assert json.loads(capsys.readouterr().out) == {"success": True, "rules": ["everybody"], "shared": [], "reason": ""}
     assert passes(found, "eve")
 
 
 def test_what_no_rule_counts_by_is_told(found: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reset", "--ip", "192.0.2.7"]) == 1
-    assert "no rule counts by that" in capsys.readouterr().out
+    assert capsys.readouterr().out == "nothing was reset: no rule counts by ip; they count by user, global\n"
     assert found.complained == ""
+
+
+@pytest.mark.usefixtures("found")
+def test_a_rule_that_does_not_exist_is_told_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = "rule 'nope' does not exist; there are: orders, exports, everybody\n"
+    assert main(["reset", "--rule", "nope", "--user", "ada"]) == 1
+    assert capsys.readouterr().out == f"nothing was reset: {missing}"
+    assert main(["check", "--rule", "nope", "--user", "ada"]) == 0
+    assert capsys.readouterr().out == f"allowed: {missing}"
+
+
+@pytest.mark.usefixtures("found")
+def test_a_method_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reset", "--user", "ada", "/api/v1/orders"]) == 1
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert "orders: method is not known, not POST" in first
+
+
+def test_limits_of_envoys_files_are_not_reset_and_who_used_them_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = "domain: edge\ndescriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 1}}]\n"
+    (tmp_path / "edge.yaml").write_text(tree)
+    asked = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
+    with service("--envoy-config", str(tmp_path)) as running:
+        place = f"http://127.0.0.1:{running.started().http_port}"
+        assert [running.post("/json", asked)[0] for _ in range(2)] == [200, 429]
+        until(lambda: "denied" in running.complained, "it is in the log", SECONDS)
+        (logged,) = re.findall(r"principal=(#\w{16})", running.complained)
+        assert main(["reset", "--url", place, "--ip", "192.0.2.7"]) == 1
+    assert "limits of Envoy's files cannot be reset" in capsys.readouterr().out
+    for words in (["--ip", "192.0.2.7"], ["--attribute", "remote_address=192.0.2.7"], ["remote_address=192.0.2.7"]):
+        assert main(["who", logged, *words]) == 0
+        assert capsys.readouterr().out == f"{logged} is remote_address=192.0.2.7\n"
 
 
 def test_a_caller_without_a_key_resets_nothing(found: Service, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +136,16 @@ def test_a_digest_is_found_among_those_who_are_suspected(
     assert main(["who", logged.removeprefix("#"), "bob", "eve"]) == 1
     monkeypatch.setattr(sys, "stdin", io.StringIO("bob\nada\n"))
     assert main(["who", logged, "-"]) == 0
+
+
+def test_an_ipv6_address_is_known_by_its_network(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Principals().shown("2001:db8::/64")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ada\n2001:db8::1\n"))
+    for words in (["--ip", "2001:db8::1"], ["2001:db8::1"], ["-"]):
+        assert main(["who", shown, *words]) == 0
+        assert capsys.readouterr().out == f"{shown} is 2001:db8::/64\n"
 
 
 @pytest.mark.parametrize(

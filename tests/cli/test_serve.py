@@ -124,7 +124,9 @@ def test_check_says_which_port_is_in_use(capsys: pytest.CaptureFixture[str]) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--check", "--http-port", str(port), "--grpc-port", "0"]) == 0
-    assert f"port {port} is in use now" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"port {port} is in use now" in told
+    assert f"it could start once port {port} is free: 2 rules" in told
 
 
 @pytest.mark.parametrize("name", ["rules", "caller-keys"])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,13 +22,17 @@ from headgate.cli.service_options import add_service_options, url
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.errors import UsageError
 from headgate.observe.principals import Principals
-from headgate.policy.facts import facts_of
-from headgate.policy.request import ENDPOINT, GLOBAL, Request
+from headgate.policy.addresses import counted_by
+
+WORKER = "headgate.server.worker"
+"""The module that a worker runs: see `headgate.server.child`."""
+_PASSWORD = re.compile(r"://[^/@ ]*@")
 
 
 class _Reset(msgspec.Struct, frozen=True):
     rules: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def add(commands: Commands) -> None:
@@ -37,7 +44,7 @@ def add(commands: Commands) -> None:
         summary="let a running service forget what somebody has used",
         more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
         "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"
-        "Exit codes: 0 something was reset, 1 no rule counts by that, 2 wrong usage, or the service did not answer.",
+        "Exit codes: 0 something was reset, 1 nothing was, 2 wrong usage, or the service did not answer.",
         examples="headgate reset --user 42\n"
         "headgate reset --user 42 --method POST /api/v1/orders\n"
         "headgate reset --ip 192.0.2.7 --rule small-ip\n"
@@ -45,7 +52,7 @@ def add(commands: Commands) -> None:
     )
     reset.add_argument("endpoint", metavar="PATH", nargs="?", help="only what applies to this path")
     reset.add_argument("--url", default=url(), help="where the service is; or HEADGATE_URL [%(default)s]")
-    add_principal_options(reset)
+    add_principal_options(reset, "whose limits")
     reset.add_argument("--method", default="", help="with a path: the HTTP method")
     reset.add_argument("--rule", metavar="ID", help="only the limits of this rule")
     add_service_options(reset, timeout="seconds to wait for the service [%(default)g]")
@@ -54,20 +61,21 @@ def add(commands: Commands) -> None:
         commands,
         "who",
         _who,
-        summary="say whether a digest of the log or of /hotkeys is that of somebody",
-        more="A digest cannot be turned back: name whom you suspect, or give a list of them on the standard input.\n\n"
+        summary="find whose digest the log or /hotkeys shows",
+        more="A digest cannot be turned back: name whom you suspect, or give a list of them on the standard input.\n"
+        "Limits of Envoy's files are counted by entries: --attribute tenant=acme, or --ip for remote_address.\n\n"
         "Exit codes: 0 it is one of them, 1 it is not, 2 wrong usage.",
         examples="headgate who '#2f1d9c0b7a6e5d43' --user 42\n"
         "psql -Atc 'select id from users' | headgate who '#2f1d9c0b7a6e5d43' -",
     )
     who.add_argument("digest", metavar="DIGEST", help="# and 16 hexadecimal digits; the # may be left out")
     who.add_argument("candidates", metavar="VALUE", nargs="*", help="who it may be; - reads one from each line")
-    add_principal_options(who)
+    add_principal_options(who, "who it may be")
     switch = add_command(
         commands,
         "enforcement",
         _switch,
-        summary="turn off, for a running service, that limits refuse; or on again",
+        summary="let the limits of a running service refuse nothing, or refuse again",
         more="Off, every rule is a shadow: counted and reported, and nothing is refused but by deny lists. No restart\n"
         "is needed; it holds for all workers, those started later included, and ends with the service. By hand, the\n"
         "same is SIGUSR1 to the process for off, and SIGUSR2 for on.",
@@ -99,7 +107,8 @@ def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
     elif answer.rules:
         terminal.say(terminal.styled(f"reset: {safe(', '.join(answer.rules))}", "green"))
     else:
-        terminal.say(terminal.styled("nothing was reset: no rule counts by that", "yellow"))
+        reason = answer.reason or "no rule counts by that alone"
+        terminal.say(terminal.styled(f"nothing was reset: {safe(reason)}", "yellow"))
     if answer.shared and not arguments.json:
         terminal.say(
             f"others share these, which were left alone (name one with --rule): {safe(', '.join(answer.shared))}"
@@ -111,19 +120,31 @@ def _who(arguments: argparse.Namespace, terminal: Terminal) -> int:
     wanted = "#" + arguments.digest.removeprefix("#").lower()
     if len(wanted) != len(shown := Principals().shown("")) or set(wanted[1:]) - set("0123456789abcdef"):
         raise UsageError(f"a digest is # and {len(shown) - 1} hexadecimal digits, not {arguments.digest!r}")
-    facts = facts_of(Request(principal_of(arguments), attributes=attributes_of(arguments)), ignore_case=False)
-    named = [value for name, value in facts.items() if name not in {ENDPOINT, GLOBAL}]  # an IPv6 address as its network
-    named += [value for value in arguments.candidates if value != "-"]
+    principal, attributes = principal_of(arguments), attributes_of(arguments)
+    named = [*principal.values(), *attributes.values(), *(value for value in arguments.candidates if value != "-")]
+    if "ip" in principal:
+        attributes = {"remote_address": principal["ip"], **attributes}
+    entries = [f"{name}={value}" for name, value in attributes.items()]  # how limits of Envoy's files are counted
+    named += [*entries, ",".join(entries)] if entries else []
     if not (named or "-" in arguments.candidates):
         raise UsageError("a digest cannot be turned back: say who it may be, such as --user 42, or - for a list")
     lines = (line.rstrip("\n") for line in sys.stdin) if "-" in arguments.candidates else ()
     for candidates in (named, lines):
         for candidate in candidates:
-            if Principals().shown(candidate) == wanted:
-                terminal.say(terminal.styled(f"{wanted} is {safe(candidate)}", "green"))
-                return OK
+            for counted in {candidate, _network(candidate)}:
+                if Principals().shown(counted) == wanted:
+                    terminal.say(terminal.styled(f"{wanted} is {safe(counted)}", "green"))
+                    return OK
     terminal.say(f"{wanted} is none of them")
     return NO
+
+
+def _network(candidate: str) -> str:
+    """Return what an IPv6 address is counted by, which is its network; anything else as it is."""
+    try:
+        return counted_by(candidate)
+    except UsageError:
+        return candidate
 
 
 def _switch(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -144,21 +165,47 @@ def _service(wanted: int | None) -> int:
 
     No other process gets the signal: it ends those that do not know it.
     """
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended
-            continue
-        if "serve" in words[1:] and any(_is_ours(word) for word in words[: words.index("serve")]):
-            found.append(int(path.parent.name))
+    found = dict[int, str]()
+    for path in Path("/proc").glob("[0-9]*"):
+        words = _command(path)
+        if _is_service(words):
+            options = shlex.join(words[words.index("serve") + 1 :])
+            found[int(path.name)] = f"serve {_PASSWORD.sub('://', options)}".rstrip() + _folder(path)
     if wanted in found:
         return wanted
     if wanted is None and len(found) == 1:
-        return found[0]
-    several = ", ".join(map(str, sorted(found))) or "none"
-    raise UsageError(f"processes of services on this machine: {several}. Say which of them is meant: --pid PID")
+        return next(iter(found))
+    wrong = "" if wanted is None else f"process {wanted} {_what_it_is(wanted)}. "
+    known = "".join(f"\n  {pid}: headgate {command}" for pid, command in sorted(found.items())) or " none"
+    raise UsageError(f"{wrong}Say which service is meant, with --pid PID; on this machine there are:{known}")
 
 
-def _is_ours(word: str) -> bool:
-    return Path(word).name == "headgate" or word in {"headgate.cli", "headgate"}
+def _command(process: Path) -> list[str]:
+    """Return the words of the command line of a process; none if it has ended."""
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _is_service(words: list[str]) -> bool:
+    """Whether it is ours, and not a program, such as `timeout`, that was given our command."""
+    if "serve" not in words[1:] or not Path(words[0]).name.startswith(("python", "headgate")):
+        return False
+    return any(Path(word).name == "headgate" or word == "headgate.cli" for word in words[: words.index("serve")])
+
+
+def _folder(process: Path) -> str:
+    try:
+        return f" (in {(process / 'cwd').readlink()})"
+    except OSError:  # it has ended, or is somebody else's
+        return ""
+
+
+def _what_it_is(pid: int) -> str:
+    """Say what a process is that is not a service."""
+    process = Path("/proc") / str(pid)
+    if WORKER in _command(process):
+        with suppress(OSError):
+            return f"is a worker of process {(process / 'stat').read_text().rpartition(')')[2].split()[1]}"
+    return "is not a service" if pid > 0 and process.exists() else "does not exist"

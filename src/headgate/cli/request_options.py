@@ -6,14 +6,15 @@ import argparse
 
 from headgate.core.errors import UsageError
 
-_PRINCIPALS = ("user", "ip", "apikey")
+_PRINCIPALS = {"user": "user", "ip": "address", "apikey": "name of the API key"}
 
 
-def add_principal_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say who asks."""
-    for name in _PRINCIPALS:
-        parser.add_argument(f"--{name}", metavar="VALUE", help=f"who asks: the {name}")
-    parser.add_argument("--attribute", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
+def add_principal_options(parser: argparse.ArgumentParser, about: str = "who asks") -> None:
+    """Add the options that name somebody; `about` says what for."""
+    for name, noun in _PRINCIPALS.items():
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}: the {noun}")
+    repeated = f"{about}: anything else that rules count by; may be repeated"
+    parser.add_argument("--attribute", metavar="NAME=VALUE", action="append", default=[], help=repeated)
 
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:

@@ -33,9 +33,11 @@ def check(settings: Settings, terminal: Terminal) -> int:
     except StoreError as error:
         terminal.complain(f"headgate: it would start, and decide without its store {safe(store)}: {safe(str(error))}")
         return NO
-    for port in taken:
-        terminal.say(f"port {port} is in use now: if not by the service that this one replaces, choose another")
-    terminal.say(terminal.styled(f"it could start: {rules} rules, {safe(store)}", "green"))
+    ports = " and ".join(map(str, taken))
+    if taken:
+        terminal.say(f"port {ports} is in use now: if not by the service that this one replaces, choose another")
+    when = f"it could start once port {ports} is free" if taken else "it could start"
+    terminal.say(terminal.styled(f"{when}: {rules} rules, {safe(store)}", "yellow" if taken else "green"))
     return OK
 
 

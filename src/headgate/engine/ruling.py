@@ -36,7 +36,8 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     matched: bool = False
     """Whether any rule matched, the default included."""
     reason: str = ""
-    """Why, for those on a list, and for a cost that could never pass among several requests (see `together`)."""
+    """Why, for those on a list, for a cost that could never pass among several requests (see `together`), and, by the
+    service, for a rule that does not exist."""
     version: int = 0
     """Of the policy."""
     unmatched_principals: tuple[str, ...] = ()
@@ -77,6 +78,8 @@ class Reset(msgspec.Struct, frozen=True):
     """Ids of the rules whose limits were reset."""
     shared: tuple[str, ...] = ()
     """Ids of rules that apply as well, but count others too, and were left alone: name one to reset it."""
+    reason: str = ""
+    """Why nothing was reset, where the service was asked for it."""
 
     def __bool__(self) -> bool:
         return bool(self.rules)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -51,11 +52,13 @@ class Child:
         return cls(process, reader, writer)
 
     async def report(self) -> Report:
-        """Return how it began."""
-        try:
-            return decode_report(await self.reader.readline())
-        except ConnectionError:
-            return decode_report(b"")
+        """Return how it began; of one that ended before it could say so, how it ended."""
+        with suppress(ConnectionError):
+            line = await self.reader.readline()
+            if line:
+                return decode_report(line)
+        await self.process.wait()
+        return Report(error=f"its process {self.process.pid} {self.fate} before it served")
 
     async def ended(self) -> None:
         """Wait for its end. One that gives no sign of life is ended: it would leave its clients waiting forever."""

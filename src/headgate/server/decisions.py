@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from copy import copy
 from time import perf_counter_ns
 
+from msgspec import structs
+
 from headgate.engine import AsyncEngine, Part, Reset, Ruling
 from headgate.engine.kept import KeptRequest
 from headgate.observe.recorder import Recorder
+from headgate.policy.compiled import Policy
+from headgate.policy.explain import explain
+from headgate.policy.facts import shown
 from headgate.policy.request import Request, UnknownRule, principal_name
 from headgate.policy.selection import Verdict
 
 LONGEST_MS = 1000
 """No caller's deadline is longer, in milliseconds. So there are only so many different ones."""
+_TOLD = 3
+"""Rules of which it is said why they were not reset."""
 
 
 class Decisions:
@@ -113,11 +120,8 @@ class Decisions:
         try:
             reset = await self.engine.reset(request)
         except UnknownRule as error:
-            self._unmatched(error)
-            return Reset()
-        if reset:
-            self.recorder.was_reset(request, reset, self._api)
-        return reset
+            return Reset(reason=self._unmatched(error).reason)
+        return self._recorded(reset, request)
 
     async def reset_all(self, request: Request) -> Reset:
         """Forget what was used of every limit that is counted by principals of the request, whatever it is for.
@@ -135,14 +139,37 @@ class Decisions:
                 continue
             named = Request(counted, tier=request.tier, rule_id=rule_id)
             rules += (await self.engine.reset(named)).rules
-        reset = Reset(tuple(rules), tuple(shared))
+        return self._recorded(Reset(tuple(rules), tuple(shared)), request)
+
+    def _recorded(self, reset: Reset, request: Request) -> Reset:
+        """Take note of a reset, or say why nothing was."""
         if reset:
             self.recorder.was_reset(request, reset, self._api)
-        return reset
+            return reset
+        policy, now = self.engine.policy, self.engine.clock.now()
+        return structs.replace(reset, reason=why_not_reset(policy, request, now))
 
     def _unmatched(self, error: UnknownRule) -> Ruling:
         """Return the answer to a request that names an unknown rule: it passes, unless the rules say otherwise."""
         policy = self.engine.policy
         if policy.ruleset.unknown_rule == "error":
             raise error
-        return Ruling(True, Verdict.UNLIMITED, version=policy.version)
+        return Ruling(True, Verdict.UNLIMITED, reason=str(error), version=policy.version)
+
+
+def why_not_reset(policy: Policy, request: Request, now: int) -> str:
+    """Say why there is nothing to reset for a request."""
+    if not policy.rules:  # as with the files alone
+        return "there are no rules; limits of Envoy's files cannot be reset"
+    names = {principal_name(name) for name in request.principal}
+    rules = {rule_id: rule for rule_id, rule in policy.rules.items() if rule.rule.enabled}
+    counting = {rule_id for rule_id, rule in rules.items() if not names.isdisjoint(rule.dimensions)}
+    if not counting:
+        known = dict.fromkeys(name for rule in rules.values() for name in rule.dimensions)
+        return f"no rule counts by {', '.join(map(shown, names)) or 'nothing'}; they count by {', '.join(known)}"
+    explained = explain(policy, structs.replace(request, cost=0), now)
+    if explained.selection.reason:
+        return explained.selection.reason
+    whys = [each for each in explained.rules if each.rule in counting and not each.reason.startswith("endpoint ")]
+    told = "; ".join([f"{each.rule}: {each.reason}" for each in whys[:_TOLD]])
+    return f"no rule that applies counts by that{f' ({told})' if told else ''}"

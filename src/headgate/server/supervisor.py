@@ -129,7 +129,8 @@ class Supervisor:
         elif self._stopping.is_set():
             _LOG.debug("worker %d did not come to serve: %s", slot, report.error)
         elif self._yet_to_serve:
-            raise CannotStart(report.error, is_usage=report.is_usage)
+            why = report.error if report.is_usage else f"worker {slot} cannot start: {report.error}"
+            raise CannotStart(why, is_usage=report.is_usage)
         else:
             _LOG.error("worker %d cannot start: %s", slot, report.error)
             for port in self._ports:

@@ -31,7 +31,8 @@ def left(service: Service, **body: Any) -> dict[str, int]:
 def test_without_an_endpoint_it_is_for_every_limit_counted_by_who_is_named(service: Service) -> None:
     assert left(service) == {"orders-user": 2, "all-ip": 4}
     answer = reset(service, principal={"user": "u1"})
-    assert answer == {"success": True, "rules": ["orders-user", "rule_001", "queue", "trial"], "shared": []}
+    rules = ["orders-user", "rule_001", "queue", "trial"]
+    assert answer == {"success": True, "rules": rules, "shared": [], "reason": ""}
     assert left(service) == {"orders-user": 2, "all-ip": 3}
 
 
@@ -39,7 +40,9 @@ def test_a_rule_that_counts_by_more_than_is_named_is_left_alone_and_told() -> No
     with serving("{version: 1, rules: [{id: pairs, dimension: [user, tenant], limit: 2, window: 1h}]}") as service:
         asked = {"principal": {"user": "u1", "tenant": "acme"}, "endpoint": "/", "method": "GET"}
         assert left(service, **asked) == {"pairs": 1}
-        assert reset(service, principal={"user_id": "u1"}) == {"success": False, "rules": [], "shared": ["pairs"]}
+        why = "no rule that applies counts by that (pairs: no value for dimension tenant)"
+        told = {"success": False, "rules": [], "shared": ["pairs"], "reason": why}
+        assert reset(service, principal={"user_id": "u1"}) == told
         assert reset(service, principal={"user_id": "u1", "tenant": "acme"})["rules"] == ["pairs"]
         assert left(service, **asked) == {"pairs": 1}
 
@@ -48,7 +51,8 @@ def test_with_an_endpoint_it_is_for_what_applies_there(service: Service) -> None
     left(service)
     asked = {"principal": {"user": "u1"}, "endpoint": "/global"}
     assert left(service, **asked) == {"everybody": 1}
-    assert reset(service, **asked) == {"success": False, "rules": [], "shared": ["everybody"]}
+    why = "no rule that applies counts by that"
+    assert reset(service, **asked) == {"success": False, "rules": [], "shared": ["everybody"], "reason": why}
     assert left(service, **asked) == {"everybody": 0}
     assert left(service)["orders-user"] == 1
 

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,8 +107,35 @@ def test_a_service_may_start_with_it_off(rules: str) -> None:
         assert "enforcement is off" in found.complained
 
 
-def test_no_other_process_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pid", [1, 0, -1, 999_999_999])
+def test_no_other_process_is_told(pid: int, capsys: pytest.CaptureFixture[str]) -> None:
     """It would be the end of one that does not know the signal."""
-    for pid in (os.getpid(), 0, -1):
-        assert main(["enforcement", "off", "--pid", str(pid)]) == 2
-        assert "Say which of them is meant" in capsys.readouterr().err
+    assert main(["enforcement", "off", "--pid", str(pid)]) == 2
+    what = "is not a service" if pid == 1 else "does not exist"
+    assert f"process {pid} {what}. Say which service is meant" in capsys.readouterr().err
+
+
+def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_none(
+    redis: RedisServer, rules: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = redis.address.replace("://", "://default:secret@")
+    with service("--workers", "2", "--store", store, "--rules", rules) as found:
+        found.started()
+        worker = min(found.workers())
+        assert main(["enforcement", "off", "--pid", str(worker)]) == 2
+        told = capsys.readouterr().err
+        assert f"process {worker} is a worker of process {found.process.pid}. Say which" in told
+        (line,) = [line for line in told.splitlines() if f" {found.process.pid}: " in line]
+        assert f"--rules {rules}" in line
+        assert "secret" not in told
+        assert f"{worker}: " not in told
+
+
+def test_a_program_that_was_given_our_command_is_not_a_service(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["timeout", "60", sys.executable, "-c", "import time; time.sleep(60)", "headgate", "serve"]
+    with subprocess.Popen(command) as wrapper:
+        try:
+            assert main(["enforcement", "off", "--pid", str(wrapper.pid)]) == 2
+            assert f"process {wrapper.pid} is not a service" in capsys.readouterr().err
+        finally:
+            wrapper.terminate()

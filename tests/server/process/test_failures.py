@@ -130,6 +130,15 @@ def test_a_worker_that_cannot_start_again_leaves_new_connections_to_the_others(f
     assert found.ended() == 0
 
 
+def test_a_worker_that_is_killed_before_it_serves_is_told(redis: RedisServer) -> None:
+    with service("--workers", "2", "--store", redis.address) as found:
+        until(found.workers, "there is one", SECONDS)
+        worker = min(found.workers())
+        os.kill(worker, signal.SIGKILL)
+        assert found.ended() == 1
+        assert f"cannot start: its process {worker} died by SIGKILL before it served" in found.complained
+
+
 def test_workers_end_when_their_supervisor_is_killed(found: Service) -> None:
     workers = found.workers()
     found.process.kill()

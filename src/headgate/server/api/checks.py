@@ -86,7 +86,8 @@ class Checks:
         except (UsageError, StoreError) as error:
             return self._failed("reset", error, began)
         self._called("reset", "allowed", perf_counter_ns() - began)
-        body = msgspec.json.encode({"success": bool(reset), "rules": reset.rules, "shared": reset.shared})
+        told = {"success": bool(reset), "rules": reset.rules, "shared": reset.shared, "reason": reset.reason}
+        body = msgspec.json.encode(told)
         return Response(200, body, ((b"content-type", b"application/json"), (b"cache-control", b"no-store")))
 
     def _failed(self, api: str, error: UsageError | StoreError, began: int) -> Response:
