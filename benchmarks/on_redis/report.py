@@ -79,6 +79,8 @@ def render(results: RedisResults) -> str:
 def in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
     """Return what it comes to: what, how much, and compared with what."""
     together, alone, _, cluster = _groups(rows).values()
+    if not (together and alone and cluster):  # only a part was measured
+        return
     blocking = [row for row in alone if row.case.way is Way.BLOCKING]
     peers = between([row.times_peer for row in together if row.times_peer], 1, "times as many as the best peer")
     yield "decisions on Redis, 64 callers", between([row.ours.per_second for row in together], 0, "a second"), peers

@@ -182,6 +182,11 @@ class TestChangedLimit:
         mended = play(gcra(4), [(-behind, 1, False, 0, 700_000, 1_000_000)], TEN.step(None, 10, START)[0])
         play(gcra(4), [(-behind + 700_000, 1, True, 0, 0, 1_000_000)], mended)
 
+    def test_a_clock_that_falls_back_is_told_from_a_debt_under_another_capacity(self) -> None:
+        """1 of 10/minute is worth 6 s: 5 minutes ahead, it is the clock that is wrong, whatever the capacity is now."""
+        state, _ = gcra(10, 60 * SECOND, burst=-9).step(None, 1, START)
+        play(gcra(10, 60 * SECOND, burst=90), [(-300 * SECOND, 0, True, 99, 0, 6 * SECOND)], state)
+
     def test_what_was_charged_under_another_limit_stays(self) -> None:
         after, _ = gcra(4).step(self.used_8, -8, START, START)
         assert after is self.used_8

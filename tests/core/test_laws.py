@@ -143,6 +143,42 @@ def test_retry_after_is_exact(data: st.DataObject) -> None:
     assert ask(quota, state, cost, now + refusal.retry_after_us).allowed
 
 
+ROUNDED = [
+    *(
+        Quota(limit, window, burst=burst, algorithm=algorithm)
+        for algorithm in (Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA)
+        for limit, window, burst in [
+            (997, 30 * 86_400_000_000, 0),
+            (10_007, 7 * 86_400_000_000, 0),
+            (997, 3660 * 86_400_000_000, 6000),
+            (999_999_937, 366 * 86_400_000_000, 0),
+        ]
+    ),
+    Quota(997, 30 * 86_400_000_000, refill_every_us=3_600_000_000),
+    *(
+        Quota(limit, window, algorithm=Algorithm.SLIDING_WINDOW_COUNTER)
+        for limit, window in [(10, 1_000_000_001), (2, 30_175_649_560_847), (10**8, 60_000_000)]
+    ),
+]
+
+
+@given(st.sampled_from(ROUNDED), st.data())
+def test_retry_and_reset_are_exact_though_fractions_are_rounded(quota: Quota, data: st.DataObject) -> None:
+    """What was used is rounded when it is looked at; what is said of waiting is counted from when it was used."""
+    now, state = 10**15, None
+    gaps = st.one_of(st.integers(0, 10**7), st.integers(0, quota.window_us), st.just(quota.refill_every_us))
+    costs = st.one_of(st.just(1), st.just(quota.capacity), st.integers(1, quota.capacity))
+    for gap, cost in data.draw(st.lists(st.tuples(gaps, costs), min_size=2, max_size=6)):
+        now += gap
+        before = state
+        state, decision = quota.step(before, cost, now)
+        if not decision.allowed:
+            assert not ask(quota, before, cost, now + decision.retry_after_us - 1).allowed
+            assert ask(quota, before, cost, now + decision.retry_after_us).allowed
+        looked = ask(quota, state, 0, now)
+        assert void_at(state, quota) == now + looked.reset_after_us
+
+
 @given(st.data())
 def test_remaining_is_what_can_be_taken_now(data: st.DataObject) -> None:
     quota = data.draw(st.one_of(quotas(), odd_buckets()))
@@ -347,12 +383,17 @@ def test_a_queue_lets_out_at_a_constant_rate(data: st.DataObject) -> None:
     quota = replace(base, queue=True)
     interval = Fraction(quota.window_us, quota.limit)
     state, free_at = None, Fraction(0)
+    let_out: list[tuple[int, int]] = []
     for now, cost in data.draw(traces(quota)):
         state, decision = quota.step(state, cost, now)
         if decision.allowed:
             turn = max(Fraction(now), free_at)
             assert turn <= now + decision.delay_us < turn + 1
             free_at = turn + cost * interval
+            let_out.append((now + decision.delay_us, cost))
+            for start, _ in let_out:
+                passed = sum(each for at, each in let_out if at >= start)
+                assert passed <= (now + decision.delay_us - start + 1) / interval + cost
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "leaky_bucket"])

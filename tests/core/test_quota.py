@@ -190,10 +190,13 @@ class TestExactness:
             f"up to {1 << 49} can"
         )
 
-    def test_steps_too_long_to_count(self) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota(10**9, SECOND, refill_every_us=10**9)
-        assert refusal(error).startswith("refill_every_us of 1000000000/second must be at most 2251799, not 1000000000")
+    @pytest.mark.parametrize("limit", [10**6, 10**9, 999_983])
+    def test_steps_may_be_long(self, limit: int) -> None:
+        quota = Quota(limit, 86_400 * SECOND, refill_every_us=3600 * SECOND)
+        state, _ = quota.step(None, limit, START)
+        refused = quota.step(state, 1, START)[1]
+        assert (refused.allowed, refused.retry_after_us) == (False, 3600 * SECOND)
+        assert quota.step(state, limit // 24, START + 3600 * SECOND)[1].allowed
 
 
 class TestOptions:
@@ -345,6 +348,9 @@ class TestFromBucket:
     def test_a_float_means_the_fraction_that_it_is_the_nearest_to(self, rate: float, limit: int, seconds: int) -> None:
         quota = Quota.from_bucket(10, rate)
         assert (quota.limit, quota.window_us) == (limit, seconds * SECOND)
+
+    def test_the_slowest_rates_are_rounded_to_whole_seconds(self) -> None:
+        assert Quota.from_bucket(1, 4.1234567e-9) == Quota(1, 242_514_976 * SECOND)
 
     @given(st.floats(1e-7, 1e9))
     def test_every_rate_written_as_a_number_works(self, rate: float) -> None:

@@ -13,6 +13,7 @@ from tests.core.quotas import odd_buckets, quotas
 
 START, SECOND = 1_750_000_000_000_000, 1_000_000
 DAY = 86_400 * SECOND
+BUCKETS = [Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA]
 KINDS = [
     *(Quota(5, SECOND, algorithm=algorithm) for algorithm in Algorithm),
     Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
@@ -178,6 +179,38 @@ def test_more_is_given_back_than_a_lowered_capacity_has(algorithm: Algorithm) ->
     states, decision = refund(lowered, states, 100_000, START)
     assert (decision.remaining, decision.reset_after_us) == (5, 0)
     assert states != [None]
+
+
+@pytest.mark.parametrize(
+    ("quota", "between"),
+    [
+        *((Quota(10, 60 * SECOND, algorithm=each), Quota(10**6, 60 * SECOND, algorithm=each)) for each in BUCKETS),
+        (Quota.one_off(10, keep_us=DAY), Quota(10**6, DAY)),
+        (Quota(10, DAY), Quota.one_off(11, keep_us=DAY)),
+    ],
+    ids=str,
+)
+def test_a_charge_stays_once_the_limit_was_another_even_if_it_is_back(quota: Quota, between: Quota) -> None:
+    """In between, what was charged may have come back much faster."""
+    key, other = Key(quota), Key(between)
+    assert key.check(10, START)
+    other.state = key.state
+    assert other.check(1, START + SECOND)
+    key.state = other.state
+    left = key.left(START + 2 * SECOND)
+    assert key.refund(10, START + 2 * SECOND, START) == left
+
+
+@pytest.mark.parametrize("algorithm", BUCKETS)
+def test_once_nothing_is_used_any_more_charges_are_given_back_again(algorithm: Algorithm) -> None:
+    key, other = (Key(Quota(limit, 60 * SECOND, algorithm=algorithm)) for limit in (10, 1000))
+    key.check(5, START)
+    other.state = key.state
+    other.check(1, START)
+    key.state, later = other.state, START + 120 * SECOND
+    key.check(5, later)
+    key.check(1, later)
+    assert key.refund(5, later, later) == 9
 
 
 def test_every_limit_of_a_plan_gets_its_part() -> None:

@@ -200,6 +200,10 @@ class TestChangedLimit:
         after, _ = Quota(4, SECOND).step(self.used_8, -8, START, START)
         assert after is self.used_8
 
+    def test_a_lower_burst(self) -> None:
+        state, _ = Quota(10, SECOND, burst=5).step(None, 15, START)
+        play(TEN, [(0, 0, True, 0, 0, 1_500_000), (0, 1, False, 0, 600_000, 1_500_000)], state)
+
     def test_another_burst(self) -> None:
         play(Quota(10, SECOND, burst=5), [(0, 0, True, 7, 0, 800_000)], self.used_8)
 

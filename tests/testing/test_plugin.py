@@ -19,27 +19,19 @@ def test_time_is_a_matter_of_the_test(manual_clock):
 GENEROUS_STORE = """
 from headgate import MemoryStore
 from headgate.testing.conformance import StoreConformance, StoreTraces
+from headgate.testing.reference import ReferenceStore
 
 class Generous(MemoryStore):
-    def refund(self, plan, cost):
-        return super().refund(plan, cost + 1)
+    def refund(self, plan, cost, charge=None):
+        return super().refund(plan, cost + 1, charge)
 
 class TestGenerous(StoreConformance):
     def make_store(self, clock):
         return Generous(clock=clock)
 
-class Unlocked:
-    def locked(self): return False
-    def acquire(self): return True
-    def release(self): pass
-    def __enter__(self): pass
-    def __exit__(self, *_): pass
-
 class TestUnlocked(StoreConformance):
     def make_store(self, clock):
-        store = MemoryStore(clock=clock)
-        store._lock = Unlocked()
-        return store
+        return ReferenceStore(clock)  # for one thread
 
 class TestGenerousTraces(StoreTraces):
     def make_store(self, clock):

@@ -17,5 +17,6 @@ Laws of this package:
     under another.
 8.  Time never runs backwards for a key. A clock that falls behind a state by up to one window waits for it (GCRA,
     which keeps no other time than its TAT, counts the lag as debt); further behind, the state is pulled to the present
-    with all that was used still used.
+    with all that was used still used. (A peek does not write that, so what it says of waiting holds from the next
+    check on.)
 """

@@ -8,8 +8,8 @@ demand never pauses, unless the quota must be rounded (see `Quota.rounding`).
 
 State: (tat, fraction, limit, capacity, mark). The interval is rarely a whole number of microseconds, so the TAT carries
 its fraction, in units of 1/gain. The state names the limit and the capacity that it was written under, by which alone
-a debt is told from a clock that fell behind; the fineness stands above the lowest bit of the mark. As in a token
-bucket, a debt is paid off at the rate it was made under until a request is admitted under another limit.
+a debt is told from a clock that fell behind. The mark is that of the token bucket, and so is what becomes of a state
+under another limit.
 """
 
 from __future__ import annotations
@@ -26,91 +26,102 @@ if TYPE_CHECKING:
 
 
 def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a GCRA limit."""
+    """Compile the pure function of a GCRA limit: here what is usual, an exact rate and a state written under it."""
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
-    fine = fineness(limit, window, capacity)
-    counting = gain, per, unit = rate(limit, window, fine)
-    exact, plain = per == 1, gain == per == 1
-    full, round_up = capacity * unit, gain - 1
+    any_state = _any_state(quota)
+    counting = gain, per, unit = rate(limit, window, fineness(limit, window, capacity))
+    if per > 1:
+        return any_state
+    plain, full, round_up = gain == 1, capacity * unit, gain - 1
     far = _longest(counting, capacity, window)
-    low, high = 2 * fine, 2 * fine + 1
     (calm, warn), judged = thresholds(quota), judge(quota)
     normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
+        if cost < 0:
+            return any_state(state, cost, now, since)
         if state is None:
-            debt = mark = kept = 0
+            debt = mark = 0
         else:
             tat, fraction, written_under, kept, mark = state
             debt = tat - now
             if debt < 0:
-                debt = 0
-            elif written_under != limit or mark | 1 != high:
-                return changed(state, cost, now, since)
-            elif debt > far and debt > _longest(counting, kept, window):
-                return step(_full(state, counting, now), cost, now, since)
+                debt, mark = 0, mark & 1
+            elif written_under != limit or mark > 1 or debt > far or kept != capacity:
+                return any_state(state, cost, now, since)
             elif not plain:
-                debt = debt * gain + fraction if exact else _owed(counting, debt, fraction)
+                debt = debt * gain + fraction
         after = debt + unit if cost == 1 else debt + cost * unit
         room = full - after
-        if room >= 0 or cost <= 0:
-            if cost < 0:
-                if since is not None:
-                    after = min(debt, after + scaled(now - since, gain, per)[0])
-                if after < 0:
-                    after = 0
-                room = full - after
-            most = capacity if room >= 0 else kept  # a capacity that was lowered meanwhile
+        if room >= 0 or not cost:
             remaining = room // unit
             if plain:
                 tat, fraction, reset = now + after, 0, after
             else:
-                wait, fraction = divmod(after, gain) if exact else scaled(after, per, gain)
+                wait, fraction = divmod(after, gain)
                 tat, reset = now + wait, wait + 1 if fraction else wait
             if remaining >= calm:
-                state = (tat, fraction, limit, most, low)
+                state = (tat, fraction, limit, capacity, 0)
                 return state, Decision(True, capacity, remaining, 0, reset, normal, quota, 0, cost, now)
             if 0 < remaining < warn:
-                state = (tat, fraction, limit, most, high)
+                state = (tat, fraction, limit, capacity, 1)
                 return state, Decision(True, capacity, remaining, 0, reset, warning, quota, 0, cost, now)
-            if remaining < 0:
-                remaining = 0
-            mark, pressure = judged(mark & 1, remaining, cost)
-            state = (tat, fraction, limit, most, low | mark)
+            mark, pressure = judged(mark, remaining, cost)
+            state = (tat, fraction, limit, capacity, mark)
             return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
         remaining = 0 if cost == 1 else max(0, (full - debt) // unit)
         if plain:
             return state, Decision(False, capacity, remaining, -room, debt, throttled, quota)
-        if exact:
-            retry, reset = (round_up - room) // gain, (debt + round_up) // gain
-        else:
-            retry, reset = counting.wait(-room), counting.wait(debt)
+        retry, reset = (round_up - room) // gain, (debt + round_up) // gain
         return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
 
-    def changed(state: Kept, cost: int, now: int, since: int | None) -> tuple[State, Decision]:
-        """The transition of a state that owes something, and was written under another limit."""
-        tat, fraction, written_under, kept, mark = state
-        then = rate(written_under, window, mark >> 1)
+    return step
+
+
+def _any_state(quota: Quota) -> Transition:
+    """Return the transition of any state, whatever limit it was written under, and of any cost."""
+    limit, window, capacity = quota.limit, quota.window_us, quota.capacity
+    fine = fineness(limit, window, capacity)
+    counting = rate(limit, window, fine)
+    judged = judge(quota)
+
+    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
+        tat, fraction, written_under, kept, mark = state or (now, 0, limit, capacity, 4 * fine)
+        if tat < now:
+            tat, fraction, written_under, kept, mark = now, 0, limit, capacity, 4 * fine
+        then = rate(written_under, window, mark >> 2)
         if tat - now > _longest(then, kept, window):
-            state = tat, fraction, _, _, _ = _full(state, then, now)
+            tat, fraction = _full(then, kept, now)
+            state = tat, fraction, written_under, kept, mark
         debt = _owed(then, tat - now, fraction)
-        if since is not None:
-            cost = 0  # it may have been charged under yet another limit
+        carried = mark & 2 or (2 if debt and (written_under != limit or mark >> 2 != fine) else 0)
+        if since is not None and carried:
+            cost = 0
         if cost < 0:
-            debt = max(0, debt - min(-cost, then.units(debt)) * then.unit)
+            if since is None:
+                after = debt + max(cost, -then.units(debt)) * then.unit
+            else:
+                after = min(debt, debt + cost * then.unit + scaled(now - since, then.gain, then.per)[0])
+            debt = max(0, after)
+            wait, fraction = scaled(debt, then.per, then.gain)
+            tat = now + wait
         taken = then.units(debt)
         if 0 < cost <= capacity - taken:
-            wait, fraction = scaled(then.carried(debt, counting), per, gain)
-            return step((now + wait, fraction, limit, capacity, low | mark & 1), cost, now)
-        remaining = max(0, capacity - taken)
-        wait, fraction = scaled(debt, then.per, then.gain)
-        reset = wait + 1 if fraction else wait
+            after = then.carried(debt, counting) + cost * counting.unit
+            remaining = capacity - counting.units(after)
+            marked, pressure = judged(mark & 1, remaining, cost)
+            wait, fraction = scaled(after, counting.per, counting.gain)
+            return (now + wait, fraction, limit, capacity, 4 * fine + carried + marked), Decision(
+                True, capacity, remaining, 0, wait + 1 if fraction else wait, pressure, quota, 0, cost, now
+            )
+        remaining, reset = max(0, capacity - taken), tat - now + (1 if fraction else 0)
         if cost > 0:
-            retry = then.wait(debt - (capacity - cost) * then.unit)
-            return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
+            whole, rest = scaled((capacity - cost) * then.unit, then.per, then.gain)
+            retry = tat - now - whole + (1 if rest < fraction else 0)
+            return state, Decision(False, capacity, remaining, retry, reset, Pressure.THROTTLED, quota)
         marked, pressure = judged(mark & 1, remaining, cost)
-        if cost < 0:
-            state = now + wait, fraction, written_under, kept, mark - (mark & 1) + marked
+        if cost < 0 or not debt:
+            state = tat, fraction, written_under, kept, mark - (mark & 1) + marked
         return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
 
     return step
@@ -128,11 +139,10 @@ def _longest(counting: Rate, capacity: int, window: int) -> int:
     return counting.wait(capacity * counting.unit) + lag
 
 
-def _full(state: Kept, counting: Rate, now: int) -> Kept:
-    """Return the state that owes all that it can."""
-    _, _, written_under, kept, mark = state
-    wait, fraction = scaled(kept * counting.unit, counting.per, counting.gain)
-    return now + wait, fraction, written_under, kept, mark
+def _full(counting: Rate, capacity: int, now: int) -> tuple[int, int]:
+    """Return the TAT, and its fraction, of a key that owes all that it can."""
+    wait, fraction = scaled(capacity * counting.unit, counting.per, counting.gain)
+    return now + wait, fraction
 
 
 def void_at(state: Kept, _: Quota) -> int:

@@ -53,13 +53,13 @@ class Rate(NamedTuple):
         back, _ = scaled(elapsed, self.gain, self.per)
         return used - back if back < used else 0
 
-    def wait(self, fractions: int, elapsed: int = 0) -> int:
-        """Return after how many microseconds that many fractions have come back.
+    def wait(self, fractions: int) -> int:
+        """Return after how many microseconds that many fractions have come back. Of a one-off allowance, all at once.
 
-        Only a one-off allowance looks at `elapsed`: for how long it was not used.
+        It is counted from when that much was used: what is left later is rounded up, and would take too long.
         """
         if not self.gain:
-            return self.per - elapsed if fractions else 0
+            return self.per if fractions else 0
         whole, rest = scaled(fractions, self.per, self.gain)
         return whole + 1 if rest else whole
 

@@ -122,7 +122,7 @@ class Quota:
         """A token bucket in its other spelling: its size and its refill in tokens per second.
 
         Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly. A number with so many digits
-        that its window would be too long is rounded down, by less than 10^-9 of it.
+        that its window would be too long is rounded down, by less than 10^-8 of it.
         """
         whole("capacity", capacity, 1, EXACT, InvalidQuota)
         whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)

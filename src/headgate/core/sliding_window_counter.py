@@ -53,7 +53,9 @@ def transition(quota: Quota) -> Transition:
                 if left > 2 * window:
                     return step((now + window - now % window, current + previous, 0, mark), cost, now, since)
                 return held(step(state, cost, end - window, since), left - window)
-        overlap = (left + round_up) // grain if round_up else left
+        overlap = left
+        if round_up:
+            overlap = min(grains, (left + round_up) // grain)
         if cost < 0:
             if since is None:
                 current += cost

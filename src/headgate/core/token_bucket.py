@@ -6,7 +6,8 @@ may come right after the bucket was drawn from: at most capacity + floor(limit *
 
 State: (used, at, limit, mark). `used` is what is missing from a full bucket as of `at`, in the fractions of a token
 that `headgate.core.numbers.rate` chooses. They depend on the limit and on how finely it can be counted, so the state
-names the limit it was written under; the fineness stands above the lowest bit of the mark, which is the pressure's.
+names the limit it was written under. The lowest bit of the mark is the pressure's; the next says that something of it
+was carried over from another limit; the rest is the fineness.
 
 A state that was written under another limit keeps its fractions, and refills by that limit, until a request is admitted
 under the present one: then `used` is carried over, rounded up. So a refusal never changes a state, nothing that was
@@ -22,8 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.core.decision import Decision, held
-from headgate.core.errors import InvalidQuota
-from headgate.core.numbers import EXACT, Rate, fineness, rate, scaled
+from headgate.core.numbers import EXACT, fineness, rate, scaled
 from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
@@ -34,116 +34,120 @@ if TYPE_CHECKING:
 def transition(quota: Quota) -> Transition:
     """Compile the pure function of a token bucket."""
     if quota.limit == 0:
-        return _one_off(quota)
-    if quota.refill_every_us != 1:
-        return _stepwise(quota)
-    return _steady(quota)
+        return _any_state(quota)
+    return _steady(quota) if quota.refill_every_us == 1 else _stepwise(quota)
 
 
 def _steady(quota: Quota) -> Transition:
-    """A bucket that refills every microsecond."""
+    """A bucket that refills every microsecond: here what is usual, an exact rate and a state written under it."""
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
-    fine = fineness(limit, window, capacity)
-    counting = gain, per, unit = rate(limit, window, fine)
-    exact, plain = per == 1, gain == per == 1
-    full, round_up = capacity * unit, gain - 1
+    any_state = _any_state(quota)
+    gain, per, unit = rate(limit, window, fineness(limit, window, capacity))
+    if per > 1:
+        return any_state
+    plain, full, round_up = gain == 1, capacity * unit, gain - 1
     longest, queue = EXACT // gain, quota.queue  # no state takes longer to refill
-    low, high = 2 * fine, 2 * fine + 1
     (calm, warn), judged = thresholds(quota), judge(quota)
     normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
+        if cost < 0:
+            return any_state(state, cost, now, since)
         if state is None:
             used = mark = 0
         else:
             used, at, written_under, mark = state
             elapsed = now - at
-            if elapsed < 0:
-                if elapsed < -window:
-                    return step((used, now, written_under, mark), cost, now, since)
-                return held(step(state, cost, at, since), -elapsed)
-            if written_under != limit or mark | 1 != high:
-                return changed(state, cost, now, since)
-            if queue and since is not None and (at != since or used != -cost * unit):
-                cost = 0  # others may have been given their turn by it
+            if elapsed < 0 or written_under != limit or mark > 1:
+                return any_state(state, cost, now, since)
             if plain:
                 used -= elapsed
-            elif exact:
-                used = used - elapsed * gain if elapsed < longest else 0
             else:
-                used = counting.left(used, elapsed)
+                used = used - elapsed * gain if elapsed < longest else 0
             if used < 0:
                 used = 0
         after = used + unit if cost == 1 else used + cost * unit
         room = full - after
-        if room >= 0 or cost <= 0:
-            if cost < 0:
-                if since is not None:
-                    after = min(used, after + scaled(now - since, gain, per)[0])
-                if after < 0:
-                    after = 0
-                room = full - after
+        if room >= 0 or not cost:
             remaining = room // unit
-            reset = after if plain else (after + round_up) // gain if exact else counting.wait(after)
-            delay = counting.wait(used) if queue and cost >= 0 else 0
+            reset = after if plain else (after + round_up) // gain
+            delay = (used + round_up) // gain if queue else 0
             if remaining >= calm:
-                return (after, now, limit, low), Decision(
+                return (after, now, limit, 0), Decision(
                     True, capacity, remaining, 0, reset, normal, quota, delay, cost, now
                 )
             if 0 < remaining < warn:
-                return (after, now, limit, high), Decision(
+                return (after, now, limit, 1), Decision(
                     True, capacity, remaining, 0, reset, warning, quota, delay, cost, now
                 )
             if remaining < 0:
                 remaining = 0
-            mark, pressure = judged(mark & 1, remaining, cost)
-            return (after, now, limit, low | mark), Decision(
+            mark, pressure = judged(mark, remaining, cost)
+            return (after, now, limit, mark), Decision(
                 True, capacity, remaining, 0, reset, pressure, quota, delay, cost, now
             )
         remaining = 0 if cost == 1 else max(0, (full - used) // unit)
         if plain:
             return state, Decision(False, capacity, remaining, -room, used, throttled, quota)
-        if exact:
-            retry, reset = (round_up - room) // gain, (used + round_up) // gain
-        else:
-            retry, reset = counting.wait(-room), counting.wait(used)
+        retry, reset = (round_up - room) // gain, (used + round_up) // gain
         return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
 
-    changed = _changed(quota, step, counting, low)
     return step
 
 
-def _changed(quota: Quota, step: Transition, counting: Rate, low: int) -> Transition:
-    """Return the transition of a state, not ahead of the clock, that was written under another limit.
+def _any_state(quota: Quota) -> Transition:
+    """Return the transition of any state, whatever limit it was written under, and of any cost."""
+    limit, window, capacity, queue = quota.limit, quota.window_us, quota.capacity, quota.queue
+    fine = fineness(limit, window, capacity) if limit else 0
+    counting = rate(limit, window, fine)
+    judged = judge(quota)
 
-    An admission is left to `step`, after `used` was carried over to the way of `counting`.
-    """
-    window, capacity, judged = quota.window_us, quota.capacity, judge(quota)
-
-    def changed(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
-        used, at, written_under, mark = state or (0, now, 0, 0)
-        then, elapsed = rate(written_under, window, mark >> 1), now - at
-        if since is not None:
-            cost = 0  # it may have been charged under yet another limit
-        used = then.left(used, elapsed)
+    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
+        used, at, written_under, mark = state or (0, now, limit, 4 * fine)
+        if at > now:
+            if at > now + window:
+                return step((used, now, written_under, mark), cost, now, since)
+            return held(step(state, cost, at, since), at - now)
+        then, elapsed = rate(written_under, window, mark >> 2), now - at
+        level = then.left(used, elapsed)
+        if not level:
+            used, at, then, elapsed, written_under, mark = 0, now, counting, 0, limit, 4 * fine
+        carried = mark & 2 or (2 if written_under != limit or mark >> 2 != fine else 0)
+        if since is not None and (carried or _may_be_gone(now - since, at == since and used == -cost * then.unit)):
+            cost = 0
         if cost < 0:
-            used = max(0, used - min(-cost, then.units(used)) * then.unit)
-            if then.gain:
+            if since is None:
+                after = level + max(cost, -then.units(level)) * then.unit
+            else:
+                after = min(level, level + cost * then.unit + scaled(now - since, then.gain, then.per)[0])
+            used = level = max(0, after)
+            if then.gain or not level:
                 at, elapsed = now, 0
-        taken = then.units(used)
+        taken = then.units(level)
         if 0 < cost <= capacity - taken:
-            return step((then.carried(used, counting), now, quota.limit, low | mark & 1), cost, now)
-        remaining, reset = max(0, capacity - taken), then.wait(used, elapsed)
+            before = then.carried(level, counting)
+            after = before + cost * counting.unit
+            remaining = capacity - counting.units(after)
+            marked, pressure = judged(mark & 1, remaining, cost)
+            delay = counting.wait(before) if carried else then.wait(used) - elapsed
+            return (after, now, limit, 4 * fine + carried + marked), Decision(
+                True, capacity, remaining, 0, counting.wait(after), pressure, quota, queue and delay, cost, now
+            )
+        remaining, reset = max(0, capacity - taken), then.wait(used) - elapsed
         if cost > 0:
-            retry = then.wait(used - (capacity - cost) * then.unit, elapsed)
+            retry = then.wait(used - (capacity - cost) * then.unit) - elapsed
             return state, Decision(False, capacity, remaining, retry, reset, Pressure.THROTTLED, quota)
-        delay = reset if quota.queue and not cost else 0
         marked, pressure = judged(mark & 1, remaining, cost)
-        if cost < 0:
+        if cost < 0 or not level:
             state = used, at, written_under, mark - (mark & 1) + marked
+        delay = reset if queue and not cost else 0
         return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, delay, cost, now)
 
-    return changed
+    def _may_be_gone(age: int, is_all: bool) -> bool:  # noqa: FBT001
+        """May a charge be over that was made `age` microseconds ago, or may others have been given a turn by it?"""
+        return (queue and not is_all) or (not limit and age >= window)
+
+    return step
 
 
 def _stepwise(quota: Quota) -> Transition:
@@ -153,10 +157,7 @@ def _stepwise(quota: Quota) -> Transition:
     they would come later. So a charge is given back whole before the next step, if it surely was not that first use or
     if there was no other, and otherwise not at all.
     """
-    every = quota.refill_every_us
-    if quota.limit * every > EXACT:
-        raise InvalidQuota(f"refill_every_us of {quota} must be at most {EXACT // quota.limit}, not {every}")
-    steady = _steady(quota)
+    every, steady = quota.refill_every_us, _steady(quota)
     unit = rate(quota.limit, quota.window_us, fineness(quota.limit, quota.window_us, quota.capacity)).unit
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
@@ -197,39 +198,4 @@ def void_at(state: Kept, quota: Quota) -> int:
     if not used:
         return int(at)
     every = quota.refill_every_us if written_under else 1
-    return int(at - -rate(written_under, quota.window_us, mark >> 1).wait(used) // every * every)
-
-
-def _one_off(quota: Quota) -> Transition:
-    """A bucket without refill: full again only when it was not drawn from for a whole window, and so forgotten."""
-    window, capacity = quota.window_us, quota.capacity
-    judged = judge(quota)
-
-    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
-        used, at, mark = 0, now, 0
-        if state is not None:
-            used, at, written_under, mark = state
-            if at - now > window:
-                return step((used, now, written_under, mark), cost, now, since)
-            if written_under and at > now:
-                return held(changed(state, cost, at, since), at - now)
-            if written_under:
-                return changed(state, cost, now, since)
-            if now - at >= window:
-                used, at, mark = 0, now, 0
-        if since is not None and now - since >= window:
-            cost = 0  # it may have been forgotten meanwhile
-        after = max(0, used + cost)
-        if after <= capacity or cost <= 0:
-            if cost > 0:
-                at = max(at, now)
-            remaining = max(0, capacity - after)
-            mark, pressure = judged(mark, remaining, cost)
-            reset = at + window - now if after else 0
-            return (after, at, 0, mark), Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
-        wait = at + window - now
-        remaining = max(0, capacity - used)
-        return state, Decision(False, capacity, remaining, wait, wait, Pressure.THROTTLED, quota)
-
-    changed = _changed(quota, step, rate(0, window, 0), 0)
-    return step
+    return int(at - -rate(written_under, quota.window_us, mark >> 2).wait(used) // every * every)

@@ -49,7 +49,9 @@ class ReferenceStore:
     def bind(self, family: Family) -> Check:
         def check(key: str, cost: int = 1) -> Decision:
             plan = family.plan(key)
-            return self.check(plan, family.checked_cost(cost)) if cost else self.peek(plan, 1)
+            if type(cost) is int and cost == 0:
+                return self.peek(plan, 1)
+            return self.check(plan, family.checked_cost(cost))
 
         return check
 

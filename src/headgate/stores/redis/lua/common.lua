@@ -24,7 +24,7 @@ local function rates()
   -- most 2^49, and it is multiplied and divided digit by digit. A result above 2^52 is only a bound.
   local function scaled(value, by, over)
     local product = value * by
-    if product <= 2^53 or over == 1 then
+    if product < 2^53 or over == 1 then
       local rest = product % over
       return (product - rest) / over, rest
     end
@@ -50,8 +50,8 @@ local function rates()
   end
 
   -- After how long that many fractions have come back, and how many of those used are left after `elapsed`.
-  function made.wait(fractions, gain, per, elapsed)
-    if gain == 0 then return fractions > 0 and per - elapsed or 0 end
+  function made.wait(fractions, gain, per)
+    if gain == 0 then return fractions > 0 and per or 0 end
     local whole, rest = scaled(fractions, per, gain)
     return rest > 0 and whole + 1 or whole
   end

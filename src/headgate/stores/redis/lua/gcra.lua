@@ -15,77 +15,82 @@ local function mended(tat, fraction, now, capacity, window, gain, per, unit)
   return now + whole, rest
 end
 
--- The transition of a state that owes something, and was written under another limit.
-local function changed(gcra, state, quota, cost, now, since)
-  local tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state)
-  local pressed = mark % 2
-  local wait, scaled = rates().wait, rates().scaled
-  local gain, per, unit = rates().rate(written_under, quota.window, (mark - pressed) / 2)
-  local before = tat
+-- The transition of any state, whatever limit it was written under, and of any cost.
+local function any_state(state, quota, cost, now, _, since)
+  local limit, capacity = quota.limit, quota.capacity
+  local tat, fraction, written_under, kept, mark = now, 0, limit, capacity, quota.low
+  if state then tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state) end
+  if tat < now then tat, fraction, written_under, kept, mark = now, 0, limit, capacity, quota.low end
+  local scaled, gain, per, unit = rates().scaled, rates().rate(written_under, quota.window, (mark - mark % 4) / 4)
+  local read = tat
   tat, fraction = mended(tat, fraction, now, kept, quota.window, gain, per, unit)
-  if tat ~= before then state = pack('<ddddB', tat, fraction, written_under, kept, mark) end
+  if tat ~= read then state = pack('<ddddB', tat, fraction, written_under, kept, mark) end
   local debt = owed(tat - now, fraction, gain, per)
-  if since then cost = 0 end  -- it may have been charged under yet another limit
-  if cost < 0 then debt = math.max(0, debt - math.min(-cost, (debt + -debt % unit) / unit) * unit) end
-  local taken = (debt + -debt % unit) / unit
-  if cost > 0 and cost <= quota.capacity - taken then
-    local whole, rest = scaled(rates().carried(debt, unit, quota.unit), quota.per, quota.gain)
-    local state = pack('<ddddB', now + whole, rest, quota.limit, quota.capacity, quota.low + pressed)
-    return gcra(state, quota, cost, now)
+  local pressed, carried = mark % 2, mark % 4 >= 2 and 2 or 0
+  if debt > 0 and (written_under ~= limit or mark - mark % 4 ~= quota.low) then carried = 2 end
+  if since and carried > 0 then cost = 0 end
+  if cost < 0 then
+    if since then
+      debt = math.min(debt, debt + cost * unit + scaled(now - since, gain, per))
+    else
+      debt = debt + math.max(cost, -(debt + -debt % unit) / unit) * unit
+    end
+    debt = math.max(0, debt)
+    local whole, rest = scaled(debt, per, gain)
+    tat, fraction = now + whole, rest
   end
-  local remaining = math.max(0, quota.capacity - taken)
-  local whole, rest = scaled(debt, per, gain)
-  local reset = rest > 0 and whole + 1 or whole
+  local taken = (debt + -debt % unit) / unit
+  if cost > 0 and cost <= capacity - taken then
+    local after = rates().carried(debt, unit, quota.unit) + cost * quota.unit
+    local remaining = capacity - (after + -after % quota.unit) / quota.unit
+    local marked, pressure = judged(quota, pressed, remaining, cost)
+    local whole, rest = scaled(after, quota.per, quota.gain)
+    local written = pack('<ddddB', now + whole, rest, limit, capacity, quota.low + carried + marked)
+    return written, 1, remaining, 0, rest > 0 and whole + 1 or whole, pressure, 0
+  end
+  local remaining, reset = math.max(0, capacity - taken), tat - now + (fraction > 0 and 1 or 0)
   if cost > 0 then
-    return state, 0, remaining, wait(debt - (quota.capacity - cost) * unit, gain, per), reset, 2, 0
+    local whole, rest = scaled((capacity - cost) * unit, per, gain)
+    return state, 0, remaining, tat - now - whole + (rest < fraction and 1 or 0), reset, 2, 0
   end
   local marked, pressure = judged(quota, pressed, remaining, cost)
-  if cost < 0 then state = pack('<ddddB', now + whole, rest, written_under, kept, mark - pressed + marked) end
+  if cost < 0 or debt == 0 then
+    state = pack('<ddddB', tat, fraction, written_under, kept, mark - pressed + marked)
+  end
   return state, 1, remaining, 0, reset, pressure, 0
 end
 
+-- What is usual: an exact rate, and a state written under it.
 local function gcra(state, quota, cost, now, _, since)
-  local gain, per, unit, full = quota.gain, quota.per, quota.unit, quota.full
-  local debt, mark, kept = 0, 0, 0
+  local gain, unit, full = quota.gain, quota.unit, quota.full
+  if cost < 0 or quota.per > 1 then return any_state(state, quota, cost, now, nil, since) end
+  local debt, mark = 0, 0
   if state then
-    local tat, fraction, written_under
+    local tat, fraction, written_under, kept
     tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state)
     debt = tat - now
-    mark = mark - quota.low
     if debt < 0 then
-      debt, fraction, mark = 0, 0, mark % 2
-    elseif written_under ~= quota.limit or mark < 0 or mark > 1 then
-      return changed(gcra, state, quota, cost, now, since)
-    elseif debt > quota.window or gain * quota.window > 2^51 then
-      local tat_now, fraction_now = mended(tat, fraction, now, kept, quota.window, gain, per, unit)
-      if tat_now ~= tat then
-        state = pack('<ddddB', tat_now, fraction_now, quota.limit, kept, quota.low + mark)
-        return gcra(state, quota, cost, now, nil, since)
-      end
+      debt, mark = 0, mark % 2
+    elseif written_under ~= quota.limit or mark > 1 or kept ~= quota.capacity
+      or debt > quota.window or gain * quota.window > 2^51
+    then
+      return any_state(state, quota, cost, now, nil, since)
+    else
+      debt = debt * gain + fraction
     end
-    if per > 1 then debt = owed(debt, fraction, gain, per) else debt = debt * gain + fraction end
   end
   local after = debt + cost * unit
-  if since then after = math.min(debt, after + rates().scaled(now - since, gain, per)) end
   local room = full - after
-  if room >= 0 or cost <= 0 then
-    if after < 0 then after, room = 0, full end
+  if room >= 0 or cost == 0 then
     local remaining, pressure = (room - room % unit) / unit, 0
     if remaining < 0 then remaining = 0 end
     if remaining >= quota.calm then mark = 0 else mark, pressure = judged(quota, mark, remaining, cost) end
-    local fraction, whole
-    if per == 1 then
-      fraction = after % gain
-      whole = (after - fraction) / gain
-    else
-      whole, fraction = rates().scaled(after, per, gain)
-    end
-    state = pack('<ddddB', now + whole, fraction, quota.limit, room >= 0 and quota.capacity or kept, quota.low + mark)
+    local fraction = after % gain
+    local whole = (after - fraction) / gain
+    state = pack('<ddddB', now + whole, fraction, quota.limit, quota.capacity, mark)
     return state, 1, remaining, 0, fraction > 0 and whole + 1 or whole, pressure, 0
   end
   local left = math.max(0, full - debt)
-  local remaining = (left - left % unit) / unit
-  if per == 1 then return state, 0, remaining, (-room + room % gain) / gain, (debt + -debt % gain) / gain, 2, 0 end
-  return state, 0, remaining, rates().wait(-room, gain, per), rates().wait(debt, gain, per), 2, 0
+  return state, 0, (left - left % unit) / unit, (-room + room % gain) / gain, (debt + -debt % gain) / gain, 2, 0
 end
 return gcra

@@ -165,7 +165,7 @@ for index = 2, #ARGV do
       local step, log = step_named(name)
       local quota = {
         step = step, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
-        full = capacity * unit, per = fine > 0 and window or 1, low = 2 * fine, calm = calm, warn = warn,
+        full = capacity * unit, per = (fine > 0 or limit == 0) and window or 1, low = 4 * fine, calm = calm, warn = warn,
       }
       if every > 1 then quota.every = every end
       if queue == 1 then quota.queue = true end

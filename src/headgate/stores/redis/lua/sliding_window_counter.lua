@@ -21,7 +21,7 @@ local function sliding_window_counter(state, quota, cost, now, _, since)
       end
     end
   end
-  local overlap = (left + -left % grain) / grain
+  local overlap = math.min(grains, (left + -left % grain) / grain)
   if cost < 0 then
     if not since then
       current = current + cost
