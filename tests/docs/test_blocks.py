@@ -13,6 +13,7 @@ when it serves: see `SHELL`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -160,6 +161,41 @@ def test_python_runs_as_printed_and_prints_what_its_comments_claim(
     assert ended.returncode == 0, ended.stderr
     assert "Warning" not in ended.stderr
     assert ended.stdout.splitlines() == CLAIM.findall(block.text)
+
+
+def test_the_application_in_fastapi_answers_429_with_headers_that_clients_understand() -> None:
+    (block,) = [block for block in BLOCKS if "FastAPI()" in block.text]
+    names: dict[str, Any] = {}
+    exec(block.text, names)  # noqa: S102  it is our own page
+
+    async def asked(path: str) -> tuple[int, dict[bytes, bytes], bytes]:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        await names["app"]({**scope, "client": ("192.0.2.7", 1)}, receive, send)
+        body = b"".join(message.get("body", b"") for message in sent[1:])
+        return sent[0]["status"], dict(sent[0]["headers"]), body
+
+    async def conversation() -> None:
+        status, headers, body = await asked("/exports/ada")
+        assert (status, headers[b"x-ratelimit-remaining"], body) == (200, b"99", b'"the data of ada"')
+        for _ in range(2):
+            status, headers, body = await asked("/exports/ada")
+            assert (status, headers[b"retry-after"], headers[b"x-ratelimit-limit"]) == (429, b"3600", b"1")
+            assert headers[b"content-type"] == b"application/problem+json"
+            assert json.loads(body)["title"] == "Quota Exceeded"
+        while (answer := await asked("/nothing"))[0] == 404:
+            pass
+        assert answer[0] == 429
+        assert answer[1][b"x-ratelimit-limit"] == b"100"
+
+    asyncio.run(conversation())
 
 
 def run(block: Block, script: str, folder: Path, redis: RedisServer, found: Service | None) -> str:

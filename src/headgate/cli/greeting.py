@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
@@ -11,9 +12,22 @@ from pathlib import Path
 
 from headgate.cli.service_options import DEFAULT_URL
 from headgate.cli.terminal import Terminal, safe
+from headgate.core.errors import UsageError
+from headgate.policy.compiled import Policy
+from headgate.policy.model import Rule
+from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, Request
+from headgate.policy.selection import Verdict
+from headgate.policy.trie import ANY, REST, parsed
+from headgate.server.preflight import rules_of
 from headgate.server.settings import Settings
 
-_QUESTION = '{"principal": {"user": "u1"}, "endpoint": "/api/v1/orders", "method": "POST"}'
+USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
+"""What is tried, if rules limit it."""
+_SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
+_LONGEST = 100_000
+"""Bytes of rules that are read for this: clients wait meanwhile."""
+_SAMPLE = "x"
+"""What stands for any segment of a path, and for any other value."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
 
 
@@ -40,13 +54,42 @@ def tell(settings: Settings, ports: Mapping[str, int], rules: int, store: str, t
     for name, text in lines.items():
         terminal.say(f"  {name:<6} {safe(text)}")
     terminal.say("try it:")
+    request = tried(settings)
     if _has_rules(settings):
-        terminal.say(f"  {safe(asking(settings, ports['http']))}")
-    terminal.say(f"  {safe(trial(settings, ports['http']))}")
+        terminal.say(f"  {safe(asking(settings, ports['http'], request))}")
+    terminal.say(f"  {safe(trial(settings, ports['http'], request))}")
     terminal.out.flush()
 
 
-def asking(settings: Settings, port: int) -> str:
+def tried(settings: Settings) -> Request:
+    """Return a request that a rule limits; the usual one if none is found."""
+    try:
+        if settings.rules and Path(settings.rules).stat().st_size > _LONGEST:
+            return USUAL
+        policy = Policy(rules_of(settings).read())
+    except (OSError, UsageError):  # it is being written at this moment
+        return USUAL
+    candidates = (USUAL, *[_request_for(rule) for rule in policy.ruleset.rules])
+    return next((each for each in candidates if _is_limited(policy, each)), USUAL)
+
+
+def _request_for(rule: Rule) -> Request:
+    segments = [_SAMPLE if each == ANY else each for each in parsed(rule.endpoint) if each != REST]
+    named = {name: _SAMPLES.get(name, _SAMPLE) for name in rule.dimensions if name not in {ENDPOINT, GLOBAL}}
+    principal = {name: value for name, value in named.items() if name in PRINCIPALS}
+    attributes = {name: value for name, value in named.items() if name not in PRINCIPALS} | dict(rule.when)
+    method = min(rule.methods, default="GET")
+    return Request(principal, "/" + "/".join(segments), method, attributes, tier=rule.tier)
+
+
+def _is_limited(policy: Policy, request: Request) -> bool:
+    try:
+        return policy.plan(request, 0).verdict is Verdict.LIMITED
+    except UsageError:
+        return False
+
+
+def asking(settings: Settings, port: int, request: Request = USUAL) -> str:
     """Return a command line of our own that asks the service."""
     words, url = [*_ourselves(), "check"], _url(settings, port)
     if url != DEFAULT_URL:
@@ -58,10 +101,13 @@ def asking(settings: Settings, port: int) -> str:
     line = shlex.join(words)
     if settings.caller_keys:
         line += ' --caller-key "$KEY"'
-    return f"{line} --user u1 --method POST /api/v1/orders"
+    asked = [word for name, value in request.principal.items() for word in (f"--{name}", value)]
+    asked += [word for name, value in request.attributes.items() for word in ("--attribute", f"{name}={value}")]
+    asked += ["--tier", request.tier] if request.tier else []
+    return f"{line} {shlex.join([*asked, '--method', request.method, request.endpoint])}"
 
 
-def trial(settings: Settings, port: int) -> str:
+def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
     """Return a command line of curl that asks the service; without rules, for the limits that it has for Envoy."""
     words = ["curl", "-sw", r"\n"]
     if settings.tls_cert:
@@ -73,7 +119,10 @@ def trial(settings: Settings, port: int) -> str:
     line = " ".join(map(shlex.quote, words))
     if settings.caller_keys:
         line += ' -H "Authorization: Bearer $KEY"'
-    return f"{line} -d {shlex.quote(_QUESTION)}" if _has_rules(settings) else line
+    question = {"principal": dict(request.principal), "endpoint": request.endpoint, "method": request.method}
+    question |= {"attributes": dict(request.attributes)} if request.attributes else {}
+    question |= {"tier": request.tier} if request.tier else {}
+    return f"{line} -d {shlex.quote(json.dumps(question))}" if _has_rules(settings) else line
 
 
 def _url(settings: Settings, port: int) -> str:

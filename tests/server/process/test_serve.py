@@ -44,6 +44,24 @@ def test_it_says_where_it_listens_and_what_it_has_and_what_it_suggests_works_ver
         assert "Traceback" not in found.complained
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "{id: found, dimension: ip, limit: 9, window: 1h, when: {domain: edge}}",
+        "{id: found, dimension: [apikey, tenant], endpoint: '/a/{name}/**', methods: [PUT], limit: 9, window: 1h}",
+        "{id: found, dimension: global, endpoint: /login, tier: free, limit: 9, window: 1h}",
+    ],
+)
+def test_what_it_suggests_is_a_request_that_its_own_rules_limit(rule: str, tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(f"{{version: 1, tiers: {{free: {{}}}}, rules: [{rule}]}}")
+    with service("--rules", str(tmp_path / "rules.yaml")) as found:
+        found.started()
+        answer = json.loads(subprocess.run(found.trial, capture_output=True, check=True).stdout)
+        assert (answer["rule_id"], answer["remaining"]) == ("found", 8)
+        told = subprocess.run(found.own_trial, capture_output=True, check=True, text=True).stdout
+        assert told.startswith("allowed: rule found")
+
+
 def test_who_answers_envoy_alone_gets_no_example_rules(tmp_path: Path) -> None:
     (tmp_path / "edge.yaml").write_text(
         "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]\n"
