@@ -152,6 +152,19 @@ class TestReset:
         assert engine.reset(Request(rule_id="everyone")).rules == ("everyone",)
         assert engine.check(Request({"user": "bob"}, "/shared")).allowed
 
+    def test_a_rule_that_counts_by_the_endpoint_too_needs_one_of_its_own(self, make: Make) -> None:
+        """Or it would be reset where nobody was ever counted, and say that it was."""
+        engine = make(
+            load("{version: 1, rules: [{id: ue, dimension: [user, endpoint], endpoint: /ue/**, quota: 1/h}]}")
+        )
+        engine.check(Request({"user": "ada"}, "/ue/a"))
+        for request in (Request({"user": "ada"}, rule_id="ue"), Request({"user": "ada"}, "/other", rule_id="ue")):
+            for verb in (engine.reset, engine.check):
+                with pytest.raises(InvalidRequest, match=r"say which endpoint, one of /ue/\*\*"):
+                    verb(request)
+        assert engine.reset(Request({"user": "ada"}, "/ue/a", rule_id="ue"))
+        assert engine.check(Request({"user": "ada"}, "/ue/a")).allowed
+
     def test_it_says_that_nothing_matched(self, make: Make) -> None:
         engine = make(load(RULES))
         assert not engine.reset(Request({"user": "ada"}, "/elsewhere"))

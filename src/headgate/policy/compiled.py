@@ -31,7 +31,7 @@ from headgate.policy.recipes import Recipes
 from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, Request, UnknownRule, principal_name
 from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
 from headgate.policy.terms import Drafting, in_force
-from headgate.policy.trie import Trie
+from headgate.policy.trie import Trie, matches
 
 
 class Policy:
@@ -171,6 +171,10 @@ class Policy:
         value = rule.value(facts)
         if value is None:
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
+        if len(rule.dimensions) > 1 and ENDPOINT in rule.dimensions and not matches(rule.segments, facts[ENDPOINT]):
+            raise InvalidRequest(
+                f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
+            )
         if request.endpoint == "/" and ENDPOINT not in rule.dimensions:
             del facts[ENDPOINT]  # nobody said it: no list is about it
         if self.has_lists:

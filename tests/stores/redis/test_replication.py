@@ -271,6 +271,13 @@ def test_a_user_without_any_one_command_is_not_ready(server: RedisServer, opened
         store.ready()
 
 
+def test_a_user_who_may_not_look_at_the_server_is_not_ready_and_served(server: RedisServer, opened: Open) -> None:
+    store = opened(restricted(server, "blind", "-info"))
+    assert store.check(family(Quota(5, HOUR)).plan("user"), 1)
+    with pytest.raises(StoreUnavailable, match=r"NOPERM|lacks a permission"):
+        store.ready()
+
+
 def test_a_user_who_may_not_wait_is_not_ready_for_replicas(pair: tuple[RedisServer, RedisServer], opened: Open) -> None:
     primary, _ = pair
     opened(restricted(primary, "waits", "+wait", options="&replicas=1")).ready()

@@ -40,6 +40,9 @@ class WireLimits:
     """For a client to take what waits for it."""
     resets: int = 200
     """Streams that a client may reset in `reset_time`, beyond as many as it lets finish."""
+    free_resets: bool = False
+    """Whether streams may be reset freely once their request is complete: for calls, each of which is counted when it
+    is admitted. All clients of a proxy share its connection, and may well give up at once."""
     reset_time: float = 10.0
     control_frames: int = 1000
     """PING, SETTINGS and other frames without use in `reset_time`; more are an attack."""

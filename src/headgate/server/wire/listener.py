@@ -7,7 +7,7 @@ import socket
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -108,13 +108,13 @@ class Listener:
         Raises:
             OSError: the address cannot be listened on.
         """
-        house = self._house
+        house, limits = self._house, replace(self._house.limits, free_resets=True)
 
         def service(link: Link) -> GrpcService:
             return GrpcService(link, methods)
 
         return await self._serve(
-            lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service), where, tls
+            lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service, limits), where, tls
         )
 
     def refresh_certificates(self) -> None:

@@ -308,16 +308,16 @@ class Lane(asyncio.BufferedProtocol):
 
     async def vet(self) -> None:
         """Raise StoreError if the server would be refused now, were it not in use already."""
-        await self._converse(wire.vetting(self._address, self._replicas))
+        await self._converse(wire.vetting(self._address, self._replicas), strict=True)
 
-    async def _converse(self, commands: Iterable[bytes]) -> None:
+    async def _converse(self, commands: Iterable[bytes], *, strict: bool = False) -> None:
         for command in commands:
             answer: asyncio.Future[object] = self._loop.create_future()
             self._connected().write(command)
             self._expected.append(partial(_told, answer))
             self._conversing.add(answer)
             answer.add_done_callback(self._conversing.discard)
-            if error := wire.objection(self._address, command, await answer):
+            if error := wire.objection(self._address, command, await answer, strict=strict):
                 raise error
 
     def _connected(self) -> asyncio.Transport:

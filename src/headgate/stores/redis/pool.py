@@ -93,7 +93,7 @@ class Pool:
         try:
             for command in wire.vetting(self._address, self._replicas):
                 reply = loan.connection.converse([command], loan.give_up)
-                if error := wire.objection(self._address, command, reply):
+                if error := wire.objection(self._address, command, reply, strict=True):
                     raise error
         finally:
             self._take_back(loan)

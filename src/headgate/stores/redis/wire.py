@@ -92,11 +92,14 @@ def replication(replicas: int, seconds: float) -> bytes:
     return command(b"WAIT", b"%d" % replicas, b"%d" % max(1, int(seconds * 1000)))
 
 
-def objection(address: Address, asked: bytes, reply: object) -> StoreError | None:
-    """Return why the server cannot be used, going by its `reply` to a command of the greeting or the vetting."""
+def objection(address: Address, asked: bytes, reply: object, *, strict: bool = False) -> StoreError | None:
+    """Return why the server cannot be used, going by its `reply` to a command of the greeting or the vetting.
+
+    A server that does not let us look at it is used all the same, but it is not ready if that is asked (`strict`).
+    """
     if isinstance(reply, Exception):
-        if asked is INFO and str(reply).startswith("NOPERM"):
-            return None  # whoever made this user has made up their mind about the server
+        if asked is INFO and str(reply).startswith("NOPERM") and not strict:
+            return None
         return StoreUnavailable(str(refusal(address, reply)))
     reason = _unfitness(address, reply) if asked is INFO else None
     return StoreUnavailable(f"{address}: {reason}") if reason else None

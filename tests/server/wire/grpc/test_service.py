@@ -328,6 +328,22 @@ def test_kinds_of_content_that_are_grpc(content_type: str) -> None:
         assert client.trailers(stream)["grpc-status"] == "0"
 
 
+def test_calls_that_the_clients_of_a_proxy_give_up_do_not_end_its_connection() -> None:
+    """All their calls travel on one. Were it closed, those of everybody else would fail, and a proxy lets them pass."""
+    with serving() as server, Http2Client(port_of(server)) as client:
+        for _ in range(4):
+            for _ in range(DEFAULT.resets):
+                stream = client.machine.get_next_available_stream_id()
+                fields = {":method": "POST", ":scheme": "http", ":authority": "api", ":path": "/t.T/EchoLater", **GRPC}
+                client.machine.send_headers(stream, list(fields.items()))
+                client.machine.send_data(stream, framed(b"x"), end_stream=True)
+                client.machine.reset_stream(stream, 8)
+            client.flush()
+        stream = client.ask("/t.T/Echo", GRPC)
+        client.send(stream, framed(b"x"), end=True)
+        assert client.trailers(stream)["grpc-status"] == "0"
+
+
 def test_get_is_not_a_call() -> None:
     with serving() as server, Http2Client(port_of(server)) as client:
         stream = client.ask("/t.T/Echo", GRPC, method="GET", end=True)

@@ -78,6 +78,16 @@ def test_streams_that_are_opened_to_be_reset_end_the_connection(attack: Callable
     assert kept(client.server) < 1000
 
 
+def test_where_calls_are_counted_by_others_only_incomplete_ones_are_counted_here() -> None:
+    limits = replace(LIMITS, free_resets=True)
+    client = Conversation(limits)
+    for count in range(1, 10 * LIMITS.resets):
+        client.say(frames.headers(stream(count), BLOCK, end=True), frames.reset(stream(count), ErrorCode.CANCEL))
+        client.answer()
+    assert client.is_alive()
+    assert flood(Conversation(limits), RAPID["reset by the client"], LIMITS.resets) == LIMITS.resets + 1
+
+
 FLOODS = {
     "ping": lambda _: frames.ping(b"12345678"),
     "ping acknowledged": lambda _: frames.ping(b"12345678", ack=True),

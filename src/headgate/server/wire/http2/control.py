@@ -58,11 +58,14 @@ class Control:
             raise protocol_error("RST_STREAM of a stream that never was")
         if len(payload) != 4:
             raise size_error("RST_STREAM holds 4 bytes")
-        if self._streams.close(number):
-            events.append(Aborted(number))
-            self._guard.saw_reset()
-        else:
+        stream = self._streams.open.get(number)
+        if stream is None:
             self._guard.saw_control()
+            return
+        self._streams.close(number)
+        events.append(Aborted(number))
+        if not (stream.ended and self._state.limits.free_resets):
+            self._guard.saw_reset()
 
     def _settings(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         self._guard.saw_control()

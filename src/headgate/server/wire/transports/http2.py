@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.link import Link, Service
 from headgate.server.wire.transports.house import House, Stopwatch, peer_of
 from headgate.server.wire.transports.socket_end import SocketEnd
@@ -42,9 +43,9 @@ class Http2(asyncio.Protocol):
         "is_paused",
     )
 
-    def __init__(self, house: House, serve: Serve) -> None:
+    def __init__(self, house: House, serve: Serve, limits: WireLimits | None = None) -> None:
         self._house, self._serve = house, serve
-        self._machine = Connection(house.limits)
+        self._machine = Connection(limits or house.limits)
         self._service: Service
         self._end = SocketEnd()
         self._flushing = False
