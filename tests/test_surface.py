@@ -193,6 +193,16 @@ def test_every_public_name_has_help_a_signature_and_types_that_can_be_resolved(n
         assert member == "__init__" or any(each.__doc__ for each in explained if each), f"{name}.{member}"
 
 
+@pytest.mark.parametrize("kind", [headgate.Limiter, headgate.AsyncLimiter])
+@pytest.mark.parametrize("quotas", ["1/minute", "1/minute; 5/hour"])
+def test_what_a_store_binds_is_shown_as_the_method_that_it_is(kind: Any, quotas: str) -> None:
+    check = kind(quotas).check
+    assert check.__doc__ == kind.check.__doc__
+    assert list(inspect.signature(check).parameters) == ["key", "cost"]
+    with pytest.raises(TypeError, match=rf"{kind.__name__}.check\(\) missing 1 required"):
+        check()
+
+
 def test_the_help_of_the_package_shows_its_main_methods() -> None:
     shown = pydoc.plain(pydoc.render_doc(headgate)).replace("'", "")  # Python 3.14 quotes no annotations
     for line in (

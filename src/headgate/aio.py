@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from headgate import waiting
-from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for
+from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for, shown_as
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
@@ -55,7 +55,7 @@ class AsyncLimiter:
         self._lines = waiting.Lines()
         self._check = self._store.bind(self._family)
         if type(self).check is AsyncLimiter.check:  # what the store has prepared, without a method's call in between
-            self.check = self._check  # type: ignore[method-assign]
+            self.check = shown_as(AsyncLimiter.check, self._check)  # type: ignore[method-assign]
 
     @property
     def quotas(self) -> tuple[Quota, ...]:

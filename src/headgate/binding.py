@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any, TypeVar
 
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidCost, InvalidQuota, UsageError
@@ -14,6 +16,7 @@ from headgate.stores.wrapping import Refund
 
 Quotas = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
+F = TypeVar("F", bound=Callable[..., Any])
 Key = str | Callable[..., str]
 """A key, or a function that makes one of the arguments of a decorated function."""
 
@@ -34,6 +37,13 @@ def key_for_block(key: Key) -> str:
     if callable(key):
         raise UsageError("guard(...) was given a function as its key, which works on decorated functions only")
     return key
+
+
+def shown_as(method: F, bound: F) -> F:
+    """Return what a store has bound, shown by help() and in errors as the method whose place it takes."""
+    if isinstance(bound, FunctionType) and isinstance(method, FunctionType) and "<locals>" in bound.__qualname__:
+        bound.__doc__, bound.__qualname__ = method.__doc__, method.__qualname__
+    return bound
 
 
 def refund_for(family: Family, key: str, what: Decision | int) -> Refund:

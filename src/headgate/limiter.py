@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from headgate import waiting
-from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for
+from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for, shown_as
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
@@ -61,7 +61,7 @@ class Limiter:
         self._lines = waiting.Lines()
         self._check = self._store.bind(self._family)
         if type(self).check is Limiter.check:  # what the store has prepared, without a method's call in between
-            self.check = self._check  # type: ignore[method-assign]
+            self.check = shown_as(Limiter.check, self._check)  # type: ignore[method-assign]
 
     @property
     def quotas(self) -> tuple[Quota, ...]:

@@ -73,7 +73,7 @@ def test_what_passes_and_what_is_refused(url: str, capsys: pytest.CaptureFixture
     ]
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "allowed: rule orders-user is the most restrictive"
-    assert out[1].startswith("  orders-user: 1 of 2 left, normal, unused again at 20")
+    assert out[1].startswith("  orders-user: 1 of 2 left, normal, all of it at 20")
     assert out[2].startswith("  watched: 0 of 1 left, ")
     assert out[2].endswith("a shadow that refuses nothing")
     assert [line.partition(":")[0] for line in out[3::3]] == ["would pass", "allowed", "refused", "would be refused"]
@@ -119,16 +119,18 @@ def test_what_the_service_does_not_accept_is_told(url: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--url", "localhost:8080"], "http://127.0.0.1:8080"),
-        (["--url", "grpc://127.0.0.1:8081"], "http, https"),
+        (["--url", "localhost:8080", "/"], "http://127.0.0.1:8080"),
+        (["--url", "grpc://127.0.0.1:8081", "/"], "http, https"),
         (["--attribute", "region"], "NAME=VALUE"),
+        ([], "say who asks for what: headgate check --user 42"),
+        (["--peek"], "say who asks for what"),
         (["--rule", "r", "--user", "1", "/path"], "leave out the path"),
         (["--rule", "r"], "--user 42"),
         (["--rule", "r", "--user", "1", "--ip", "::1"], "one who is counted"),
-        (["--ca", "ca.pem"], "https://"),
-        (["--timeout", "0"], "--timeout"),
-        (["--timeout", "nan"], "--timeout"),
-        (["--caller-key", "a\nb"], "caller key"),
+        (["--ca", "ca.pem", "/"], "https://"),
+        (["--timeout", "0", "/"], "--timeout"),
+        (["--timeout", "nan", "/"], "--timeout"),
+        (["--caller-key", "a\nb", "/"], "caller key"),
         (["--cost", "much"], "--cost"),
     ],
 )
@@ -178,7 +180,7 @@ def test_what_is_no_answer(answer: bytes, said: str, capsys: pytest.CaptureFixtu
 def test_a_server_that_says_nothing_is_not_waited_for_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert main(["check", "--url", f"http://127.0.0.1:{port}", "--timeout", "0.1"]) == 2
+        assert main(["check", "--url", f"http://127.0.0.1:{port}", "--timeout", "0.1", "/"]) == 2
     assert "does not answer within 0.1 s" in capsys.readouterr().err
 
 

@@ -41,6 +41,22 @@ def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) 
     assert "error" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["serve", "--ruls", "rules.yaml"], "unrecognized arguments: --ruls rules.yaml (did you mean --rules?)"),
+        (["serve", "--rule=rules.yaml"], "(did you mean --rules?)"),
+        (["check", "--usr", "42"], "(did you mean --user?)"),
+        (["check", "--frobnicate"], "unrecognized arguments: --frobnicate\n"),
+    ],
+)
+def test_no_option_is_guessed_and_a_misspelt_one_is_told(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("headgate 0.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
+from headgate.core.errors import InvalidRule
 from headgate.engine import Reset
-from headgate.policy.loading import load
+from headgate.policy.loading import InvalidRules, load
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.testing import ManualClock
 from tests.engine.conftest import Make
@@ -183,3 +186,16 @@ def test_a_rule_counts_each_user_on_each_path(make: Make) -> None:
 def test_the_clock_of_an_engine_is_that_of_its_store(make: Make) -> None:
     engine = make(load(RULES))
     assert engine.clock.now() > 1_700_000_000_000_000
+
+
+@pytest.mark.parametrize("request_", ["ada", {"user": "ada"}, None])
+def test_what_is_not_a_request_is_told(make: Make, request_: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"what is decided is a Request, such as Request\({'user': '42'}"):
+        make(load(RULES)).check(cast("Request", request_))
+
+
+def test_text_and_names_of_files_are_told_apart(make: Make) -> None:
+    with pytest.raises(InvalidRule, match=r"rules are given as the name of a file; for their text use load_rules"):
+        make("version: 1")
+    with pytest.raises(InvalidRules, match=r"the name of a file, not rules. Engine\('rules.yaml'\) reads it"):
+        load("rules.yaml")

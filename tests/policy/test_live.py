@@ -117,6 +117,7 @@ def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, caplog: pytest.
     assert live.policy is before
     assert (live.statistics().failures, live.statistics().loads) == (1, 1)
     assert "limit" in live.statistics().error
+    assert "\n" not in caplog.text.strip()
     assert len(caplog.records) == 1
     replaced(file, OTHER)
     assert looked(live) == [False, True]

@@ -41,7 +41,7 @@ RULE = Rule("r", QUOTAS)
         ({"methods": None}, "rule 'r': methods is several of text"),
         ({"methods": ""}, "rule 'r': methods is several of text"),
         ({"methods": {7}}, "rule 'r': methods has text only, not 7"),
-        ({"methods": {"post"}}, "rule 'r': 'post' is no HTTP method: write it as POST"),
+        ({"methods": {"post"}}, "rule 'r': 'post' is not an HTTP method: write it as POST"),
         ({"when": {"region": 7}}, "rule 'r': when: 'region' has text, not 7"),
         ({"when": {7: "region"}}, "rule 'r': when has text as names, not 7"),
         ({"when": ["region"]}, "rule 'r': when is a mapping of text to text, not ['region']"),
@@ -116,7 +116,7 @@ def test_a_user_says_what_is_wrong_with_it(given: dict[str, Any], said: str) -> 
         ("user", 7, "an entry of a list: value is text, not 7"),
         ("user", b"x", "an entry of a list: value is text, not b'x'"),
         ("user", "", "an entry of a list has 1 to 512 characters"),
-        ("ip", "10.0.0.1/8", "'10.0.0.1/8' is no address or network"),
+        ("ip", "10.0.0.1/8", "'10.0.0.1/8' is not an address or network"),
     ],
 )
 def test_an_entry_says_what_is_wrong_with_it(dimension: Any, value: Any, said: str) -> None:

@@ -9,7 +9,9 @@ import argparse
 import errno
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
+from typing import NoReturn
 
 from headgate.cli import check, explain, load, operating, rules, serve
 from headgate.cli.command import WRONG_USAGE, Command
@@ -25,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     parser = _parser()
     try:
-        arguments = parser.parse_args(argv)
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            _refuse(arguments.parser, unknown)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else WRONG_USAGE
     run: Command | None = getattr(arguments, "run", None)
@@ -33,6 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.parser.print_help()
         return WRONG_USAGE
     return _run(run, arguments)
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
+    """Say what a command does not have, and what may be meant."""
+    known = [word for word in parser.format_usage().replace("[", " ").replace("]", " ").split() if word[:2] == "--"]
+    options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    near = dict.fromkeys(near for option in options for near in get_close_matches(option, known, 1))
+    hint = f" (did you mean {' '.join(near)}?)" if near else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _run(run: Command, arguments: argparse.Namespace) -> int:
@@ -61,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headgate",
         description="A distributed rate limiter.",
+        allow_abbrev=False,
         epilog="Exit codes: 0 all is well, 1 the answer is no, 2 the command cannot be run as given.",
     )
     parser.add_argument("--version", action="version", version=f"headgate {version('headgate')}")

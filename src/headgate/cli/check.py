@@ -82,6 +82,8 @@ def _question(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.tier:
         question["tier"] = arguments.tier
     if arguments.rule is None:
+        if arguments.endpoint is None and not (principal or attributes):
+            raise UsageError("say who asks for what: headgate check --user 42 --method POST /api/v1/orders")
         endpoint = "/" if arguments.endpoint is None else arguments.endpoint
         asked = {"principal": principal, "endpoint": endpoint, "method": arguments.method.upper()}
         return {**asked, "cost": arguments.cost, "attributes": attributes, **question}
@@ -109,7 +111,8 @@ def _tell(answer: Answer, terminal: Terminal, *, peeked: bool) -> None:
     if answer.delay:
         terminal.say(f"its turn comes in {answer.delay:g} s")
     if answer.degraded:
-        terminal.say(terminal.styled(f"degraded: the store did not decide this{safe(_why(answer))}", "yellow"))
+        told = f"degraded: the store did not decide this{safe(_why(answer))}, and does not know what is said to be left"
+        terminal.say(terminal.styled(told, "yellow"))
     if answer.unmatched_principals:
         names = ", ".join(answer.unmatched_principals)
         terminal.say(terminal.styled(safe(f"no rule knows {names}: nothing limits by that"), "yellow"))
@@ -132,7 +135,7 @@ def _because(answer: Answer) -> str:
         return f": rule {answer.rule_id} is the most restrictive"
     if answer.reason and not answer.degraded:
         return f": {answer.reason}"
-    return ": nothing is enforced" if answer.matched else ": no rule applies"
+    return ": only shadows apply, which refuse nothing" if answer.matched else ": no rule applies"
 
 
 def _tell_limit(limit: Limit, terminal: Terminal, *, shadow: bool = False) -> None:
@@ -141,4 +144,4 @@ def _tell_limit(limit: Limit, terminal: Terminal, *, shadow: bool = False) -> No
     again = f", refused for another {limit.retry_after:g} s" if not limit.allowed else ""
     aside = ", a shadow that refuses nothing" if shadow else ""
     whole = datetime.fromtimestamp(limit.reset_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    terminal.say(f"  {name}: {limit.remaining} of {limit.limit} left, {state}{again}, unused again at {whole}{aside}")
+    terminal.say(f"  {name}: {limit.remaining} of {limit.limit} left, {state}{again}, all of it at {whole}{aside}")

@@ -36,6 +36,7 @@ def add_command(
         description=f"{summary[:1].upper()}{summary[1:]}.\n\n{more}".strip(),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.set_defaults(run=run, parser=parser)
     return parser

@@ -117,7 +117,10 @@ def _tell(explained: Explained, terminal: Terminal) -> None:
         terminal.say(terminal.styled(safe(f"no rule knows {names}: nothing limits by that"), "yellow"))
     if ruling.degraded:
         terminal.say(
-            terminal.styled(f"the store does not answer ({ruling.degraded}): states are those of here", "yellow")
+            terminal.styled(
+                f"the store does not answer ({ruling.degraded}): what was used is not known, nor what it would decide",
+                "yellow",
+            )
         )
     for considered in sorted(explanation.rules, key=lambda each: not each.applies):
         terminal.say()

@@ -142,6 +142,7 @@ def _explained(run: Command) -> Command:
             return run(arguments, terminal)
         except InvalidRules as error:
             problems = error.problems
+        unread = any(problem.kind is Kind.FILE for problem in problems)
         if arguments.json:
             data = [to_data(problem) for problem in problems]
             _say_json(terminal, {"valid": False, "problems": data, "warnings": []})
@@ -150,8 +151,9 @@ def _explained(run: Command) -> Command:
             count, files = len(problems), {problem.file: None for problem in problems}
             where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
             told = f"{safe(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
-            terminal.complain(terminal.styled(told, "red", err=True))
-        return WRONG_USAGE if any(problem.kind is Kind.FILE for problem in problems) else NO
+            if not unread:
+                terminal.complain(terminal.styled(told, "red", err=True))
+        return WRONG_USAGE if unread else NO
 
     return explaining
 

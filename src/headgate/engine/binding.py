@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 from headgate.core.errors import InvalidRule, InvalidStore
 from headgate.core.mode import Mode
@@ -20,6 +22,8 @@ from headgate.policy.terms import rule_id_of
 
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""
+_WRITTEN = re.compile(r"\n|^\s*\{|:\s")
+"""What the text of rules has, and the name of a file hardly."""
 
 
 class Book:
@@ -35,6 +39,8 @@ class Book:
         self._live: LivePolicy | None = None
         self._own = isinstance(rules, str | os.PathLike)
         if isinstance(rules, str | os.PathLike):
+            if isinstance(rules, str) and not Path(rules).exists() and _WRITTEN.search(rules):
+                raise InvalidRule("rules are given as the name of a file; for their text use load_rules(text)")
             rules = LivePolicy(rules_file(rules))
         if isinstance(rules, LivePolicy):
             live = self._live = rules

@@ -76,5 +76,5 @@ class Endings:
 
 def _number(value: bytes) -> int:
     if len(value) > _LONGEST_NUMBER or not value.isdigit():
-        raise BadAnswer("a status is no number")
+        raise BadAnswer("a status is not a number")
     return int(value)

@@ -73,10 +73,10 @@ def parse_target(text: str, schemes: tuple[str, ...] = tuple(_PORTS)) -> Target:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{text!r} is no address of a service: {error}") from None
+        raise UsageError(f"{text!r} is not an address of a service: {error}") from None
     right = f"{schemes[0]}://127.0.0.1:8080" if schemes[0] == "http" else f"{schemes[0]}://127.0.0.1:8081"
     if parts.scheme not in schemes or not parts.hostname:
-        raise UsageError(f"{text!r} is no address of a service; one is like {right} ({', '.join(schemes)})")
+        raise UsageError(f"{text!r} is not an address of a service; one is like {right} ({', '.join(schemes)})")
     if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
         raise UsageError(f"{text!r} has more than scheme, host and port; it should be like {right}")
     if not (parts.hostname.isascii() and parts.hostname.isprintable() and " " not in parts.hostname):

@@ -9,7 +9,7 @@ LONGEST = 200
 def written(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     """Return labels as text, such as ``rule="orders",outcome="denied"``. Long values are cut.
 
-    What is no text in UTF-8, or a control character, is replaced: no value can end a line or another label.
+    What is not text in UTF-8, or a control character, is replaced: no value can end a line or another label.
     """
     return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)])
 

@@ -21,6 +21,7 @@ from types import MappingProxyType
 import msgspec
 
 from headgate.core.errors import InvalidRule
+from headgate.core.numbers import short
 from headgate.policy.addresses import address_of
 from headgate.policy.conditions import Indexed
 from headgate.policy.facts import address_given, check_request, check_text, facts_of, shown
@@ -111,7 +112,12 @@ class Policy:
             InvalidCost: the cost is not a whole number from 0 to 100 000; CostTooLarge: a limit could never admit it.
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
-        if request.rule_id != "":
+        try:
+            rule_id = request.rule_id
+        except AttributeError:
+            right = "a Request, such as Request({'user': '42'}, '/api/v1/orders', 'POST')"
+            raise InvalidRequest(f"what is decided is {right}, not {short(request)}") from None
+        if rule_id != "":
             return self._of_one_rule(request, now, asking=asking)
         recipes = self._recipes
         if recipes is None or not recipes.is_worth_it:

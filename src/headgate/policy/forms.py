@@ -260,7 +260,7 @@ class Default:
         if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and not re.search("[0-9]", value):
             accepted = 'allow, or a quota such as "100/minute"'
             findings.add(
-                path, f"{shown(value)} is no default", accepted, findings.near(value, [ALLOW]), kind=Kind.MEANING
+                path, f"{shown(value)} is not a default", accepted, findings.near(value, [ALLOW]), kind=Kind.MEANING
             )
             return None
         return _DEFAULT_RULE.read(value, path, findings)

@@ -49,7 +49,7 @@ class Text:
                 hint = "Put it in quotes." if isinstance(value, bool | int | float) else ""
                 whole = type(value) is float and value.is_integer() and abs(value) < _LONGEST_WHOLE
                 kind = Kind.MEANING if whole and self.numbers else Kind.FORM  # for JSON Schema, 5.0 is an integer
-                findings.add(path, unlike(value, "is no text"), self.accepted, hint, kind=kind)
+                findings.add(path, unlike(value, "is not text"), self.accepted, hint, kind=kind)
                 return None
         if 0 < len(value) <= self.most and (not self.pattern or re.fullmatch(self.pattern, value)):
             return value
@@ -95,7 +95,7 @@ class Rate:
         numeric = type(value) in {int, float} and isinstance(value, int | float) and value >= 0
         if numeric or (isinstance(value, str) and re.fullmatch("[0-9.]{1,40}(/[0-9]{1,40})?", value)):
             return value
-        findings.add(path, unlike(value, "is no rate"), "a number of tokens per second, such as 10, 0.5 or '1/3'")
+        findings.add(path, unlike(value, "is not a rate"), "a number of tokens per second, such as 10, 0.5 or '1/3'")
         return None
 
     def schema(self) -> Schema:
@@ -168,7 +168,7 @@ class Many:
         if value is None and self.or_nothing:
             return []
         if type(value) is not list:
-            findings.add(path, unlike(value, "is no list"), self.accepted)
+            findings.add(path, unlike(value, "is not a list"), self.accepted)
             return None
         return [self.of.read(item, (*path, index), findings) for index, item in enumerate(value)]
 

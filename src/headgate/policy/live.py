@@ -126,7 +126,8 @@ class Live(Generic[W, P]):
         self._failures += 1
         self._error = str(error) or type(error).__name__
         expected = isinstance(error, InvalidRule | OSError)
-        _LOG.error("%s: the rules in force stay: %s", self._source.name, error, exc_info=None if expected else error)
+        told = self._error.replace("\n", "; ")
+        _LOG.error("%s: the rules in force stay: %s", self._source.name, told, exc_info=None if expected else error)
 
     def __enter__(self) -> Self:
         self.start()

@@ -50,6 +50,9 @@ class Loaded:
 
 def load(text: str, *, name: str = "rules") -> Ruleset:
     """Read rules from YAML; `name` stands for the file in messages."""
+    if isinstance(text, str) and "\n" not in text and text.endswith((".yaml", ".yml", ".json")):
+        hint = f"Engine({text!r:.100}) reads it, and headgate.policy.loading.load_file."
+        raise InvalidRules([Problem("this is the name of a file, not rules", hint=hint, file=name, kind=Kind.FILE)])
     return read(text, name=name).ruleset
 
 
@@ -69,16 +72,16 @@ def loads_json(text: str | bytes, *, name: str = "rules") -> Ruleset:
         return found
 
     def no_number(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no number")
+        raise ValueError(f"{word} is not a number")
 
     try:
         data = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
     except json.JSONDecodeError as error:
-        message = f"no JSON: {error.msg}"
+        message = f"not JSON: {error.msg}"
         problem = Problem(message, file=name, line=error.lineno, column=error.colno, kind=Kind.SYNTAX)
         raise InvalidRules([problem]) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, thousands of brackets
-        raise InvalidRules([Problem(f"no JSON: {error}", file=name, kind=Kind.SYNTAX)]) from None
+        raise InvalidRules([Problem(f"not JSON: {error}", file=name, kind=Kind.SYNTAX)]) from None
     twice = [Problem(f"the key {key!r:.80} is given twice", file=name, kind=Kind.SYNTAX) for key in doubled[:MOST]]
     return _loaded(data, Locator(name), twice).ruleset
 

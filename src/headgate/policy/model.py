@@ -138,7 +138,7 @@ class Rule:
                 raise InvalidRule(f"rule {self.id!r}: {error}") from None
         for method in self.methods:
             if not _METHOD.fullmatch(method):
-                raise InvalidRule(f"rule {self.id!r}: {method!r} is no HTTP method: write it as POST")
+                raise InvalidRule(f"rule {self.id!r}: {method!r} is not an HTTP method: write it as POST")
         if type(self.enforce_percent) is not int or not 0 <= self.enforce_percent <= 100:
             raise InvalidRule(f"rule {self.id!r}: enforce_percent is a whole number from 0 to 100")
         if type(self.replicas) is not int or not 0 <= self.replicas <= MAX_REPLICAS:
@@ -220,7 +220,7 @@ class Entry:
         try:
             return ip_network(self.value, strict=True)
         except ValueError as error:
-            raise InvalidRule(f"{self.value!r} is no address or network: {error}") from None
+            raise InvalidRule(f"{self.value!r} is not an address or network: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def shown(value: object) -> str:
 
 
 def unlike(value: object, what: str) -> str:
-    """Say that what was found is not what was wanted: ``unlike("x", "is no list")``."""
+    """Say that what was found is not what was wanted: ``unlike("x", "is not a list")``."""
     return "has no value" if value is None else f"{shown(value)} {what}"
 
 

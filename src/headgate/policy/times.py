@@ -38,12 +38,12 @@ class Length:
                 return int(length)
             findings.add(path, f"{value} seconds are no whole number of microseconds", kind=Kind.MEANING)
             return None
-        findings.add(path, unlike(value, "is no length of time"), _LENGTHS)
+        findings.add(path, unlike(value, "is not a length of time"), _LENGTHS)
         return None
 
     def _from_text(self, text: str, path: Path, findings: Findings) -> int | str | None:
         if len(text) > _LONGEST_TEXT or not re.fullmatch(_LENGTH, text):
-            findings.add(path, f"{shown(text)} is no length of time", _LENGTHS)
+            findings.add(path, f"{shown(text)} is not a length of time", _LENGTHS)
             return None
         if text.strip().lstrip("0123456789_ ") == "M":
             month = ", or `window: month` with a `calendar`" if self.calendar else ""
@@ -71,7 +71,7 @@ def length_of(text: str) -> int | str:
         (numbers,) = parse(f"1/{text}")
     except InvalidQuota as error:
         detail = str(error).partition(": ")[2].partition(". Accepted forms")[0]
-        return f"{shown(text)} is no length of time" + (f": {detail}" if "expected" not in detail else "")
+        return f"{shown(text)} is not a length of time" + (f": {detail}" if "expected" not in detail else "")
     if not 0 < (length := int(numbers["window_us"])) <= MAX_WINDOW_US:
         return f"{shown(text)} is longer than {MAX_WINDOW_US // 86400 // SECOND} days"
     return length
@@ -84,7 +84,7 @@ class Zone:
     def read(self, value: object, path: Path, findings: Findings) -> bool | str | None:
         if isinstance(value, bool) or (isinstance(value, str) and re.fullmatch("[A-Za-z0-9_+/-]{1,64}", value)):
             return value
-        findings.add(path, unlike(value, "is no time zone"), "a name such as Europe/Berlin, or true for UTC")
+        findings.add(path, unlike(value, "is not a time zone"), "a name such as Europe/Berlin, or true for UTC")
         return None
 
     def schema(self) -> Schema:
@@ -101,13 +101,13 @@ class Moment:
     def read(self, value: object, path: Path, findings: Findings) -> int | str | None:
         if not isinstance(value, str) or not re.fullmatch(_MOMENT, value):
             naive = isinstance(value, str) and re.fullmatch(_MOMENT, f"{value}Z")
-            why = f"{value!r} has no time zone" if naive else unlike(value, "is no moment")
+            why = f"{value!r} has no time zone" if naive else unlike(value, "is not a moment")
             findings.add(path, why, _MOMENTS, f"Write {value}Z if it is UTC." if naive else "")
             return None
         try:
             moment = (datetime.fromisoformat(value.upper()) - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
-            findings.add(path, f"{value!r} is no moment: {error}", _MOMENTS, kind=Kind.MEANING)
+            findings.add(path, f"{value!r} is not a moment: {error}", _MOMENTS, kind=Kind.MEANING)
             return None
         if moment < 0:
             findings.add(path, f"{value!r} is before 1970", kind=Kind.MEANING)

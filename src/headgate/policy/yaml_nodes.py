@@ -118,9 +118,9 @@ class Document(Locator):
             source = self.source(line + 1)
             if "\t" in source[: len(source) - len(source.lstrip())]:
                 hint = "A tab cannot indent: use spaces."
-            self._stop(f"no YAML: {error.problem}", line, column, hint)
+            self._stop(f"not YAML: {error.problem}", line, column, hint)
         except yaml.YAMLError as error:  # the reader's; the text was checked, so none is known
-            self._stop(f"no YAML: {error}", 0, 0)
+            self._stop(f"not YAML: {error}", 0, 0)
 
     def _from_events(self, places: _Places | None) -> Any:  # noqa: C901, PLR0912, PLR0915  one loop, and it is hot
         events, (document, scalar, mapping, sequence, ends, alias) = _events(self._text)

@@ -75,4 +75,4 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: it is no text in UTF-8") from None
+        raise UsageError(f"{path}: it is not text in UTF-8") from None

@@ -40,7 +40,17 @@ def tls_of(settings: Settings) -> Tls | None:
         return Tls(TlsFiles(Path(settings.tls_cert), Path(settings.tls_key), authority))
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.client_ca)))
-        raise UsageError(f"the certificates cannot be used ({files}): {error}. PEM files are needed") from None
+        hint = "they are swapped" if _is_swapped(settings) else "PEM files are needed"
+        raise UsageError(f"the certificates cannot be used ({files}): {error}: {hint}") from None
+
+
+def _is_swapped(settings: Settings) -> bool:
+    """Whether the certificate is where the key should be, and the key where the certificate should."""
+    try:
+        certificate, key = (Path(file).read_bytes() for file in (settings.tls_cert, settings.tls_key))
+    except OSError:
+        return False
+    return b"PRIVATE KEY-" in certificate and b"PRIVATE KEY-" not in key and b"BEGIN CERTIFICATE-" in key
 
 
 def callers_of(settings: Settings) -> CallerKeys | None:

@@ -15,7 +15,10 @@ from headgate.stores.base import AsyncStore, Store
 from headgate.stores.failover import AsyncFailoverStore, FailoverStore
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 
-ACCEPTED = '"memory", "memory:?max_keys=100000" or "redis://[user:password@]host:6379/0"'
+ACCEPTED = (
+    '"memory", "memory:?max_keys=100000" or "redis://[user:password@]host:6379/0" '
+    "(also rediss://, redis+unix://, redis+sentinel://, redis+cluster://)"
+)
 RAISE = "raise"
 """Not a mode: what a store does that nothing is put around."""
 AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)

@@ -39,13 +39,13 @@ FIELDS = (
         ("domain: ''", "f.yaml:1:9: domain: a file needs a domain. Accepted: a name that no other file has"),
         ("domain:", "f.yaml:1:8: domain: a file needs a domain. Accepted: a name that no other file has"),
         ("- a", "f.yaml:1:1: a list is not a file. Accepted: a mapping with domain, descriptors"),
-        ("domain: [d]", "f.yaml:1:9: domain: a list is no text"),
+        ("domain: [d]", "f.yaml:1:9: domain: a list is not text"),
         ("domain: d\n0.25: x", "f.yaml:2:1: [\"0.25\"]: a file has no '0.25'. Accepted: domain, descriptors"),
         ("domain: d\ndomain: e", "f.yaml:2:1: the key 'domain' is given twice, first on line 1"),
         # lists
         (
             "domain: d\ndescriptors: x",
-            "f.yaml:2:14: descriptors: 'x' is no list. Accepted: a list, each of its entries a descriptor",
+            "f.yaml:2:14: descriptors: 'x' is not a list. Accepted: a list, each of its entries a descriptor",
         ),
         (
             "domain: d\ndescriptors: [a]",
@@ -56,7 +56,7 @@ FIELDS = (
         ("domain: d\ndescriptors: [{key: ''}]", "f.yaml:2:21: descriptors[0].key: a key cannot be empty"),
         (
             "domain: d\ndescriptors: [{key: 1.10}]",
-            "f.yaml:2:21: descriptors[0].key: 1.1 is no text. Put it in quotes.",
+            "f.yaml:2:21: descriptors[0].key: 1.1 is not text. Put it in quotes.",
         ),
         (
             "domain: d\ndescriptors: [{key: k, ratelimit: {}}]",
@@ -71,7 +71,7 @@ FIELDS = (
             "f.yaml:3:25: descriptors[0].shadow_mode: 'maybe' is not true or false",
         ),
         (one(more="quota_mode: 1, "), "f.yaml:3:24: descriptors[0].quota_mode: 1 is not true or false"),
-        (one(more="metadata: [1], "), "f.yaml:3:22: descriptors[0].metadata: a list is no mapping"),
+        (one(more="metadata: [1], "), "f.yaml:3:22: descriptors[0].metadata: a list is not a mapping"),
         (
             one(more="value: abc, share_threshold: true, "),
             "f.yaml:3:41: descriptors[0].share_threshold: only a value with * can share its threshold, not 'k_abc'",
@@ -112,11 +112,11 @@ FIELDS = (
         ),
         (
             one("{unit: secnd, requests_per_unit: 5}"),
-            f"f.yaml:3:31: descriptors[0].rate_limit.unit: 'secnd' is no unit. {UNITS}. Did you mean 'second'?",
+            f"f.yaml:3:31: descriptors[0].rate_limit.unit: 'secnd' is not a unit. {UNITS}. Did you mean 'second'?",
         ),
         (
             one("{unit: unknown, requests_per_unit: 5}"),
-            f"f.yaml:3:31: descriptors[0].rate_limit.unit: 'unknown' is no unit. {UNITS}",
+            f"f.yaml:3:31: descriptors[0].rate_limit.unit: 'unknown' is not a unit. {UNITS}",
         ),
         (
             one("{unit: day, requests_per_unit: -1}"),
@@ -220,7 +220,7 @@ def test_what_is_wrong_is_told_with_its_place(text: str, expected: str) -> None:
 
 def test_text_that_is_no_yaml_is_told_as_such() -> None:
     (problem,) = problems_of("domain: d\ndescriptors: [")
-    assert problem.startswith("f.yaml:3:1: no YAML: ")
+    assert problem.startswith("f.yaml:3:1: not YAML: ")
 
 
 def test_all_problems_are_told_at_once_file_by_file() -> None:
@@ -334,7 +334,7 @@ class TestValues:
 
     def test_where_the_word_is_not_to_be_seen_quotes_are_asked_for(self) -> None:
         text = "domain: d\ndescriptors: [{key: a, shadow_mode: &on true}, {key: *on}]"
-        assert problems_of(text) == ["f.yaml:2:54: descriptors[1].key: true is no text. Put it in quotes."]
+        assert problems_of(text) == ["f.yaml:2:54: descriptors[1].key: true is not text. Put it in quotes."]
 
     def test_a_surrogate_is_no_text(self) -> None:
         with pytest.raises(InvalidRules):

@@ -216,11 +216,11 @@ class TestOverride:
         [
             (
                 Override(1, 0),
-                "0 is no unit: use one of 1 (SECOND), 2 (MINUTE), 3 (HOUR), 4 (DAY), 5 (MONTH), 6 (YEAR), 7 (WEEK)",
+                "0 is not a unit: use one of 1 (SECOND), 2 (MINUTE), 3 (HOUR), 4 (DAY), 5 (MONTH), 6 (YEAR), 7 (WEEK)",
             ),
             (
                 Override(1, 99),
-                "99 is no unit: use one of 1 (SECOND), 2 (MINUTE), 3 (HOUR), 4 (DAY), 5 (MONTH), 6 (YEAR), 7 (WEEK)",
+                "99 is not a unit: use one of 1 (SECOND), 2 (MINUTE), 3 (HOUR), 4 (DAY), 5 (MONTH), 6 (YEAR), 7 (WEEK)",
             ),
             (Override(1 << 32, 1), "requests_per_unit must be a whole number from 0 to 4294967295, not 4294967296"),
             (Override(-1, 1), "requests_per_unit must be a whole number from 0 to 4294967295, not -1"),

@@ -73,7 +73,7 @@ def test_a_key_in_the_header_is_for_the_batch_as_a_whole(service: Service) -> No
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"", "not JSON"),
+        (b"", "the body is empty"),
         (b"[]", "not as expected"),
         (b"{}", "not as expected"),
         (b'{"requests": []}', "too small or too large"),

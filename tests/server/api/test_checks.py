@@ -197,7 +197,7 @@ def test_the_clients_time_may_differ_by_a_minute(service: Service) -> None:
         assert "60 s are accepted" in detail
     for timestamp in (10**14, -(10**30), 10**400, 1e300):
         detail = problem(service.post(ORDER | {"timestamp": timestamp}))["detail"]
-        assert detail == "the timestamp is no Unix time in seconds or milliseconds"
+        assert detail == "the timestamp is not a Unix time in seconds or milliseconds"
 
 
 def test_the_clients_time_may_be_ignored() -> None:
@@ -250,7 +250,7 @@ def test_unknown_rules_can_be_an_error() -> None:
 
 
 BAD = [
-    (b"", "", "not JSON"),
+    (b"", "", "the body is empty"),
     (b"nonsense", "", "not JSON"),
     (b"\xff\xfe", "", "not JSON"),
     (b'{"principal": {"user": "\xff"}}', "", "not JSON"),
@@ -337,6 +337,26 @@ def test_a_bad_body_is_refused_with_the_place_and_what_would_be_right(
         assert pointer in [error["pointer"] for error in refused["errors"]]
     assert all(error["detail"] for error in refused.get("errors", ()))
     assert not set(response.body) & set(b"<>&")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"principal": {"user": 1}}', "is text, not a number"),
+        (b'{"principal": []}', "not a list"),
+        (b'{"principal": {}, "cost": "1"}', "is a whole number from 0 to 100000, not text"),
+        (b'{"principal": {}, "cost": true}', "not true or false"),
+        (b'{"principal": {}, "method": {}}', "not an object"),
+        (b'{"principal": {}, "tier": null}', "not null"),
+    ],
+)
+def test_what_was_found_is_named_as_json_names_it(service: Service, body: bytes, told: str) -> None:
+    (error,) = problem(service.post(body))["errors"]
+    assert error["detail"].endswith(told)
+
+
+def test_an_empty_body_is_called_empty(service: Service) -> None:
+    assert problem(service.post(b" "))["detail"] == "the body is empty"
 
 
 def test_a_misspelt_member_is_recognised(service: Service) -> None:

@@ -90,7 +90,8 @@ def test_nonsense_is_refused(service: Service) -> None:
 
 def test_a_store_that_is_away_is_told() -> None:
     with serving(store=f"redis://127.0.0.1:{free_port()}?timeout=0.1&connect_timeout=0.1") as service:
-        assert problem(service.send("POST", RESET, b'{"principal": {"user": "u1"}}'), 503)
+        told = problem(service.send("POST", RESET, b'{"principal": {"user": "u1"}}'), 503)
+        assert told["detail"] == "the store did not answer: not all is reset, perhaps nothing; send it again"
 
 
 def test_who_was_reset_is_in_the_log_without_a_name(service: Service, caplog: pytest.LogCaptureFixture) -> None:

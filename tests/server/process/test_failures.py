@@ -119,7 +119,7 @@ def test_a_worker_that_cannot_be_replaced_now_is_tried_again_and_the_others_serv
 
 def test_a_worker_that_cannot_start_again_leaves_new_connections_to_the_others(found: Service, rules: str) -> None:
     good, first = Path(rules).read_text(), found.workers()
-    Path(rules).write_text("this is no file of rules")
+    Path(rules).write_text("this is not a file of rules")
     os.kill(min(first), signal.SIGKILL)
     until(lambda: "cannot start" in found.complained, "it finds no good rules", SECONDS)
     assert all(found.check("somebody")["limit"] == LIMIT for _ in range(40))

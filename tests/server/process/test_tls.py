@@ -9,6 +9,9 @@ import ssl
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from headgate.cli.__main__ import main
 from tests.server.process.certificates import Authority
 from tests.server.process.service import CHECK, SECONDS, service
 from tests.servers import until
@@ -54,3 +57,11 @@ def test_client_certificates_are_demanded(tmp_path: Path) -> None:
         known = subprocess.run([*curl, "--cert", str(mine), "--key", str(my_key)], capture_output=True, check=True)
         assert json.loads(known.stdout)["allowed"]
         assert subprocess.run(curl, capture_output=True, check=False).returncode != 0
+
+
+def test_a_certificate_and_a_key_that_are_swapped_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cert, key = Authority(tmp_path, "authority").signed("server")
+    assert main(["serve", "--check", "--tls-cert", str(key), "--tls-key", str(cert)]) == 2
+    assert "they are swapped" in capsys.readouterr().err
+    assert main(["serve", "--check", "--tls-cert", str(key), "--tls-key", str(key)]) == 2
+    assert "PEM files are needed" in capsys.readouterr().err

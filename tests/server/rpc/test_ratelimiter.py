@@ -85,7 +85,7 @@ def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -
         ({"identifier": "203.0.113.9", "dimension": "IP"}, {"rule_id": "all-ip", "remaining": 4}),
         ({"identifier": "192.0.2.7", "dimension": "IP"}, {"allowed": False, "retry_after": 0, "state": 2}),
         ({"identifier": "ak", "dimension": "API_KEY", "endpoint": "/search", "cost": 9}, {"state": 1}),
-        ({}, {"allowed": True, "matched": False, "limit": 0}),
+        ({"endpoint": "/"}, {"allowed": True, "matched": False, "limit": 0}),
         ({"identifier": "root", "dimension": "USER"}, {"reason": "user root is on the allow list: root"}),
         (BY_RULE, {"remaining": 999}),
         (BY_RULE | {"dimension": "USER", "cost": 9}, {"remaining": 991}),
@@ -118,6 +118,8 @@ def test_what_is_asked_is_answered(service: Service, fields: dict[str, Any], exp
         ("ResetLimit", {"identifier": "u1"}, "dimension says"),
         ("CheckRateLimitBatch", {}, "1 to 1000"),
         ("CheckRateLimitBatch", {"requests": [{}] * 1001}, "1 to 1000"),
+        ("CheckRateLimit", {}, "does not say who asks"),
+        ("ResetLimit", {}, "does not say who asks"),
     ],
 )
 def test_misuse_says_what_would_be_right(service: Service, method: str, fields: dict[str, Any], told: str) -> None:

@@ -99,6 +99,20 @@ def test_bad_addresses_are_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("redis://h?timout=1", "unknown option 'timout' in a store address: did you mean 'timeout'?"),
+        ("redis://h?colour=red", "there are timeout, connect_timeout, connections, replicas, evicting, ca, cert, key"),
+        ("redis//localhost", "a store address has :// in it: use"),
+        ("mongodb://x", r"redis\+sentinel://, redis\+cluster://"),
+    ],
+)
+def test_what_would_be_right_is_told(text: str, told: str) -> None:
+    with pytest.raises(InvalidStore, match=told):
+        open_store(text)
+
+
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+sentinel", "rediss+cluster"])
 def test_every_topology_has_tls(scheme: str) -> None:
     match parse(f"{scheme}://cache/{'main' if 'sentinel' in scheme else ''}"):

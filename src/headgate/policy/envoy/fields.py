@@ -80,7 +80,7 @@ class Fields:
         if value is None:
             return []
         if type(value) is not list:
-            self.findings.add(path, f"{shown(value)} is no list", f"a list, each of its entries {what}")
+            self.findings.add(path, f"{shown(value)} is not a list", f"a list, each of its entries {what}")
             return []
         found = []
         for index, item in enumerate(value):
@@ -106,7 +106,7 @@ class Fields:
             if word:
                 return word.group()
         hint = "Put it in quotes." if isinstance(value, bool | float) else ""
-        self.findings.add(place, f"{shown(value)} is no text", hint=hint)
+        self.findings.add(place, f"{shown(value)} is not text", hint=hint)
         return ""
 
     def flag(self, holder: dict[str, Any], field: str, path: Path) -> bool:
@@ -137,7 +137,7 @@ class Fields:
         if unit is None:
             where, found = ((*path, "unit"), shown(word)) if "unit" in holder else (path, "nothing")
             accepted = f"one of {', '.join(_UNITS_IN_ORDER)}"
-            message = f"{found} is no unit" if word else "a rate limit needs a unit"
+            message = f"{found} is not a unit" if word else "a rate limit needs a unit"
             self.findings.add(where, message, accepted, nearest(word, _UNITS_IN_ORDER))
         return unit
 
@@ -155,7 +155,7 @@ class Fields:
         """Return whatever the user wants to be told, made immutable."""
         value = holder.get("metadata")
         if value is not None and type(value) is not dict:
-            self.findings.add((*path, "metadata"), f"{shown(value)} is no mapping")
+            self.findings.add((*path, "metadata"), f"{shown(value)} is not a mapping")
         return frozen_mapping(value if type(value) is dict else {})
 
     def _misplaced(self, key: str, path: Path, what: str) -> None:

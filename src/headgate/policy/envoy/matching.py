@@ -229,7 +229,7 @@ def _overriding(rule_id: str, domain: str, requests_per_unit: int, unit: int) ->
         known = Unit(unit)
     except ValueError:
         units = ", ".join(f"{known.value} ({known.name})" for known in Unit)
-        raise InvalidQuota(f"{short(unit)} is no unit: use one of {units}") from None
+        raise InvalidQuota(f"{short(unit)} is not a unit: use one of {units}") from None
     return Rule(rule_id, domain, (), (made_once(requests_per_unit, known),))
 
 

@@ -99,6 +99,14 @@ _ACCEPTED = {
     "refundable": "true, for an answer that names its charge, or false",
     "charge": "text: the charge that the answer to a check named, for a refund",
 }
+_IN_JSON = {
+    **dict.fromkeys(("int", "float"), "a number"),
+    "str": "text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+}
+"""What msgspec calls by names of Python."""
 _MEMBERS = len(_ACCEPTED)
 _NOTHING: dict[str, str] = {}
 _NO_SHORT_FORM = (UNSET,) * 5
@@ -235,7 +243,8 @@ def unreadable(error: Exception, body: bytes, accepted: dict[str, str]) -> Inval
     """Return what is wrong with a body that msgspec does not accept; `accepted` says what each member may be."""
     if isinstance(error, msgspec.ValidationError):
         return _unlike(str(error), body, accepted)
-    return InvalidBody(f"the body is not JSON: {error}", ("", "it is one JSON object, in UTF-8"))
+    wrong = f"is not JSON: {error}" if body.strip() else "is empty"
+    return InvalidBody(f"the body {wrong}", ("", "it is one JSON object, in UTF-8"))
 
 
 def _unlike(message: str, body: bytes, accepted: dict[str, str]) -> InvalidBody:
@@ -251,12 +260,13 @@ def _unlike(message: str, body: bytes, accepted: dict[str, str]) -> InvalidBody:
         return InvalidBody(f"the body is not as expected: {what}", ("", f"it is a JSON object with {_FORMS}"))
     pointer = _pointer(member) + (_first_unlike_text(member, body) if inner else "")
     found = what.partition(", got ")[2].strip("`") or what
+    found = _IN_JSON.get(found, found)
     right = "text" if inner else accepted.get(member, "something else")
     return InvalidBody(f"{pointer} is not as expected", (pointer, f"is {right}, not {found}"))
 
 
 def _first_unlike_text(member: str, body: bytes) -> str:
-    """Return where in an object of text something is no text; its JSON is well-formed so far."""
+    """Return where in an object of text something is not text; its JSON is well-formed so far."""
     try:
         found = json.loads(body)[member]
     except (ValueError, RecursionError):  # what follows is not well-formed

@@ -92,6 +92,9 @@ class Checks:
 
     def _failed(self, api: str, error: UsageError | StoreError, began: int) -> Response:
         self._called(api, "error", perf_counter_ns() - began)
+        if api == "reset" and isinstance(error, StoreError):
+            detail = "the store did not answer: not all is reset, perhaps nothing; send it again"
+            return problem_response(of_status(503, detail))
         return problem_response(problem_of(error))
 
     async def decide(self, asked: Question, key: str, now: int) -> Ruling:

@@ -34,7 +34,7 @@ class Timestamps:
         if self.ignored:
             return
         if not -_LARGEST < timestamp < _LARGEST:
-            raise InvalidRequest("the timestamp is no Unix time in seconds or milliseconds")
+            raise InvalidRequest("the timestamp is not a Unix time in seconds or milliseconds")
         off = (timestamp / 1000 if abs(timestamp) >= _MILLISECONDS_FROM else timestamp) - now / SECOND
         if abs(off) > self.skew:
             raise InvalidRequest(

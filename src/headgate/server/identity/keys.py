@@ -19,7 +19,7 @@ def from_jwks(path: Path, algorithms: Sequence[str]) -> tuple[VerificationKey, .
     try:
         return key_set(msgspec.json.decode(content), algorithms)
     except (msgspec.DecodeError, RecursionError):
-        raise InvalidSettings(f'{path} is no JSON; a JWK set is such as {{"keys": [...]}}') from None
+        raise InvalidSettings(f'{path} is not JSON; a JWK set is such as {{"keys": [...]}}') from None
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error}") from None
 

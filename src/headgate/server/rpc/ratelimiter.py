@@ -174,6 +174,8 @@ class RateLimiter:
             principal, endpoint = dict(named.principal), message.endpoint or named.endpoint
         elif identifier or dimension:
             _name(principal, identifier, dimension)
+        elif not (principal or rule_id or message.endpoint or message.attributes):
+            raise InvalidRequest("the message does not say who asks: it has a principal, or identifier and dimension")
         attributes = dict(message.attributes) if message.attributes else _NOTHING
         return Request(principal, endpoint, message.method, attributes, cost, message.tier, rule_id=rule_id)
 

@@ -22,6 +22,7 @@ to connect first may take this much longer), `connections` (to each server: 2 fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -35,6 +36,10 @@ ACCEPTED = (
 )
 _PORTS = {"redis": 6379, "redis+unix": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
 _FILES = ("ca", "cert", "key")
+OPTIONS = (
+    *("timeout", "connect_timeout", "connections", "replicas", "evicting", *_FILES),
+    *("sentinel_user", "sentinel_password", "database"),
+)
 
 
 class Role(Enum):
@@ -106,6 +111,8 @@ Place: TypeAlias = Address | Service | Cluster
 
 def parse(text: str) -> Place:
     """Read an address. Raises InvalidStore, without showing a password."""
+    if "://" not in text:
+        raise InvalidStore(f"a store address has :// in it: use {ACCEPTED}")
     try:
         parts = _split(text)
         credentials, _, hosts = parts.netloc.rpartition("@")
@@ -149,7 +156,9 @@ def parse(text: str) -> Place:
     )
     if options or (any(sentinel_login) and not service):
         name = min(options, default="sentinel_password")
-        raise InvalidStore(f"unknown option {name!r} in a store address: use {ACCEPTED}")
+        near = get_close_matches(name, OPTIONS, 1)
+        right = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(OPTIONS)}"
+        raise InvalidStore(f"unknown option {name!r} in a store address: {right}")
     return _whole(scheme, address, places, unquote(service), sentinel_login)
 
 
@@ -165,9 +174,7 @@ class _Parts(NamedTuple):
 
 def _split(text: str) -> _Parts:
     """Take an address apart. (The standard library refuses lists of IPv6 addresses.)"""
-    scheme, delimiter, rest = text.partition("://")
-    if not delimiter:
-        raise ValueError(scheme)
+    scheme, _, rest = text.partition("://")
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")

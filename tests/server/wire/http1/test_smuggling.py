@@ -115,7 +115,7 @@ def test_it_is_refused_byte_by_byte_too(sent: bytes) -> None:
 CHUNKED = request("Transfer-Encoding: chunked")
 BAD_CHUNKS = {
     "no size": b"\r\nhello\r\n0\r\n\r\n",
-    "a size that is no number": b"x\r\nhello\r\n0\r\n\r\n",
+    "a size that is not a number": b"x\r\nhello\r\n0\r\n\r\n",
     "a size with a prefix": b"0x5\r\nhello\r\n0\r\n\r\n",
     "a size with a sign": b"+5\r\nhello\r\n0\r\n\r\n",
     "a negative size": b"-5\r\nhello\r\n0\r\n\r\n",

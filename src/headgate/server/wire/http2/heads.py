@@ -116,7 +116,7 @@ def _content_length(special: dict[bytes, bytes]) -> int:
     if value is None:
         return -1
     if not value.isdigit() or len(value) > 18:
-        raise Malformed("a content-length that is no number")
+        raise Malformed("a content-length that is not a number")
     return int(value)
 
 
