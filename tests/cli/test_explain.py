@@ -37,13 +37,13 @@ def test_for_people(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.splitlines() == [
         "would pass: rule orders-user is the most restrictive",
-        "as seen by the rules: user 42, endpoint /orders/7, global global, tier premium",
+        "as seen by the rules: user 42, endpoint /orders/7, tier premium",
         "",
-        "orders-user applies: matches",
+        "orders-user applies",
         "  3/hour (tier premium): 3 of 3 left, normal",
         "  key orders-user@user|tb:3600000000 of 42",
         "",
-        "free-only does not apply: tier is premium, not free",
+        "free-only does not apply: it is for tier free, and the tier is premium",
     ]
 
 

@@ -98,7 +98,7 @@ def test_a_rule_that_does_not_exist_is_told_with_those_that_do(capsys: pytest.Ca
 def test_a_method_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reset", "--user", "ada", "/api/v1/orders"]) == 1
     first, *_ = capsys.readouterr().out.splitlines()
-    assert "orders: method is not known, not POST" in first
+    assert "orders: it is for POST, and the method is not known" in first
 
 
 def test_limits_of_envoys_files_are_not_reset_and_who_used_them_is_found(

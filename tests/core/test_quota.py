@@ -509,7 +509,8 @@ class TestCalendar:
 
     @pytest.mark.parametrize("calendar", ["month", ("month", "Europe/Berlin"), 5, False], ids=repr)
     def test_not_a_calendar(self, calendar: Any) -> None:
-        message = f"calendar must be a Calendar, such as Calendar('month', 'Europe/Berlin'), not {calendar!r}"
+        right = "a Calendar, such as Calendar('month', 'Europe/Berlin'); other windows are text, such as '5/minute'"
+        message = f"calendar must be {right}, not {calendar!r}"
         with pytest.raises(InvalidQuota) as error:
             Quota.per(5, calendar)
         assert refusal(error) == message

@@ -53,9 +53,9 @@ def considered(request: Request, now: int = 0) -> dict[str, Considered]:
         ("applies", "matches"),
         ("off", "disabled"),
         ("elsewhere", "endpoint /b/** does not match /a/x"),
-        ("posts", "method is GET, not POST or PUT"),
-        ("premium", "tier is free, not premium"),
-        ("eu", "region is us, not eu"),
+        ("posts", "it is for POST or PUT, and the method is GET"),
+        ("premium", "it is for tier premium, and the tier is free"),
+        ("eu", "it is for region eu, and region is us"),
         ("keyed", "no value for dimension apikey"),
         ("replaced", "replaced by rule replacing"),
         ("replacing", "matches"),
@@ -74,8 +74,8 @@ def test_each_rule_says_why(rule: str, reason: str) -> None:
 
 def test_what_is_not_known_is_said() -> None:
     found = considered(Request({"user": "u"}, "/a"))
-    assert found["posts"].reason == "method is not known, not POST or PUT"
-    assert found["eu"].reason == "region is not known, not eu"
+    assert found["posts"].reason == "it is for POST or PUT, and the method is not known"
+    assert found["eu"].reason == "it is for region eu, and region is not known"
     assert found["default"].reason == "no value for dimension ip"
 
 
@@ -136,4 +136,4 @@ def test_an_ipv6_address_is_shown_as_it_is_counted() -> None:
 
 def test_values_that_could_deceive_a_terminal_are_quoted() -> None:
     found = considered(Request({"user": "u"}, attributes={"region": "\x1b[2Jeu"}))
-    assert found["eu"].reason == r"region is '\x1b[2Jeu', not eu"
+    assert found["eu"].reason == r"it is for region eu, and region is '\x1b[2Jeu'"

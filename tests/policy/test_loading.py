@@ -413,3 +413,9 @@ def test_the_lines_of_a_document_are_those_of_yaml() -> None:
     assert document.locate(("rules",), at_key=True) == (3, 1) or document.source(4) == "rules: 5"
     assert document.source(0) == document.source(99) == ""
     assert yaml_nodes.decoded("é".encode(), "f") == "é"
+
+
+def test_one_fault_is_told_once() -> None:
+    with pytest.raises(InvalidRules) as caught:
+        load("{version: 1, rules: [{id: a, limit: 1, window: 1m, when: {x: [1]}}]}")
+    assert [problem.message for problem in caught.value.problems] == ["a list is not text"]

@@ -111,7 +111,7 @@ def _tell(answer: Answer, terminal: Terminal, *, peeked: bool) -> None:
     if answer.delay:
         terminal.say(f"its turn comes in {answer.delay:g} s")
     if answer.degraded:
-        told = f"degraded: the store did not decide this{safe(_why(answer))}, and does not know what is said to be left"
+        told = f"degraded: the store did not decide this{safe(_why(answer))}; what was used there is not known"
         terminal.say(terminal.styled(told, "yellow"))
     if answer.unmatched_principals:
         names = ", ".join(answer.unmatched_principals)

@@ -17,9 +17,9 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.engine import Engine, Explained
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome
-from headgate.policy.explain import Considered
+from headgate.policy.explain import MATCHES, Considered
 from headgate.policy.loading import load_file
-from headgate.policy.request import Request
+from headgate.policy.request import GLOBAL, Request
 from headgate.stores import open_store
 
 
@@ -110,7 +110,7 @@ def _tell(explained: Explained, terminal: Terminal) -> None:
     explanation, ruling = explained.explanation, explained.ruling
     word, colour = ("would pass", "green") if ruling.allowed else ("would be refused", "red")
     terminal.say(f"{terminal.styled(word, colour)}{safe(_because(explained))}")
-    facts = ", ".join(f"{name} {value}" for name, value in explanation.facts.items())
+    facts = ", ".join(f"{name} {value}" for name, value in explanation.facts.items() if name != GLOBAL)
     terminal.say(safe(f"as seen by the rules: {facts}" + (f", tier {explanation.tier}" if explanation.tier else "")))
     if ruling.unmatched_principals:
         names = ", ".join(ruling.unmatched_principals)
@@ -143,7 +143,7 @@ def _because(explained: Explained) -> str:
 def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Terminal) -> None:
     mark = "applies" if considered.applies else "does not apply"
     name = terminal.styled(safe(considered.rule), "bold" if considered.applies else "dim")
-    terminal.say(f"{name} {mark}: {safe(considered.reason)}")
+    terminal.say(f"{name} {mark}" + (f": {safe(considered.reason)}" if considered.reason != MATCHES else ""))
     for limit, state in zip(considered.limits, states, strict=False):
         principal = limit.principal if isinstance(limit.principal, str) else f"digest {limit.principal.hex()}"
         used = f"{state.remaining} of {state.limit} left"

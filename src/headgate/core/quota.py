@@ -191,7 +191,8 @@ class Quota:
 def _calendar(value: object) -> Calendar:
     if isinstance(value, Calendar):
         return value
-    raise InvalidQuota(f"calendar must be a Calendar, such as Calendar('month', 'Europe/Berlin'), not {short(value)}")
+    right = "a Calendar, such as Calendar('month', 'Europe/Berlin'); other windows are text, such as '5/minute'"
+    raise InvalidQuota(f"calendar must be {right}, not {short(value)}")
 
 
 def _rate(value: object) -> Fraction:

@@ -20,6 +20,8 @@ from headgate.policy.request import ENDPOINT, Request
 from headgate.policy.selection import Selection, limits_of
 from headgate.policy.trie import matches
 
+MATCHES = "matches"
+
 
 class Considered(msgspec.Struct, frozen=True):
     """What one rule has to do with a request."""
@@ -76,7 +78,7 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     considered = []
     for rule_id, failure in failures.items():
         if rule_id in applying:
-            reason = "the default: no other rule is enforced" if rule_id == default else "matches"
+            reason = "the default: no other rule is enforced" if rule_id == default else MATCHES
             considered.append(_applying(applying[rule_id], tier, reason))
         elif not failure and rule_id == default:
             considered.append(Considered(rule_id, False, "the default, and another rule is enforced"))
@@ -104,12 +106,14 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
     if not matches(prepared.segments, facts[ENDPOINT]):
         yield f"endpoint {rule.endpoint} does not match {shown(facts[ENDPOINT])}"
     if prepared.methods and method not in prepared.methods:
-        yield f"method is {shown(method) if method else 'not known'}, not {' or '.join(sorted(rule.methods))}"
+        found = shown(method) if method else "not known"
+        yield f"it is for {' or '.join(sorted(rule.methods))}, and the method is {found}"
     if rule.tier and tier != rule.tier:
-        yield f"tier is {shown(tier) if tier else 'not known'}, not {rule.tier}"
+        yield f"it is for tier {rule.tier}, and the tier is {shown(tier) if tier else 'not known'}"
     for name, value in sorted(rule.when.items()):
         if facts.get(name) != value:
-            yield f"{name} is {shown(facts[name]) if name in facts else 'not known'}, not {shown(value)}"
+            found = shown(facts[name]) if name in facts else "not known"
+            yield f"it is for {name} {shown(value)}, and {name} is {found}"
     for name in rule.dimensions:
         if name not in facts:
             yield f"no value for dimension {name}"

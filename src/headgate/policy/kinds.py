@@ -200,7 +200,9 @@ class Table:
             if type(key) is not str or not re.fullmatch(self.keys, key, re.DOTALL):
                 findings.add((*path, str(key)), f"{shown(key)} cannot be a key here", self.accepted, at_key=True)
             else:
-                read[key] = self.of.read(inner, (*path, key), findings)
+                before, found = findings.count, self.of.read(inner, (*path, key), findings)
+                if found is not None or findings.count == before:  # what is wrong is told once
+                    read[key] = found
         return read
 
     def schema(self) -> Schema:
