@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ def fineness(limit: int, window_us: int, capacity: int) -> int:
     return (_COARSE // most).bit_length()
 
 
+@lru_cache(maxsize=4096)
 def rate(limit: int, window_us: int, fine: int) -> Rate:
     """Return how a bucket of that limit, window and `fineness` counts."""
     if not limit:
