@@ -13,13 +13,59 @@ from typing import Any
 import pytest
 
 import headgate
-from headgate.server.settings import API_SECONDS, RLS_SECONDS
+from headgate.core.key import LITERAL, ONCE_US
+from headgate.observe import denials, frequent, hot_keys, logs
+from headgate.observe.descriptors import MOST_BY_VALUE
+from headgate.observe.rule_series import MOST_SERIES
+from headgate.policy import live
+from headgate.server import child, node, supervisor
+from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS
+from headgate.server.wire.limits import WireLimits
+from headgate.stores import memory
 from headgate.stores.breaker import THRESHOLD
+from headgate.stores.fallback import MAX_SEEN
+from headgate.stores.redis import flights, pool
+from headgate.stores.redis.address import Address
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ADDRESS = Address()
+WORDS = {0.5: "half a second", 1: "every second", 5: "five"}
+FIGURES = [
+    ("concepts", f"Keys longer than {LITERAL} characters"),
+    ("concepts", f"`max_keys` states ({memory.MAX_KEYS:,} by default"),
+    ("concepts", f"share up to {memory._OVERFLOW_STATES} *overflow* states"),
+    ("rules", f"`LivePolicy` asks it every {WORDS[live.EVERY]} when it is started"),
+    ("operate", f"in the address, {1000 * ADDRESS.timeout:g} ms by default"),
+    ("operate", f"after {WORDS[THRESHOLD]} failures in a row"),
+    ("operate", f"the last {MAX_SEEN:_} limits, at least".replace("_", " ")),
+    ("operate", f"for {WORDS[ONCE_US // 60_000_000]} minutes the first admission is replayed"),
+    ("operate", f"in an event loop {flights.LONGEST_QUEUE:_} wait at most".replace("_", " ")),
+    ("deploy", f"one script call decides up to {flights.LARGEST_FLIGHT} requests"),
+    ("deploy", f"| `timeout` | {ADDRESS.timeout:g}; {STORE_SECONDS:g} in [the service]"),
+    ("deploy", f"| `connect_timeout` | {ADDRESS.connect_timeout:g} |"),
+    ("deploy", f"| `connections` | {flights.CONNECTIONS} (event loop), {pool.CONNECTIONS} (threads) |"),
+    ("service", f"after a pause of up to {supervisor._LONGEST_PAUSE:g} s if it died young"),
+    ("service", f"gives no sign of life for {child.PATIENCE:g} s"),
+    ("service", f"is {WireLimits().held_bytes >> 20} MiB"),
+    ("api", f"with the same key within {ONCE_US // 60_000_000} minutes is counted once"),
+    ("envoy", f"A store on the network gets {1000 * RLS_SECONDS:g} ms for an answer"),
+    ("observe", f"are copied there {WORDS[node._PUBLISH_EVERY]}"),
+    ("observe", f"of which the first {MOST_BY_VALUE} values have names of their own"),
+    ("observe", f"at most {MOST_SERIES:_} series".replace("_", " ")),
+    ("observe", f"what was {frequent.HALF_LIFE} seconds ago weighs half of what is now"),
+    (
+        "observe",
+        f"One decision in {hot_keys.EVERY} is looked at, and every refusal up to {hot_keys.DENIALS} in a second",
+    ),
+    ("observe", f"{2 * hot_keys.SIZE} keys of each kind are counted at most"),
+    ("observe", f"one that makes up more than 1 in {hot_keys.SIZE} of what is looked at"),
+    ("observe", f"{denials.PER_RULE} in a second for each rule and {denials.IN_ALL} in all"),
+    ("observe", f"texts are cut after {logs.LONGEST_TEXT} characters"),
+]
+"""What pages say in numbers that the code has too. Other tests hold the code to what it does with them."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -71,6 +117,11 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks_and_the_code() ->
     assert f"{rates['HTTP check']} checks a second over HTTP and {rates['RLS']} of Envoy's" in readme
     assert f"for {1000 * API_SECONDS:g} ms at most, Envoy's for {1000 * RLS_SECONDS:g} ms" in readme
     assert f"after {THRESHOLD} failures in a row" in readme
+
+
+@pytest.mark.parametrize(("page", "figure"), FIGURES)
+def test_the_figures_of_a_page_are_those_of_the_code(page: str, figure: str) -> None:
+    assert figure in " ".join((ROOT / "docs" / f"{page}.md").read_text().split())
 
 
 def test_what_counts_where_nothing_is_said_is_called_a_default() -> None:

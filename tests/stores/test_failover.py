@@ -623,6 +623,16 @@ def test_what_was_seen_of_keys_is_bounded(make: Callable[..., Subject]) -> None:
     assert check("user 0").allowed
 
 
+def test_each_limit_of_a_key_takes_a_place_of_its_own_in_what_was_seen(make: Callable[..., Subject]) -> None:
+    subject = make(max_keys=100)
+    check = subject.store.bind(Family("test", [TEN, Quota.parse("20/day")[0]]))
+    for number in range(200):
+        check(f"user {number}", 10)
+    subject.fail()
+    assert not any(check(f"user {number}").allowed for number in range(150, 200))
+    assert check("user 99").allowed
+
+
 def test_local_refuses_what_is_above_its_share_until_the_store_is_back(make: Callable[..., Subject]) -> None:
     subject = make(nodes=3)
     subject.fail()

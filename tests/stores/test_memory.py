@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import count
@@ -108,6 +110,28 @@ def test_long_keys_take_little_room(manual_clock: ManualClock) -> None:
     kept = [principal for table in store._tables.values() for principal in table.states]
     assert len(kept) == 2
     assert all(len(principal) <= 128 for principal in kept if not isinstance(principal, int))
+
+
+def test_a_state_takes_about_300_bytes_and_an_admission_in_a_log_about_50(manual_clock: ManualClock) -> None:
+    store = MemoryStore(clock=manual_clock)
+    bucket, log = (Limiter(text, store=store) for text in ("100/day", "100000/day sliding_window_log"))
+
+    def taken(times: int, step: Callable[[int], object]) -> float:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(times):
+            step(number)
+        return (tracemalloc.get_traced_memory()[0] - before) / times
+
+    def logged(_: int) -> None:
+        manual_clock.advance(us=1000)
+        log.check("ada")
+
+    tracemalloc.start()
+    try:
+        assert 200 < taken(20_000, lambda number: bucket.check(f"user:{number}")) < 400
+        assert 30 < taken(20_000, logged) < 70
+    finally:
+        tracemalloc.stop()
 
 
 def test_limits_of_different_families_count_apart_in_one_store(manual_clock: ManualClock) -> None:

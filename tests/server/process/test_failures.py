@@ -6,13 +6,22 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 
+import grpc
 import pytest
 
+from headgate.server.rls import SHOULD_RATE_LIMIT
+from headgate.server.rpc.schema import message_class
 from tests.observe.readings import value
+from tests.proxy import proxy
 from tests.server.process.service import SECONDS, Clients, Service, service
+from tests.server.rls.messages import answered, headers
+from tests.server.rls.messages import asked as envoy_asked
 from tests.servers import RedisServer, redis_server, until
 
 LIMIT = 500
@@ -171,6 +180,74 @@ def test_while_redis_hangs_everybody_is_answered(redis: RedisServer, rules: str)
             redis.send(signal.SIGCONT)
             until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
         assert clients.failures == []
+
+
+def over_http(found: Service) -> bool:
+    return bool(found.check("u1")["degraded"])
+
+
+def by_forward_auth(found: Service) -> bool:
+    connection = HTTPConnection("127.0.0.1", found.http_port, timeout=SECONDS)
+    try:
+        connection.request("GET", "/api/v1/forward-auth", headers={"X-Original-URI": "/", "X-Original-Method": "GET"})
+        return connection.getresponse().headers["x-ratelimit-degraded"] == "true"
+    finally:
+        connection.close()
+
+
+def over_grpc(found: Service, timeout: float | None = None) -> bool:
+    question = message_class("headgate.v1.CheckRequest")(identifier="u1", dimension="USER", endpoint="/")
+    raw = _called(found, "/headgate.v1.RateLimiter/CheckRateLimit", question.SerializeToString(), timeout)
+    return bool(message_class("headgate.v1.CheckResponse").FromString(raw).degraded)
+
+
+def for_envoy(found: Service) -> bool:
+    raw = _called(found, SHOULD_RATE_LIMIT.decode(), envoy_asked("edge", [("user", "u1")]), None)
+    return headers(answered(raw)).get("X-RateLimit-Degraded") == "true"
+
+
+def _called(found: Service, method: str, raw: bytes, timeout: float | None) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{found.grpc_port}") as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        return call(raw, timeout=timeout)
+
+
+Asks = Callable[[Service], bool]
+PATIENT = partial(over_grpc, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("stretched", "hurried", "patient"),
+    [
+        ("API_SECONDS", [for_envoy], [over_http, by_forward_auth, over_grpc]),
+        ("RLS_SECONDS", [over_http, by_forward_auth, over_grpc], [for_envoy, PATIENT]),
+    ],
+    ids=["Envoy waits less", "others wait less"],
+)
+def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
+    redis: RedisServer, tmp_path: Path, stretched: str, hurried: list[Asks], patient: list[Asks]
+) -> None:
+    """The store's answers are held. One of the deadlines is a minute in this service; the other one is as it is."""
+    program = (
+        "from headgate.server import settings, decisions; "
+        f"settings.{stretched} = settings.STORE_SECONDS = 60.0; decisions.LONGEST_MS = 60_000; "
+        "from headgate.cli.__main__ import main; main()"
+    )
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("{version: 1, rules: [{id: u, limit: 99, window: 1h}, {id: a, quota: 99/h, dimension: ip}]}")
+    with (
+        proxy(redis.port) as between,
+        service("--store", between.address("connections=2"), "--rules", str(rules), program=("-c", program)) as found,
+        ThreadPoolExecutor(len(patient)) as pool,
+    ):
+        found.started()
+        until(lambda: not any(ask(found) for ask in (*hurried, *patient)), "the store decides", SECONDS)
+        between.open.clear()
+        waiting = [pool.submit(ask, found) for ask in patient]
+        assert all(ask(found) for ask in hurried), "by the mode, for the deadline is over"
+        assert not any(each.done() for each in waiting)
+        between.open.set()
+        assert not any(each.result(SECONDS) for each in waiting), "by the store"
 
 
 def test_a_worker_that_is_replaced_while_redis_is_away_adds_its_share_and_no_more(

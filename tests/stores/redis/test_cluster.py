@@ -23,8 +23,9 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import StoreUnavailable
 from headgate.core.plan import Family, Plan
 from headgate.core.quota import Quota
-from headgate.stores import open_async_store, open_store
+from headgate.stores import open_async_store, open_resilient_store, open_store
 from headgate.stores.base import AsyncStore, Store
+from headgate.stores.breaker import THRESHOLD
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.cluster_sync import BlockingCluster
@@ -252,6 +253,28 @@ class TestASlotOnTheMove:
         assert [store.peek((limit,), 1).remaining for limit in plan] == [9, 19], "neither of the two was charged"
         migration.finish()
         assert [part.remaining for part in store.check(plan, 1).limits] == [8, 18]
+
+    def test_a_plan_that_stays_torn_apart_is_decided_by_the_mode_and_nothing_else_is(
+        self, cluster: RedisCluster
+    ) -> None:
+        address = cluster.address_with(*cluster.nodes, options="timeout=0.5&connect_timeout=5")
+        plan = family(lasting(10), lasting(20, Algorithm.GCRA)).plan("leslie")
+        (neighbour,) = plans_on(cluster.owner(slot_of(plan[0])), 1, 10)
+        nodes = [open_resilient_store(address, on_store_failure="local", nodes=2) for _ in range(2)]
+        try:
+            for store in nodes:
+                assert store.check(plan, 1).degraded == ""
+            migration = departure(cluster, plan)
+            migration.move(key(plan))
+            meanwhile = [store.check(plan, 2) for store in nodes for _ in range(THRESHOLD + 1)]
+            assert all(decision.degraded for decision in meanwhile)
+            assert 0 < 2 * sum(decision.allowed for decision in meanwhile) < 10 + 2
+            assert [store.check(neighbour, 1).degraded for store in nodes] == ["", ""]
+            migration.finish()
+            assert resumed(lambda: nodes[0].check(plan, 1)).limits[0].remaining == 7, "nothing was lost there"
+        finally:
+            for store in nodes:
+                store.close()
 
     @each_kind
     def test_a_plan_that_is_torn_apart_keeps_nobody_else_waiting(self, cluster: RedisCluster, kind: str) -> None:
