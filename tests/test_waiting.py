@@ -122,6 +122,21 @@ def test_first_come_first_served(manual_clock: ManualClock) -> None:
     )
 
 
+def test_a_check_does_not_stand_in_line(manual_clock: ManualClock) -> None:
+    """It may take what the head of the line waits for, who then waits for the next."""
+    limiter = Limiter("3/minute", clock=manual_clock)
+    limiter.check("a", 3)
+    waiter = Waiter(limiter, "a", 2)
+    until_asleep(manual_clock, 1)
+    manual_clock.advance(20)
+    assert limiter.check("a").allowed
+    manual_clock.advance(20)
+    until_asleep(manual_clock, 1)
+    assert waiter.is_alive()
+    manual_clock.advance(20)
+    assert waiter.result().remaining == 0
+
+
 def test_keys_wait_apart(manual_clock: ManualClock) -> None:
     limiter = Limiter("1/s", clock=manual_clock)
     limiter.check("a")

@@ -232,6 +232,20 @@ def test_refund_never_gives_more_than_was_used(data: st.DataObject) -> None:
 
 
 @given(st.data())
+def test_a_refund_by_number_gives_back_no_more_than_the_number(data: st.DataObject) -> None:
+    """Then and later, whatever it was for: to give n units back that no longer count lets n more pass."""
+    quota = data.draw(st.one_of(quotas(), odd_buckets()))
+    trace = data.draw(traces(quota))
+    state, (now, _) = play(quota, trace), trace[-1]
+    number = data.draw(st.integers(1, 10))
+    now += data.draw(st.integers(0, quota.window_us))
+    refunded, _ = quota.step(state, -number, now)
+    later = now + data.draw(st.integers(0, 2 * quota.window_us))
+    for time in (now, later):
+        assert ask(quota, refunded, 0, time).remaining <= ask(quota, state, 0, time).remaining + number
+
+
+@given(st.data())
 def test_what_was_used_stays_used_under_another_limit(data: st.DataObject) -> None:
     """Law 7: in whole units, rounded up where the two limits count in different fractions."""
     quota = data.draw(quotas())

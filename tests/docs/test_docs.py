@@ -47,6 +47,7 @@ FIGURES = [
     ("deploy", f"| `timeout` | {ADDRESS.timeout:g}; {STORE_SECONDS:g} in [the service]"),
     ("deploy", f"| `connect_timeout` | {ADDRESS.connect_timeout:g} |"),
     ("deploy", f"| `connections` | {flights.CONNECTIONS} (event loop), {pool.CONNECTIONS} (threads) |"),
+    ("service", f"it is looked at every {WORDS[live.EVERY]}"),
     ("service", f"after a pause of up to {supervisor._LONGEST_PAUSE:g} s if it died young"),
     ("service", f"gives no sign of life for {child.PATIENCE:g} s"),
     ("service", f"is {WireLimits().held_bytes >> 20} MiB"),

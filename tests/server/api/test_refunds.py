@@ -58,6 +58,14 @@ def test_a_window_that_is_over_gets_nothing_back(service: Service) -> None:
     assert refund(service, ORDER, charge)["remaining"] == 2
 
 
+def test_a_charge_that_is_sent_twice_is_given_back_twice_as_far_as_others_used_as_much(service: Service) -> None:
+    """Nothing remembers that it was given back: the page says to send it once."""
+    whole = service.check(ORDER | {"consume": False})["remaining"]
+    charge = service.check(ORDER | {"refundable": True})["charge"]
+    service.check(ORDER)
+    assert [refund(service, ORDER, charge)["remaining"] for _ in range(3)] == [whole - 1, whole, whole]
+
+
 @pytest.mark.parametrize("charge", ["", "x", "A" * 28, "ä", 5, None])
 def test_what_is_not_a_charge_is_refused(service: Service, charge: object) -> None:
     told = problem(service.post(ORDER | {"charge": charge}, REFUND.decode()))

@@ -120,6 +120,18 @@ def test_a_second_signal_ends_it_at_once(redis: RedisServer) -> None:
         assert "stopped at once" in found.complained
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_is_not_done_in_the_time_for_draining_is_not_waited_for(redis: RedisServer, workers: int) -> None:
+    with service("--workers", str(workers), "--store", redis.address, "--drain-seconds", "0.5") as found:
+        port = found.started().http_port
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+            found.check("u1")  # so that the other has been read
+            found.signal(signal.SIGTERM)
+            assert found.ended() == 0
+        assert "stopped at once" not in found.complained
+
+
 def test_one_process_ends_at_once_at_the_second_signal() -> None:
     with service("--drain-seconds", "600") as found:
         port = found.started().http_port

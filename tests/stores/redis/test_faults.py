@@ -146,6 +146,14 @@ class TestTheServer:
         assert decision.remaining == 99, "the server has lost its state and the script, and decides anew"
         assert Told().all_right(store)
 
+    def test_killed_and_started_again_with_a_log_of_writes_it_has_lost_nothing(self, opened: Open) -> None:
+        with redis_server("appendonly yes") as server:
+            store, plan = opened(at(server, "timeout=5")), a_plan()
+            assert store.check(plan, 7).remaining == 93
+            server.stop()
+            server.start()
+            assert eventually(lambda: store.check(plan, 1)).remaining == 92
+
     def test_killed_under_load(self, own: RedisServer, opened: Open) -> None:
         store, plan, over = opened(at(own, "timeout=2")), a_plan(50), threading.Event()
 
