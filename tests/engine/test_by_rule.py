@@ -195,7 +195,8 @@ def test_what_is_not_a_request_is_told(make: Make, request_: object) -> None:
 
 
 def test_text_and_names_of_files_are_told_apart(make: Make) -> None:
-    with pytest.raises(InvalidRule, match=r"rules are given as the name of a file; for their text use load_rules"):
-        make("version: 1")
+    for text in ("version: 1", RULES * 100):
+        with pytest.raises(InvalidRule, match=r"rules are given as the name of a file; for their text use load_rules"):
+            make(text)
     with pytest.raises(InvalidRules, match=r"the name of a file, not rules. Engine\('rules.yaml'\) reads it"):
         load("rules.yaml")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from headgate.core.errors import InvalidRule, InvalidStore
 from headgate.core.mode import Mode
@@ -39,7 +38,7 @@ class Book:
         self._live: LivePolicy | None = None
         self._own = isinstance(rules, str | os.PathLike)
         if isinstance(rules, str | os.PathLike):
-            if isinstance(rules, str) and not Path(rules).exists() and _WRITTEN.search(rules):
+            if isinstance(rules, str) and _WRITTEN.search(rules) and not os.path.exists(rules):  # noqa: PTH110  any text
                 raise InvalidRule("rules are given as the name of a file; for their text use load_rules(text)")
             rules = LivePolicy(rules_file(rules))
         if isinstance(rules, LivePolicy):

@@ -90,7 +90,7 @@ def test_hits_refunds_and_limits_that_come_with_the_request(service: Asking) -> 
     assert answer.statuses[0].current_limit.requests_per_unit == 70
     answer = service.ask(descriptor(*USER, limit=(70, 0)))
     assert answer.overall_code == OVER_LIMIT
-    assert "no unit" in json.loads(answer.raw_body)["detail"]
+    assert "0 is not a unit" in json.loads(answer.raw_body)["detail"]
 
 
 def test_what_is_special_in_a_tree(service: Asking) -> None:
