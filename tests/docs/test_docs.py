@@ -19,7 +19,7 @@ from headgate.observe.descriptors import MOST_BY_VALUE
 from headgate.observe.rule_series import MOST_SERIES
 from headgate.policy import live
 from headgate.server import child, node, supervisor
-from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS
+from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 from headgate.server.wire.limits import WireLimits
 from headgate.stores import memory
 from headgate.stores.breaker import THRESHOLD
@@ -47,6 +47,7 @@ FIGURES = [
     ("deploy", f"| `timeout` | {ADDRESS.timeout:g}; {STORE_SECONDS:g} in [the service]"),
     ("deploy", f"| `connect_timeout` | {ADDRESS.connect_timeout:g} |"),
     ("deploy", f"| `connections` | {flights.CONNECTIONS} (event loop), {pool.CONNECTIONS} (threads) |"),
+    ("deploy", f"{Settings().drain_seconds:g} s by default, and {supervisor._GRACE:g} s for what follows"),
     ("service", f"it is looked at every {WORDS[live.EVERY]}"),
     ("service", f"after a pause of up to {supervisor._LONGEST_PAUSE:g} s if it died young"),
     ("service", f"gives no sign of life for {child.PATIENCE:g} s"),

@@ -73,6 +73,16 @@ def test_a_worker_that_is_killed_is_replaced_and_admits_nothing_twice(found: Ser
     assert found.ended() == 0
 
 
+def test_connections_that_a_worker_had_not_accepted_wait_for_the_one_in_its_place(found: Service) -> None:
+    stopped = min(found.workers())
+    os.kill(stopped, signal.SIGSTOP)
+    with Clients(found.http_port, [f"u{number}" for number in range(16)]) as clients:
+        until(lambda: sum(bool(client.answers) for client in clients.all) >= 2, "the other one answers", SECONDS)
+        os.kill(stopped, signal.SIGKILL)
+        clients.until_answered(5)
+    assert clients.failures == []
+
+
 def test_a_worker_that_hangs_is_replaced(redis: RedisServer, rules: str) -> None:
     """It would keep its share of all connections waiting. The supervisor of this test has little patience."""
     program = "from headgate.server import child; child.PATIENCE = 5.0; from headgate.cli.__main__ import main; main()"
