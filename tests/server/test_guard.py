@@ -160,6 +160,29 @@ def test_a_connection_that_floods_is_refused_before_others() -> None:
     assert admitted(other, 60) >= 40
 
 
+def test_shares_of_what_is_in_flight_count_from_three_quarters_on() -> None:
+    guard = Guard(in_flight=100)
+    flood, other = guard.sit(NOBODY), guard.sit(NOBODY)
+    assert (admitted(flood, 50), admitted(other, 1)) == (50, 1)
+    assert admitted(flood, 50) == 24
+    assert (guard.in_flight, flood.admit(CHECK, [])) == (75, UNFAIR)
+
+
+def test_shares_of_the_ceiling_count_for_a_second_after_it_was_reached() -> None:
+    clock = ManualClock()
+    guard = Guard(per_second=10_000, in_flight=1_000_000, clock=clock)
+    greedy, other = guard.sit(NOBODY), guard.sit(NOBODY)
+    counts = []
+    for pause in (0.9, 1.1):
+        admitted(greedy, 5000)  # all there is, and more
+        for _ in range(9):
+            clock.advance(pause / 9)
+            other.admit(CHECK, [])
+        counts.append(admitted(greedy, 900))
+        clock.advance(10)
+    assert counts[0] < 900 == counts[1]
+
+
 def test_a_connection_alone_may_use_all() -> None:
     guard = Guard(in_flight=100)
     guard.sit(NOBODY)
