@@ -102,6 +102,11 @@ def test_one_rule_by_its_id(url: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "allowed: rule 'no-such' does not exist; there are: orders-user" in capsys.readouterr().out
 
 
+def test_a_shadow_that_is_asked_by_its_id_is_called_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--url", url, "--rule", "watched", "--user", "z"]) == 0
+    assert capsys.readouterr().out.startswith("allowed: only shadows apply, which refuse nothing\n  watched: ")
+
+
 def test_lists_and_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--url", url, "--ip", "192.0.2.1", "/"]) == 1
     assert "deny list" in capsys.readouterr().out
@@ -210,5 +215,5 @@ def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[s
     terminal = Terminal.of(sys.stdout, sys.stderr)
     _tell(Answer(allowed=True, degraded=True, reason="storage_unavailable", delay=1.5), terminal, peeked=False)
     out = capsys.readouterr().out
-    assert "degraded: the store did not decide this (storage_unavailable)" in out
+    assert "degraded: the store did not decide this (storage_unavailable); what was used there is not known" in out
     assert "its turn comes in 1.5 s" in out
