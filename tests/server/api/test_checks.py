@@ -188,6 +188,14 @@ def test_a_request_that_is_sent_again_is_counted_once(
         assert service.check(question)["remaining"] == most - 1
 
 
+def test_times_of_an_answer_that_is_given_again_count_from_then_on(service: Service) -> None:
+    first = service.check(ORDER, Idempotency_Key="abc")
+    service.clock.advance(7)
+    again = service.check(ORDER, Idempotency_Key="abc")
+    assert again["reset_at"] == first["reset_at"] + 7
+    assert again["remaining"] == first["remaining"]
+
+
 def test_the_clients_time_may_differ_by_a_minute(service: Service) -> None:
     for timestamp in (START, START - 60, START + 60, START * 1000 + 59_999, START + 0.5, None):
         assert service.check(ORDER | {"timestamp": timestamp, "cost": 0})["allowed"]
