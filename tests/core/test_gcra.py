@@ -215,6 +215,10 @@ class TestClockFallsBack:
         play(quota, [(early + interval - 1, 1, False, 0, 1, 1_000_001 - interval)], mended)
         play(quota, [(early + interval, 1, True, 0, 0, 1_000_000)], mended)
 
+    def test_nothing_left_is_not_less_than_nothing(self) -> None:
+        state, _ = FIVE.step(None, 5, START)
+        play(FIVE, [(-1, 0, True, 0, 0, 1_000_001)], state)
+
     def test_what_is_left_can_still_be_taken(self) -> None:
         """The 300 ms cost 1.5 of the 4 units that were left."""
         play(FIVE, [(0, 1, True, 4, 0, 200_000), (-300_000, 1, True, 1, 0, 700_000)])

@@ -66,6 +66,8 @@ def transition(quota: Quota) -> Transition:
             if 0 < remaining < warn:
                 state = (tat, fraction, limit, capacity, 1)
                 return state, Decision(True, capacity, remaining, 0, reset, warning, quota, 0, cost, now)
+            if remaining < 0:
+                remaining = 0
             mark, pressure = judged(mark, remaining, cost)
             state = (tat, fraction, limit, capacity, mark)
             return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
