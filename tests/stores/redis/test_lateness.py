@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 import uvloop
@@ -18,6 +19,7 @@ from headgate.stores import open_store
 from headgate.stores.failover import AsyncFailoverStore, Reason
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.aio import AsyncRedisStore
+from headgate.stores.redis.lane import LOOK_FROM
 from tests.proxy import Proxy, proxy
 from tests.servers import RedisServer, redis_server
 
@@ -48,6 +50,31 @@ def test_an_answer_that_has_arrived_counts_though_nobody_looked_in_time(own: Red
             await store.close()
 
     with asyncio.Runner(loop_factory=loops) as runner:
+        runner.run(run())
+
+
+def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServer) -> None:
+    """Or a caller who waits 20 ms, as Envoy does, would be answered in vain."""
+    timers: list[float] = []
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_at(self, when: float, *arguments: Any, **options: Any) -> asyncio.TimerHandle:  # type: ignore[override]
+            timers.append(when)
+            return super().call_at(when, *arguments, **options)
+
+    async def run() -> None:
+        store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=50")).within(30)
+        try:
+            await store.peek(FAMILY.plan("ada"), 1)
+            timers.clear()
+            before = asyncio.get_running_loop().time()
+            await store.check(FAMILY.plan("ada"), 1)
+            after = asyncio.get_running_loop().time()
+            assert before + 30 <= timers[0] + LOOK_FROM <= after + 30
+        finally:
+            await store.close()
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(run())
 
 

@@ -22,7 +22,7 @@ from headgate.stores.redis import readiness
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.answers import Answer
 from headgate.stores.redis.discovery import Sentinels
-from headgate.stores.redis.lane import LOOK_EVERY, LOOKS, Asked, Lane, fail
+from headgate.stores.redis.lane import LOOK_EVERY, LOOK_FROM, LOOKS, SOON, Asked, Lane, fail
 from headgate.stores.redis.scripts import Question
 from headgate.stores.traffic import Traffic
 
@@ -177,7 +177,7 @@ class Flights:
         """See to it that nobody waits in the queue beyond the deadline."""
         if self._queue and (self._watch_until == 0 or self._queue[0].deadline < self._watch_until):
             self._watch_until = self._queue[0].deadline
-            self._loop.call_at(self._watch_until, self._expire)
+            self._loop.call_at(self._watch_until - LOOK_FROM, self._expire)
 
     def _expire(self) -> None:
         if self._queue and self._looks < LOOKS:  # a connection may be about to be free
@@ -191,7 +191,7 @@ class Flights:
     def _give_up_late(self) -> None:
         if not self._queue:
             return
-        now, late = self._loop.time(), []
+        now, late = self._loop.time() + SOON, []
         while self._queue and self._queue[0].deadline <= now:
             late.append(self._queue.popleft())
         error = self._not_reached()
@@ -201,6 +201,8 @@ class Flights:
     def _not_reached(self) -> StoreUnavailable:
         if any(lane.awaits_replicas for lane in self.lanes):
             return StoreBusy(f"{self._address}: all connections wait for replicas")
+        if any(lane.is_open for lane in self.lanes):
+            return StoreUnavailable(f"{self._address}: not asked in time, since it does not answer who asked before")
         return StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
 
     def _free(self) -> None:

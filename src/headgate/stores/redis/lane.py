@@ -28,6 +28,10 @@ _BUFFER = 65_536
 LOOKS, LOOK_EVERY = 2, 0.002
 """So often, and in so many seconds each, what has arrived is read before a question is given up. When this process is
 late, and not the server, the answer is there; the deadline alone would not know, for timers come before reading."""
+LOOK_FROM = LOOKS * LOOK_EVERY
+"""So many seconds before a deadline that begins: the looks are part of the time that a caller gives."""
+SOON = LOOK_EVERY / 2
+"""Seconds by which a timer may be early."""
 
 
 class Asked(NamedTuple):
@@ -126,7 +130,7 @@ class Lane(asyncio.BufferedProtocol):
         """Send questions, in as few calls of the script as can be."""
         self._flight, self._reloads, self._looks, self._left_ns = asked, 0, 0, perf_counter_ns()
         self._left_at = self._loop.time()
-        self._deadline = self._loop.call_at(min([each.deadline for each in asked]), self._look)
+        self._deadline = self._loop.call_at(min([each.deadline for each in asked]) - LOOK_FROM, self._look)
         self._send([_Leg(asked, asking=False)] if self._address.role is not Role.NODE else _legs(asked))
 
     def _send(self, legs: list[_Leg], before: bytes = b"") -> None:
@@ -229,24 +233,24 @@ class Lane(asyncio.BufferedProtocol):
     def _late(self) -> None:
         """Tell those whose time is up. Their answers may still come, so the connection is kept, but not for ever."""
         now, self._looks = self._loop.time(), 0
-        self._settle(now)
+        self._settle(now + SOON)
         hung_at = self._left_at + self._address.timeout
         if self.awaits_replicas and not self._forgotten:
             # All was decided. Only what replicas have is not known, for which nobody waits any more: but the connection
             # is of use again when the server has said it.
             hung_at += self._address.timeout
         waiting = [asked for asked in self._flight if not asked.answer.done()]
-        deadlines = [asked.deadline for asked in waiting if asked.deadline > now]
+        deadlines = [asked.deadline for asked in waiting if asked.deadline > now + SOON]
         error = OutcomeUnknown(f"{self._address}: no answer in {now - self._left_at:.3g} s")
         error.incident = error  # of all who wait for this flight
-        if now >= hung_at and not deadlines:
+        if now + SOON >= hung_at and not deadlines:
             self._drop(error)
             return
         for asked in waiting:
-            if asked.deadline <= now:
+            if asked.deadline <= now + SOON:
                 own = self._overdue[asked.answer] = copy(error)
                 asked.answer.set_exception(own)
-        self._deadline = self._loop.call_at(min(deadlines, default=hung_at), self._look)
+        self._deadline = self._loop.call_at(min(deadlines, default=hung_at) - LOOK_FROM, self._look)
 
     def _drop(self, error: StoreError) -> None:
         self._settle()

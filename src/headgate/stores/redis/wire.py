@@ -20,7 +20,7 @@ _SOMETIMES = "+wait for replicas, +cluster|slots +asking in a cluster, +select f
 _REFUSALS = {
     "NOAUTH": "authentication is required: give user and password in the address",
     "WRONGPASS": "the user name or the password is wrong",
-    "NOPERM": f"the user lacks a permission: it needs {PERMISSIONS}; {_SOMETIMES}",
+    "NOPERM": f"the user lacks a permission: it needs {PERMISSIONS} +info; {_SOMETIMES}",
     "READONLY": "the server is a read-only replica",
     "LOADING": "the server is loading its data",
     "MASTERDOWN": "the server has lost its primary",
