@@ -113,8 +113,10 @@ def _any_state(quota: Quota) -> Transition:
         if not level:
             used, at, then, elapsed, written_under, mark = 0, now, counting, 0, limit, 4 * fine
         carried = mark & 2 or (2 if written_under != limit or mark >> 2 != fine else 0)
-        if since is not None and (carried or _may_be_gone(now - since, at == since and used == -cost * then.unit)):
-            cost = 0
+        if since is not None:
+            alone = at == since and used == -cost * then.unit  # else others may have been given their turn by it
+            if carried or (queue and not alone) or (not limit and now - since >= window):
+                cost = 0  # it may be over, or be charged to another limit
         if cost < 0:
             if since is None:
                 after = level + max(cost, -then.units(level)) * then.unit
@@ -142,10 +144,6 @@ def _any_state(quota: Quota) -> Transition:
             state = used, at, written_under, mark - (mark & 1) + marked
         delay = reset if queue and not cost else 0
         return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, delay, cost, now)
-
-    def _may_be_gone(age: int, is_all: bool) -> bool:  # noqa: FBT001
-        """May a charge be over that was made `age` microseconds ago, or may others have been given a turn by it?"""
-        return (queue and not is_all) or (not limit and age >= window)
 
     return step
 
