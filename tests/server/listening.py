@@ -18,7 +18,7 @@ from headgate.server.api.routes import application, statuses_of
 from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
 from headgate.server.readiness import Readiness
-from headgate.server.rls import RateLimitService, schema
+from headgate.server.rls import RateLimitService
 from headgate.server.rls import methods as rls_methods
 from headgate.server.rls.json_form import JsonForm
 from headgate.server.wire.listener import Address, Listener
@@ -51,7 +51,7 @@ def listening(
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
         listener = Listener(gate=gate)
         guard = gate or Guard()
-        methods = rpc.methods(decisions, readiness, described=schema.file_descriptors(), charge=guard.charge)
+        methods = rpc.methods(decisions, readiness, charge=guard.charge)
         envoy = RateLimitService(recorder, decisions=decisions, charge=guard.charge_descriptors)
         methods |= rls_methods(envoy)
         others = {b"/json": JsonForm(envoy)}

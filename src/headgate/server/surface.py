@@ -12,7 +12,6 @@ from headgate.server.decisions import Decisions
 from headgate.server.guard import Guard
 from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
-from headgate.server.rls.schema import file_descriptors
 from headgate.server.rpc.ratelimiter import SERVICE
 from headgate.server.settings import Settings
 from headgate.server.wire.grpc.calls import Methods
@@ -76,7 +75,6 @@ def grpc(
         decisions,
         readiness,
         timestamps=_timestamps(settings),
-        described=file_descriptors(),
         reflection=settings.grpc_reflection,
         charge=guard.charge,
     )

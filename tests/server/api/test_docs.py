@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import json_format
 
 from headgate.server import rpc
-from headgate.server.rpc.schema import message_class
+from headgate.server.protos import message_class
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.messages import Response
 from tests.server.serving import Service, fields, serving

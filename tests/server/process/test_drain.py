@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headgate.server.protos import RateLimitRequest
 from headgate.server.rls import SHOULD_RATE_LIMIT
-from headgate.server.rls.schema import RateLimitRequest
 from tests.server.process.service import SECONDS, Clients, service
 from tests.servers import RedisServer, redis_server, until
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headgate.server.protos import message_class
 from headgate.server.rls import SHOULD_RATE_LIMIT
-from headgate.server.rpc.schema import message_class
 from tests.observe.readings import value
 from tests.proxy import proxy
 from tests.server.process.service import SECONDS, Clients, Service, service

@@ -14,9 +14,8 @@ import pytest
 
 from headgate.server.api.routes import BATCH
 from headgate.server.guard import Guard
+from headgate.server.protos import RateLimitRequest, message_class
 from headgate.server.rls import SHOULD_RATE_LIMIT
-from headgate.server.rls.schema import RateLimitRequest
-from headgate.server.rpc.schema import message_class
 from headgate.testing import ManualClock
 from headgate.web.apikey import digest
 from tests.server.listening import Listening, listening

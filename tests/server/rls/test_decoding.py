@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.policy.envoy.request import Descriptor, Override
+from headgate.server.protos import RateLimitRequest
 from headgate.server.rls.decoding import MOST, MalformedMessage, Question, decode
-from headgate.server.rls.schema import RateLimitRequest
 from tests.server.rls.messages import asked, descriptor
 
 TEXT = st.text(max_size=200)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from headgate.server import rpc
-from headgate.server.rpc.schema import message_class
+from headgate.server.protos import message_class
 from headgate.server.wire.grpc.calls import Call
 from tests.server.serving import Service, serving
 from tests.servers import free_port
 
 SERVING, NOT_SERVING = 1, 2
+NAMED = {"": SERVING, "headgate.v1.RateLimiter": SERVING, "envoy.service.ratelimit.v3.RateLimitService": SERVING}
 _HealthListResponse = message_class("grpc.health.v1.HealthListResponse")
 
 
@@ -21,13 +22,13 @@ def listed(service: Service) -> dict[str, int]:
 
 def test_all_serve_while_all_is_well() -> None:
     with serving() as service:
-        assert listed(service) == {"": SERVING, "headgate.v1.RateLimiter": SERVING, "headgate.store": SERVING}
+        assert listed(service) == {**NAMED, "headgate.store": SERVING}
 
 
 def test_a_store_that_is_away_has_a_health_of_its_own() -> None:
     """The node answers by the modes of the rules: a fleet that took itself out of service would limit nobody."""
     with serving(store=f"redis://127.0.0.1:{free_port()}/0?timeout=0.1") as service:
-        assert listed(service) == {"": SERVING, "headgate.v1.RateLimiter": SERVING, "headgate.store": NOT_SERVING}
+        assert listed(service) == {**NAMED, "headgate.store": NOT_SERVING}
 
 
 def test_nothing_serves_while_the_node_drains() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headgate.server import rpc, surface
 from headgate.server.api.timestamps import Timestamps
+from headgate.server.protos import message_class
 from headgate.server.rpc.ratelimiter import RateLimiter
-from headgate.server.rpc.schema import message_class
 from headgate.server.wire.grpc.calls import Call
 from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.testing import ManualClock

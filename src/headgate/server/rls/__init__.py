@@ -2,7 +2,7 @@
 
 From the wire up, one subject each: `decoding` and `encoding`, the messages; `mapping`, what descriptors mean to
 Headgate's rules; `ruled` and `matched`, the answers by rules and by the trees of envoyproxy/ratelimit; `service`, who
-decides; `json_form`, the same as JSON. `schema` has the messages as protobuf knows them, from the files in `protos`.
+decides; `json_form`, the same as JSON.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from headgate.core.errors import UsageError
 from headgate.policy.request import InvalidRequest
+from headgate.server.protos import RateLimitRequest, RateLimitResponse
 from headgate.server.rls.decoding import decode
-from headgate.server.rls.schema import RateLimitRequest, RateLimitResponse
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.status import RpcError
 from headgate.server.wire.messages import Fields, Request, Response

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
+from headgate.server.protos import FILES
 from headgate.server.readiness import Readiness
 from headgate.server.rpc import health, ratelimiter
 from headgate.server.rpc.health import Health
 from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.rpc.reflection import VERSIONS, Library, Reflection
-from headgate.server.rpc.schema import FILES
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import Methods, Streaming
 
@@ -25,7 +21,6 @@ def methods(
     readiness: Readiness,
     *,
     timestamps: Timestamps | None = None,
-    described: Sequence[FileDescriptorProto] = (),
     reflection: bool = True,
     charge: Charge = free_of_charge,
 ) -> Methods:
@@ -35,12 +30,11 @@ def methods(
         decisions: what decides.
         readiness: whether this process should be asked.
         timestamps: what clients' timestamps may be.
-        described: files of other services on the same port: they have a health of their own, and are reflected.
         reflection: whether the server tells what it offers.
         charge: asked whether so many questions of a batch beyond the first are let in.
     """
     limiter = RateLimiter(decisions, timestamps or Timestamps(), charge)
-    library = Library((*FILES, *described))
+    library = Library(FILES)
     watched = Health(readiness, [name for name in library.services if not name.startswith("grpc.")])
     ours = f"/{ratelimiter.SERVICE}/".encode()
     healths = f"/{health.SERVICE}/".encode()

@@ -11,8 +11,8 @@ from enum import IntEnum
 
 from google.protobuf.message import DecodeError
 
+from headgate.server.protos import message_class
 from headgate.server.readiness import Readiness
-from headgate.server.rpc.schema import message_class
 from headgate.server.wire.grpc.calls import Call, Stream
 from headgate.server.wire.grpc.status import Code, RpcError
 

@@ -19,7 +19,7 @@ from headgate.server.api.batch import MOST
 from headgate.server.api.idempotency import key_in
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
-from headgate.server.rpc.schema import message_class
+from headgate.server.protos import message_class
 from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Charge, free_of_charge

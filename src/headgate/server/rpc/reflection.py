@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from headgate.server.rpc.schema import message_class
+from headgate.server.protos import message_class
 from headgate.server.wire.grpc.calls import Stream
 from headgate.server.wire.grpc.status import Code, RpcError
 
