@@ -42,8 +42,7 @@ MAY_IMPORT = {
     "engine": {"core", "clock", "stores", "policy"},
     "observe": {"core", "clock", "latency", "stores", "policy", "engine"},
     "server": {"core", "clock", "stores", "policy", "engine", "web", "observe"},
-    "load_generator": {"core"},
-    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server", "load_generator"},
+    "cli": {"core", "clock", "stores", "policy", "engine", "web", "observe", "server"},
     "__main__": {"cli"},
 }
 """Which parts of the package a part may import, besides itself."""

@@ -47,6 +47,7 @@ NOT_RUN = {
     "go install": "it takes Go, and the network; the report that it made is in docs/conformance",
     "headgate enforcement": "it would find the services of others; tests/server/process/test_enforcement.py runs it",
     "grpcurl": "not a package of Debian; tests/server/api/test_docs.py makes the same calls",
+    "ghz": "not a package of Debian; what it calls is called in tests/server/rpc, by reflection as well",
 }
 """Shell blocks that begin with these, and why they are not run here."""
 PARTS = {
@@ -229,7 +230,7 @@ def test_shell_runs_as_printed(block: Block, tmp_path: Path, redis: RedisServer,
         authority = Authority(tmp_path, "clients")
         for file, name in zip(authority.signed("server"), ("server.pem", "server.key"), strict=True):
             file.rename(tmp_path / name)
-    asks = re.search(r"headgate (?!serve|rules|explain)|curl", block.text)
+    asks = re.search(r"headgate (?!serve|rules|explain)|curl|wrk|h2load", block.text)
     run(block, block.text, tmp_path, redis, services[block.page.name] if asks else None)
 
 

@@ -13,12 +13,12 @@ from difflib import get_close_matches
 from importlib.metadata import version
 from typing import NoReturn
 
-from headgate.cli import check, explain, load, operating, rules, serve
+from headgate.cli import check, explain, operating, rules, serve
 from headgate.cli.command import WRONG_USAGE, Command
 from headgate.cli.terminal import Terminal, open_standard_streams, silence
 from headgate.core.errors import HeadgateError
 
-COMMANDS = (serve.add, check.add, load.add, rules.add, explain.add, operating.add)
+COMMANDS = (serve.add, check.add, rules.add, explain.add, operating.add)
 """What adds each subcommand."""
 
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headgate.cli.service_options import Target, Unreachable, caller_headers
 from headgate.core.errors import HeadgateError
-from headgate.load_generator.questions import caller_fields
-from headgate.load_generator.targets import Target, Unreachable
 
 CHECK, RESET = "/api/v1/rate-limit/check", "/api/v1/rate-limit/reset"
 _UNAUTHORIZED = 401
@@ -87,7 +86,7 @@ def ask(
         Unreachable: there is no connection to it.
         NoAnswer: what listens there did not decide; it says why.
     """
-    headers = {"content-type": "application/json", **dict(caller_fields(caller_key))}
+    headers = {"content-type": "application/json", **caller_headers(caller_key)}
     if tls is None:
         connection = HTTPConnection(target.host, target.port, timeout=timeout)
     else:

@@ -10,10 +10,9 @@ from typing import Any
 from headgate.cli.asking import CHECK, Answer, Limit, NoAnswer, answer_of, ask
 from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, add_command
 from headgate.cli.request_options import add_request_options, attributes_of, principal_of
-from headgate.cli.service_options import add_service_options, tls_of, url
+from headgate.cli.service_options import Target, add_service_options, parse_target, tls_of, url
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.errors import UsageError
-from headgate.load_generator.targets import Target, parse_target
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 
@@ -57,7 +56,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def asked(arguments: argparse.Namespace, question: dict[str, Any], path: str = CHECK) -> tuple[Target, bytes]:
     """Ask the service that the arguments name; returns its address, and what it answers. Raises NoAnswer."""
-    target = parse_target(arguments.url, ("http", "https"))
+    target = parse_target(arguments.url)
     tls = tls_of(arguments, target)
     if not 0 < arguments.timeout <= 3600:
         raise UsageError(f"--timeout is in seconds, up to 3600, not {arguments.timeout:g}")

@@ -1,4 +1,4 @@
-"""Addresses of services."""
+"""Addresses of services, and the credentials that they are asked with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headgate.cli.service_options import Target, Unreachable, caller_headers, client_tls, parse_target
 from headgate.core.errors import UsageError
-from headgate.load_generator.targets import Target, Unreachable, client_tls, parse_target
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,7 @@ from headgate.load_generator.targets import Target, Unreachable, client_tls, par
         ("http://127.0.0.1:8080", Target("127.0.0.1", 8080), "127.0.0.1:8080"),
         ("http://LOCALHOST/", Target("localhost", 80), "localhost:80"),
         ("https://limits.example.com", Target("limits.example.com", 443, tls=True), "limits.example.com:443"),
-        ("grpc://[::1]:9", Target("::1", 9, grpc=True), "[::1]:9"),
-        ("grpcs://host", Target("host", 8081, grpc=True, tls=True), "host:8081"),
+        ("http://[::1]:9", Target("::1", 9), "[::1]:9"),
     ],
 )
 def test_what_an_address_says(text: str, target: Target, place: str) -> None:
@@ -52,25 +51,15 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     assert text in str(caught.value) or repr(text) in str(caught.value)
 
 
-def test_only_some_schemes_where_only_some_will_do() -> None:
+def test_only_http_will_do() -> None:
     with pytest.raises(UsageError, match="http, https"):
-        parse_target("grpc://127.0.0.1:8081", ("http", "https"))
+        parse_target("grpc://127.0.0.1:8081")
 
 
-@pytest.mark.parametrize(
-    ("host", "here"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("10.0.0.1", False),
-        ("localhost.example.com", False),
-        ("0.0.0.0", False),  # noqa: S104  nothing is bound
-    ],
-)
-def test_what_is_on_this_machine(host: str, here: bool) -> None:  # noqa: FBT001  a table
-    assert Target(host, 1).is_here is here
+@pytest.mark.parametrize("key", ["", "a\r\nb", "\u00e9", "x" * 3000])
+def test_a_caller_key_cannot_smuggle_headers(key: str) -> None:
+    with pytest.raises(UsageError, match="caller key"):
+        caller_headers(key)
 
 
 def test_files_that_cannot_be_used_for_tls_are_named(tmp_path: Path) -> None:
