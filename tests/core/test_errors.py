@@ -10,7 +10,15 @@ import pytest
 
 from headgate.core import errors
 from headgate.core.decision import Decision
-from headgate.core.errors import CostTooLarge, HeadgateError, InvalidCost, LimitExceeded, UsageError, not_installed
+from headgate.core.errors import (
+    CostTooLarge,
+    HeadgateError,
+    InvalidCost,
+    InvalidQuota,
+    LimitExceeded,
+    UsageError,
+    not_installed,
+)
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
@@ -44,6 +52,13 @@ def test_misuse_is_a_value_error(error: type[UsageError]) -> None:
 def test_a_refusal_is_not_misuse() -> None:
     assert not issubclass(LimitExceeded, ValueError)
     assert issubclass(CostTooLarge, InvalidCost)
+
+
+def test_misuse_says_which_argument_it_is_about() -> None:
+    with pytest.raises(InvalidQuota) as caught:
+        Quota(0, 1_000_000)
+    assert pickle.loads(pickle.dumps(caught.value)).fields == caught.value.fields == ("limit",)  # noqa: S301
+    assert InvalidQuota("all of it").fields == ()
 
 
 class TestLimitExceeded:

@@ -126,8 +126,9 @@ def _time_zone(zone: object) -> tzinfo:
     if not zones:
         raise InvalidQuota(
             f"the time zone {short(zone)} needs time zone data, and this system has none: install the package tzdata "
-            f'("pip install tzdata")'
+            f'("pip install tzdata")',
+            fields=("calendar",),
         )
     near = get_close_matches(zone.lower(), zones, 1) if isinstance(zone, str) and len(zone) <= 64 else []
     hint = f"did you mean {zones[near[0]]}?" if near else "use a name such as Europe/Berlin or UTC"
-    raise InvalidQuota(f"unknown time zone {short(zone)}: {hint}")
+    raise InvalidQuota(f"unknown time zone {short(zone)}: {hint}", fields=("calendar",))

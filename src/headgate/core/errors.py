@@ -33,7 +33,18 @@ class HeadgateError(Exception):
 
 
 class UsageError(HeadgateError, ValueError):
-    """The call or the configuration cannot work as written."""
+    """The call or the configuration cannot work as written.
+
+    Attributes:
+        fields: the arguments that it is about, the likeliest culprit first; empty if it is about none in particular.
+    """
+
+    fields: tuple[str, ...] = ()
+
+    def __init__(self, *args: object, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(*args)
+        if fields:
+            self.fields = fields
 
 
 class InvalidQuota(UsageError):

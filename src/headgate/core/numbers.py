@@ -21,7 +21,7 @@ def whole(name: str, value: object, low: int, high: int, error: type[UsageError]
     """
     if type(value) is int and low <= value <= high:
         return value
-    raise error(f"{name} must be a whole number from {low} to {high}, not {short(value)}")
+    raise error(f"{name} must be a whole number from {low} to {high}, not {short(value)}", fields=(name,))
 
 
 def short(value: object) -> str:
@@ -95,13 +95,15 @@ def fineness(limit: int, window_us: int, capacity: int) -> int:
     most = max(limit, capacity)
     if most > _COARSE:
         raise InvalidQuota(
-            f"{limit} per {window_us} us with a capacity of {capacity} cannot be counted: up to {_COARSE} can"
+            f"{limit} per {window_us} us with a capacity of {capacity} cannot be counted: up to {_COARSE} can",
+            fields=("burst", "limit"),
         )
     if capacity * window_us > EXACT * limit:
         years = capacity * window_us // limit // _YEAR_US
         raise InvalidQuota(
             f"a capacity of {capacity} would take {years} years to come back at {limit} per {window_us} us, and at "
-            f"most {EXACT // _YEAR_US} can be counted: use a smaller burst or a larger limit"
+            f"most {EXACT // _YEAR_US} can be counted: use a smaller burst or a larger limit",
+            fields=("burst", "limit"),
         )
     return (_COARSE // most).bit_length()
 

@@ -139,7 +139,8 @@ class Quota:
                 keeps_capacity=True,
             )
         except InvalidQuota as error:
-            raise InvalidQuota(f"a bucket of {capacity} with a refill_rate of {refill_rate}: {error}") from None
+            message = f"a bucket of {capacity} with a refill_rate of {refill_rate}: {error}"
+            raise InvalidQuota(message, fields=("refill_rate",)) from None
 
     def __str__(self) -> str:
         from headgate.core.grammar import render  # noqa: PLC0415  the grammar knows the text form
@@ -163,20 +164,23 @@ class Quota:
         whole("replicas", self.replicas, 0, MAX_REPLICAS, InvalidQuota)
         if self.calm_percent > self.warn_percent:
             raise InvalidQuota(
-                f"calm_percent, {self.calm_percent}, must not be above warn_percent, {self.warn_percent}: give both"
+                f"calm_percent, {self.calm_percent}, must not be above warn_percent, {self.warn_percent}: give both",
+                fields=("warn_percent", "calm_percent"),
             )
 
     def _check_options(self) -> None:
         if type(self.burst) is int and self.burst and not self.algorithm.is_bucket:
             raise InvalidQuota(
-                f"{self.algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
+                f"{self.algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra",
+                fields=("burst", "algorithm"),
             )
         if type(self.queue) is not bool:
             raise InvalidQuota(f"queue must be True or False, not {short(self.queue)}")
         if self.queue and self.algorithm is not Algorithm.LEAKY_BUCKET:
-            raise InvalidQuota(f"only leaky_bucket can be a queue, not {self.algorithm}")
+            raise InvalidQuota(f"only leaky_bucket can be a queue, not {self.algorithm}", fields=("queue",))
         if self.refill_every_us != 1 and self.algorithm is not Algorithm.TOKEN_BUCKET:
-            raise InvalidQuota(f"only token_bucket has a refill interval, not {self.algorithm}")
+            message = f"only token_bucket has a refill interval, not {self.algorithm}"
+            raise InvalidQuota(message, fields=("refill_every_us",))
         if self.calendar is None:
             return
         if self.algorithm is not Algorithm.FIXED_WINDOW:
@@ -205,7 +209,8 @@ def _rate(value: object) -> Fraction:
         rate = Fraction(-1)
     if rate >= 0:
         return rate
-    raise InvalidQuota(f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {shown}")
+    right = "a number of tokens per second, such as 10, 0.5 or '1/3'"
+    raise InvalidQuota(f"refill_rate must be {right}, not {shown}", fields=("refill_rate",))
 
 
 def _countable(rate: Fraction) -> Fraction:
