@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from headgate.server.readiness import Readiness
 from headgate.server.rls import RateLimitService
 from headgate.server.rls import methods as rls_methods
 from headgate.server.rls.json_form import JsonForm
-from headgate.server.wire.listener import Address, Listener
+from headgate.server.wire.listener import Listener
 from headgate.testing import ManualClock
 from tests.server.serving import RULES
 
@@ -49,7 +50,7 @@ def listening(
     async def serve() -> None:
         engine, recorder = AsyncEngine(load(rules), clock=clock or ManualClock()), Recorder()
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
-        listener = Listener(gate=gate)
+        listener = Listener(admit=gate.admission if gate else None)
         guard = gate or Guard()
         methods = rpc.methods(decisions, readiness, charge=guard.charge)
         envoy = RateLimitService(recorder, decisions=decisions, charge=guard.charge_descriptors)
@@ -57,11 +58,11 @@ def listening(
         others = {b"/json": JsonForm(envoy)}
         handler = application(decisions, readiness, charge=guard.charge, others=others, **options)
         statuses = statuses_of(options.get("forward_auth", ForwardAuth()))
-        http = await listener.serve_http(handler, Address(), statuses=statuses)
-        grpc = await listener.serve_grpc(methods, Address())
-        assert isinstance(http, Address)
-        assert isinstance(grpc, Address)
-        started.append(Listening(http.port, grpc.port, engine, readiness, loop.call_soon_threadsafe))
+        http, grpc = (socket.create_server(("127.0.0.1", 0), backlog=512) for _ in range(2))
+        ports = http.getsockname()[1], grpc.getsockname()[1]
+        await listener.serve_http(handler, http, statuses=statuses)
+        await listener.serve_grpc(methods, grpc)
+        started.append(Listening(*ports, engine, readiness, loop.call_soon_threadsafe))
         ready.set()
         await stop.wait()
         await listener.close()

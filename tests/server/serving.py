@@ -15,7 +15,7 @@ from headgate.server.api.routes import CHECK, application
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire import eager
-from headgate.server.wire.messages import Headers, Peer, Request, Response
+from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
 from headgate.testing import ManualClock
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Service:
 
         return self.loop.run_until_complete(within())
 
-    def ask(self, request: Request) -> Response:
+    def ask(self, request: HttpRequest) -> HttpResponse:
         return self.run(lambda: self.handler(request))
 
     def send(
@@ -72,12 +72,12 @@ class Service:
         body: bytes = b"",
         headers: Iterable[tuple[str, str]] = (),
         peer: str | None = "127.0.0.1",
-    ) -> Response:
+    ) -> HttpResponse:
         path, _, query = path.partition("?")
         lines: Headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
-        return self.ask(Request(method.encode(), path.encode(), query.encode(), lines, body, Peer(peer)))
+        return self.ask(HttpRequest(method.encode(), path.encode(), query.encode(), lines, body, Peer(peer)))
 
-    def post(self, content: object, path: str = CHECK.decode(), **headers: str) -> Response:
+    def post(self, content: object, path: str = CHECK.decode(), **headers: str) -> HttpResponse:
         """Send content as JSON, or as it is if that is bytes."""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         return self.send("POST", path, body, [(name.replace("_", "-"), value) for name, value in headers.items()])
@@ -96,13 +96,13 @@ class Service:
         self.loop.close()
 
 
-def fields(response: Response) -> Mapping[str, str]:
+def fields(response: HttpResponse) -> Mapping[str, str]:
     names = [name for name, _ in response.headers]
     assert len(set(names)) == len(names), names
     return {name.decode(): value.decode() for name, value in response.headers}
 
 
-def problem(response: Response, status: int = 400) -> dict[str, Any]:
+def problem(response: HttpResponse, status: int = 400) -> dict[str, Any]:
     """Return the problem that a response is."""
     assert response.status == status, response
     assert fields(response)["content-type"] == "application/problem+json"

@@ -10,13 +10,13 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace import StatusCode as SpanStatus
 
 from headgate.observe.tracing import Tracing
 from headgate.server.traced import traced_handler, traced_methods
-from headgate.server.wire.grpc.calls import Call, Methods, Stream
-from headgate.server.wire.grpc.status import Code, RpcError
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 
 TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 TRACEPARENT = (b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
@@ -43,25 +43,25 @@ def traces() -> Iterator[Traces]:
     made.tracing.close()
 
 
-async def allowed(_: Request) -> Response:
+async def allowed(_: HttpRequest) -> HttpResponse:
     await asyncio.sleep(0)
-    return Response(200, b"", ((b"x-ratelimit-remaining", b"7"), (b"set-cookie", b"secret")))
+    return HttpResponse(200, b"", ((b"x-ratelimit-remaining", b"7"), (b"set-cookie", b"secret")))
 
 
-async def missing(_: Request) -> Response:
-    return Response(404)
+async def missing(_: HttpRequest) -> HttpResponse:
+    return HttpResponse(404)
 
 
-async def overloaded(_: Request) -> Response:
-    return Response(503)
+async def overloaded(_: HttpRequest) -> HttpResponse:
+    return HttpResponse(503)
 
 
-async def broken(_: Request) -> Response:
+async def broken(_: HttpRequest) -> HttpResponse:
     raise ValueError("a secret of ours")
 
 
-def ask(headers: list[tuple[bytes, bytes]] | None = None) -> Request:
-    return Request(b"POST", b"/api/v1/rate-limit/check", headers=headers or [])
+def ask(headers: list[tuple[bytes, bytes]] | None = None) -> HttpRequest:
+    return HttpRequest(b"POST", b"/api/v1/rate-limit/check", headers=headers or [])
 
 
 def test_a_call_has_a_span_of_its_own(traces: Traces) -> None:
@@ -95,37 +95,37 @@ def test_a_traceparent_that_is_none_begins_a_new_trace(traces: Traces, header: b
 
 def test_a_path_that_leads_nowhere_gives_no_span_its_name(traces: Traces) -> None:
     asyncio.run(traced_handler(missing, traces.tracing)(ask()))
-    assert (traces.only().name, traces.only().status.status_code) == ("POST", StatusCode.UNSET)
+    assert (traces.only().name, traces.only().status.status_code) == ("POST", SpanStatus.UNSET)
 
 
 def test_what_is_our_own_fault_is_an_error_and_nothing_secret_is_told(traces: Traces) -> None:
     with pytest.raises(ValueError, match="secret"):
         asyncio.run(traced_handler(broken, traces.tracing)(ask()))
-    assert (traces.only().status.status_code, traces.only().status.description) == (StatusCode.ERROR, "ValueError")
+    assert (traces.only().status.status_code, traces.only().status.description) == (SpanStatus.ERROR, "ValueError")
 
 
 def test_an_answer_of_our_own_fault_is_an_error(traces: Traces) -> None:
     asyncio.run(traced_handler(overloaded, traces.tracing)(ask()))
-    assert (traces.only().status.status_code, traces.only().status.description) == (StatusCode.ERROR, "503")
+    assert (traces.only().status.status_code, traces.only().status.description) == (SpanStatus.ERROR, "503")
 
 
-async def answer(_: Call) -> bytes:
+async def answer(_: UnaryCall) -> bytes:
     return b"answer"
 
 
-async def refuse(_: Call) -> bytes:
-    raise RpcError(Code.INVALID_ARGUMENT, "no")
+async def refuse(_: UnaryCall) -> bytes:
+    raise RpcError(StatusCode.INVALID_ARGUMENT, "no")
 
 
-async def fail(_: Call) -> bytes:
-    raise RpcError(Code.INTERNAL, "oops")
+async def fail(_: UnaryCall) -> bytes:
+    raise RpcError(StatusCode.INTERNAL, "oops")
 
 
-async def crash(_: Call) -> bytes:
+async def crash(_: UnaryCall) -> bytes:
     raise ValueError("oops")
 
 
-async def watch(_: Stream) -> None:
+async def watch(_: MessageStream) -> None:
     """End at once."""
 
 
@@ -137,18 +137,18 @@ METHODS = Methods(
 @pytest.mark.parametrize(
     ("name", "code", "status"),
     [
-        ("Answer", 0, StatusCode.UNSET),
-        ("Refuse", Code.INVALID_ARGUMENT, StatusCode.UNSET),
-        ("Fail", Code.INTERNAL, StatusCode.ERROR),
-        ("Crash", None, StatusCode.ERROR),
+        ("Answer", 0, SpanStatus.UNSET),
+        ("Refuse", StatusCode.INVALID_ARGUMENT, SpanStatus.UNSET),
+        ("Fail", StatusCode.INTERNAL, SpanStatus.ERROR),
+        ("Crash", None, SpanStatus.ERROR),
     ],
 )
-def test_a_call_of_a_method_has_a_span(traces: Traces, name: str, code: int | None, status: StatusCode) -> None:
+def test_a_call_of_a_method_has_a_span(traces: Traces, name: str, code: int | None, status: SpanStatus) -> None:
     method = traced_methods(METHODS, traces.tracing).unary[f"/a.B/{name}".encode()]
 
     async def call() -> None:
         try:
-            assert await method(Call(b"", [TRACEPARENT])) == b"answer"
+            assert await method(UnaryCall(b"", [TRACEPARENT])) == b"answer"
         except (RpcError, ValueError):
             assert name != "Answer"
 
@@ -162,7 +162,7 @@ def test_a_call_of_a_method_has_a_span(traces: Traces, name: str, code: int | No
 
 def test_a_stream_has_a_span(traces: Traces) -> None:
     method = traced_methods(METHODS, traces.tracing).streaming[b"/a.B/Watch"]
-    asyncio.run(method(cast("Stream", Call(b"", [TRACEPARENT]))))  # only its metadata is looked at
+    asyncio.run(method(cast("MessageStream", UnaryCall(b"", [TRACEPARENT]))))  # only its metadata is looked at
     assert traces.only().name == "a.B/Watch"
 
 

@@ -24,13 +24,14 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
+from weakref import WeakValueDictionary
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 from headgate.server.callers import HEADERS, CallerKeys
 from headgate.server.wire.admission import Refusal
-from headgate.server.wire.grpc.status import Code
+from headgate.server.wire.grpc.calls import StatusCode
 from headgate.server.wire.messages import NOBODY, Headers, Peer
 from headgate.stores.memory import MemoryStore
 
@@ -50,17 +51,17 @@ _RETRY = ((b"retry-after", b"1"),)
 _PUSHBACK = ((b"grpc-retry-pushback-ms", b"1000"),)
 TOO_FAST: Final = Refusal(
     503,
-    Code.RESOURCE_EXHAUSTED,
+    StatusCode.RESOURCE_EXHAUSTED,
     "this node is asked more often than it may be: try again, or elsewhere",
     _RETRY,
     _PUSHBACK,
 )
 TOO_MUCH: Final = Refusal(
-    503, Code.RESOURCE_EXHAUSTED, "this node has too much in flight: try again, or elsewhere", _RETRY, _PUSHBACK
+    503, StatusCode.RESOURCE_EXHAUSTED, "this node has too much in flight: try again, or elsewhere", _RETRY, _PUSHBACK
 )
 UNFAIR: Final = Refusal(
     503,
-    Code.RESOURCE_EXHAUSTED,
+    StatusCode.RESOURCE_EXHAUSTED,
     "this connection has more than its share of what is in flight: try again later",
     _RETRY,
     _PUSHBACK,
@@ -70,11 +71,11 @@ _TOO_LARGE = (
     "--max-checks-per-second"
 )
 TOO_MANY_STREAMS: Final = Refusal(
-    503, Code.RESOURCE_EXHAUSTED, "there are too many calls that last: try again, or elsewhere", _RETRY, _PUSHBACK
+    503, StatusCode.RESOURCE_EXHAUSTED, "there are too many calls that last: try again, or elsewhere", _RETRY, _PUSHBACK
 )
 UNKNOWN_CALLER: Final = Refusal(
     401,
-    Code.UNAUTHENTICATED,
+    StatusCode.UNAUTHENTICATED,
     "who asks is not known: send Authorization: Bearer KEY, or X-Api-Key: KEY",
     ((b"www-authenticate", b'Bearer realm="headgate"'),),
 )
@@ -84,7 +85,7 @@ _SCARCE_US, _SLICE_US, _SLACK_US = 1_000_000, 100_000, 10_000
 
 
 class Guard:
-    """The gate of one process.
+    """Protects one process.
 
     Args:
         per_second: requests that it lets in; 0 for any number.
@@ -119,27 +120,24 @@ class Guard:
         self._take = _bucket(per_second, clock) if per_second else None
         self._per_second, self._ticks = per_second, (clock or SystemClock()).ticks
         self._at_once = max(1, per_second // 10)
-        self._places: dict[int, Place] = {}  # by the identity of their peers
+        self._connections: WeakValueDictionary[int, ConnectionAdmission] = WeakValueDictionary()
+        """By the identity of their peers, each of which lives as long as its connection."""
         self._scarce_until, self._slice, self._sliced_at = 0, 0, 0
         self._stock = 0  # tokens that are at hand while they are scarce
         self._sharers = self._before = 0  # connections that asked in this slice, and in the one before
         self._refused, self._tell_at = 0, 0.0
 
-    def sit(self, peer: Peer) -> Place:
-        """Return a seat for a new connection."""
-        place = self._places[id(peer)] = Place(self, peer)
-        return place
-
-    def leave(self, peer: Peer) -> None:
-        """Forget a connection that is gone."""
-        self._places.pop(id(peer), None)
+    def admission(self, peer: Peer) -> ConnectionAdmission:
+        """Return the admission of a new connection."""
+        connection = self._connections[id(peer)] = ConnectionAdmission(self, peer)
+        return connection
 
     def charge(self, requests: int, peer: Peer) -> Refusal | None:
         """Take tokens for so many more requests of a connection, or say why not: a batch is all that it asks."""
         if self._take is None or requests <= 0:
             return None
         if requests >= self._at_once:  # the first is paid for, and may be all that there ever is
-            refusal = Refusal(413, Code.RESOURCE_EXHAUSTED, _TOO_LARGE.format(self._at_once))
+            refusal = Refusal(413, StatusCode.RESOURCE_EXHAUSTED, _TOO_LARGE.format(self._at_once))
             self._tell(refusal)
             return refusal
         self.left, self._stock = 0, self._stock + self.left - requests
@@ -152,50 +150,50 @@ class Guard:
         self._stock = max(self._stock, 0)
         if not self._scarce_until:
             self.left, self._stock = self._stock, 0
-        if (place := self._places.get(id(peer))) is not None:
-            self._make_up(place, now)
-            place.taken += requests
+        if (connection := self._connections.get(id(peer))) is not None:
+            self._make_up(connection, now)
+            connection.taken += requests
         return None
 
     def charge_descriptors(self, requests: int, peer: Peer) -> Refusal | None:
         """Do the same for questions that cannot be split: they count as what could be let in at once, and no more."""
         return self.charge(min(requests, self._at_once - 1), peer)
 
-    def considered(self, place: Place, path: bytes, headers: Headers) -> Refusal | None:
+    def considered(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> Refusal | None:
         """Decide about a request that cannot be let in without looking."""
         if path in EXEMPT:
             return None
-        if self.keys is not None and not place.is_known(self.keys, headers):
+        if self.keys is not None and not connection.is_known(self.keys, headers):
             return UNKNOWN_CALLER
         refusal = None
         if self.in_flight >= self._bound:
             refusal = TOO_MUCH
-        elif self.in_flight >= self.crowded and place.in_flight >= max(1, self._bound // max(1, self.busy)):
+        elif self.in_flight >= self.crowded and connection.in_flight >= max(1, self._bound // max(1, self.busy)):
             refusal = UNFAIR
-        elif not self._may_ask(place):
+        elif not self._may_ask(connection):
             refusal = TOO_FAST
         if refusal:
             self._shed(path)
             self._tell(refusal)
         return refusal
 
-    def considered_stream(self, place: Place, path: bytes, headers: Headers) -> Refusal | None:
+    def considered_stream(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> Refusal | None:
         """Decide about a call that lasts."""
         is_exempt, refusal = path in EXEMPT, None
-        if not is_exempt and self.keys is not None and not place.is_known(self.keys, headers):
+        if not is_exempt and self.keys is not None and not connection.is_known(self.keys, headers):
             return UNKNOWN_CALLER
-        if self.streams >= self.most_streams or place.streams >= max(10, self.most_streams // 10):
+        if self.streams >= self.most_streams or connection.streams >= max(10, self.most_streams // 10):
             refusal = TOO_MANY_STREAMS
-        elif not is_exempt and not self._may_ask(place):
+        elif not is_exempt and not self._may_ask(connection):
             refusal = TOO_FAST
         if refusal:
             self._shed(path)
             self._tell(refusal)
         return refusal
 
-    def _may_ask(self, place: Place) -> bool:
+    def _may_ask(self, connection: ConnectionAdmission) -> bool:
         """Take a token for a request, if there is one for this connection."""
-        return self._is_in_its_share(place) if self._scarce_until else self._has_token()
+        return self._is_in_its_share(connection) if self._scarce_until else self._has_token()
 
     def _has_token(self) -> bool:
         """Take a token for a request, if there is one."""
@@ -210,7 +208,7 @@ class Guard:
         self.left -= 1
         return True
 
-    def _is_in_its_share(self, place: Place) -> bool:
+    def _is_in_its_share(self, connection: ConnectionAdmission) -> bool:
         """Take a token as well, unless the connection has had its share of what there was since the slice began."""
         now = self._ticks()
         if now >= self._scarce_until:
@@ -219,20 +217,20 @@ class Guard:
         if now - self._sliced_at >= _SLICE_US:
             self._slice, self._sliced_at = self._slice + 1, now
             self._sharers, self._before = 0, self._sharers
-        if place.slice != self._slice:
-            place.slice = self._slice
-            self._make_up(place, now)
+        if connection.slice != self._slice:
+            connection.slice = self._slice
+            self._make_up(connection, now)
             self._sharers += 1
         come = self._per_second * (now - self._sliced_at + _SLACK_US) // 1_000_000
-        if place.taken > come // max(self._sharers, self._before) or not self._has_stock(now):
+        if connection.taken > come // max(self._sharers, self._before) or not self._has_stock(now):
             return False
-        place.taken += 1
+        connection.taken += 1
         return True
 
-    def _make_up(self, place: Place, now: int) -> None:
+    def _make_up(self, connection: ConnectionAdmission, now: int) -> None:
         """Forget what a connection has taken as far as its share has made up for it since."""
-        share = self._per_second * (now - place.made_up_at) // 1_000_000 // max(self._sharers, self._before, 1)
-        place.taken, place.made_up_at = max(place.taken - share, 0), now
+        share = self._per_second * (now - connection.made_up_at) // 1_000_000 // max(self._sharers, self._before, 1)
+        connection.taken, connection.made_up_at = max(connection.taken - share, 0), now
 
     def _has_stock(self, now: int) -> bool:
         """Take a token while they are scarce: `left` stays at 0, so that every request comes this way."""
@@ -253,10 +251,21 @@ class Guard:
             self._refused, self._tell_at = 0, now + _TOLD_EVERY
 
 
-class Place:
-    """The seat of one connection."""
+class ConnectionAdmission:
+    """Admits the requests of one connection."""
 
-    __slots__ = ("_credential", "_guard", "_keys", "_peer", "in_flight", "made_up_at", "slice", "streams", "taken")
+    __slots__ = (
+        "__weakref__",
+        "_credential",
+        "_guard",
+        "_keys",
+        "_peer",
+        "in_flight",
+        "made_up_at",
+        "slice",
+        "streams",
+        "taken",
+    )
 
     def __init__(self, guard: Guard, peer: Peer = NOBODY) -> None:
         self._guard, self._peer = guard, peer
@@ -302,10 +311,6 @@ class Place:
         """Tell that a call that lasted is over."""
         self._guard.streams -= 1
         self.streams -= 1
-
-    def leave(self) -> None:
-        """Tell that the connection is gone."""
-        self._guard.leave(self._peer)
 
     def is_known(self, keys: CallerKeys, headers: Headers) -> bool:
         """Say whether the request has a key; one that was accepted on this connection is not hashed again."""

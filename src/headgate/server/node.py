@@ -108,7 +108,7 @@ class Node:
             charge=self._guard.charge_descriptors,
         )
         limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
-        self._listener = Listener(limits, self._guard)
+        self._listener = Listener(limits, self._guard.admission)
         self._recorder.add(of_number(families.CONNECTIONS, lambda: self._listener.connections))
         self._recorder.add(of_number(families.ENFORCEMENT, lambda: int(self._policy.policy.enforcing)))
         self._sockets: Mapping[str, socket] = {}

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from headgate.observe.tracing import Tracing
-from headgate.server.wire.grpc.calls import Call, Methods, Stream, Streaming, Unary
-from headgate.server.wire.grpc.status import Code, RpcError
-from headgate.server.wire.messages import Handler, Request, Response
+from headgate.server.wire.grpc.calls import (
+    MessageStream,
+    Methods,
+    RpcError,
+    StatusCode,
+    StreamingMethod,
+    UnaryCall,
+    UnaryMethod,
+)
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 
 _OWN_FAULT = 500
 _NO_ROUTE = frozenset({404, 405, 501})
 """Then the path is the client's invention, and spans have few names."""
-_OWN_CODES = frozenset({Code.UNKNOWN, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS, Code.UNIMPLEMENTED})
+_OWN_CODES = frozenset(
+    {StatusCode.UNKNOWN, StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.DATA_LOSS, StatusCode.UNIMPLEMENTED}
+)
 _SHOWN = {
     b"x-ratelimit-limit": "headgate.limit",
     b"x-ratelimit-remaining": "headgate.remaining",
@@ -24,7 +33,7 @@ def traced_handler(handler: Handler, tracing: Tracing | None) -> Handler:
     if tracing is None:
         return handler
 
-    async def traced(request: Request) -> Response:
+    async def traced(request: HttpRequest) -> HttpResponse:
         method, path = request.method.decode("latin-1"), request.path.decode("latin-1")[:_LONGEST]
         attributes = {"http.request.method": method, "url.path": path}
         with tracing.call(method, request.headers, attributes) as span:
@@ -55,10 +64,10 @@ def traced_methods(methods: Methods, tracing: Tracing | None) -> Methods:
     return Methods(unary, streaming, methods.unreadable)
 
 
-def _traced_unary(path: bytes, method: Unary, tracing: Tracing) -> Unary:
+def _traced_unary(path: bytes, method: UnaryMethod, tracing: Tracing) -> UnaryMethod:
     name, attributes = _described(path)
 
-    async def traced(call: Call) -> bytes:
+    async def traced(call: UnaryCall) -> bytes:
         with tracing.call(name, call.metadata, attributes) as span:
             try:
                 answer = await method(call)
@@ -76,10 +85,10 @@ def _traced_unary(path: bytes, method: Unary, tracing: Tracing) -> Unary:
     return traced
 
 
-def _traced_stream(path: bytes, method: Streaming, tracing: Tracing) -> Streaming:
+def _traced_stream(path: bytes, method: StreamingMethod, tracing: Tracing) -> StreamingMethod:
     name, attributes = _described(path)
 
-    async def traced(stream: Stream) -> None:
+    async def traced(stream: MessageStream) -> None:
         with tracing.call(name, stream.metadata, attributes):
             await method(stream)
 

@@ -13,8 +13,8 @@ from google.protobuf import json_format
 
 from headgate.server import rpc
 from headgate.server.protos import message_class
-from headgate.server.wire.grpc.calls import Call
-from headgate.server.wire.messages import Response
+from headgate.server.wire.grpc.calls import UnaryCall
+from headgate.server.wire.messages import HttpResponse
 from tests.server.serving import Service, fields, serving
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -45,7 +45,7 @@ def parts(block: str) -> tuple[str, list[tuple[str, str]], str]:
 
 
 def test_every_request_of_the_page_gets_the_answer_that_follows_it(service: Service) -> None:
-    response: Response | None = None
+    response: HttpResponse | None = None
     answered = 0
     for block in BLOCKS:
         first, headers, body = parts(block)
@@ -68,7 +68,7 @@ def test_every_call_of_the_page_is_answered(service: Service, words: list[str]) 
     asked = message_class(f"headgate.v1.{INPUTS[path.rpartition('/')[2]]}")()
     encoded = json_format.Parse(message, asked).SerializeToString()
     method = rpc.methods(service.decisions, service.readiness).unary[f"/{path}".encode()]
-    assert service.run(lambda: method(Call(encoded)))
+    assert service.run(lambda: method(UnaryCall(encoded)))
 
 
 def test_every_path_of_the_page_is_there(service: Service) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server.api.forward_auth import ForwardAuth
-from headgate.server.wire.messages import Peer, Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse, Peer
 from headgate.web.address import AddressReader
 from headgate.web.apikey import ApiKeys, Holder, digest
 from headgate.web.errors import InvalidSettings
@@ -49,7 +49,7 @@ CADDY = [
 ]
 
 
-def asked(service: Service, headers: list[tuple[str, str]], method: str = "GET", **more: Any) -> Response:
+def asked(service: Service, headers: list[tuple[str, str]], method: str = "GET", **more: Any) -> HttpResponse:
     return service.send(method, PATH, b"", headers, **more)
 
 
@@ -201,7 +201,7 @@ NAMES = [
 )
 def test_whatever_is_sent_is_answered(headers: list[tuple[bytes, bytes]], peer: str | None) -> None:
     with serving(RULES, forward_auth=ForwardAuth(host=True)) as service:
-        response = service.ask(Request(b"GET", PATH.encode(), b"", headers, b"", Peer(peer)))
+        response = service.ask(HttpRequest(b"GET", PATH.encode(), b"", headers, b"", Peer(peer)))
     assert response.status in {200, 400, 403, 429}
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from headgate.observe.recorder import Recorder
 from headgate.server.api.pages import Pages
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 
-METRICS = Request(b"GET", b"/metrics")
-OPENMETRICS = Request(b"GET", b"/metrics", headers=[(b"accept", b"application/openmetrics-text")])
+METRICS = HttpRequest(b"GET", b"/metrics")
+OPENMETRICS = HttpRequest(b"GET", b"/metrics", headers=[(b"accept", b"application/openmetrics-text")])
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-async def asked(*requests: Request) -> list[Response]:
+async def asked(*requests: HttpRequest) -> list[HttpResponse]:
     pages = Pages(Recorder())
     return await asyncio.gather(*[pages.metrics(request) for request in requests])
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server.api.deprecation import Deprecation
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 from headgate.web.errors import InvalidSettings
 from tests.server.serving import Service, fields, problem, serving
 from tests.servers import free_port
@@ -81,8 +81,8 @@ def test_metrics_count_calls(service: Service) -> None:
 
 
 def test_other_handlers_get_their_paths() -> None:
-    async def json_form(request: Request) -> Response:
-        return Response(200, request.method)
+    async def json_form(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, request.method)
 
     with serving(others={b"/json": json_form}) as service:
         assert service.send("PATCH", "/json").body == b"PATCH"
@@ -120,4 +120,4 @@ def test_a_deprecation_that_makes_no_sense_is_refused(since: datetime, sunset: d
 @given(st.binary() | st.sampled_from([b"GET", b"OPTIONS", b"HEAD"]), st.binary() | st.sampled_from([b"/healthz", b"*"]))
 def test_any_method_and_any_path_are_answered(method: bytes, path: bytes) -> None:
     with serving() as service:
-        assert service.ask(Request(method, path)).status in {200, 204, 400, 404, 405}
+        assert service.ask(HttpRequest(method, path)).status in {200, 204, 400, 404, 405}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headgate.server.wire.messages import Response
+from headgate.server.wire.messages import HttpResponse
 from headgate.testing import ManualClock
 from tests.server.listening import Listening, listening
 from tests.server.rpc.client import Client
@@ -39,13 +39,13 @@ def served() -> Iterator[Listening]:
         yield served
 
 
-def post(served: Listening, body: bytes) -> Response:
+def post(served: Listening, body: bytes) -> HttpResponse:
     connection = HTTPConnection("127.0.0.1", served.http, timeout=30)
     try:
         connection.request("POST", "/api/v1/rate-limit/check", body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         headers = tuple((name.lower().encode(), value.encode()) for name, value in response.getheaders())
-        return Response(response.status, response.read(), headers)
+        return HttpResponse(response.status, response.read(), headers)
     finally:
         connection.close()
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.server.rls.json_form import JsonForm
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 from tests.server.rls.conftest import Asking
 from tests.server.rls.test_service_trees import TREE
 
@@ -18,10 +18,10 @@ RULES = "rules: [{id: per-ip, dimension: ip, limit: 3, window: 1d, algorithm: fi
 ENTRY = {"entries": [{"key": "remote_address", "value": "203.0.113.9"}]}
 
 
-def post(asking: Asking, question: object, method: bytes = b"POST") -> Response:
+def post(asking: Asking, question: object, method: bytes = b"POST") -> HttpResponse:
     assert asking.service is not None
     body = question if isinstance(question, bytes) else json.dumps(question).encode()
-    return asking.loop.run_until_complete(JsonForm(asking.service)(Request(method, b"/json", body=body)))
+    return asking.loop.run_until_complete(JsonForm(asking.service)(HttpRequest(method, b"/json", body=body)))
 
 
 def test_the_answer_is_protobufs_json(service: Asking) -> None:
@@ -106,8 +106,8 @@ def test_the_configuration_in_force_can_be_read(in_memory: Asking) -> None:
     assert in_memory.service is not None
     form = JsonForm(in_memory.service)
 
-    def get(method: bytes) -> Response:
-        return in_memory.loop.run_until_complete(form.configuration(Request(method, b"/rlconfig")))
+    def get(method: bytes) -> HttpResponse:
+        return in_memory.loop.run_until_complete(form.configuration(HttpRequest(method, b"/rlconfig")))
 
     lines = get(b"GET").body.decode().splitlines()
     assert lines[0] == "edge.remote_address: 2 per HOUR (per-ip)"

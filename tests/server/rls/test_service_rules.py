@@ -15,7 +15,7 @@ from headgate.engine import RuleDecision, Ruling
 from headgate.policy.selection import Verdict
 from headgate.server.rls import Options
 from headgate.server.rls.ruled import RuledAnswers
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, answered, asked, descriptor, headers
@@ -236,7 +236,7 @@ def test_what_asks_nothing_is_an_invalid_argument(in_memory: Asking, message: by
     in_memory.serve(RULES)
     with pytest.raises(RpcError, match=complaint) as caught:
         in_memory.raw(message)
-    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
 UNREADABLE = {

@@ -14,8 +14,7 @@ from headgate.server import rpc, surface
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.protos import message_class
 from headgate.server.rpc.ratelimiter import RateLimiter
-from headgate.server.wire.grpc.calls import Call
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.testing import ManualClock
 from tests.proxy import proxy
 from tests.server.serving import LASTING, RULES, Service, serving
@@ -48,7 +47,7 @@ def raw(
 ) -> bytes:
     methods = rpc.methods(service.decisions, service.readiness)
     unary = methods.unary[f"/headgate.v1.RateLimiter/{method}".encode()]
-    return service.run(lambda: unary(Call(message, metadata or [], timeout=timeout)))
+    return service.run(lambda: unary(UnaryCall(message, metadata or [], timeout=timeout)))
 
 
 def call(service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> Any:
@@ -125,7 +124,7 @@ def test_what_is_asked_is_answered(service: Service, fields: dict[str, Any], exp
 def test_misuse_says_what_would_be_right(service: Service, method: str, fields: dict[str, Any], told: str) -> None:
     with pytest.raises(RpcError, match=told) as caught:
         call(service, method, **fields)
-    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
 def test_an_unknown_rule_can_be_an_error() -> None:
@@ -133,7 +132,7 @@ def test_an_unknown_rule_can_be_an_error() -> None:
         for method in ("CheckRateLimit", "GetRemainingQuota", "ResetLimit"):
             with pytest.raises(RpcError, match="nowhere") as caught:
                 call(service, method, identifier="u", rule_id="nowhere")
-            assert caught.value.code is Code.NOT_FOUND
+            assert caught.value.code is StatusCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(("fields", "limit"), [(ORDER, 3), (BY_RULE, 1000)])
@@ -184,7 +183,7 @@ def test_a_batch_has_a_result_for_each_in_order(service: Service) -> None:
     results = call(service, "CheckRateLimitBatch", requests=requests).results
     assert [result.WhichOneof("result") for result in results] == ["response", "error", *["response"] * 4]
     assert [result.response.remaining for result in results] == [2, 0, 999, 1, 0, 0]
-    assert (results[1].error.code, results[5].response.allowed) == (Code.INVALID_ARGUMENT, False)
+    assert (results[1].error.code, results[5].response.allowed) == (StatusCode.INVALID_ARGUMENT, False)
 
 
 def test_a_key_in_the_metadata_is_for_a_batch_as_a_whole(service: Service) -> None:
@@ -203,7 +202,7 @@ def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() ->
         assert (answer.allowed, answer.degraded, answer.reason) == (True, True, "storage_unavailable")
         with pytest.raises(RpcError) as caught:
             call(service, "ResetLimit", **ORDER)
-        assert caught.value.code is Code.UNAVAILABLE
+        assert caught.value.code is StatusCode.UNAVAILABLE
 
 
 def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits() -> None:
@@ -225,9 +224,9 @@ def test_a_caller_that_does_not_wait_at_all_does_not_make_the_store_look_away() 
     with redis_server() as redis, serving(LASTING, store=f"redis://127.0.0.1:{redis.port}/0?timeout=60") as service:
         call(service, **ORDER)
         limiter = RateLimiter(service.decisions, Timestamps())
-        hurried = limiter._for(Call(b"", timeout=0.0001))
-        assert hurried is limiter._for(Call(b"", timeout=0.015)), "it has as long as Envoy"
-        assert hurried is not limiter._for(Call(b""))
+        hurried = limiter._for(UnaryCall(b"", timeout=0.0001))
+        assert hurried is limiter._for(UnaryCall(b"", timeout=0.015)), "it has as long as Envoy"
+        assert hurried is not limiter._for(UnaryCall(b""))
 
 
 def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:
@@ -244,7 +243,7 @@ def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
     charged: list[int] = []
     methods = rpc.methods(service.decisions, service.readiness, charge=lambda requests, _: charged.append(requests))
     message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
-    assert service.run(lambda: methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"](Call(message)))
+    assert service.run(lambda: methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"](UnaryCall(message)))
     assert charged == [4]
 
 
@@ -280,8 +279,8 @@ def test_any_bytes_are_answered_or_an_invalid_argument(message: bytes, method: s
         except RpcError as error:
             code = error.code
         else:
-            code = Code.OK
-        assert code in {Code.OK, Code.INVALID_ARGUMENT}
+            code = StatusCode.OK
+        assert code in {StatusCode.OK, StatusCode.INVALID_ARGUMENT}
 
 
 @pytest.mark.parametrize("asked", [ORDER, BY_RULE])
@@ -298,4 +297,4 @@ def test_what_a_check_took_is_given_back(service: Service, asked: dict[str, Any]
 def test_what_is_not_a_charge_is_refused(service: Service, charge: str, told: str) -> None:
     with pytest.raises(RpcError, match=told) as refused:
         call(service, "RefundCharge", **ORDER, charge=charge)
-    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert refused.value.code is StatusCode.INVALID_ARGUMENT

@@ -18,10 +18,12 @@ from h2.connection import H2Connection
 from h2.events import Event, PingAckReceived, ResponseReceived, TrailersReceived
 from h2.settings import SettingCodes, Settings
 
-from headgate.server.wire.admission import Gate
+from headgate.server.wire.admission import Admit
+from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.listener import Listener
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.server.wire.tls import Tls
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -34,6 +36,20 @@ class Server:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
         self.loop, self.listener = loop, listener
+
+    def http(self, handler: Any = None, tls: Tls | None = None) -> int:
+        """Serve HTTP on a free port; return its number."""
+        bound = socket.create_server(("127.0.0.1", 0), backlog=512)
+        port: int = bound.getsockname()[1]
+        self.run(self.listener.serve_http(handler or echo, bound, tls))
+        return port
+
+    def grpc(self, methods: Methods, tls: Tls | None = None) -> int:
+        """Serve gRPC on a free port; return its number."""
+        bound = socket.create_server(("127.0.0.1", 0), backlog=512)
+        port: int = bound.getsockname()[1]
+        self.run(self.listener.serve_grpc(methods, bound, tls))
+        return port
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop of the listener."""
@@ -48,14 +64,14 @@ class Server:
 @contextmanager
 def serving(
     limits: WireLimits = DEFAULT,
-    gate: Gate | None = None,
+    admit: Admit | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> Iterator[Server]:
     """Run a listener without ports."""
     loop = new_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    listener = asyncio.run_coroutine_threadsafe(_listener(limits, gate), loop).result(PATIENCE)
+    listener = asyncio.run_coroutine_threadsafe(_listener(limits, admit), loop).result(PATIENCE)
     server = Server(loop, listener)
     try:
         yield server
@@ -67,8 +83,8 @@ def serving(
         loop.close()
 
 
-async def _listener(limits: WireLimits, gate: Gate | None) -> Listener:
-    return Listener(limits, gate)
+async def _listener(limits: WireLimits, admit: Admit | None) -> Listener:
+    return Listener(limits, admit)
 
 
 class Turnstile:
@@ -95,10 +111,10 @@ class Turnstile:
         self._server.loop.call_soon_threadsafe(self._event.set)
 
 
-async def echo(request: Request) -> Response:
+async def echo(request: HttpRequest) -> HttpResponse:
     """Answer with what was asked."""
     text = b" ".join([request.method, request.path, request.query, request.body])
-    return Response(200, text, ((b"content-type", b"text/plain"),))
+    return HttpResponse(200, text, ((b"content-type", b"text/plain"),))
 
 
 def connect(port: int) -> socket.socket:

@@ -10,24 +10,23 @@ import shutil
 import socket
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import uvloop
 
 from headgate.server.wire.admission import Refusal
 from headgate.server.wire.eager import start
-from headgate.server.wire.grpc.calls import Methods
-from headgate.server.wire.grpc.status import Code
+from headgate.server.wire.grpc.calls import Methods, StatusCode
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.listener import Address
-from headgate.server.wire.messages import Headers, Peer, Request, Response
+from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
 from tests.servers import until
 
 from .http1.conversation import request, statuses
@@ -36,16 +35,10 @@ from .serving import PATIENCE, Http2Client, Server, Turnstile, connect, curl, ec
 GET = request(line="GET / HTTP/1.1")
 
 
-def port_of(server: Server, handler: Any = echo) -> int:
-    address = server.run(server.listener.serve_http(handler, Address()))
-    assert isinstance(address, Address)
-    return address.port
-
-
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 def test_it_serves_both_versions_on_one_port(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with serving(new_loop=new_loop) as server:
-        url = f"http://127.0.0.1:{port_of(server)}/a/b?c"
+        url = f"http://127.0.0.1:{server.http()}/a/b?c"
         assert curl(url) == "GET /a/b c "
         assert curl("--http1.0", url) == "GET /a/b c "
         assert curl("--http2", url) == "GET /a/b c "
@@ -57,24 +50,14 @@ def test_it_serves_both_versions_on_one_port(new_loop: Callable[[], asyncio.Abst
         assert "content-length" in curl("--head", "--http2-prior-knowledge", url).lower()
 
 
-def test_it_serves_a_unix_socket_and_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
+def test_it_serves_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(path))
+    bound.listen()
     with serving() as server:
-        assert server.run(server.listener.serve_http(echo, path)) == path
+        server.run(server.listener.serve_http(echo, bound))
         assert curl("--unix-socket", str(path), "http://api/x") == "GET /x  "
-    assert not path.exists()
-
-
-def test_a_unix_socket_that_another_has_taken_over_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with serving() as old, serving() as new:
-        for server in (old, new):
-            server.run(server.listener.serve_http(echo, path))
-        assert old.run(old.listener.drain(PATIENCE))
-        assert curl("--unix-socket", str(path), "http://api/x") == "GET /x  "
-    assert not path.exists()
 
 
 def test_the_system_probes_clients_that_are_silent() -> None:
@@ -96,26 +79,23 @@ def test_it_serves_a_socket_that_is_bound_already() -> None:
 
 
 def test_a_port_can_be_shared_by_listeners() -> None:
+    shared = [socket.create_server(("127.0.0.1", 0), reuse_port=True)]
+    port = shared[0].getsockname()[1]
+    shared.append(socket.create_server(("127.0.0.1", port), reuse_port=True))
     with serving() as one, serving() as other:
-        first = one.run(one.listener.serve_http(echo, Address(is_shared=True)))
-        assert isinstance(first, Address)
-        other.run(other.listener.serve_http(echo, Address(port=first.port, is_shared=True)))
-        assert curl(f"http://127.0.0.1:{first.port}/") == "GET /  "
-
-
-def test_a_port_that_is_taken_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, serving() as server, pytest.raises(OSError, match="in use"):
-        server.run(server.listener.serve_http(echo, Address(port=taken.getsockname()[1])))
+        for server, bound in zip((one, other), shared, strict=True):
+            server.run(server.listener.serve_http(echo, bound))
+        assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["and goes on", "and ends its half"])
 def test_many_pipelined_requests_are_answered_in_order(ends: object) -> None:
-    async def count(asked: Request) -> Response:
+    async def count(asked: HttpRequest) -> HttpResponse:
         if asked.path.endswith(b"0"):
             await asyncio.sleep(0.01)
-        return Response(200, asked.path)
+        return HttpResponse(200, asked.path)
 
-    with serving(WireLimits(pipelined=4)) as server, connect(port_of(server, count)) as client:
+    with serving(WireLimits(pipelined=4)) as server, connect(server.http(count)) as client:
         client.sendall(b"".join([request(line=f"GET /{number} HTTP/1.1") for number in range(100)]))
         if ends:
             client.shutdown(socket.SHUT_WR)
@@ -124,11 +104,11 @@ def test_many_pipelined_requests_are_answered_in_order(ends: object) -> None:
 
 
 def test_a_client_that_ends_its_half_is_still_answered() -> None:
-    async def late(_: Request) -> Response:
+    async def late(_: HttpRequest) -> HttpResponse:
         await asyncio.sleep(0.01)
-        return Response(200, b"late")
+        return HttpResponse(200, b"late")
 
-    with serving() as server, connect(port_of(server, late)) as client:
+    with serving() as server, connect(server.http(late)) as client:
         client.sendall(GET)
         client.shutdown(socket.SHUT_WR)
         assert read_all(client).endswith(b"late")
@@ -142,13 +122,13 @@ class TestFailures:
     def test_what_a_handler_raises_is_500_and_logged_once(
         self, version: str, is_late: object, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def fail(_: Request) -> Response:
+        async def fail(_: HttpRequest) -> HttpResponse:
             if is_late:
                 await asyncio.sleep(0)
             raise LookupError("of all things")
 
         with serving() as server, caplog.at_level(logging.ERROR):
-            url = f"http://127.0.0.1:{port_of(server, fail)}/some/path?key=secret"
+            url = f"http://127.0.0.1:{server.http(fail)}/some/path?key=secret"
             answer = curl(version, "--include", url)
         assert answer.count(" 500") == 1
         assert "application/problem+json" in answer
@@ -157,46 +137,59 @@ class TestFailures:
         assert all(record.exc_info for record in caplog.records)
 
     def test_a_handler_that_fails_before_it_can_be_awaited_is_let_go(self, version: str) -> None:
-        def fail(_: Request) -> Response:
+        def fail(_: HttpRequest) -> HttpResponse:
             raise LookupError("of all things")
 
-        gate = Bouncer()
-        with serving(gate=gate) as server:
-            url = f"http://127.0.0.1:{port_of(server, fail)}/door"
+        door = Bouncer()
+        with serving(admit=door.admission) as server:
+            url = f"http://127.0.0.1:{server.http(fail)}/door"
             assert " 500" in curl(version, "--include", "--header", "please: yes", url)
-            until(lambda: "leave" in gate.seen, "the connection is gone")
-        assert gate.seen == ["sit 127.0.0.1", "admit /door", "release", "leave"]
+            until(lambda: server.listener.connections == 0, "the connection is gone")
+        assert door.seen[:3] == ["connect 127.0.0.1", "admit /door", "release"]
 
     @pytest.mark.parametrize(
         "response",
-        [None, Response(99), Response(200, b"", ((b"x-a", b"b\r\nc: d"),)), Response(200, cast("bytes", "text"))],
+        [
+            None,
+            HttpResponse(99),
+            HttpResponse(200, b"", ((b"x-a", b"b\r\nc: d"),)),
+            HttpResponse(200, cast("bytes", "text")),
+        ],
     )
     def test_a_response_that_cannot_be_sent_is_500(self, version: str, response: object) -> None:
-        async def wrong(_: Request) -> object:
+        async def wrong(_: HttpRequest) -> object:
             return response
 
         with serving() as server:
-            assert " 500" in curl(version, "--include", f"http://127.0.0.1:{port_of(server, wrong)}/")
+            assert " 500" in curl(version, "--include", f"http://127.0.0.1:{server.http(wrong)}/")
 
 
 class Bouncer:
-    """Lets in who says please, and keeps count."""
+    """Admits who says please, and notes what happens on all connections, also when one is forgotten."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def sit(self, peer: Peer) -> Bouncer:
-        self.seen.append(f"sit {peer.address}")
-        return self
+    def admission(self, peer: Peer) -> BouncerAdmission:
+        self.seen.append(f"connect {peer.address}")
+        return BouncerAdmission(self.seen)
+
+
+class BouncerAdmission:
+    """The admission of one connection."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+        weakref.finalize(self, seen.append, "forget")
 
     def admit(self, path: bytes, headers: Headers) -> Refusal | None:
-        self.seen.append(f"admit {path.decode()}")
+        self._seen.append(f"admit {path.decode()}")
         if (b"please", b"yes") in headers:
             return None
-        return Refusal(503, Code.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
+        return Refusal(503, StatusCode.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
 
     def release(self) -> None:
-        self.seen.append("release")
+        self._seen.append("release")
 
     def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
         return self.admit(path, headers)
@@ -204,31 +197,28 @@ class Bouncer:
     def release_stream(self) -> None:
         self.release()
 
-    def leave(self) -> None:
-        self.seen.append("leave")
-
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_gate_sees_requests_come_and_go(version: str, is_late: object) -> None:
-    async def serve(_: Request) -> Response:
+def test_admission_sees_requests_come_and_go(version: str, is_late: object) -> None:
+    async def serve(_: HttpRequest) -> HttpResponse:
         if is_late:
             await asyncio.sleep(0.01)
-        return Response(200, b"in")
+        return HttpResponse(200, b"in")
 
-    gate = Bouncer()
-    with serving(gate=gate) as server:
-        url = f"http://127.0.0.1:{port_of(server, serve)}/door?key"
+    door = Bouncer()
+    with serving(admit=door.admission) as server:
+        url = f"http://127.0.0.1:{server.http(serve)}/door?key"
         assert curl(version, "--header", "please: yes", url) == "in"
-        until(lambda: "leave" in gate.seen, "the connection is gone")
-        assert gate.seen == ["sit 127.0.0.1", "admit /door", "release", "leave"]
-        gate.seen.clear()
+        until(lambda: "forget" in door.seen, "the connection is gone")
+        assert door.seen == ["connect 127.0.0.1", "admit /door", "release", "forget"]
+        door.seen.clear()
         refused = curl(version, "--include", url)
         assert " 503" in refused
         assert "retry-after: 1" in refused
         assert "Say please." in refused
-        until(lambda: "leave" in gate.seen, "the connection is gone")
-        assert gate.seen == ["sit 127.0.0.1", "admit /door", "leave"]
+        until(lambda: "forget" in door.seen, "the connection is gone")
+        assert door.seen == ["connect 127.0.0.1", "admit /door", "forget"]
 
 
 class TestPatience:
@@ -236,7 +226,7 @@ class TestPatience:
 
     def test_headers_that_trickle(self) -> None:
         with serving(WireLimits(header_time=0.1)) as server:
-            port = port_of(server)
+            port = server.http()
             with connect(port) as slow:
                 slow.sendall(b"GET / HT")
                 assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
@@ -244,7 +234,7 @@ class TestPatience:
 
     def test_headers_that_never_stop_trickling(self) -> None:
         """Each byte does not buy more time."""
-        with serving(WireLimits(header_time=0.2)) as server, connect(port_of(server)) as slow:
+        with serving(WireLimits(header_time=0.2)) as server, connect(server.http()) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nX-A: ")
             slow.settimeout(0.02)
             answer = b""
@@ -260,7 +250,7 @@ class TestPatience:
     @pytest.mark.parametrize("head", [request("Content-Length: 10"), request("Transfer-Encoding: chunked")])
     def test_a_body_that_trickles(self, head: bytes) -> None:
         with serving(WireLimits(body_time=0.1)) as server:
-            port = port_of(server)
+            port = server.http()
             with connect(port) as slow:
                 slow.sendall(head + b"1")
                 assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
@@ -268,22 +258,22 @@ class TestPatience:
 
     @pytest.mark.parametrize("sent", [b"", GET])
     def test_nothing_at_all(self, sent: bytes) -> None:
-        with serving(WireLimits(idle_time=0.1)) as server, connect(port_of(server)) as idle:
+        with serving(WireLimits(idle_time=0.1)) as server, connect(server.http()) as idle:
             idle.sendall(sent)
             assert statuses(read_all(idle)) == ([200] if sent else [])
 
     def test_a_preface_that_trickles(self) -> None:
-        with serving(WireLimits(header_time=0.1)) as server, connect(port_of(server)) as slow:
+        with serving(WireLimits(header_time=0.1)) as server, connect(server.http()) as slow:
             slow.sendall(b"PR")
             assert read_all(slow) == b""
 
     def test_an_http2_client_that_never_gets_to_the_point(self) -> None:
-        with serving(WireLimits(header_time=0.1)) as server, connect(port_of(server)) as slow:
+        with serving(WireLimits(header_time=0.1)) as server, connect(server.http()) as slow:
             slow.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0")
             assert b"\x07\0\0\0\0\0" in read_all(slow), "GOAWAY"
 
     def test_an_http2_body_that_trickles(self) -> None:
-        with serving(WireLimits(body_time=0.1)) as server, Http2Client(port_of(server)) as slow:
+        with serving(WireLimits(body_time=0.1)) as server, Http2Client(server.http()) as slow:
             stream = slow.ask("/")
             other = slow.ask("/other", method="GET", end=True)
             slow.send(stream, b"a bit")
@@ -293,11 +283,11 @@ class TestPatience:
     def test_a_client_that_does_not_read(self) -> None:
         """It is not read from either, so its requests do not pile up here; in the end it is cut off."""
 
-        async def much(_: Request) -> Response:
-            return Response(200, b"x" * 100_000)
+        async def much(_: HttpRequest) -> HttpResponse:
+            return HttpResponse(200, b"x" * 100_000)
 
         with serving(WireLimits(write_time=0.1, outgoing_bytes=100_000)) as server:
-            port = port_of(server, much)
+            port = server.http(much)
             with connect(port) as greedy:
                 greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 greedy.sendall(GET * 1000)
@@ -308,11 +298,11 @@ class TestPatience:
         with serving(WireLimits(header_time=0.02, body_time=0.02, idle_time=0.02, write_time=0.02)) as server:
             turnstile = Turnstile(server)
 
-            async def serve(_: Request) -> Response:
+            async def serve(_: HttpRequest) -> HttpResponse:
                 await turnstile.pass_through()
-                return Response(200, b"late")
+                return HttpResponse(200, b"late")
 
-            port = port_of(server, serve)
+            port = server.http(serve)
             with connect(port) as first, connect(port) as second:
                 first.sendall(GET)
                 turnstile.wait()
@@ -323,7 +313,7 @@ class TestPatience:
 
 def test_there_are_no_more_connections_than_may_be() -> None:
     with serving(WireLimits(connections=2)) as server:
-        port = port_of(server)
+        port = server.http()
         with connect(port) as one, connect(port) as two:
             for client in (one, two):
                 client.sendall(GET)
@@ -338,7 +328,7 @@ def test_there_are_no_more_connections_than_may_be() -> None:
 
 def test_the_answer_to_a_bad_request_arrives_while_the_client_still_sends() -> None:
     """A socket closed with unread bytes would be reset, and the answer lost."""
-    with serving(WireLimits(body_bytes=10)) as server, connect(port_of(server)) as client:
+    with serving(WireLimits(body_bytes=10)) as server, connect(server.http()) as client:
         client.sendall(request("Content-Length: 3000000") + b"x" * 300_000)
         assert statuses(read_all(client)) == [413]
 
@@ -347,7 +337,7 @@ def test_the_answer_to_a_bad_request_arrives_while_the_client_still_sends() -> N
 def test_the_answer_to_a_bad_request_arrives_while_the_client_sends_much_at_once(is_apart: object) -> None:
     go = threading.Event()
     head = request("Content-Length: 30000000")
-    with serving(WireLimits(body_bytes=10)) as server, connect(port_of(server)) as client:
+    with serving(WireLimits(body_bytes=10)) as server, connect(server.http()) as client:
         if is_apart:
             client.sendall(head)
             until(lambda: client.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 413", "it is refused")
@@ -364,22 +354,20 @@ def test_the_answer_to_a_bad_request_arrives_while_the_client_sends_much_at_once
 
 
 def test_a_large_last_response_reaches_a_client_that_takes_its_time() -> None:
-    async def much(_: Request) -> Response:
-        return Response(200, b"x" * 30_000_000)
+    async def much(_: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, b"x" * 30_000_000)
 
-    with serving(WireLimits(idle_time=0.1)) as server, connect(port_of(server, much)) as client:
+    with serving(WireLimits(idle_time=0.1)) as server, connect(server.http(much)) as client:
         client.sendall(request("Connection: close", line="GET / HTTP/1.1"))
         until(lambda: server.listener.connections == 1, "it is there")
-        with connect(port_of(server)) as idle:  # several looks later
+        with connect(server.http()) as idle:  # several looks later
             assert read_all(idle) == b""
         assert len(read_all(client)) > 30_000_000
 
 
 def test_the_grpc_port_tells_other_clients_what_it_is() -> None:
     with serving() as server:
-        address = server.run(server.listener.serve_grpc(Methods(), Address()))
-        assert isinstance(address, Address)
-        url = f"http://127.0.0.1:{address.port}/"
+        url = f"http://127.0.0.1:{server.grpc(Methods())}/"
         assert "This port speaks gRPC" in curl(url)
         assert "HTTP/1.1 505" in curl("--include", url)
         assert "HTTP/2 415" in curl("--include", "--http2-prior-knowledge", url)
@@ -398,11 +386,11 @@ class TestDraining:
         with serving() as server:
             turnstile = Turnstile(server)
 
-            async def serve(_: Request) -> Response:
+            async def serve(_: HttpRequest) -> HttpResponse:
                 await turnstile.pass_through()
-                return Response(200, b"late")
+                return HttpResponse(200, b"late")
 
-            port = port_of(server, serve)
+            port = server.http(serve)
             command = ["curl", "-s", "--max-time", str(PATIENCE), version, f"http://127.0.0.1:{port}/"]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
                 turnstile.wait()
@@ -416,7 +404,7 @@ class TestDraining:
 
     def test_idle_connections_are_closed(self) -> None:
         with serving() as server:
-            port = port_of(server)
+            port = server.http()
             with connect(port) as silent, connect(port) as idle:
                 idle.sendall(GET)
                 read_responses(idle)
@@ -430,7 +418,7 @@ class TestDraining:
             await server.listener.close()
             return client
 
-        with serving() as server, server.run(close(server, port_of(server))) as client:
+        with serving() as server, server.run(close(server, server.http())) as client:
             assert read_all(client) == b""
             gc.collect()  # a socket that was accepted, and is lost, would warn
 
@@ -438,11 +426,11 @@ class TestDraining:
         with serving() as server:
             turnstile = Turnstile(server)
 
-            async def serve(_: Request) -> Response:
+            async def serve(_: HttpRequest) -> HttpResponse:
                 await turnstile.pass_through()
-                return Response(200)
+                return HttpResponse(200)
 
-            with connect(port_of(server, serve)) as client:
+            with connect(server.http(serve)) as client:
                 client.sendall(GET)
                 turnstile.wait()
                 assert not server.run(server.listener.drain(0.05))
@@ -453,7 +441,7 @@ class TestDraining:
     def test_a_connection_that_waits_to_be_accepted_is_served(self, version: str) -> None:
         """It reached the system, and the client does not know that nobody has looked at it."""
         with serving() as server:
-            port = port_of(server)
+            port = server.http()
             busy = threading.Event()
             drained: Future[bool] = Future()
 
@@ -476,15 +464,15 @@ class TestDraining:
         assert program, "h2load is needed: apt-get install nghttp2-client"
         served = 0
 
-        async def serve(_: Request) -> Response:
+        async def serve(_: HttpRequest) -> HttpResponse:
             nonlocal served
             served += 1
             if served % 3 == 0:
                 await asyncio.sleep(0.001)
-            return Response(200, b"yes")
+            return HttpResponse(200, b"yes")
 
         with serving() as server:
-            url = f"http://127.0.0.1:{port_of(server, serve)}/"
+            url = f"http://127.0.0.1:{server.http(serve)}/"
             command = [program, "-c", "8", "-n", "2000000", *options, url]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
                 until(lambda: served > 500, "there is load")
@@ -521,7 +509,7 @@ class TestMemory:
     @pytest.mark.parametrize("version", ["HTTP/1.1", "in chunks", "HTTP/2"])
     def test_clients_that_do_not_end_their_requests_are_closed_and_others_are_served(self, version: str) -> None:
         with serving(self.LIMITS) as server, ExitStack() as clients:
-            port = port_of(server)
+            port = server.http()
             for _ in range(20):
                 client = clients.enter_context(connect(port))
                 with suppress(ConnectionError):  # the first of them may be closed already

@@ -10,30 +10,23 @@ import grpc
 import pytest
 from cryptography import x509
 
-from headgate.server.wire.grpc.calls import Call, Methods
+from headgate.server.wire.grpc.calls import Methods, UnaryCall
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.listener import Address
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 from headgate.server.wire.tls import Tls, TlsFiles
 from tests.servers import until
 
 from .certificates import Authority
 from .http1.conversation import request
-from .serving import PATIENCE, Server, connect, curl, echo, read_all, read_responses, serving
-
-
-def port_of(server: Server, tls: Tls, handler: Any = echo) -> int:
-    address = server.run(server.listener.serve_http(handler, Address(), tls))
-    assert isinstance(address, Address)
-    return address.port
+from .serving import PATIENCE, connect, curl, read_all, read_responses, serving
 
 
 def with_authority(files: TlsFiles, authority: Authority) -> TlsFiles:
     return TlsFiles(files.certificate, files.key, authority.file)
 
 
-async def names(asked: Request) -> Response:
-    return Response(200, ", ".join(asked.peer.names).encode())
+async def names(asked: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, ", ".join(asked.peer.names).encode())
 
 
 def ask_over(context: ssl.SSLContext, client: socket.socket) -> bytes:
@@ -57,7 +50,7 @@ def shown(port: int, authority: Authority) -> str:
 def test_alpn_chooses_the_version(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with serving() as server:
-        url = f"https://127.0.0.1:{port_of(server, Tls(authority.issue('server')))}/"
+        url = f"https://127.0.0.1:{server.http(tls=Tls(authority.issue('server')))}/"
         trusting = ("--cacert", str(authority.file), "--include")
         assert "HTTP/2 200" in curl(*trusting, url)
         assert "HTTP/2 200" in curl(*trusting, "--data", "x" * 100_000, url)
@@ -68,7 +61,7 @@ def test_alpn_chooses_the_version(tmp_path: Path) -> None:
 def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with serving() as server:
-        port = port_of(server, Tls(authority.issue("server")))
+        port = server.http(tls=Tls(authority.issue("server")))
         context = ssl.create_default_context(cafile=authority.file)
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -79,7 +72,7 @@ def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
 
 def test_a_handshake_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
     with serving(WireLimits(header_time=0.1)) as server:
-        port = port_of(server, Tls(Authority(tmp_path).issue("server")))
+        port = server.http(tls=Tls(Authority(tmp_path).issue("server")))
         with connect(port) as silent:
             assert read_all(silent) == b""
 
@@ -88,7 +81,7 @@ def test_the_last_response_and_the_end_arrive_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     context = ssl.create_default_context(cafile=authority.file)
     with serving() as server:
-        port = port_of(server, Tls(authority.issue("server")))
+        port = server.http(tls=Tls(authority.issue("server")))
         with connect(port) as client, context.wrap_socket(client, server_hostname="127.0.0.1") as tls:
             tls.sendall(request("Connection: close", line="GET /last HTTP/1.1"))
             assert read_all(tls).endswith(b"GET /last  ")
@@ -100,7 +93,7 @@ class TestClientCertificates:
         client = authority.issue("client", x509.DNSName("envoy"), x509.UniformResourceIdentifier("spiffe://a/b"))
         with serving() as server:
             tls = Tls(with_authority(authority.issue("server"), authority))
-            url = f"https://127.0.0.1:{port_of(server, tls, names)}/"
+            url = f"https://127.0.0.1:{server.http(names, tls)}/"
             trusting = ("--cacert", str(authority.file), "--cert", str(client.certificate), "--key", str(client.key))
             assert curl(*trusting, url) == "DNS:envoy, URI:spiffe://a/b"
             assert curl(*trusting, "--http1.1", url) == "DNS:envoy, URI:spiffe://a/b"
@@ -114,13 +107,13 @@ class TestClientCertificates:
             context.load_cert_chain(other.certificate, other.key)
         served = 0
 
-        async def count(_: Request) -> Response:
+        async def count(_: HttpRequest) -> HttpResponse:
             nonlocal served
             served += 1
-            return Response(200)
+            return HttpResponse(200)
 
         with serving() as server:
-            port = port_of(server, Tls(with_authority(authority.issue("server"), authority)), count)
+            port = server.http(count, Tls(with_authority(authority.issue("server"), authority)))
             with connect(port) as client, pytest.raises((ssl.SSLError, ConnectionError)):
                 ask_over(context, client)
             assert served == 0
@@ -129,17 +122,16 @@ class TestClientCertificates:
         authority = Authority(tmp_path)
         client = authority.issue("client", x509.DNSName("envoy"))
 
-        async def who(call: Call) -> bytes:
+        async def who(call: UnaryCall) -> bytes:
             return ", ".join(call.peer.names).encode()
 
         with serving() as server:
             tls = Tls(with_authority(authority.issue("server"), authority), ("h2",))
-            address = server.run(server.listener.serve_grpc(Methods({b"/t.T/Who": who}), Address(), tls))
-            assert isinstance(address, Address)
+            port = server.grpc(Methods({b"/t.T/Who": who}), tls)
             credentials = grpc.ssl_channel_credentials(
                 authority.file.read_bytes(), client.key.read_bytes(), client.certificate.read_bytes()
             )
-            with grpc.secure_channel(f"127.0.0.1:{address.port}", credentials) as channel:
+            with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
                 call: Any = channel.unary_unary("/t.T/Who")
                 assert call(b"", timeout=PATIENCE) == b"DNS:envoy"
 
@@ -150,7 +142,7 @@ class TestNewFiles:
         tls = Tls(authority.issue("old", file="server"))
         context = ssl.create_default_context(cafile=authority.file)
         with serving() as server:
-            port = port_of(server, tls)
+            port = server.http(tls=tls)
             with connect(port) as client, context.wrap_socket(client, server_hostname="127.0.0.1") as before:
                 assert shown(port, authority) == "old"
                 assert not tls.refresh()
@@ -179,7 +171,7 @@ class TestNewFiles:
                     return False
 
         with serving() as server:
-            port = port_of(server, tls, names)
+            port = server.http(names, tls)
             assert not served()
             accepted.write_bytes(other.file.read_bytes())
             assert tls.refresh()
@@ -202,7 +194,7 @@ class TestNewFiles:
         else:
             files.certificate.unlink()
         with serving() as server, caplog.at_level(logging.ERROR):
-            port = port_of(server, tls)
+            port = server.http(tls=tls)
             assert not tls.refresh()
             assert shown(port, authority) == "old"
         assert "the old one stays" in caplog.text
@@ -220,7 +212,7 @@ class TestNewFiles:
 
 def test_a_client_that_speaks_no_tls_is_dropped(tmp_path: Path) -> None:
     with serving() as server:
-        port = port_of(server, Tls(Authority(tmp_path).issue("server")))
+        port = server.http(tls=Tls(Authority(tmp_path).issue("server")))
         with connect(port) as plain:
             plain.sendall(request(line="GET / HTTP/1.1"))
             assert b"HTTP" not in read_all(plain)

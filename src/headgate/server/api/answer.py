@@ -12,7 +12,7 @@ from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.charges import charge_of
 from headgate.policy.request import PRINCIPALS
-from headgate.server.wire.messages import Fields, Response
+from headgate.server.wire.messages import Fields, HttpResponse
 from headgate.web.headers import ResponseHeaders, raw
 
 _JSON = (b"content-type", b"application/json")
@@ -155,7 +155,7 @@ class Answers:
         self._has_templates = headers.legacy and headers.ietf == "off"
         self._is_epoch = headers.reset_format == "epoch"
 
-    def response(self, ruling: Ruling, now: int) -> Response:
+    def response(self, ruling: Ruling, now: int) -> HttpResponse:
         """Return the response to a request that came at `now`, in microseconds since the epoch."""
         decision = ruling.decision
         if (
@@ -180,15 +180,15 @@ class Answers:
         count = decision.limit - remaining
         if allowed:
             body = template.body % (remaining, reset_at, count, remaining, reset_at)
-            return Response(200, body, (*template.fields, *told))
+            return HttpResponse(200, body, (*template.fields, *told))
         wait = -(-decision.retry_after_us // SECOND) or 1
         body = template.body % (remaining, reset_at, wait, count, remaining, reset_at, wait)
-        return Response(200, body, (*template.fields, *told, (b"retry-after", b"%d" % wait)))
+        return HttpResponse(200, body, (*template.fields, *told, (b"retry-after", b"%d" % wait)))
 
-    def written_out(self, ruling: Ruling, now: int, *, refundable: bool = False) -> Response:
+    def written_out(self, ruling: Ruling, now: int, *, refundable: bool = False) -> HttpResponse:
         """Return the same without a template; on request, with what names the cost that was taken."""
         answer = charged(ruling, now) if refundable else answer_of(ruling, now)
-        return Response(200, encode(answer), (_JSON, *fields_of(ruling, self._headers, now)))
+        return HttpResponse(200, encode(answer), (_JSON, *fields_of(ruling, self._headers, now)))
 
     def _remember(self, rule_id: str, decision: Decision, unmatched: tuple[str, ...]) -> _Template:
         if len(self._known) >= _REMEMBERED:

@@ -24,8 +24,7 @@ from headgate.server.api.checks import Checks, problem_of, problem_response
 from headgate.server.api.idempotency import key_in
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Charge, free_of_charge
-from headgate.server.wire.messages import Request, Response
-from headgate.server.wire.transports.failures import of_refusal
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 from headgate.web.problem import Problem
 
 MOST = 1000
@@ -59,7 +58,7 @@ class Batches:
     def __init__(self, checks: Checks, recorder: Recorder, charge: Charge = free_of_charge) -> None:
         self._checks, self._recorder, self._charge = checks, recorder, charge
 
-    async def check(self, request: Request) -> Response:
+    async def check(self, request: HttpRequest) -> HttpResponse:
         """Answer a request."""
         began, now = perf_counter_ns(), self._checks.now()
         try:
@@ -69,12 +68,12 @@ class Batches:
             return problem_response(problem_of(error))
         if (refusal := self._charge(len(questions) - 1, request.peer)) is not None:
             self._recorder.shed("batch")
-            return of_refusal(refusal)
+            return refusal.response()
         results = await eager.together(
             [self._answer(bytes(body), f"{key}#{place}" if key else "", now) for place, body in enumerate(questions)]
         )
         self._recorder.called("batch", "allowed", perf_counter_ns() - began)
-        return Response(200, encode({"results": results}), _JSON)
+        return HttpResponse(200, encode({"results": results}), _JSON)
 
     async def _answer(self, body: bytes, key: str, now: int) -> Answer | Failure:
         try:

@@ -17,7 +17,7 @@ from headgate.server.api.body import InvalidBody, Question, question
 from headgate.server.api.idempotency import key_in
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
-from headgate.server.wire.messages import Fields, Request, Response
+from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
 from headgate.web.problem import CONTENT_TYPE, Problem, bad_request, of_status
 
 PROBLEM = (b"content-type", CONTENT_TYPE.encode())
@@ -42,7 +42,7 @@ class Checks:
         self.now, self._answers = decisions.engine.clock.now, answers
         self._check, self._response, self._called = decisions.check, answers.response, decisions.recorder.called
 
-    async def check(self, request: Request) -> Response:
+    async def check(self, request: HttpRequest) -> HttpResponse:
         """Answer a request."""
         began, now = perf_counter_ns(), self.now()
         try:
@@ -60,7 +60,7 @@ class Checks:
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
 
-    async def refund(self, request: Request) -> Response:
+    async def refund(self, request: HttpRequest) -> HttpResponse:
         """Give back what a charge took; answers what a check would be told now."""
         began, now = perf_counter_ns(), self.now()
         try:
@@ -73,7 +73,7 @@ class Checks:
         self._called("refund", "allowed", perf_counter_ns() - began)
         return self._response(ruling, now)
 
-    async def reset(self, request: Request) -> Response:
+    async def reset(self, request: HttpRequest) -> HttpResponse:
         """Forget what somebody used. Without an endpoint and a rule: of all limits counted by who is named."""
         began = perf_counter_ns()
         try:
@@ -88,9 +88,9 @@ class Checks:
         self._called("reset", "allowed", perf_counter_ns() - began)
         told = {"success": bool(reset), "rules": reset.rules, "shared": reset.shared, "reason": reset.reason}
         body = msgspec.json.encode(told)
-        return Response(200, body, ((b"content-type", b"application/json"), (b"cache-control", b"no-store")))
+        return HttpResponse(200, body, ((b"content-type", b"application/json"), (b"cache-control", b"no-store")))
 
-    def _failed(self, api: str, error: UsageError | StoreError, began: int) -> Response:
+    def _failed(self, api: str, error: UsageError | StoreError, began: int) -> HttpResponse:
         self._called(api, "error", perf_counter_ns() - began)
         if api == "reset" and isinstance(error, StoreError):
             detail = "the store did not answer: not all is reset, perhaps nothing; send it again"
@@ -131,9 +131,9 @@ def problem_of(error: UsageError | StoreError) -> Problem:
     return bad_request(str(error))
 
 
-def problem_response(problem: Problem, *more: tuple[bytes, bytes]) -> Response:
+def problem_response(problem: Problem, *more: tuple[bytes, bytes]) -> HttpResponse:
     """Return a problem as a response, with more header fields."""
     fields: Fields = (PROBLEM, (b"cache-control", b"no-store"), *more)
     if problem.status == 503:
         fields = (*fields, (b"retry-after", b"1"))
-    return Response(problem.status, problem.encode(), fields)
+    return HttpResponse(problem.status, problem.encode(), fields)

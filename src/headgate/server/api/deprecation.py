@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
-from headgate.server.wire.messages import Fields, Handler, Request, Response
+from headgate.server.wire.messages import Fields, Handler, HttpRequest, HttpResponse
 from headgate.web.errors import InvalidSettings
 
 
@@ -51,8 +51,8 @@ def announcing(handler: Handler, deprecation: Deprecation) -> Handler:
     """Return a handler that answers as `handler` does, and announces that it will go."""
     fields = deprecation.fields()
 
-    async def handle(request: Request) -> Response:
+    async def handle(request: HttpRequest) -> HttpResponse:
         response = await handler(request)
-        return Response(response.status, response.body, (*response.headers, *fields))
+        return HttpResponse(response.status, response.body, (*response.headers, *fields))
 
     return handle

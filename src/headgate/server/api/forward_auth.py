@@ -30,7 +30,7 @@ from headgate.policy.request import Request as Asked
 from headgate.server.api.answer import fields_of
 from headgate.server.api.checks import PROBLEM, problem_of
 from headgate.server.decisions import Decisions
-from headgate.server.wire.messages import Fields, Headers, Request, Response
+from headgate.server.wire.messages import Fields, Headers, HttpRequest, HttpResponse
 from headgate.web.address import AddressReader, Finding
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import MOST_SHOWN, ResponseHeaders
@@ -101,7 +101,7 @@ class ForwardChecks:
         self._wanted = frozenset([name for names in self._kinds for name in names])
         self._now = decisions.engine.clock.now
 
-    async def check(self, request: Request) -> Response:
+    async def check(self, request: HttpRequest) -> HttpResponse:
         """Answer 200 and no body, or the status of refusals and a problem."""
         began, now = perf_counter_ns(), self._now()
         outcome = "error"
@@ -118,10 +118,10 @@ class ForwardChecks:
             self._decisions.recorder.called("forward_auth", outcome, perf_counter_ns() - began)
         fields = fields_of(_shown(ruling), self._settings.headers, now)
         if ruling.allowed:
-            return Response(200, b"", fields)
+            return HttpResponse(200, b"", fields)
         return self._refused(self._refusal(ruling), fields)
 
-    def _asked(self, request: Request, now: int) -> Asked | None:
+    def _asked(self, request: HttpRequest, now: int) -> Asked | None:
         """Return what the proxy's client asks; None if the proxy is not trusted. Raises InvalidRequest and its kind."""
         identity = self._identifier.identify(request.peer.address, request.headers, now)
         if identity.address.finding is Finding.UNTRUSTED_PEER:
@@ -162,12 +162,12 @@ class ForwardChecks:
             raise InvalidRequest("the path or the method that the proxy sends is empty")
         return uri, method, host
 
-    def _refused(self, problem: Problem, fields: Fields = ()) -> Response:
+    def _refused(self, problem: Problem, fields: Fields = ()) -> HttpResponse:
         """Return a refusal; where the proxy knows only one status for all of them, with that one."""
         status = problem.status if self._settings.unreadable_status is None else self._settings.deny_status
         if not any(name == b"cache-control" for name, _ in fields):
             fields = (*fields, (b"cache-control", b"no-store"))
-        return Response(status, problem.encode(), (PROBLEM, *fields))
+        return HttpResponse(status, problem.encode(), (PROBLEM, *fields))
 
     def _refusal(self, ruling: Ruling) -> Problem:
         decision = ruling.decision

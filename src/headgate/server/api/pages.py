@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from headgate.observe.recorder import Recorder
 from headgate.observe.rendering import wants_openmetrics
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 
 _REST = 3.0
 """How many times as long as a page took nobody gets another one: so pages take a quarter of the time at most."""
@@ -29,7 +29,7 @@ class Pages:
         self._writing = asyncio.Lock()
         self._rest_until = 0.0
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer with the metrics of all workers, as Prometheus wants them."""
         accept = request.header(b"accept")
         wanted = wants_openmetrics(accept)
@@ -37,11 +37,11 @@ class Pages:
         if page is None:
             page = self._next[wanted] = asyncio.get_running_loop().create_task(self._written(accept, wanted))
         kind, body = await asyncio.shield(page)
-        return Response(200, body, ((b"content-type", kind),))
+        return HttpResponse(200, body, ((b"content-type", kind),))
 
-    async def hot_keys(self, _: Request) -> Response:
+    async def hot_keys(self, _: HttpRequest) -> HttpResponse:
         """Answer with the keys that are asked about and refused most."""
-        return Response(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
+        return HttpResponse(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
 
     async def _written(self, accept: bytes | None, wanted: bool) -> _Page:  # noqa: FBT001  a key
         """Write a page in a thread, one at a time."""

@@ -16,7 +16,7 @@ from headgate.server.api.timestamps import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire.admission import Charge, free_of_charge
-from headgate.server.wire.messages import Handler, Request, Response
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 from headgate.web.headers import ResponseHeaders
 from headgate.web.problem import of_status, shown
 
@@ -97,7 +97,7 @@ class _Router:
         self._routes = routes
         self._check = routes[CHECK][1]
 
-    def __call__(self, request: Request) -> Coroutine[Any, Any, Response]:
+    def __call__(self, request: HttpRequest) -> Coroutine[Any, Any, HttpResponse]:
         if request.path == CHECK and request.method == b"POST":
             return self._check(request)
         methods, handler = self._routes.get(request.path, (None, _not_found))
@@ -106,17 +106,17 @@ class _Router:
         return _other_method(request, methods)
 
 
-async def _not_found(request: Request) -> Response:
+async def _not_found(request: HttpRequest) -> HttpResponse:
     if request.path == b"*" and request.method == b"OPTIONS":
-        return Response(204)
+        return HttpResponse(204)
     detail = f"there is nothing at {shown(request.path.decode('latin-1'))}; checks are sent to {CHECK.decode()}"
     return problem_response(of_status(404, detail))
 
 
-async def _other_method(request: Request, methods: frozenset[bytes]) -> Response:
+async def _other_method(request: HttpRequest, methods: frozenset[bytes]) -> HttpResponse:
     allow = b"allow", b", ".join(sorted({*methods, b"OPTIONS"}))
     if request.method == b"OPTIONS":
-        return Response(204, b"", (allow,))
+        return HttpResponse(204, b"", (allow,))
     path, method = (shown(text.decode("latin-1")) for text in (request.path, request.method))
     detail = f"{path} is asked with {' or '.join([name.decode() for name in sorted(methods)])}, not with {method}"
     return problem_response(of_status(405, detail), allow)

@@ -16,8 +16,8 @@ from headgate.policy.request import InvalidRequest
 from headgate.server.protos import RateLimitRequest, RateLimitResponse
 from headgate.server.rls.decoding import decode
 from headgate.server.rls.service import RateLimitService
-from headgate.server.wire.grpc.status import RpcError
-from headgate.server.wire.messages import Fields, Request, Response
+from headgate.server.wire.grpc.calls import RpcError
+from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
 from headgate.web.problem import CONTENT_TYPE, bad_request, of_status
 
 API = "json"
@@ -39,7 +39,7 @@ class JsonForm:
     def __init__(self, service: RateLimitService) -> None:
         self._service = service
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer ``POST /json``."""
         if request.method != b"POST":
             return _not_allowed(b"POST")
@@ -50,22 +50,22 @@ class JsonForm:
             raw = await self._service.answer(decode(question.SerializeToString()), request.peer)
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
             called(API, "error", perf_counter_ns() - began)
-            return Response(400, bad_request(str(error)).encode(), _PROBLEM)
+            return HttpResponse(400, bad_request(str(error)).encode(), _PROBLEM)
         except RpcError as error:
             self._service.recorder.shed(API)
-            return Response(503, of_status(503, error.message).encode(), (*_PROBLEM, (b"retry-after", b"1")))
+            return HttpResponse(503, of_status(503, error.message).encode(), (*_PROBLEM, (b"retry-after", b"1")))
         answer: Any = RateLimitResponse.FromString(raw)
         is_over = answer.overall_code == _OVER_LIMIT
         called(API, "denied" if is_over else "allowed", perf_counter_ns() - began)
-        return Response(429 if is_over else 200, MessageToJson(answer, indent=None).encode(), _JSON)
+        return HttpResponse(429 if is_over else 200, MessageToJson(answer, indent=None).encode(), _JSON)
 
-    async def configuration(self, request: Request) -> Response:
+    async def configuration(self, request: HttpRequest) -> HttpResponse:
         """Answer ``GET /rlconfig``: the limits in force, one in a line."""
         if request.method not in {b"GET", b"HEAD"}:
             return _not_allowed(b"GET, HEAD")
         trees = self._service.trees
         text = "" if trees is None else "".join([f"{line}\n" for line in trees.policy.described()])
-        return Response(200, text.encode(), _TEXT)
+        return HttpResponse(200, text.encode(), _TEXT)
 
 
 def _bounded(body: bytes) -> None:
@@ -78,5 +78,5 @@ def _bounded(body: bytes) -> None:
         )
 
 
-def _not_allowed(allowed: bytes) -> Response:
-    return Response(405, of_status(405).encode(), (*_PROBLEM, (b"allow", allowed)))
+def _not_allowed(allowed: bytes) -> HttpResponse:
+    return HttpResponse(405, of_status(405).encode(), (*_PROBLEM, (b"allow", allowed)))

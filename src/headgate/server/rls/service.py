@@ -35,8 +35,7 @@ from headgate.server.rls.matched import MatchedAnswers
 from headgate.server.rls.recurring import Recurring
 from headgate.server.rls.ruled import RuledAnswers
 from headgate.server.wire.admission import Charge, free_of_charge
-from headgate.server.wire.grpc.calls import Call
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import NOBODY, Peer
 
 API = "rls"
@@ -90,7 +89,7 @@ class RateLimitService:
         """The configuration of envoyproxy/ratelimit, if there is one."""
         return self._trees
 
-    async def should_rate_limit(self, call: Call) -> bytes:
+    async def should_rate_limit(self, call: UnaryCall) -> bytes:
         """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
         raw, decisions = call.message, self._decisions
@@ -163,7 +162,7 @@ class RateLimitService:
             return await self.answer(decode(raw))
         except UsageError:
             self._recorder.called(API, "error", perf_counter_ns() - began)
-            raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
+            raise RpcError(StatusCode.INVALID_ARGUMENT, str(error)) from None
 
     async def _by_trees(self, trees: AsyncDescriptorEngine, matching: Matching) -> bytes:
         began, now = perf_counter_ns(), trees.clock.now()

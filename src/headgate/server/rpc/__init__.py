@@ -11,7 +11,7 @@ from headgate.server.rpc.health import Health
 from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.rpc.reflection import VERSIONS, Library, Reflection
 from headgate.server.wire.admission import Charge, free_of_charge
-from headgate.server.wire.grpc.calls import Methods, Streaming
+from headgate.server.wire.grpc.calls import Methods, StreamingMethod
 
 __all__ = ["methods"]
 
@@ -52,7 +52,7 @@ def methods(
     )
     if not reflection:
         return found
-    reflected: dict[bytes, Streaming] = {
+    reflected: dict[bytes, StreamingMethod] = {
         f"/{version}.ServerReflection/ServerReflectionInfo".encode(): Reflection(library, version).info
         for version in VERSIONS
     }

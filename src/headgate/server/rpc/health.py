@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 
 from headgate.server.protos import message_class
 from headgate.server.readiness import Readiness
-from headgate.server.wire.grpc.calls import Call, Stream
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import MessageStream, RpcError, StatusCode, UnaryCall
 
 SERVICE = "grpc.health.v1.Health"
 STORE = "headgate.store"
@@ -45,26 +44,26 @@ class Health:
         self._readiness, self._every = readiness, every
         self._services = ("", *services, STORE)
 
-    async def check(self, call: Call) -> bytes:
+    async def check(self, call: UnaryCall) -> bytes:
         """Say how a service is."""
         status = await self._status(_service(call.message))
         if status is Serving.SERVICE_UNKNOWN:
-            raise RpcError(Code.NOT_FOUND, "no such service here: List names all of them")
+            raise RpcError(StatusCode.NOT_FOUND, "no such service here: List names all of them")
         return _encoded(status)
 
-    async def list(self, _: Call) -> bytes:
+    async def list(self, _: UnaryCall) -> bytes:
         """Say how all services are."""
         statuses = {name: {"status": int(await self._status(name))} for name in self._services}
         encoded: bytes = _HealthListResponse(statuses=statuses).SerializeToString()
         return encoded
 
-    async def watch(self, stream: Stream) -> None:
+    async def watch(self, stream: MessageStream) -> None:
         """Say how a service is now, and whenever that changes; the call ends when the node drains."""
         async for message in stream:
             service = _service(message)
             break
         else:
-            raise RpcError(Code.INVALID_ARGUMENT, "the call has no message: it names a service")
+            raise RpcError(StatusCode.INVALID_ARGUMENT, "the call has no message: it names a service")
         told: Serving | None = None
         while True:
             status = await self._status(service)
@@ -87,7 +86,7 @@ def _service(message: bytes) -> str:
     try:
         service: str = _HealthCheckRequest.FromString(message).service
     except DecodeError:
-        raise RpcError(Code.INVALID_ARGUMENT, "the message is no grpc.health.v1.HealthCheckRequest") from None
+        raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is no grpc.health.v1.HealthCheckRequest") from None
     return service
 
 

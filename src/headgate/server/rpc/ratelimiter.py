@@ -23,8 +23,7 @@ from headgate.server.protos import message_class
 from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Charge, free_of_charge
-from headgate.server.wire.grpc.calls import Call
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 
 SERVICE = "headgate.v1.RateLimiter"
 _CheckRequest = message_class("headgate.v1.CheckRequest")
@@ -57,7 +56,7 @@ class RateLimiter:
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
 
-    async def check(self, call: Call) -> bytes:
+    async def check(self, call: UnaryCall) -> bytes:
         """Take the cost, or refuse."""
         began, now = perf_counter_ns(), self._now()
         try:
@@ -73,19 +72,19 @@ class RateLimiter:
             answer.charge = charge_of(ruling)
         return _encoded(answer)
 
-    async def quota(self, call: Call) -> bytes:
+    async def quota(self, call: UnaryCall) -> bytes:
         """Say what a check would answer, and take nothing."""
         return await self._counted("grpc_quota", self._quota(call))
 
-    async def reset(self, call: Call) -> bytes:
+    async def reset(self, call: UnaryCall) -> bytes:
         """Forget what was used."""
         return await self._counted("grpc_reset", self._reset(call))
 
-    async def refund(self, call: Call) -> bytes:
+    async def refund(self, call: UnaryCall) -> bytes:
         """Give back what a check took."""
         return await self._counted("grpc_refund", self._refund(call))
 
-    async def batch(self, call: Call) -> bytes:
+    async def batch(self, call: UnaryCall) -> bytes:
         """Check many at once."""
         return await self._counted("grpc_batch", self._batch(call))
 
@@ -100,7 +99,7 @@ class RateLimiter:
         self._called(api, "allowed", perf_counter_ns() - began)
         return answer
 
-    async def _quota(self, call: Call) -> bytes:
+    async def _quota(self, call: UnaryCall) -> bytes:
         now, message = self._now(), _parsed(_QuotaRequest, call.message)
         request = self._request(message, message.cost or 1)
         if message.timestamp:
@@ -108,21 +107,21 @@ class RateLimiter:
         ruling = await self._for(call).peek(request)
         return _encoded(_response(_QuotaResponse, ruling, now))
 
-    async def _reset(self, call: Call) -> bytes:
+    async def _reset(self, call: UnaryCall) -> bytes:
         message = _parsed(_ResetRequest, call.message)
         request, named = self._request(message, 1), message.rule_id or message.endpoint
         decisions = self._for(call)
         reset = await (decisions.reset(request) if named else decisions.reset_all(request))
         return _encoded(_ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared))
 
-    async def _refund(self, call: Call) -> bytes:
+    async def _refund(self, call: UnaryCall) -> bytes:
         now, message = self._now(), _parsed(_RefundRequest, call.message)
         if not message.charge:
             raise InvalidRequest("charge is missing: it is in the response to a check that was refundable")
         ruling = await self._decisions.refund(self._request(message, 1), message.charge)
         return _encoded(_response(_QuotaResponse, ruling, now))
 
-    async def _batch(self, call: Call) -> bytes:
+    async def _batch(self, call: UnaryCall) -> bytes:
         now, requests = self._now(), _parsed(_CheckBatchRequest, call.message).requests
         if not 1 <= len(requests) <= MOST:
             raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
@@ -155,7 +154,7 @@ class RateLimiter:
             self._timestamps.check(message.timestamp, now)
         return await decisions.check(self._request(message, message.cost or 1), key)
 
-    def _for(self, call: Call) -> Decisions:
+    def _for(self, call: UnaryCall) -> Decisions:
         """Return what decides in time for a caller: the store has three quarters of its deadline, as Envoy's has.
 
         It has no less than for Envoy, though: who cannot wait at all must not make the store look as if it were away.
@@ -244,7 +243,7 @@ def _encoded(message: Any) -> bytes:
 
 def _rpc_error(error: UsageError | StoreError) -> RpcError:
     if isinstance(error, UnknownRule):
-        return RpcError(Code.NOT_FOUND, str(error))
+        return RpcError(StatusCode.NOT_FOUND, str(error))
     if isinstance(error, UsageError):
-        return RpcError(Code.INVALID_ARGUMENT, str(error))
-    return RpcError(Code.UNAVAILABLE, "the store did not answer", ((b"grpc-retry-pushback-ms", b"1000"),))
+        return RpcError(StatusCode.INVALID_ARGUMENT, str(error))
+    return RpcError(StatusCode.UNAVAILABLE, "the store did not answer", ((b"grpc-retry-pushback-ms", b"1000"),))

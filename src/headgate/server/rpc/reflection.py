@@ -9,8 +9,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
 from headgate.server.protos import message_class
-from headgate.server.wire.grpc.calls import Stream
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import MessageStream, RpcError, StatusCode
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
@@ -50,13 +49,13 @@ class Reflection:
         self._request = message_class(f"{version}.ServerReflectionRequest")
         self._response = message_class(f"{version}.ServerReflectionResponse")
 
-    async def info(self, stream: Stream) -> None:
+    async def info(self, stream: MessageStream) -> None:
         """Answer questions until the client has no more."""
         async for message in stream:
             try:
                 asked = self._request.FromString(message)
             except DecodeError:
-                raise RpcError(Code.INVALID_ARGUMENT, "the message is no ServerReflectionRequest") from None
+                raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is no ServerReflectionRequest") from None
             answer = self._response(valid_host=asked.host, original_request=asked, **self._answer(asked))
             await stream.send(answer.SerializeToString())
 
@@ -73,23 +72,23 @@ class Reflection:
         if kind == "all_extension_numbers_of_type":
             return self._extensions(asked.all_extension_numbers_of_type)
         if kind == "file_containing_extension":
-            return _error(Code.NOT_FOUND, "nothing here is extended")
-        return _error(Code.INVALID_ARGUMENT, "the message asks nothing that is known here")
+            return _error(StatusCode.NOT_FOUND, "nothing here is extended")
+        return _error(StatusCode.INVALID_ARGUMENT, "the message asks nothing that is known here")
 
     def _extensions(self, name: str) -> dict[str, Any]:
         """Return the numbers of the extensions of a message: proto3 has none."""
         if self._library.holding(name) is None:
-            return _error(Code.NOT_FOUND, f"nothing here is called {name[:200]!a}")
+            return _error(StatusCode.NOT_FOUND, f"nothing here is called {name[:200]!a}")
         return {"all_extension_numbers_response": {"base_type_name": name}}
 
     def _files(self, name: str | None, missing: str) -> dict[str, Any]:
         files = None if name is None else self._library.with_needed(name)
         if files is None:
-            return _error(Code.NOT_FOUND, missing)
+            return _error(StatusCode.NOT_FOUND, missing)
         return {"file_descriptor_response": {"file_descriptor_proto": files}}
 
 
-def _error(code: Code, message: str) -> dict[str, Any]:
+def _error(code: StatusCode, message: str) -> dict[str, Any]:
     return {"error_response": {"error_code": int(code), "error_message": message}}
 
 

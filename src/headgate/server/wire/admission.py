@@ -1,7 +1,7 @@
-"""Whether a request is let in at all, before anything is done for it: the seam for self-protection and caller keys.
+"""Whether a request is admitted, before anything is done for it: the seam for self-protection and caller keys.
 
-Each connection takes a `Seat` when it opens. Its requests are admitted one by one, and released when they have been
-answered, so that a gate knows what is in flight on a connection, and in all. Without a gate nothing of this is called.
+Each connection has an `Admission`. Its requests are admitted one by one and released when they have been answered, so
+that whoever decides knows what is in flight on a connection, and in all. Without one, every request is admitted.
 """
 
 from __future__ import annotations
@@ -11,61 +11,59 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from headgate.server.wire.grpc.status import Code
-from headgate.server.wire.messages import Fields, Headers, Peer
+from headgate.server.wire.grpc.calls import RpcError, StatusCode
+from headgate.server.wire.messages import Fields, Headers, HttpResponse, Peer
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A request that is not let in, over HTTP and over gRPC."""
+    """The answer to a request that is not admitted, over HTTP and over gRPC."""
 
     status: int
     """Of HTTP, such as 503 or 401."""
-    code: Code
+    code: StatusCode
     detail: str
     headers: Fields = ()
     """That go with it over HTTP, such as ``retry-after``."""
     trailers: Fields = ()
     """That go with it over gRPC, such as ``grpc-retry-pushback-ms``."""
 
+    def response(self) -> HttpResponse:
+        """Return it as a response."""
+        return HttpResponse.of_problem(self.status, self.detail, self.headers)
 
-class Seat(Protocol):
-    """A connection, as a gate knows it."""
+    def error(self) -> RpcError:
+        """Return it as the end of a call."""
+        return RpcError(self.code, self.detail, self.trailers)
+
+
+class Admission(Protocol):
+    """Decides about the requests of one connection. It is asked on the hot path, and never waits."""
 
     def admit(self, path: bytes, headers: Headers) -> Refusal | None:
-        """Let a request in, or say why not. What was let in is released later; what was refused is not.
+        """Admit a request, or say why not. One that was admitted is released later; one that was refused is not.
 
         Over HTTP/2 `headers` begin with pseudo-headers, such as ``:path``.
         """
         ...
 
     def release(self) -> None:
-        """Tell that a request that was let in is over: answered, or given up by its client."""
+        """Note that an admitted request is over: answered, or given up by its client."""
         ...
 
     def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
-        """Let in a call that lasts until its client ends it, or say why not; it is released by `release_stream`."""
+        """Admit a call that lasts until its client ends it, or say why not; it is released by `release_stream`."""
         ...
 
     def release_stream(self) -> None:
-        """Tell that a call that lasted is over."""
-        ...
-
-    def leave(self) -> None:
-        """Tell that the connection is gone; all of its requests have been released."""
+        """Note that a call that lasted is over."""
         ...
 
 
+Admit: TypeAlias = Callable[[Peer], Admission]
+"""Returns the admission of a new connection."""
 Charge: TypeAlias = Callable[[int, Peer], Refusal | None]
-"""Told how many questions a request has beyond the first, and whose it is; answers why they are not let in."""
+"""Takes how many questions a request has beyond the first, and whose it is; returns why they are not admitted."""
 
 
 def free_of_charge(requests: int, peer: Peer) -> None:
-    """Let in any number."""
-
-
-class Gate(Protocol):
-    """Who decides. One for each process; it is asked on the hot path, and never waits."""
-
-    def sit(self, peer: Peer) -> Seat:
-        """Return a seat for a new connection."""
-        ...
+    """Admit any number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from headgate.server.wire.admission import Seat
+from headgate.server.wire.admission import Admission
 from headgate.server.wire.http2.connection import Connection
 from headgate.server.wire.http2.events import Event
 from headgate.server.wire.limits import WireLimits
@@ -30,7 +30,7 @@ class Link:
     machine: Connection
     peer: Peer
     limits: WireLimits
-    seat: Seat | None
+    admission: Admission | None
     outlet: Outlet
 
 

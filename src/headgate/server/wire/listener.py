@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
-from headgate.server.wire.admission import Gate
+from headgate.server.wire.admission import Admit
 from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.grpc.service import GrpcService
-from headgate.server.wire.http1.responses import of_problem
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.link import Link
-from headgate.server.wire.messages import Handler, Request, Response
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 from headgate.server.wire.tls import Tls
 from headgate.server.wire.transports.first import First
 from headgate.server.wire.transports.house import House
@@ -35,37 +32,20 @@ _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """Seconds of silence after which a client is probed, seconds between probes, and how many may go unanswered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A TCP port."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 for any that is free."""
-    is_shared: bool = False
-    """With other processes, each with a queue of its own (SO_REUSEPORT)."""
-
-
-Where: TypeAlias = Address | Path | socket.socket
-"""A TCP port, the path of a Unix socket, or a socket that is bound already."""
-
-
 class Listener:
     """Serves HTTP and gRPC on any number of ports. One for each process, and for the loop that runs when it is made.
 
     Args:
         limits: for all connections together.
-        gate: asked before each request.
+        admit: returns what admits the requests of a new connection; all are admitted if it is None.
     """
 
-    def __init__(self, limits: WireLimits = DEFAULT, gate: Gate | None = None) -> None:
+    def __init__(self, limits: WireLimits = DEFAULT, admit: Admit | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._house = House(limits, gate, self._loop)
+        self._house = House(limits, admit, self._loop)
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._factories: dict[socket.socket, tuple[Callable[[], First], Tls | None]] = {}
-        self._paths: dict[Path, int] = {}
-        """Unix sockets, and the inode of each: another process may have taken the path over since."""
         self._late: set[asyncio.Task[None]] = set()
         """Connections that are accepted when the port is about to close."""
         self._certificates: asyncio.TimerHandle | None = None
@@ -78,43 +58,34 @@ class Listener:
     async def serve_http(
         self,
         handler: Handler,
-        where: Where,
+        bound: socket.socket,
         tls: Tls | None = None,
         statuses: Mapping[bytes, int] = MappingProxyType({}),
-    ) -> Address | Path:
-        """Serve HTTP/1.1, and HTTP/2 to clients that begin with it or ask for it by ALPN. Return where.
+    ) -> None:
+        """Serve HTTP/1.1, and HTTP/2 to clients that begin with it or ask for it by ALPN.
 
         Args:
             handler: answers requests.
-            where: the port.
-            tls: none if it is None.
-            statuses: of requests of HTTP/1.1 that are not understood, by path, in place of 400, 431 and others.
-
-        Raises:
-            OSError: the address cannot be listened on.
+            bound: a socket that listens; it is closed with this listener.
+            tls: without TLS if it is None.
+            statuses: of malformed HTTP/1.1 requests, by path, in place of 400, 431 and others.
         """
         house = self._house
 
         def service(link: Link) -> HttpService:
             return HttpService(link, handler, house.date)
 
-        return await self._serve(
-            lambda: Http1(house, handler, statuses=statuses), lambda: Http2(house, service), where, tls
-        )
+        await self._serve(lambda: Http1(house, handler, statuses=statuses), lambda: Http2(house, service), bound, tls)
 
-    async def serve_grpc(self, methods: Methods, where: Where, tls: Tls | None = None) -> Address | Path:
-        """Serve gRPC over HTTP/2. Return where.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+    async def serve_grpc(self, methods: Methods, bound: socket.socket, tls: Tls | None = None) -> None:
+        """Serve gRPC over HTTP/2 on a socket that listens."""
         house, limits = self._house, replace(self._house.limits, free_resets=True)
 
         def service(link: Link) -> GrpcService:
             return GrpcService(link, methods)
 
-        return await self._serve(
-            lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service, limits), where, tls
+        await self._serve(
+            lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service, limits), bound, tls
         )
 
     def refresh_certificates(self) -> None:
@@ -167,13 +138,11 @@ class Listener:
         self,
         http1: Callable[[], asyncio.Protocol],
         http2: Callable[[], asyncio.Protocol],
-        where: Where,
+        bound: socket.socket,
         tls: Tls | None,
-    ) -> Address | Path:
+    ) -> None:
         house = self._house
-        bound = _bind(where)
-        if isinstance(where, Path):
-            self._paths[where] = where.stat().st_ino
+        bound.setblocking(False)
         _probe_silent_clients(bound)
 
         def factory() -> First:
@@ -187,7 +156,6 @@ class Listener:
         self._factories[bound] = factory, tls
         if tls is not None and self._certificates is None:
             self._certificates = self._loop.call_later(_CERTIFICATES_EVERY, self._look_at_certificates)
-        return where if isinstance(where, Path) else Address(*bound.getsockname()[:2])
 
     def _look_at_certificates(self) -> None:
         self.refresh_certificates()
@@ -202,11 +170,6 @@ class Listener:
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
-        for path, inode in self._paths.items():
-            with suppress(FileNotFoundError):
-                if path.stat().st_ino == inode:
-                    path.unlink()
-        self._paths.clear()
 
     def _take_the_rest(self, bound: socket.socket) -> None:
         """Accept the connections that wait in the queue of a port: the system has accepted them for us."""
@@ -248,32 +211,5 @@ def _probe_silent_clients(bound: socket.socket) -> None:
             bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-async def _only_http2(_: Request) -> Response:
-    return of_problem(505, "This port speaks gRPC, over HTTP/2 alone.")
-
-
-def _bind(where: Where) -> socket.socket:
-    if isinstance(where, socket.socket):
-        where.setblocking(False)
-        return where
-    if isinstance(where, Path):
-        with suppress(FileNotFoundError):
-            if stat.S_ISSOCK(where.stat().st_mode):  # left behind by a process that was killed
-                where.unlink()
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address: tuple[Any, ...] | str = str(where)
-    else:
-        family, *_, address = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if isinstance(where, Address):
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if where.is_shared:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.setblocking(False)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+async def _only_http2(_: HttpRequest) -> HttpResponse:
+    return HttpResponse.of_problem(505, "This port speaks gRPC, over HTTP/2 alone.")

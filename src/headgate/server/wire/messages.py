@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
+from headgate.web import problem
+
+_log = logging.getLogger(__name__)
+
 Headers: TypeAlias = list[tuple[bytes, bytes]]
-"""Names in lower case, in the order they came; a name may come several times."""
+"""Names in lower case, in the order in which they came; a name may come several times."""
 Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Headers to be sent, their names in lower case."""
 
+WITHOUT_BODY = frozenset({204, 304})
+"""Statuses of responses that never have a body."""
+_PROBLEM = (b"content-type", problem.CONTENT_TYPE.encode())
+
 
 class Peer(msgspec.Struct, frozen=True, gc=False):
-    """Who is at the other end of a connection. One for each connection."""
+    """Who is at the other end of a connection. There is one for each connection."""
 
     address: str | None = None
     """Without the port; None on a Unix socket."""
@@ -25,7 +34,7 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 NOBODY = Peer()
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     """A whole request."""
 
     method: bytes
@@ -45,13 +54,28 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         return None
 
 
-class Response(msgspec.Struct, frozen=True, gc=False):
-    """A whole response. The wire adds ``content-length``, and whatever the protocol needs besides."""
+class HttpResponse(msgspec.Struct, frozen=True, gc=False):
+    """A whole response. The wire adds ``date``, ``content-length`` and whatever else the protocol needs."""
 
     status: int
     body: bytes = b""
     headers: Fields = ()
 
+    @classmethod
+    def of_problem(cls, status: int, detail: str, headers: Fields = ()) -> Self:
+        """Return a problem (RFC 9457) as a response."""
+        return cls(status, problem.of_status(status, detail).encode(), (_PROBLEM, *headers))
 
-Handler: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
-"""Answers a request. An error that it raises is answered 500, and logged."""
+    @classmethod
+    def of_failure(cls, error: BaseException, method: bytes, target: bytes) -> Self:
+        """Return what the client is told of an error that a handler raised, and log the error.
+
+        The query of the target is left out of the log: it may hold secrets.
+        """
+        path = target.partition(b"?")[0]
+        _log.error("%s %s failed", method.decode(), path.decode(errors="replace"), exc_info=error)
+        return cls.of_problem(500, "The request failed. The error is in the server's log.")
+
+
+Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
+"""Answers a request. An error that it raises is answered with 500, and logged."""

@@ -11,8 +11,8 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.server.wire.grpc.framing import HEAD, Messages, error_head, framed, status, timeout
-from headgate.server.wire.grpc.status import Code, RpcError
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "encoding", "code"),
     [
-        (framed(b"x" * 11), b"identity", Code.RESOURCE_EXHAUSTED),
-        (b"\0\xff\xff\xff\xff", b"identity", Code.RESOURCE_EXHAUSTED),
-        (b"\1\0\0\0\1x", b"snappy", Code.UNIMPLEMENTED),
-        (b"\1\0\0\0\1x", b"gzip", Code.INTERNAL),
-        (b"\1\0\0\0\0", b"gzip", Code.INTERNAL),
-        (b"\1" + framed(zlib.compress(b"x")[:-1])[1:], b"deflate", Code.INTERNAL),
-        (b"\1" + framed(zlib.compress(b"") + b"more")[1:], b"deflate", Code.RESOURCE_EXHAUSTED),
-        (b"\1" + framed(zlib.compress(b"") + b"xy")[1:], b"deflate", Code.INTERNAL),
-        (b"\1\0\0\0\1x", b"identity", Code.INTERNAL),
-        (b"\2\0\0\0\1x", b"gzip", Code.INTERNAL),
+        (framed(b"x" * 11), b"identity", StatusCode.RESOURCE_EXHAUSTED),
+        (b"\0\xff\xff\xff\xff", b"identity", StatusCode.RESOURCE_EXHAUSTED),
+        (b"\1\0\0\0\1x", b"snappy", StatusCode.UNIMPLEMENTED),
+        (b"\1\0\0\0\1x", b"gzip", StatusCode.INTERNAL),
+        (b"\1\0\0\0\0", b"gzip", StatusCode.INTERNAL),
+        (b"\1" + framed(zlib.compress(b"x")[:-1])[1:], b"deflate", StatusCode.INTERNAL),
+        (b"\1" + framed(zlib.compress(b"") + b"more")[1:], b"deflate", StatusCode.RESOURCE_EXHAUSTED),
+        (b"\1" + framed(zlib.compress(b"") + b"xy")[1:], b"deflate", StatusCode.INTERNAL),
+        (b"\1\0\0\0\1x", b"identity", StatusCode.INTERNAL),
+        (b"\2\0\0\0\1x", b"gzip", StatusCode.INTERNAL),
     ],
 )
-def test_what_is_too_large_or_compressed_is_refused(data: bytes, encoding: bytes, code: Code) -> None:
+def test_what_is_too_large_or_compressed_is_refused(data: bytes, encoding: bytes, code: StatusCode) -> None:
     messages = Messages(10, encoding)
     messages.receive(data)
     with pytest.raises(RpcError) as raised:
@@ -88,11 +88,11 @@ def test_compressed_messages_are_decompressed_as_far_as_messages_may_be_large(
     messages.receive(b"\1" + framed(compress(bytes(1_000_000)))[1:])
     with pytest.raises(RpcError, match="larger than 2000 bytes") as raised:
         messages.take()
-    assert raised.value.code is Code.RESOURCE_EXHAUSTED
+    assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_every_answer_says_what_messages_may_be_compressed_with() -> None:
-    for block in (HEAD, error_head(RpcError(Code.ABORTED, ""))):
+    for block in (HEAD, error_head(RpcError(StatusCode.ABORTED, ""))):
         told = {str(name): str(value) for name, value in Decoder().decode(block)}
         assert told["grpc-accept-encoding"] == "identity,gzip,deflate"
 
@@ -105,14 +105,14 @@ def test_many_small_messages_are_taken_without_moving_the_rest_each_time() -> No
 
 @given(st.text(max_size=100))
 def test_the_text_of_a_status_is_printable_ascii_that_stands_for_itself(text: str) -> None:
-    (_, code), (_, message), *_ = status(RpcError(Code.NOT_FOUND, text))
+    (_, code), (_, message), *_ = status(RpcError(StatusCode.NOT_FOUND, text))
     assert code == b"5"
     assert all(0x20 <= byte < 0x7F for byte in message)
     assert message == message.strip()
     assert unquote_to_bytes(message) == text.encode(errors="backslashreplace")
-    error_head(RpcError(Code.NOT_FOUND, text))
+    error_head(RpcError(StatusCode.NOT_FOUND, text))
 
 
 def test_the_text_of_a_status_is_not_endless() -> None:
-    (_, _), (_, message) = status(RpcError(Code.INTERNAL, "x" * 100_000))
+    (_, _), (_, message) = status(RpcError(StatusCode.INTERNAL, "x" * 100_000))
     assert len(message) == 1000

@@ -7,10 +7,9 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.grpc.service import GrpcService
-from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.connection import Connection
 from headgate.server.wire.http2.headers import encode
@@ -21,18 +20,18 @@ from headgate.server.wire.messages import NOBODY
 LIMITS = WireLimits(message_bytes=50)
 
 
-async def echo(call: Call) -> bytes:
+async def echo(call: UnaryCall) -> bytes:
     return call.message
 
 
-async def echo_later(call: Call) -> bytes:
+async def echo_later(call: UnaryCall) -> bytes:
     await asyncio.sleep(0)
     if call.message[:1] == b"x":
-        raise RpcError(Code.ABORTED, "no")
+        raise RpcError(StatusCode.ABORTED, "no")
     return call.message
 
 
-async def echo_all(stream: Stream) -> None:
+async def echo_all(stream: MessageStream) -> None:
     async for message in stream:
         await stream.send(message)
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.server.wire.grpc.calls import Call, Methods
+from headgate.server.wire.grpc.calls import Methods, UnaryCall
 from headgate.server.wire.grpc.plans import Plans
 from headgate.server.wire.http2.events import Head
 from headgate.server.wire.http2.heads import read_head
 
 
-async def echo(call: Call) -> bytes:
+async def echo(call: UnaryCall) -> bytes:
     return call.message
 
 

@@ -17,76 +17,74 @@ import grpc
 import pytest
 from h2.events import ResponseReceived, StreamEnded
 
-from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall
 from headgate.server.wire.grpc.framing import framed
-from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.listener import Address
-from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, serving
+from tests.server.wire.serving import PATIENCE, Http2Client, Turnstile, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
 
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 
 
-async def echo(call: Call) -> bytes:
+async def echo(call: UnaryCall) -> bytes:
     return call.message
 
 
-async def echo_later(call: Call) -> bytes:
+async def echo_later(call: UnaryCall) -> bytes:
     await asyncio.sleep(0.001)
     return call.message
 
 
-async def refuse(_: Call) -> bytes:
-    raise RpcError(Code.NOT_FOUND, "not här: 100 %", ((b"grpc-retry-pushback-ms", b"-1"),))
+async def refuse(_: UnaryCall) -> bytes:
+    raise RpcError(StatusCode.NOT_FOUND, "not här: 100 %", ((b"grpc-retry-pushback-ms", b"-1"),))
 
 
-async def fail(call: Call) -> bytes:
+async def fail(call: UnaryCall) -> bytes:
     if call.message:
         await asyncio.sleep(0)
     raise LookupError("of all things")
 
 
-async def wrong(_: Call) -> Any:
+async def wrong(_: UnaryCall) -> Any:
     return None
 
 
-async def wrong_trailers(_: Call) -> bytes:
-    raise RpcError(Code.NOT_FOUND, "", ((b"x-a", b"b\r\nc"),))
+async def wrong_trailers(_: UnaryCall) -> bytes:
+    raise RpcError(StatusCode.NOT_FOUND, "", ((b"x-a", b"b\r\nc"),))
 
 
-async def who(call: Call) -> bytes:
+async def who(call: UnaryCall) -> bytes:
     return repr((call.peer.address, [value for name, value in call.metadata if name == b"x-key"])).encode()
 
 
-async def echo_all(stream: Stream) -> None:
+async def echo_all(stream: MessageStream) -> None:
     async for message in stream:
         await stream.send(message)
 
 
-async def count(stream: Stream) -> None:
+async def count(stream: MessageStream) -> None:
     total = 0
     async for _ in stream:
         total += 1
     await stream.send(b"%d" % total)
 
 
-async def flood(stream: Stream) -> None:
+async def flood(stream: MessageStream) -> None:
     for _ in range(200):
         await stream.send(b"x" * 10_000)
 
 
-async def silence(_: Stream) -> None:
+async def silence(_: MessageStream) -> None:
     return
 
 
-async def break_off(stream: Stream) -> None:
+async def break_off(stream: MessageStream) -> None:
     await stream.send(b"one")
-    raise RpcError(Code.ABORTED, "enough")
+    raise RpcError(StatusCode.ABORTED, "enough")
 
 
-async def fail_late(stream: Stream) -> None:
+async def fail_late(stream: MessageStream) -> None:
     await stream.send(b"one")
     raise LookupError("of all things")
 
@@ -112,12 +110,6 @@ METHODS = Methods(
 )
 
 
-def port_of(server: Server, methods: Methods = METHODS) -> int:
-    address = server.run(server.listener.serve_grpc(methods, Address()))
-    assert isinstance(address, Address)
-    return address.port
-
-
 @contextmanager
 def channel(port: int) -> Iterator[Any]:
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_retries", 0)]) as opened:
@@ -126,7 +118,7 @@ def channel(port: int) -> Iterator[Any]:
 
 @contextmanager
 def calling(limits: WireLimits = DEFAULT, methods: Methods = METHODS) -> Iterator[Any]:
-    with serving(limits) as server, channel(port_of(server, methods)) as opened:
+    with serving(limits) as server, channel(server.grpc(methods)) as opened:
         yield opened
 
 
@@ -222,12 +214,12 @@ class TestDeadlines:
         with serving() as server:
             turnstile = Turnstile(server)
 
-            async def wait(call: Call) -> bytes:
+            async def wait(call: UnaryCall) -> bytes:
                 await turnstile.pass_through()
                 return call.message
 
             methods = Methods({b"/t.T/Wait": wait, b"/t.T/Echo": echo})
-            with Http2Client(port_of(server, methods)) as client:
+            with Http2Client(server.grpc(methods)) as client:
                 stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "20m"})
                 client.send(stream, framed(b"x"), end=True)
                 assert client.head(stream)["grpc-status"] == "4"
@@ -242,7 +234,7 @@ class TestDeadlines:
             assert client.unary_unary("/t.T/EchoLater")(b"x", timeout=PATIENCE) == b"x"
 
     def test_no_time_at_all(self) -> None:
-        with serving() as server, Http2Client(port_of(server)) as client:
+        with serving() as server, Http2Client(server.grpc(METHODS)) as client:
             stream = client.ask("/t.T/Echo", GRPC | {"grpc-timeout": "0n"})
             client.send(stream, framed(b"x"), end=True)
             assert client.head(stream)["grpc-status"] == "4"
@@ -250,7 +242,7 @@ class TestDeadlines:
     def test_the_time_that_a_message_takes_to_arrive_counts(self) -> None:
         called: list[bytes] = []
 
-        async def note(call: Call) -> bytes:
+        async def note(call: UnaryCall) -> bytes:
             called.append(call.message)
             return b""
 
@@ -258,7 +250,7 @@ class TestDeadlines:
             return asyncio.get_running_loop().time()
 
         methods = Methods({b"/t.T/Note": note})
-        with serving() as server, Http2Client(port_of(server, methods)) as client:
+        with serving() as server, Http2Client(server.grpc(methods)) as client:
             stream = client.ask("/t.T/Note", GRPC | {"grpc-timeout": "1n"})
             client.send(stream, framed(b"x")[:3])
             client.until_settled()
@@ -275,7 +267,7 @@ class TestDeadlines:
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     def test_a_message_that_trickles(self) -> None:
-        with serving(WireLimits(body_time=0.1)) as server, Http2Client(port_of(server)) as client:
+        with serving(WireLimits(body_time=0.1)) as server, Http2Client(server.grpc(METHODS)) as client:
             stream = client.ask("/t.T/Echo", GRPC)
             client.send(stream, framed(b"x" * 10)[:7])
             assert client.head(stream)["grpc-status"] == "4"
@@ -306,7 +298,7 @@ def iter_forever() -> Iterator[bytes]:
 def test_calls_that_are_not_as_they_should_be(
     headers: dict[str, str], data: bytes, expected: tuple[str, str], pieces: int
 ) -> None:
-    with serving() as server, Http2Client(port_of(server)) as client:
+    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
         stream = client.machine.get_next_available_stream_id()
         fields = {":method": "POST", ":scheme": "http", ":authority": "api", ":path": "/t.T/Echo", **headers}
         client.machine.send_headers(stream, list(fields.items()))
@@ -322,7 +314,7 @@ def test_calls_that_are_not_as_they_should_be(
     "content_type", ["application/grpc+proto", "application/grpc; charset=utf-8", "Application/GRPC"]
 )
 def test_kinds_of_content_that_are_grpc(content_type: str) -> None:
-    with serving() as server, Http2Client(port_of(server)) as client:
+    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
         stream = client.ask("/t.T/Echo", {"content-type": content_type})
         client.send(stream, framed(b"x"), end=True)
         assert client.trailers(stream)["grpc-status"] == "0"
@@ -330,7 +322,7 @@ def test_kinds_of_content_that_are_grpc(content_type: str) -> None:
 
 def test_calls_that_the_clients_of_a_proxy_give_up_do_not_end_its_connection() -> None:
     """All their calls travel on one. Were it closed, those of everybody else would fail, and a proxy lets them pass."""
-    with serving() as server, Http2Client(port_of(server)) as client:
+    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
         for _ in range(4):
             for _ in range(DEFAULT.resets):
                 stream = client.machine.get_next_available_stream_id()
@@ -345,7 +337,7 @@ def test_calls_that_the_clients_of_a_proxy_give_up_do_not_end_its_connection() -
 
 
 def test_get_is_not_a_call() -> None:
-    with serving() as server, Http2Client(port_of(server)) as client:
+    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
         stream = client.ask("/t.T/Echo", GRPC, method="GET", end=True)
         assert client.head(stream)[":status"] == "405"
         assert client.head(stream)["allow"] == "POST"
@@ -391,12 +383,12 @@ class TestStreaming:
             turnstile = Turnstile(server)
             seen: list[int] = []
 
-            async def idle(stream: Stream) -> None:
+            async def idle(stream: MessageStream) -> None:
                 await turnstile.pass_through()
                 async for message in stream:
                     seen.append(len(message))  # noqa: PERF401  each when it comes
 
-            with Http2Client(port_of(server, Methods({}, {b"/t.T/Idle": idle}))) as client:
+            with Http2Client(server.grpc(Methods({}, {b"/t.T/Idle": idle}))) as client:
                 stream = client.ask("/t.T/Idle", GRPC)
                 turnstile.wait()
                 message = framed(b"x" * 10_000)
@@ -414,7 +406,7 @@ class TestStreaming:
     def test_a_client_that_does_not_read_stops_the_method(self) -> None:
         sent = 0
 
-        async def endless(stream: Stream) -> None:
+        async def endless(stream: MessageStream) -> None:
             nonlocal sent
             while True:
                 await stream.send(b"x" * 10_000)
@@ -422,7 +414,7 @@ class TestStreaming:
 
         with serving() as server:
             methods = Methods({b"/t.T/Echo": echo}, {b"/t.T/Endless": endless})
-            with Http2Client(port_of(server, methods)) as client:
+            with Http2Client(server.grpc(methods)) as client:
                 client.ask("/t.T/Endless", GRPC)
                 other = client.ask("/t.T/Echo", GRPC)
                 client.send(other, framed(b""), end=True)
@@ -434,7 +426,7 @@ class TestStreaming:
     def test_the_method_is_cancelled_when_nobody_waits_for_it(self, how: str) -> None:
         ended: list[str] = []
 
-        async def wait(stream: Stream) -> None:
+        async def wait(stream: MessageStream) -> None:
             try:
                 async for _ in stream:
                     ended.append("message")  # noqa: PERF401  each when it comes
@@ -443,7 +435,7 @@ class TestStreaming:
                 raise
 
         with serving() as server:
-            with Http2Client(port_of(server, Methods({}, {b"/t.T/Wait": wait}))) as client:
+            with Http2Client(server.grpc(Methods({}, {b"/t.T/Wait": wait}))) as client:
                 stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "100m" if how == "deadline" else "1H"})
                 client.send(stream, framed(b""))
                 until(lambda: ended == ["message"], "it has begun")
@@ -457,50 +449,50 @@ class TestStreaming:
             until(lambda: ended == ["message", "cancelled"], "it is cancelled")
 
     def test_a_deadline_counts_whatever_the_method_makes_of_it(self) -> None:
-        async def wait(stream: Stream) -> None:
+        async def wait(stream: MessageStream) -> None:
             try:
                 async for _ in stream:
                     pass
             except asyncio.CancelledError:
                 raise LookupError("of all things") from None
 
-        with serving() as server, Http2Client(port_of(server, Methods({}, {b"/t.T/Wait": wait}))) as client:
+        with serving() as server, Http2Client(server.grpc(Methods({}, {b"/t.T/Wait": wait}))) as client:
             stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "10m"})
             assert client.head(stream)["grpc-status"] == "4"
 
     def test_one_that_is_reset_before_it_began(self) -> None:
         """Nothing of it remains."""
-        gate = Bouncer()
-        with serving(gate=gate) as server, Http2Client(port_of(server)) as client:
+        door = Bouncer()
+        with serving(admit=door.admission) as server, Http2Client(server.grpc(METHODS)) as client:
             stream = client.machine.get_next_available_stream_id()
             headers = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/t.T/EchoAll")]
             client.machine.send_headers(stream, [*headers, ("content-type", "application/grpc"), ("please", "yes")])
             client.machine.reset_stream(stream)
             client.flush()
-            until(lambda: "release" in gate.seen, "it is over")
+            until(lambda: "release" in door.seen, "it is over")
 
 
 def test_a_gate_sees_calls_come_and_go() -> None:
-    gate = Bouncer()
-    with serving(gate=gate) as server:
-        with channel(port_of(server)) as client:
+    door = Bouncer()
+    with serving(admit=door.admission) as server:
+        with channel(server.grpc(METHODS)) as client:
             please = [("please", "yes")]
             for method in ("Echo", "EchoLater"):
                 assert client.unary_unary(f"/t.T/{method}")(b"x", metadata=please, timeout=PATIENCE) == b"x"
             assert list(client.stream_stream("/t.T/EchoAll")(iter([b"x"]), metadata=please, timeout=PATIENCE)) == [b"x"]
             assert ends(client.unary_unary("/t.T/Echo"), b"") == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Say please.")
             failure(list, client.stream_stream("/t.T/EchoAll")(iter([b"x"]), timeout=PATIENCE))
-        until(lambda: "leave" in gate.seen, "the connection is gone")
-    assert [seen for seen in gate.seen if seen != "release"] == [
-        "sit 127.0.0.1",
+        until(lambda: "forget" in door.seen, "the connection is gone")
+    assert [seen for seen in door.seen if seen != "release"] == [
+        "connect 127.0.0.1",
         "admit /t.T/Echo",
         "admit /t.T/EchoLater",
         "admit /t.T/EchoAll",
         "admit /t.T/Echo",
         "admit /t.T/EchoAll",
-        "leave",
+        "forget",
     ]
-    assert gate.seen.count("release") == 3
+    assert door.seen.count("release") == 3
 
 
 class TestDraining:
@@ -508,11 +500,11 @@ class TestDraining:
         with serving() as server:
             turnstile = Turnstile(server)
 
-            async def wait(call: Call) -> bytes:
+            async def wait(call: UnaryCall) -> bytes:
                 await turnstile.pass_through()
                 return call.message
 
-            with channel(port_of(server, Methods({b"/t.T/Wait": wait}))) as client:
+            with channel(server.grpc(Methods({b"/t.T/Wait": wait}))) as client:
                 calls = [client.unary_unary("/t.T/Wait").future(b"x", timeout=PATIENCE) for _ in range(3)]
                 turnstile.wait(3)
                 drained = server.begin(server.listener.drain(PATIENCE))
@@ -521,11 +513,11 @@ class TestDraining:
                 assert drained()
 
     def test_streams_without_end_are_told_to_go_elsewhere(self) -> None:
-        async def watch(stream: Stream) -> None:
+        async def watch(stream: MessageStream) -> None:
             await stream.send(b"one")
             await asyncio.Event().wait()
 
-        with serving() as server, channel(port_of(server, Methods({}, {b"/t.T/Watch": watch}))) as client:
+        with serving() as server, channel(server.grpc(Methods({}, {b"/t.T/Watch": watch}))) as client:
             answers = client.unary_stream("/t.T/Watch")(b"", timeout=PATIENCE)
             assert next(answers) == b"one"
             assert server.run(server.listener.drain(PATIENCE))
@@ -544,14 +536,14 @@ class TestDraining:
         numbers = itertools.count()
         answered = 0
 
-        async def take(call: Call) -> bytes:
+        async def take(call: UnaryCall) -> bytes:
             taken.add(call.message)
             return await echo_later(call)
 
         with serving() as staying:
-            port = port_of(staying)
+            port = staying.grpc(METHODS)
             methods = Methods({b"/t.T/EchoLater": take})
-            with serving() as leaving, channel(port_of(leaving, methods)) as first, channel(port) as second:
+            with serving() as leaving, channel(leaving.grpc(methods)) as first, channel(port) as second:
                 stop = threading.Event()
                 gone = threading.Event()
 
@@ -589,7 +581,7 @@ def test_h2load_finds_nothing_wrong(tmp_path: Path) -> None:
     message = tmp_path / "message"
     message.write_bytes(framed(b"x" * 40))
     with serving() as server:
-        url = f"http://127.0.0.1:{port_of(server)}/t.T/Echo"
+        url = f"http://127.0.0.1:{server.grpc(METHODS)}/t.T/Echo"
         command = [program, "-c4", "-m20", "-n5000", "-d", str(message), "-H", "content-type: application/grpc", url]
         report = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
     assert "5000 succeeded, 0 failed, 0 errored, 0 timeout" in report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.calls import MessageStream, Methods, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.grpc.service import GrpcService
 from headgate.server.wire.http2 import frames
@@ -53,7 +53,7 @@ def test_a_call_that_is_given_up_leaves_no_timer() -> None:
     async def run() -> None:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        async def wait(_: Call) -> bytes:
+        async def wait(_: UnaryCall) -> bytes:
             return await answer
 
         client = Connected(Methods({b"/t.T/Wait": wait}))
@@ -76,10 +76,10 @@ def test_streams_go_on_until_all_else_is_answered() -> None:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         ended = asyncio.Event()
 
-        async def wait(_: Call) -> bytes:
+        async def wait(_: UnaryCall) -> bytes:
             return await answer
 
-        async def watch(_: Stream) -> None:
+        async def watch(_: MessageStream) -> None:
             try:
                 await asyncio.get_running_loop().create_future()
             finally:

@@ -8,17 +8,17 @@ from headgate.server.wire.http1.connection import Connection
 from headgate.server.wire.http1.head import Heads
 from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 
 
 def connection(limits: WireLimits = DEFAULT) -> Connection:
     return Connection(limits, Heads(limits), Date())
 
 
-def asked(machine: Connection, data: bytes, answer: Response | None = None) -> list[Request]:
+def asked(machine: Connection, data: bytes, answer: HttpResponse | None = None) -> list[HttpRequest]:
     """Send bytes, answer each request as it comes, and return all of them."""
-    response = Response(200, b"yes") if answer is None else answer
-    requests: list[Request] = []
+    response = HttpResponse(200, b"yes") if answer is None else answer
+    requests: list[HttpRequest] = []
     number = machine.received
     found = machine.receive(data)
     while found:

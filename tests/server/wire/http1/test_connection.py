@@ -6,7 +6,7 @@ from headgate.server.wire.http1.connection import Connection, Phase
 from headgate.server.wire.http1.head import Heads
 from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import Response
+from headgate.server.wire.messages import HttpResponse
 
 from .conversation import asked, connection, request, statuses
 
@@ -24,7 +24,7 @@ def test_a_request_is_handed_out_as_it_was_sent() -> None:
 
 def test_a_response_has_its_length_and_a_date_and_its_headers() -> None:
     machine = connection()
-    asked(machine, GET, Response(201, b"{}", ((b"content-type", b"application/json"), (b"x-a", b"b"))))
+    asked(machine, GET, HttpResponse(201, b"{}", ((b"content-type", b"application/json"), (b"x-a", b"b"))))
     head, _, body = machine.outgoing().partition(b"\r\n\r\n")
     assert head.split(b"\r\n") == [
         b"HTTP/1.1 201 Created",
@@ -39,7 +39,7 @@ def test_a_response_has_its_length_and_a_date_and_its_headers() -> None:
 @pytest.mark.parametrize("status", [204, 304])
 def test_some_statuses_have_no_body(status: int) -> None:
     machine = connection()
-    asked(machine, GET, Response(status, b"ignored"))
+    asked(machine, GET, HttpResponse(status, b"ignored"))
     sent = machine.outgoing()
     assert sent.endswith(b"\r\n\r\n")
     assert b"content-length" not in sent
@@ -59,21 +59,21 @@ def test_a_response_with_a_line_break_in_a_header_is_never_sent(value: bytes) ->
     machine = connection()
     machine.receive(GET)
     with pytest.raises(ValueError, match="line break"):
-        machine.answer(0, Response(200, b"", ((b"x-a", value),)))
+        machine.answer(0, HttpResponse(200, b"", ((b"x-a", value),)))
     assert machine.outgoing() == b""
-    machine.answer(0, Response(500))
+    machine.answer(0, HttpResponse(500))
     assert statuses(machine.outgoing()) == [500]
 
 
 def test_pipelined_requests_are_answered_in_their_order() -> None:
     machine = connection()
     assert len(machine.receive(GET * 4)) == 4
-    machine.answer(2, Response(202))
-    machine.answer(1, Response(201))
+    machine.answer(2, HttpResponse(202))
+    machine.answer(1, HttpResponse(201))
     assert machine.outgoing() == b""
-    machine.answer(0, Response(200))
+    machine.answer(0, HttpResponse(200))
     assert statuses(machine.outgoing()) == [200, 201, 202]
-    machine.answer(3, Response(203))
+    machine.answer(3, HttpResponse(203))
     assert statuses(machine.outgoing()) == [203]
     assert machine.in_flight == 0
 
@@ -84,11 +84,11 @@ def test_no_more_requests_are_in_flight_than_may_be() -> None:
     assert machine.is_full
     assert machine.phase is Phase.BUSY
     assert not machine.has_more
-    machine.answer(0, Response(200))
+    machine.answer(0, HttpResponse(200))
     assert machine.has_more
     assert len(machine.receive(b"")) == 1
     for number in (1, 2):
-        machine.answer(number, Response(200))
+        machine.answer(number, HttpResponse(200))
     assert len(machine.receive(b"")) == 2
 
 
@@ -97,7 +97,7 @@ def test_the_answer_to_a_bad_request_waits_for_its_turn() -> None:
     assert len(machine.receive(GET + b"nonsense\r\n\r\n")) == 1
     assert machine.outgoing() == b""
     assert not machine.is_over
-    machine.answer(0, Response(200))
+    machine.answer(0, HttpResponse(200))
     assert statuses(machine.outgoing()) == [200, 400]
     assert machine.is_over
 
@@ -181,7 +181,7 @@ class TestContinue:
         machine = connection()
         machine.receive(GET + self.HEAD)
         assert machine.outgoing() == b""
-        machine.answer(0, Response(200))
+        machine.answer(0, HttpResponse(200))
         assert statuses(machine.outgoing()) == [200, 100]
 
     def test_not_if_the_body_came_in_the_meantime(self) -> None:
@@ -189,7 +189,7 @@ class TestContinue:
         machine.receive(GET + self.HEAD)
         assert len(machine.receive(b"abc")) == 1
         for number in range(2):
-            machine.answer(number, Response(200))
+            machine.answer(number, HttpResponse(200))
         assert statuses(machine.outgoing()) == [200, 200]
 
     def test_a_body_that_is_too_long_is_refused_before_it_is_sent(self) -> None:
@@ -249,7 +249,7 @@ class TestPhases:
         for piece in (b"POST", b" / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n", b"ab", b"c"):
             machine.receive(piece)
             phases.append(machine.phase)
-        machine.answer(0, Response(200))
+        machine.answer(0, HttpResponse(200))
         phases.append(machine.phase)
         assert phases == [Phase.IDLE, Phase.HEADERS, Phase.BODY, Phase.BODY, Phase.BUSY, Phase.IDLE]
 
@@ -281,9 +281,9 @@ class TestDraining:
         machine.receive(GET * 2)
         machine.drain()
         machine.finish_draining()
-        machine.answer(0, Response(200))
+        machine.answer(0, HttpResponse(200))
         assert b"connection: close" not in machine.outgoing()
-        machine.answer(1, Response(200))
+        machine.answer(1, HttpResponse(200))
         assert b"connection: close" in machine.outgoing()
         assert machine.is_over
 

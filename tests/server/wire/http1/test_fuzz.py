@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headgate.server.wire.http1.chunked import ChunkedBody
 from headgate.server.wire.http1.connection import Connection
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import Request
+from headgate.server.wire.messages import HttpRequest
 
 from .conversation import asked, connection, request
 
@@ -70,7 +70,7 @@ def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 def test_any_bytes_in_any_pieces_are_understood_in_one_way(data: bytes, cuts: list[int]) -> None:
     whole, cut = connection(LIMITS), connection(LIMITS)
     expected = asked(whole, data)
-    seen: list[Request] = []
+    seen: list[HttpRequest] = []
     for piece in in_pieces(data, cuts):
         seen += asked(cut, piece)
         assert kept(cut) <= BOUND

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any
 
-from headgate.server.wire.listener import Address
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 from headgate.server.wire.transports.http1 import Http1
 from tests.server.wire.http1.conversation import request
-from tests.server.wire.serving import Server, Turnstile, connect, echo, read_responses, serving
+from tests.server.wire.serving import Server, Turnstile, connect, read_responses, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
 
 GET = request(line="GET / HTTP/1.1")
-
-
-def port_of(server: Server, handler: Any = echo) -> int:
-    address = server.run(server.listener.serve_http(handler, Address()))
-    assert isinstance(address, Address)
-    return address.port
 
 
 def test_what_arrives_with_the_end_of_the_client_is_answered() -> None:
@@ -33,27 +25,27 @@ def test_what_arrives_with_the_end_of_the_client_is_answered() -> None:
         if not guest.eof_received():  # as a transport does
             guest._end.transport.close()
 
-    with serving() as server, connect(port_of(server)) as client:
+    with serving() as server, connect(server.http()) as client:
         client.sendall(GET)
         read_responses(client)
         server.run(arrive(server))
         read_responses(client)
 
 
-def test_a_seat_is_left_when_the_last_request_is_over_and_not_before() -> None:
-    gate = Bouncer()
-    with serving(gate=gate) as server:
+def test_a_connection_is_forgotten_when_the_last_request_is_over_and_not_before() -> None:
+    door = Bouncer()
+    with serving(admit=door.admission) as server:
         turnstile = Turnstile(server)
 
-        async def wait(_: Request) -> Response:
+        async def wait(_: HttpRequest) -> HttpResponse:
             await turnstile.pass_through()
-            return Response(200)
+            return HttpResponse(200)
 
-        with connect(port_of(server, wait)) as client:
+        with connect(server.http(wait)) as client:
             client.sendall(request("please: yes", line="GET / HTTP/1.1"))
             turnstile.wait()
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
         until(lambda: server.listener.connections == 0, "it is gone")
-        assert gate.seen[-1] == "admit /"
+        assert door.seen[-1] == "admit /"
         turnstile.open()
-        until(lambda: gate.seen[-2:] == ["release", "leave"], "all is released")
+        until(lambda: door.seen[-2:] == ["release", "forget"], "all is released")

@@ -8,36 +8,22 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamReset
 
-from headgate.server.wire.grpc.calls import Call, Methods, Stream
+from headgate.server.wire.grpc.calls import MessageStream, Methods, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.listener import Address
-from headgate.server.wire.messages import Request, Response
+from headgate.server.wire.messages import HttpRequest, HttpResponse
 from headgate.server.wire.transports.http2 import _TURN, Http2
-from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, echo, read_all, serving
+from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, read_all, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
 
 WIDE = 2**31 - 1
-
-
-def port_of(server: Server, handler: Any = echo) -> int:
-    address = server.run(server.listener.serve_http(handler, Address()))
-    assert isinstance(address, Address)
-    return address.port
-
-
-def grpc_port_of(server: Server, methods: Methods) -> int:
-    address = server.run(server.listener.serve_grpc(methods, Address()))
-    assert isinstance(address, Address)
-    return address.port
 
 
 def widen(client: Http2Client) -> None:
@@ -46,15 +32,15 @@ def widen(client: Http2Client) -> None:
     client.flush()
 
 
-async def much(_: Request) -> Response:
-    return Response(200, b"x" * 100_000)
+async def much(_: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, b"x" * 100_000)
 
 
 def test_the_host_is_a_header_as_in_the_older_version() -> None:
-    async def host(asked: Request) -> Response:
-        return Response(200, b"", ((b"x-host", asked.header(b"host") or b""), (b"x-path", asked.path)))
+    async def host(asked: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, b"", ((b"x-host", asked.header(b"host") or b""), (b"x-path", asked.path)))
 
-    with serving() as server, Http2Client(port_of(server, host)) as client:
+    with serving() as server, Http2Client(server.http(host)) as client:
         for number in range(200):
             head = client.head(client.ask(f"/{number}?a", end=True))
             assert (head["x-host"], head["x-path"]) == ("api", f"/{number}")
@@ -64,13 +50,13 @@ class TestBodies:
     LIMITS = WireLimits(body_bytes=10)
 
     def test_one_that_says_it_is_too_long_is_refused_at_once(self) -> None:
-        with serving(self.LIMITS) as server, Http2Client(port_of(server)) as client:
+        with serving(self.LIMITS) as server, Http2Client(server.http()) as client:
             stream = client.ask("/", {"content-length": "11"})
             assert client.head(stream)[":status"] == "413"
 
     @pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 6, b"x" * 5], [b"x"] * 11])
     def test_one_that_becomes_too_long_is_refused(self, pieces: list[bytes]) -> None:
-        with serving(self.LIMITS) as server, Http2Client(port_of(server)) as client:
+        with serving(self.LIMITS) as server, Http2Client(server.http()) as client:
             stream = client.ask("/")
             for piece in pieces:
                 client.machine.send_data(stream, piece)
@@ -78,7 +64,7 @@ class TestBodies:
             assert client.head(stream)[":status"] == "413"
 
     def test_one_in_many_pieces_is_put_together(self) -> None:
-        with serving() as server, Http2Client(port_of(server)) as client:
+        with serving() as server, Http2Client(server.http()) as client:
             stream = client.ask("/")
             for number in range(2000):
                 client.machine.send_data(stream, b"%d" % (number % 10), end_stream=number == 1999)
@@ -88,7 +74,7 @@ class TestBodies:
             assert data == b"POST /  " + b"0123456789" * 200
 
     def test_one_that_is_given_up_is_forgotten(self) -> None:
-        with serving() as server, Http2Client(port_of(server)) as client:
+        with serving() as server, Http2Client(server.http()) as client:
             stream = client.ask("/")
             client.send(stream, b"a bit")
             client.machine.reset_stream(stream)
@@ -98,14 +84,14 @@ class TestBodies:
 
 class TestPatience:
     def test_an_idle_connection_is_told_and_closed(self) -> None:
-        with serving(WireLimits(idle_time=0.1)) as server, Http2Client(port_of(server)) as client:
+        with serving(WireLimits(idle_time=0.1)) as server, Http2Client(server.http()) as client:
             client.head(client.ask("/", end=True))
             assert client.until(ConnectionTerminated).error_code == 0
             assert read_all(client.socket) == b""
 
     def test_a_client_that_opens_no_window_is_closed(self) -> None:
         with serving(WireLimits(write_time=0.1)) as server:
-            port = port_of(server)
+            port = server.http()
             with Http2Client(port, initial_window_size=0) as client:
                 client.head(client.ask("/", end=True))
                 client.until(ConnectionTerminated)
@@ -113,7 +99,7 @@ class TestPatience:
 
     def test_while_much_waits_for_a_window_no_more_is_begun(self) -> None:
         limits = WireLimits(outgoing_bytes=150_000)
-        with serving(limits) as server, Http2Client(port_of(server, much), initial_window_size=0) as client:
+        with serving(limits) as server, Http2Client(server.http(much), initial_window_size=0) as client:
             for _ in range(2):
                 client.head(client.ask("/", end=True))
             refused = client.ask("/", end=True)
@@ -121,7 +107,7 @@ class TestPatience:
 
     def test_a_client_that_does_not_read_is_not_read_from_and_closed(self) -> None:
         with serving(WireLimits(write_time=0.1, outgoing_bytes=200_000)) as server:
-            port = port_of(server, much)
+            port = server.http(much)
             with Http2Client(port, initial_window_size=WIDE) as client:
                 widen(client)
                 with suppress(ConnectionError):  # it may be closed before all is sent
@@ -133,7 +119,7 @@ class TestPatience:
     def test_a_client_that_takes_a_message_at_a_time_is_served(self) -> None:
         """Always as much waits for it, and yet it goes on."""
 
-        async def steady(stream: Stream) -> None:
+        async def steady(stream: MessageStream) -> None:
             while True:
                 await stream.send(b"x" * 995)
 
@@ -142,7 +128,7 @@ class TestPatience:
                 guest.look(server.loop.time() + later)
 
         with serving() as server:
-            port = grpc_port_of(server, Methods({}, {b"/t.T/Steady": steady}))
+            port = server.grpc(Methods({}, {b"/t.T/Steady": steady}))
             with Http2Client(port, initial_window_size=1000) as client:
                 stream = client.ask("/t.T/Steady", {"content-type": "application/grpc"})
                 for count in range(10):
@@ -159,7 +145,7 @@ class TestPatience:
 
     def test_a_client_that_reads_late_gets_everything(self) -> None:
         limits = WireLimits(outgoing_bytes=200_000)
-        with serving(limits) as server, Http2Client(port_of(server, much), initial_window_size=WIDE) as client:
+        with serving(limits) as server, Http2Client(server.http(much), initial_window_size=WIDE) as client:
             widen(client)
             streams = [client.ask("/", end=True) for _ in range(300)]
             until(lambda: is_paused(server), "it is not read from")
@@ -175,11 +161,11 @@ def test_a_client_that_ends_its_half_is_still_answered_and_then_closed() -> None
     with serving() as server:
         turnstile = Turnstile(server)
 
-        async def wait(_: Request) -> Response:
+        async def wait(_: HttpRequest) -> HttpResponse:
             await turnstile.pass_through()
-            return Response(200, b"late")
+            return HttpResponse(200, b"late")
 
-        with Http2Client(port_of(server, wait)) as client:
+        with Http2Client(server.http(wait)) as client:
             stream = client.ask("/", end=True)
             turnstile.wait()
             client.socket.shutdown(socket.SHUT_WR)
@@ -220,12 +206,12 @@ class TestTurns:
     def test_others_are_answered_in_between(self) -> None:
         seen: list[bytes] = []
 
-        async def note(request: Request) -> Response:
+        async def note(request: HttpRequest) -> HttpResponse:
             seen.append(request.path)
-            return Response(200)
+            return HttpResponse(200)
 
         with serving() as server:
-            port = port_of(server, note)
+            port = server.http(note)
             with Http2Client(port) as flooding, Http2Client(port) as other:
                 for client in (flooding, other):
                     client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -238,10 +224,10 @@ class TestTurns:
         assert seen.index(b"/other") < len(seen) // 2
 
     def test_a_client_that_sends_much_and_ends_its_half_gets_everything(self) -> None:
-        async def empty(_: Request) -> Response:
-            return Response(200)
+        async def empty(_: HttpRequest) -> HttpResponse:
+            return HttpResponse(200)
 
-        with serving() as server, Http2Client(port_of(server, empty)) as client:
+        with serving() as server, Http2Client(server.http(empty)) as client:
             client.socket.sendall(self.flood(client))
             client.socket.shutdown(socket.SHUT_WR)
             answers = read_all(client.socket)
@@ -249,7 +235,7 @@ class TestTurns:
 
     def test_a_client_that_sends_much_and_goes_away_is_forgotten(self) -> None:
         with serving() as server:
-            with Http2Client(port_of(server, much)) as client:
+            with Http2Client(server.http(much)) as client:
                 client.socket.sendall(self.flood(client))
             until(lambda: server.listener.connections == 0, "it is gone")
 
@@ -258,8 +244,8 @@ class TestTurns:
         unknown = frames.frame(0xFA, 0, 0, bytes(_TURN - 9))  # a turn of its own, and nothing to answer
         states: list[bool] = []
 
-        async def huge(_: Request) -> Response:
-            return Response(200, bytes(30_000_000))
+        async def huge(_: HttpRequest) -> HttpResponse:
+            return HttpResponse(200, bytes(30_000_000))
 
         async def look() -> bool:
             (guest,) = [each for each in server.listener._house.guests if isinstance(each, Http2)]
@@ -270,7 +256,7 @@ class TestTurns:
 
         with (
             serving(new_loop=asyncio.new_event_loop) as server,
-            Http2Client(port_of(server, huge), initial_window_size=WIDE) as client,
+            Http2Client(server.http(huge), initial_window_size=WIDE) as client,
         ):
             client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             widen(client)
@@ -286,7 +272,7 @@ class TestTurns:
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["request", "stream"])
 def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(is_streaming: object) -> None:
-    async def wait(stream: Stream) -> None:
+    async def wait(stream: MessageStream) -> None:
         await stream.send(b"I am waiting")
         await asyncio.get_running_loop().create_future()
 
@@ -294,7 +280,7 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(i
         return sum(type(each) is Http2 for each in gc.get_objects())
 
     with serving() as server:
-        port = grpc_port_of(server, Methods({}, {b"/t.T/Wait": wait})) if is_streaming else port_of(server)
+        port = server.grpc(Methods({}, {b"/t.T/Wait": wait})) if is_streaming else server.http()
         gc.collect()
         gc.disable()
         try:
@@ -309,19 +295,19 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(i
 
 @pytest.mark.parametrize("is_grpc", [False, True], ids=["HTTP", "gRPC"])
 def test_what_runs_for_a_client_that_is_gone_ends_quietly(is_grpc: object) -> None:
-    gate = Bouncer()
-    with serving(gate=gate) as server:
+    door = Bouncer()
+    with serving(admit=door.admission) as server:
         turnstile = Turnstile(server)
 
-        async def wait(_: Request) -> Response:
+        async def wait(_: HttpRequest) -> HttpResponse:
             await turnstile.pass_through()
-            return Response(200)
+            return HttpResponse(200)
 
-        async def call(_: Call) -> bytes:
+        async def call(_: UnaryCall) -> bytes:
             await turnstile.pass_through()
             return b""
 
-        port = grpc_port_of(server, Methods({b"/t.T/Call": call})) if is_grpc else port_of(server, wait)
+        port = server.grpc(Methods({b"/t.T/Call": call})) if is_grpc else server.http(wait)
         with Http2Client(port) as client:
             headers = {"content-type": "application/grpc", "please": "yes", "grpc-timeout": "1H"}
             streams = [client.ask("/t.T/Call", headers) for _ in range(2)]
@@ -331,9 +317,9 @@ def test_what_runs_for_a_client_that_is_gone_ends_quietly(is_grpc: object) -> No
             client.machine.reset_stream(streams[0])
             client.flush()
         until(lambda: server.listener.connections == 0, "it is gone")
-        assert "leave" not in gate.seen
+        assert "forget" not in door.seen
         turnstile.open()
-        until(lambda: gate.seen[-3:] == ["release", "release", "leave"], "all is released")
+        until(lambda: door.seen[-3:] == ["release", "release", "forget"], "all is released")
 
 
 class TestStreamingUnderPressure:
@@ -341,7 +327,7 @@ class TestStreamingUnderPressure:
         """And is cancelled when that takes too long."""
         seen: list[str] = []
 
-        async def endless(stream: Stream) -> None:
+        async def endless(stream: MessageStream) -> None:
             try:
                 while True:
                     await stream.send(b"x" * 100_000)
@@ -351,7 +337,7 @@ class TestStreamingUnderPressure:
                 raise
 
         with serving(WireLimits(write_time=0.2, outgoing_bytes=200_000)) as server:
-            port = grpc_port_of(server, Methods({}, {b"/t.T/Endless": endless}))
+            port = server.grpc(Methods({}, {b"/t.T/Endless": endless}))
             with Http2Client(port, initial_window_size=WIDE) as client:
                 widen(client)
                 client.ask("/t.T/Endless", {"content-type": "application/grpc"})
@@ -359,12 +345,12 @@ class TestStreamingUnderPressure:
                 assert len(seen) < 1000
 
     def test_a_method_goes_on_when_the_client_reads_again(self) -> None:
-        async def lots(stream: Stream) -> None:
+        async def lots(stream: MessageStream) -> None:
             for _ in range(300):
                 await stream.send(b"x" * 100_000)
 
         with serving(WireLimits(outgoing_bytes=200_000)) as server:
-            port = grpc_port_of(server, Methods({}, {b"/t.T/Lots": lots}))
+            port = server.grpc(Methods({}, {b"/t.T/Lots": lots}))
             with Http2Client(port, initial_window_size=WIDE) as client:
                 widen(client)
                 stream = client.ask("/t.T/Lots", {"content-type": "application/grpc"})

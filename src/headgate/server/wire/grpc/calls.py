@@ -1,27 +1,71 @@
-"""What a method of a gRPC service is, and what it is called with. Messages are bytes here: services encode them."""
+"""Methods of gRPC services, what they are called with, and how a call ends. Messages are bytes, encoded by services."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
+from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from headgate.server.wire.messages import NOBODY, Headers, Peer
+from headgate.server.wire.messages import NOBODY, Fields, Headers, Peer
+
+_log = logging.getLogger(__name__)
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class StatusCode(IntEnum):
+    """The status of a call, by its number in gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class RpcError(Exception):
+    """What a method raises to end its call with a status other than OK."""
+
+    def __init__(self, code: StatusCode, message: str, trailers: Fields = ()) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.trailers = trailers
+        """Metadata that goes with it, such as ``grpc-retry-pushback-ms``."""
+
+
+def error_of(error: BaseException, path: bytes) -> RpcError:
+    """Return what the client is told of an error that a method raised; an unexpected one is logged."""
+    if isinstance(error, RpcError):
+        return error
+    _log.error("%s failed", path.decode(errors="replace"), exc_info=error)
+    return RpcError(StatusCode.INTERNAL, "The call failed. The error is in the server's log.")
+
+
+class UnaryCall(msgspec.Struct, frozen=True, gc=False):
     """A call with one message."""
 
     message: bytes
     metadata: Headers = []
-    """All headers of the request that are no pseudo-headers."""
+    """All headers of the request except pseudo-headers."""
     peer: Peer = NOBODY
     timeout: float | None = None
     """Seconds that the caller waits, if it says so."""
 
 
-class Stream(Protocol):
+class MessageStream(Protocol):
     """A call with any number of messages both ways. Iterating ends when the client has sent its last one."""
 
     metadata: Headers
@@ -34,20 +78,20 @@ class Stream(Protocol):
         ...
 
 
-Unary: TypeAlias = Callable[[Call], Coroutine[Any, Any, bytes]]
+UnaryMethod: TypeAlias = Callable[[UnaryCall], Coroutine[Any, Any, bytes]]
 """Answers a call with a message, or raises RpcError. It runs at once, without a task: see `wire.eager`."""
-Streaming: TypeAlias = Callable[[Stream], Coroutine[Any, Any, None]]
+StreamingMethod: TypeAlias = Callable[[MessageStream], Coroutine[Any, Any, None]]
 """Serves a stream in a task of its own; it is cancelled when the client goes away, or its deadline passes."""
 
 
 class Methods(msgspec.Struct, frozen=True):
     """Methods by path, such as ``b"/grpc.health.v1.Health/Check"``."""
 
-    unary: dict[bytes, Unary] = {}
-    streaming: dict[bytes, Streaming] = {}
+    unary: dict[bytes, UnaryMethod] = {}
+    streaming: dict[bytes, StreamingMethod] = {}
     unreadable: dict[bytes, bytes] = {}
-    """What a unary call is answered whose message cannot be had: too long, compressed in an unknown way. By default,
-    with an error; but a caller may take any error for consent."""
+    """The answer to a unary call whose message cannot be read because it is too long or compressed in an unknown way.
+    The default is an error; but some callers take any error for consent."""
 
     def __or__(self, other: Methods) -> Methods:
         return Methods(self.unary | other.unary, self.streaming | other.streaming, self.unreadable | other.unreadable)

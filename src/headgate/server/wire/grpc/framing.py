@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from urllib.parse import quote_from_bytes
 
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.messages import Fields
 
@@ -117,18 +117,22 @@ class Messages:
         if len(inflated) > self._largest:
             raise self._too_large("A message that is decompressed")
         if not inflating.eof or inflating.unused_data:
-            raise RpcError(Code.INTERNAL, f"A message cannot be decompressed: it is not {self._encoding.decode()}.")
+            raise RpcError(
+                StatusCode.INTERNAL, f"A message cannot be decompressed: it is not {self._encoding.decode()}."
+            )
         return inflated
 
     def _too_large(self, what: str) -> RpcError:
-        return RpcError(Code.RESOURCE_EXHAUSTED, f"{what} is larger than {self._largest} bytes.")
+        return RpcError(StatusCode.RESOURCE_EXHAUSTED, f"{what} is larger than {self._largest} bytes.")
 
     def _unknown(self, flag: int) -> RpcError:
         if flag == 1 and self._encoding not in {b"", b"identity"}:
             name = self._encoding.decode(errors="replace")[:50]
             text = f"Messages compressed with {name} are not read: send {_ACCEPTED[1].decode()}."
-            return RpcError(Code.UNIMPLEMENTED, text)
-        return RpcError(Code.INTERNAL, "A message says that it is compressed, and grpc-encoding does not say how.")
+            return RpcError(StatusCode.UNIMPLEMENTED, text)
+        return RpcError(
+            StatusCode.INTERNAL, "A message says that it is compressed, and grpc-encoding does not say how."
+        )
 
 
 def _percent_encoded(text: bytes) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.server.wire.grpc import framing
-from headgate.server.wire.grpc.calls import Methods, Streaming, Unary
-from headgate.server.wire.grpc.status import Code, RpcError
+from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, StreamingMethod, UnaryMethod
 from headgate.server.wire.http2.events import Head
 from headgate.server.wire.http2.headers import encode
 from headgate.web import problem
@@ -16,8 +15,8 @@ class Plan(msgspec.Struct, frozen=True):
     """What to do with a call. Of `unary`, `streaming` and `refusal` one is set."""
 
     head: Head
-    unary: Unary | None = None
-    streaming: Streaming | None = None
+    unary: UnaryMethod | None = None
+    streaming: StreamingMethod | None = None
     refusal: tuple[bytes, bytes] | None = None
     """A header block and a body."""
     timeout: float | None = None
@@ -64,7 +63,7 @@ def make(methods: Methods, head: Head) -> Plan:
         seconds = framing.timeout(said)
         if seconds is None:
             text = "grpc-timeout must be up to 8 digits and one of H, M, S, m, u, n."
-            return Plan(head, refusal=(framing.error_head(RpcError(Code.INVALID_ARGUMENT, text)), b""))
+            return Plan(head, refusal=(framing.error_head(RpcError(StatusCode.INVALID_ARGUMENT, text)), b""))
     encoding = values.get(b"grpc-encoding", b"identity")
     unary = methods.unary.get(head.path)
     if unary is not None:
@@ -74,7 +73,7 @@ def make(methods: Methods, head: Head) -> Plan:
     if streaming is not None:
         return Plan(head, streaming=streaming, timeout=seconds, encoding=encoding)
     text = f"There is no method {problem.shown(head.path.decode(errors='replace'))}."
-    return Plan(head, refusal=(framing.error_head(RpcError(Code.UNIMPLEMENTED, text)), b""))
+    return Plan(head, refusal=(framing.error_head(RpcError(StatusCode.UNIMPLEMENTED, text)), b""))
 
 
 def _refusal(status: int, detail: str, *more: tuple[bytes, bytes]) -> tuple[bytes, bytes]:

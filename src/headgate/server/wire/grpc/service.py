@@ -13,22 +13,19 @@ from typing import Any
 import msgspec
 
 from headgate.server.wire import eager
-from headgate.server.wire.admission import Refusal
 from headgate.server.wire.grpc import framing
-from headgate.server.wire.grpc.calls import Call, Methods
-from headgate.server.wire.grpc.failures import told
+from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, UnaryCall, error_of
 from headgate.server.wire.grpc.plans import Plan, Plans
-from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.server.wire.grpc.streaming import StreamingCall
 from headgate.server.wire.http2.events import Aborted, Event, Opened, Received, Writable
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.link import Link
 
-_LATE = RpcError(Code.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
-_SLOW = RpcError(Code.DEADLINE_EXCEEDED, "The message took too long to arrive.")
-_LEAVING = RpcError(Code.UNAVAILABLE, "This server is going away: call another one.")
-_CARDINALITY = RpcError(Code.UNIMPLEMENTED, "A unary call has one message.")
+_LATE = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
+_SLOW = RpcError(StatusCode.DEADLINE_EXCEEDED, "The message took too long to arrive.")
+_LEAVING = RpcError(StatusCode.UNAVAILABLE, "This server is going away: call another one.")
+_CARDINALITY = RpcError(StatusCode.UNIMPLEMENTED, "A unary call has one message.")
 
 
 class _Unfinished:
@@ -57,8 +54,8 @@ class GrpcService:
     """
 
     __slots__ = (
+        "_admission",
         "_expected",
-        "_is_lost",
         "_limits",
         "_link",
         "_loop",
@@ -66,7 +63,6 @@ class GrpcService:
         "_outlet",
         "_plans",
         "_running",
-        "_seat",
         "_since",
         "_streams",
         "_waiting",
@@ -74,8 +70,7 @@ class GrpcService:
 
     def __init__(self, link: Link, methods: Methods) -> None:
         self._link, self._machine, self._limits, self._outlet = link, link.machine, link.limits, link.outlet
-        self._seat = link.seat
-        self._is_lost = False
+        self._admission = link.admission
         self._plans = Plans(methods)
         self._loop = asyncio.get_running_loop()
         self._expected: dict[int, Plan | _Unfinished] = {}
@@ -155,8 +150,6 @@ class GrpcService:
             if timer is not None:
                 timer.cancel()
         self._waiting.clear()
-        self._is_lost = True
-        self._leave_seat()
 
     def _open(self, stream: int, plan: Plan, *, ended: bool) -> None:
         """Begin a call that is not unary, or cannot be made."""
@@ -164,8 +157,10 @@ class GrpcService:
             self._machine.respond(stream, *plan.refusal)
         elif plan.streaming is None:
             self._fail(stream, _CARDINALITY)
-        elif self._seat is not None and (refusal := self._seat.admit_stream(plan.head.path, plan.head.headers)):
-            self._fail(stream, _refused(refusal))
+        elif self._admission is not None and (
+            refusal := self._admission.admit_stream(plan.head.path, plan.head.headers)
+        ):
+            self._fail(stream, refusal.error())
         else:
             self._streams[stream] = StreamingCall(self._link, stream, plan, partial(self._over, stream))
             if ended:
@@ -200,24 +195,24 @@ class GrpcService:
         if plan.timeout == 0:
             self._fail(stream, _LATE)
             return
-        seat = self._seat
-        if seat is not None and (refusal := seat.admit(plan.head.path, plan.head.headers)) is not None:
-            self._fail(stream, _refused(refusal))
+        admission = self._admission
+        if admission is not None and (refusal := admission.admit(plan.head.path, plan.head.headers)) is not None:
+            self._fail(stream, refusal.error())
             return
         method = plan.unary
         assert method is not None  # noqa: S101  for the type checker
         try:
-            coroutine = method(Call(message, plan.head.fields, self._link.peer, plan.timeout))
+            coroutine = method(UnaryCall(message, plan.head.fields, self._link.peer, plan.timeout))
             awaited = coroutine.send(None)
         except StopIteration as stop:
             self._answer(stream, plan, stop.value)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
-            self._fail(stream, told(error, plan.head.path))
+            self._fail(stream, error_of(error, plan.head.path))
         else:
             self._wait(stream, plan, coroutine, awaited)
             return
-        if self._seat is not None:
-            self._seat.release()
+        if self._admission is not None:
+            self._admission.release()
 
     def _wait(self, stream: int, plan: Plan, coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> None:
         timer = None
@@ -233,7 +228,7 @@ class GrpcService:
             self._outlet.flush_soon()
 
     def _failed(self, stream: int, plan: Plan, error: BaseException) -> None:
-        failure = told(error, plan.head.path)
+        failure = error_of(error, plan.head.path)
         if self._end_wait(stream):
             self._fail(stream, failure)
             self._outlet.flush_soon()
@@ -245,9 +240,8 @@ class GrpcService:
         timer = self._waiting.pop(stream, None)
         if timer is not None:
             timer.cancel()
-        if self._seat is not None:
-            self._seat.release()
-            self._leave_seat()
+        if self._admission is not None:
+            self._admission.release()
         return is_wanted
 
     def _expire(self, stream: int) -> None:
@@ -259,7 +253,7 @@ class GrpcService:
         try:
             body = b"\0" + len(message).to_bytes(4, "big") + message
         except TypeError as error:  # it answered with something else than bytes
-            self._fail(stream, told(error, plan.head.path))
+            self._fail(stream, error_of(error, plan.head.path))
             return
         self._machine.respond(stream, framing.HEAD, body, framing.OK)
 
@@ -267,7 +261,7 @@ class GrpcService:
         try:
             head = framing.error_head(error)
         except ValueError as mistake:  # its trailers cannot be sent
-            head = framing.error_head(told(mistake, b"the status of a call"))
+            head = framing.error_head(error_of(mistake, b"the status of a call"))
         self._machine.respond(stream, head, b"")
 
     def _note(self, event: Event) -> None:
@@ -285,15 +279,5 @@ class GrpcService:
     def _over(self, stream: int) -> None:
         """Forget a stream that has ended."""
         del self._streams[stream]
-        if self._seat is not None:
-            self._seat.release_stream()
-            self._leave_seat()
-
-    def _leave_seat(self) -> None:
-        if self._is_lost and self._seat is not None and not self.in_flight:
-            self._seat.leave()
-            self._seat = None
-
-
-def _refused(refusal: Refusal) -> RpcError:
-    return RpcError(refusal.code, refusal.detail, refusal.trailers)
+        if self._admission is not None:
+            self._admission.release_stream()

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from headgate.server.wire.grpc import framing
-from headgate.server.wire.grpc.failures import told
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, error_of
 from headgate.server.wire.grpc.plans import Plan
-from headgate.server.wire.grpc.status import Code, RpcError
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.link import Link
 
@@ -62,7 +61,7 @@ class StreamingCall:
         loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         if plan.timeout is not None:
-            late = RpcError(Code.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
+            late = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
             self._timer = loop.call_later(plan.timeout, self.end, late)
         self._task = loop.create_task(self._run())
         self._task.add_done_callback(self._finish)
@@ -81,7 +80,7 @@ class StreamingCall:
             self._acknowledged = messages.pending
             if self._ended:
                 if messages.pending:
-                    raise RpcError(Code.INTERNAL, "The call ended within a message.")
+                    raise RpcError(StatusCode.INTERNAL, "The call ended within a message.")
                 return
             self._more = asyncio.get_running_loop().create_future()
             await self._more
@@ -146,15 +145,15 @@ class StreamingCall:
             self._timer.cancel()
         error = self._error
         if task.cancelled():
-            error = error or RpcError(Code.CANCELLED, "The call was cancelled.")
+            error = error or RpcError(StatusCode.CANCELLED, "The call was cancelled.")
         elif (mistake := task.exception()) is not None:
-            failure = told(mistake, self._plan.head.path)
+            failure = error_of(mistake, self._plan.head.path)
             error = error or failure
         if not self._is_cancelled:
             try:
                 self._send_status(error)
             except ValueError as mistake:  # its trailers cannot be sent
-                self._send_status(told(mistake, self._plan.head.path))
+                self._send_status(error_of(mistake, self._plan.head.path))
             self._outlet.flush_soon()
         self._forget()
 

@@ -16,7 +16,7 @@ from headgate.server.wire.http1.chunked import ChunkedBody
 from headgate.server.wire.http1.head import CHUNKED, Head, Heads, Refused, path_of
 from headgate.server.wire.http1.responses import CONTINUE, Date, encode, of_refused
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.messages import NOBODY, Peer, Request, Response
+from headgate.server.wire.messages import NOBODY, HttpRequest, HttpResponse, Peer
 
 
 class Phase(Enum):
@@ -93,7 +93,7 @@ class Connection:
         self._missing = 0
         """Bytes of the body, unless it comes in chunks."""
         self._unanswered: deque[Head] = deque()
-        self._held: dict[int, Response] = {}
+        self._held: dict[int, HttpResponse] = {}
         """Responses whose turn has not come, by the number of the request."""
         self._continued: int | None = None
         """The number of the request whose client waits for ``100 Continue``."""
@@ -152,7 +152,7 @@ class Connection:
             return Phase.HEADERS
         return Phase.BUSY if self._unanswered else Phase.IDLE
 
-    def receive(self, data: bytes) -> list[Request]:  # noqa: C901, PLR0912  one pass over the bytes, and hot
+    def receive(self, data: bytes) -> list[HttpRequest]:  # noqa: C901, PLR0912  one pass over the bytes, and hot
         """Take bytes, and return the requests that they complete.
 
         They are at most so many that the connection is full; the rest waits, and `has_more` says when to call this
@@ -163,7 +163,7 @@ class Connection:
         if self._buffer:
             data = self._buffer + data
             self._buffer, self._is_stalled = b"", False
-        requests: list[Request] = []
+        requests: list[HttpRequest] = []
         position, end, empty_lines = 0, len(data), 0
         while position < end:
             if self._head is not None:
@@ -205,7 +205,7 @@ class Connection:
                 break
         return requests
 
-    def answer(self, number: int, response: Response) -> None:
+    def answer(self, number: int, response: HttpResponse) -> None:
         """Answer the request with this number; when it is its turn, the response is in `outgoing`.
 
         Raises:
@@ -251,8 +251,8 @@ class Connection:
         if self.phase is Phase.IDLE:
             self._no_more = True
 
-    def _complete(self, head: Head, body: bytes, requests: list[Request]) -> None:
-        requests.append(Request(head.method, head.path, head.query, head.headers, body, self._peer))
+    def _complete(self, head: Head, body: bytes, requests: list[HttpRequest]) -> None:
+        requests.append(HttpRequest(head.method, head.path, head.query, head.headers, body, self._peer))
         self._unanswered.append(head)
         self.received += 1
         if head.closes:
@@ -271,7 +271,7 @@ class Connection:
                 self._send_held()
         return True
 
-    def _read_body(self, head: Head, data: bytes, position: int, requests: list[Request]) -> int:
+    def _read_body(self, head: Head, data: bytes, position: int, requests: list[HttpRequest]) -> int:
         """Read from a body; return where it ends in `data`, or where `data` ends."""
         body = self._body
         if isinstance(body, ChunkedBody):
@@ -320,7 +320,7 @@ class Connection:
         self.received += 1
         self.answer(self.received - 1, of_refused(refused, self._statuses.get(path)))
 
-    def _send(self, head: Head, response: Response) -> None:
+    def _send(self, head: Head, response: HttpResponse) -> None:
         """Send a response that is special: without a body, or the last."""
         is_last = len(self._unanswered) == 1
         closes = head.closes or (self._is_draining and is_last and self._head is None and not self._buffer)

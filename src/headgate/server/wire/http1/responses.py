@@ -6,8 +6,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from headgate.server.wire.http1.head import Refused
-from headgate.server.wire.messages import Response
-from headgate.web import problem
+from headgate.server.wire.messages import WITHOUT_BODY, HttpResponse
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -16,8 +15,6 @@ _LINES = {
     status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase if status in set(HTTPStatus) else ''}\r\n".encode()
     for status in range(200, 600)
 }
-WITHOUT_BODY = frozenset({204, 304})
-"""Statuses, in any version of HTTP."""
 
 
 class Date:
@@ -37,7 +34,7 @@ class Date:
         self.line = b"date: " + self.value + b"\r\n"
 
 
-def encode(response: Response, date: Date, *, closes: bool = False, has_body: bool = True) -> bytes:
+def encode(response: HttpResponse, date: Date, *, closes: bool = False, has_body: bool = True) -> bytes:
     """Return a response as it is sent; `has_body` is false for an answer to HEAD, which has headers alone."""
     status, body, headers = response.status, response.body, response.headers
     parts = [_LINES[status], date.line]
@@ -59,13 +56,7 @@ def encode(response: Response, date: Date, *, closes: bool = False, has_body: bo
     return head + body if has_body else head
 
 
-def of_problem(status: int, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
-    """Return a problem as a response."""
-    body = problem.of_status(status, detail).encode()
-    return Response(status, body, ((b"content-type", problem.CONTENT_TYPE.encode()), *headers))
-
-
-def of_refused(refused: Refused, status: int | None = None) -> Response:
+def of_refused(refused: Refused, status: int | None = None) -> HttpResponse:
     """Return what a request is answered that was not understood; with another status, if there is one for its path."""
-    response = of_problem(refused.status, refused.detail)
-    return response if status is None else Response(status, response.body, (*response.headers, _NO_STORE))
+    response = HttpResponse.of_problem(refused.status, refused.detail)
+    return response if status is None else HttpResponse(status, response.body, (*response.headers, _NO_STORE))

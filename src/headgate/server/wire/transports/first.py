@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from headgate.server.wire.http1.responses import encode, of_problem
+from headgate.server.wire.http1.responses import encode
+from headgate.server.wire.messages import HttpResponse
 from headgate.server.wire.transports.house import House, Stopwatch
 from headgate.server.wire.transports.socket_end import has_unread
 
@@ -36,7 +37,9 @@ class First(asyncio.Protocol):
             if tls is not None:  # to close it properly would take time
                 transport.abort()
                 return
-            transport.write(encode(of_problem(503, "There are too many connections."), self._house.date, closes=True))
+            transport.write(
+                encode(HttpResponse.of_problem(503, "There are too many connections."), self._house.date, closes=True)
+            )
             transport.close()
             return
         if tls is not None and tls.selected_alpn_protocol() == "h2":

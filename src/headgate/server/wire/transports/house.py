@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any, Protocol
 
-from headgate.server.wire.admission import Gate
+from headgate.server.wire.admission import Admit
 from headgate.server.wire.http1.head import Heads
 from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.limits import WireLimits
@@ -67,10 +67,10 @@ class House:
     processor's caches, and since clients would be woken up one by one.
     """
 
-    __slots__ = ("_timer", "_turn", "date", "gate", "guests", "heads", "is_draining", "limits", "loop", "tick")
+    __slots__ = ("_timer", "_turn", "admit", "date", "guests", "heads", "is_draining", "limits", "loop", "tick")
 
-    def __init__(self, limits: WireLimits, gate: Gate | None, loop: asyncio.AbstractEventLoop) -> None:
-        self.limits, self.gate, self.loop = limits, gate, loop
+    def __init__(self, limits: WireLimits, admit: Admit | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.limits, self.admit, self.loop = limits, admit, loop
         self.heads, self.date = Heads(limits), Date()
         self.guests: set[Guest] = set()
         self.is_draining = False

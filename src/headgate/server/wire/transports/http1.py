@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from headgate.server.wire import eager
-from headgate.server.wire.admission import Seat
+from headgate.server.wire.admission import Admission
 from headgate.server.wire.http1.connection import Connection, Phase
-from headgate.server.wire.messages import Handler, Request, Response
-from headgate.server.wire.transports.failures import of_failure, of_refusal
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 from headgate.server.wire.transports.house import House, peer_of
 from headgate.server.wire.transports.socket_end import SocketEnd
 
@@ -31,6 +30,7 @@ class Http1(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_admission",
         "_end",
         "_handler",
         "_has_ended",
@@ -38,7 +38,6 @@ class Http1(asyncio.Protocol):
         "_is_paused",
         "_is_single",
         "_machine",
-        "_seat",
         "_statuses",
         "_unread",
         "_waiting",
@@ -55,7 +54,7 @@ class Http1(asyncio.Protocol):
         self._house, self._handler, self._is_single, self._statuses = house, handler, is_single, statuses
         self._machine: Connection
         self._end = SocketEnd()
-        self._seat: Seat | None = None
+        self._admission: Admission | None = None
         self._waiting = 0
         """Requests that are in the hands of the handler."""
         self._is_paused = False
@@ -73,8 +72,8 @@ class Http1(asyncio.Protocol):
         self._end.transport = transport
         self._machine = Connection(house.limits, house.heads, house.date, peer, self._statuses)
         transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
-        if house.gate is not None:
-            self._seat = house.gate.sit(peer)
+        if house.admit is not None:
+            self._admission = house.admit(peer)
         if house.is_draining or self._is_single:
             self._machine.drain()
 
@@ -95,11 +94,11 @@ class Http1(asyncio.Protocol):
 
     def _deal_with(self, data: bytes) -> None:
         self._unread = b""
-        machine, seat = self._machine, self._seat
+        machine, admission = self._machine, self._admission
         number = machine.received
         for request in machine.receive(data):
-            if seat is not None and (refusal := seat.admit(request.path, request.headers)) is not None:
-                machine.answer(number, of_refusal(refusal))
+            if admission is not None and (refusal := admission.admit(request.path, request.headers)) is not None:
+                machine.answer(number, refusal.response())
                 number += 1
                 continue
             try:
@@ -107,12 +106,12 @@ class Http1(asyncio.Protocol):
                 awaited = coroutine.send(None)
             except StopIteration as stop:
                 self._answer(number, request, stop.value)
-                if seat is not None:
-                    seat.release()
+                if admission is not None:
+                    admission.release()
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
-                self._answer(number, request, of_failure(error, request.method, request.path))
-                if seat is not None:
-                    seat.release()
+                self._answer(number, request, HttpResponse.of_failure(error, request.method, request.path))
+                if admission is not None:
+                    admission.release()
             else:
                 self._wait(number, request, coroutine, awaited)
             number += 1
@@ -127,8 +126,6 @@ class Http1(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
         self._end.transport, self._unread = None, b""
         self._house.leave(self)
-        if self._seat is not None and not self._waiting:
-            self._seat.leave()
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -167,29 +164,29 @@ class Http1(asyncio.Protocol):
     def abort(self) -> None:
         self._end.abort()
 
-    def _answer(self, number: int, request: Request, response: Response) -> None:
+    def _answer(self, number: int, request: HttpRequest, response: HttpResponse) -> None:
         try:
             self._machine.answer(number, response)
         except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
-            self._machine.answer(number, of_failure(error, request.method, request.path))
+            self._machine.answer(number, HttpResponse.of_failure(error, request.method, request.path))
 
-    def _wait(self, number: int, request: Request, coroutine: Coroutine[Any, Any, Response], awaited: Any) -> None:
+    def _wait(
+        self, number: int, request: HttpRequest, coroutine: Coroutine[Any, Any, HttpResponse], awaited: Any
+    ) -> None:
         self._waiting += 1
         eager.go_on(coroutine, awaited, partial(self._done, number, request), partial(self._failed, number, request))
 
-    def _done(self, number: int, request: Request, response: Response) -> None:
+    def _done(self, number: int, request: HttpRequest, response: HttpResponse) -> None:
         self._waiting -= 1
-        seat = self._seat
-        if seat is not None:
-            seat.release()
-            if self._end.transport is None and not self._waiting:
-                seat.leave()
+        admission = self._admission
+        if admission is not None:
+            admission.release()
         if self._end.transport is not None:
             self._answer(number, request, response)
             self._house.await_turn(self)
 
-    def _failed(self, number: int, request: Request, error: BaseException) -> None:
-        self._done(number, request, of_failure(error, request.method, request.path))
+    def _failed(self, number: int, request: HttpRequest, error: BaseException) -> None:
+        self._done(number, request, HttpResponse.of_failure(error, request.method, request.path))
 
     def flush(self) -> None:
         """Send what is to be sent, and see what is next: more requests, a pause, or the end."""

@@ -64,8 +64,8 @@ class Http2(asyncio.Protocol):
         house.guests.add(self)
         peer = peer_of(transport)
         self._end.transport = transport
-        seat = None if house.gate is None else house.gate.sit(peer)
-        self._service = self._serve(Link(self._machine, peer, house.limits, seat, self))
+        admission = None if house.admit is None else house.admit(peer)
+        self._service = self._serve(Link(self._machine, peer, house.limits, admission, self))
         transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
         if house.is_draining:
             self._machine.drain()

@@ -7,13 +7,12 @@ from functools import partial
 from typing import TypeAlias
 
 from headgate.server.wire import eager
-from headgate.server.wire.http1.responses import WITHOUT_BODY, Date, of_problem
+from headgate.server.wire.http1.responses import Date
 from headgate.server.wire.http2.events import Aborted, Event, Head, Opened, Received
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.headers import encode
 from headgate.server.wire.link import Link
-from headgate.server.wire.messages import Handler, Headers, Request, Response
-from headgate.server.wire.transports.failures import of_failure, of_refusal
+from headgate.server.wire.messages import WITHOUT_BODY, Handler, Headers, HttpRequest, HttpResponse
 
 _REMEMBERED = 64
 _Parts: TypeAlias = tuple[Head, bytes, bytes, Headers]
@@ -35,23 +34,22 @@ class HttpService:
     """The requests of one connection."""
 
     __slots__ = (
+        "_admission",
         "_date",
         "_expected",
         "_handler",
-        "_is_lost",
         "_known",
         "_limits",
         "_machine",
         "_outlet",
         "_peer",
-        "_seat",
         "_since",
         "in_flight",
     )
 
     def __init__(self, link: Link, handler: Handler, date: Date) -> None:
         self._machine, self._limits, self._outlet = link.machine, link.limits, link.outlet
-        self._peer, self._seat = link.peer, link.seat
+        self._peer, self._admission = link.peer, link.admission
         self._handler, self._date = handler, date
         self._expected: dict[int, _Unfinished] = {}
         """Requests whose body has not come."""
@@ -59,7 +57,6 @@ class HttpService:
         """When they were first looked at."""
         self._known: dict[int, _Parts] = {}
         """By the identity of the head, which is kept alive with it."""
-        self._is_lost = False
         self.in_flight = 0
 
     def handle(self, events: list[Event]) -> None:
@@ -87,7 +84,9 @@ class HttpService:
         for stream, start in list(since.items()):
             if now - start > self._limits.body_time:
                 unfinished = self._expected.pop(stream)
-                self._answer(stream, unfinished.head, of_problem(408, "The request took too long to arrive."))
+                self._answer(
+                    stream, unfinished.head, HttpResponse.of_problem(408, "The request took too long to arrive.")
+                )
                 self._outlet.flush_soon()
 
     def resume(self) -> None:
@@ -99,8 +98,6 @@ class HttpService:
     def lose(self) -> None:
         """Give everything up: the connection is gone."""
         self._expected.clear()
-        self._is_lost = True
-        self._leave_seat()
 
     def _receive(self, stream: int, data: bytes, *, ended: bool) -> None:
         unfinished = self._expected.get(stream)
@@ -127,25 +124,25 @@ class HttpService:
         if known is None:
             known = self._know(head)
         _, path, query, fields = known
-        seat = self._seat
-        if seat is not None and (refusal := seat.admit(path, head.headers)) is not None:
-            self._answer(stream, head, of_refusal(refusal))
+        admission = self._admission
+        if admission is not None and (refusal := admission.admit(path, head.headers)) is not None:
+            self._answer(stream, head, refusal.response())
             return
-        request = Request(head.method, path, query, fields, body, self._peer)
+        request = HttpRequest(head.method, path, query, fields, body, self._peer)
         try:
             coroutine = self._handler(request)
             awaited = coroutine.send(None)
         except StopIteration as stop:
             self._answer(stream, head, stop.value)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
-            self._answer(stream, head, of_failure(error, head.method, head.path))
+            self._answer(stream, head, HttpResponse.of_failure(error, head.method, head.path))
         else:
             self.in_flight += 1
             done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
             eager.go_on(coroutine, awaited, done, failed)
             return
-        if seat is not None:
-            seat.release()
+        if admission is not None:
+            admission.release()
 
     def _know(self, head: Head) -> _Parts:
         """Take a head apart, once for all requests that have it."""
@@ -160,30 +157,31 @@ class HttpService:
             self._known[id(head)] = known
         return known
 
-    def _done(self, stream: int, head: Head, response: Response) -> None:
+    def _done(self, stream: int, head: Head, response: HttpResponse) -> None:
         self.in_flight -= 1
-        if self._seat is not None:
-            self._seat.release()
-            self._leave_seat()
+        if self._admission is not None:
+            self._admission.release()
         self._answer(stream, head, response)
         self._outlet.flush_soon()
 
     def _failed(self, stream: int, head: Head, error: BaseException) -> None:
-        self._done(stream, head, of_failure(error, head.method, head.path))
+        self._done(stream, head, HttpResponse.of_failure(error, head.method, head.path))
 
     def _too_long(self, stream: int, head: Head) -> None:
-        self._answer(stream, head, of_problem(413, f"The body is longer than {self._limits.body_bytes} bytes."))
+        self._answer(
+            stream, head, HttpResponse.of_problem(413, f"The body is longer than {self._limits.body_bytes} bytes.")
+        )
 
-    def _answer(self, stream: int, head: Head, response: Response) -> None:
+    def _answer(self, stream: int, head: Head, response: HttpResponse) -> None:
         try:
             block = self._block(response)
         except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
-            response = of_failure(error, head.method, head.path)
+            response = HttpResponse.of_failure(error, head.method, head.path)
             block = self._block(response)
         has_body = head.method != b"HEAD" and response.status not in WITHOUT_BODY
         self._machine.respond(stream, block, response.body if has_body else b"")
 
-    def _block(self, response: Response) -> bytes:
+    def _block(self, response: HttpResponse) -> bytes:
         status = response.status
         if not 200 <= status <= 599 or not isinstance(response.body, bytes):
             raise ValueError(f"No response: {response!r:.200}")
@@ -191,8 +189,3 @@ class HttpService:
         if status not in WITHOUT_BODY:
             fields.append((b"content-length", b"%d" % len(response.body)))
         return encode(fields)
-
-    def _leave_seat(self) -> None:
-        if self._is_lost and self._seat is not None and not self.in_flight:
-            self._seat.leave()
-            self._seat = None
