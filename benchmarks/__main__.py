@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -17,7 +17,7 @@ from benchmarks.on_redis.cases import Amount
 from benchmarks.report import MemoryResults, Results, render, summary
 from benchmarks.rules import running as by_rules
 from benchmarks.scenarios import MANY_KEYS, Kind, all_scenarios
-from benchmarks.service import running as by_service
+from benchmarks.service import measuring as by_service
 from benchmarks.service.load import LoadError, require
 from benchmarks.timing import Pace
 from benchmarks.verdicts import Row
@@ -51,7 +51,7 @@ FULL = Size(
     Pace(2, 7, 100),
     by_rules.SIZES,
     Pace(0.5, 7, 100),
-    by_service.Amount(2.0, Pace(0, 7, 7)),
+    by_service.Amount(1.0, Pace(0, 5, 5)),
 )
 ONCE = Pace(0, 1, 1)
 QUICK = Size(
@@ -64,7 +64,7 @@ QUICK = Size(
     ONCE,
     (10, 100, 1000),
     ONCE,
-    by_service.Amount(0.1, ONCE),
+    by_service.Amount(0.1, ONCE, users=100, warm_up=False),
 )
 PARTS = ("memory", "redis", "rules", "service")
 
@@ -93,7 +93,7 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
         rules = by_rules.run(size.rules, size.rules_pace, Progress(by_rules.steps()).done)
     service = None
     if "service" in parts:
-        service = by_service.run(size.service, Progress(by_service.steps()).done)
+        service = by_service.run(size.service, Progress(by_service.steps(size.service)).done)
         found |= service.versions
     return Results(found, in_memory, redis, rules, service)
 
@@ -136,14 +136,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", choices=PARTS, default=None, help="measure this part alone; the report goes to the terminal"
     )
+    parser.add_argument(
+        "--rows", default="", metavar="PATTERN", help="with --only service: the rows whose id matches, as http.*|rls"
+    )
+    parser.add_argument(
+        "--other",
+        default="",
+        metavar="PYTHON",
+        help="with --only service: the Headgate of another environment is measured beside this one, in turn",
+    )
     options = parser.parse_args(arguments)
     parts = [options.only] if options.only else PARTS
+    size = QUICK if options.quick else FULL
+    size = replace(size, service=replace(size.service, rows=options.rows, other=options.other))
     if "service" in parts:
         try:
             require()
         except LoadError as error:  # now, not when everything else is measured
             sys.exit(str(error))
-    results = run(QUICK if options.quick else FULL, parts)
+    results = run(size, parts)
     report = render(results)
     if options.json:
         options.json.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")

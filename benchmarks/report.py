@@ -17,7 +17,7 @@ from benchmarks.rules import report as by_rules
 from benchmarks.rules.running import RulesResults
 from benchmarks.scenarios import Kind
 from benchmarks.service import report as by_service
-from benchmarks.service.running import ServiceResults
+from benchmarks.service.measuring import ServiceResults
 from benchmarks.tables import between, percent, table, times
 from benchmarks.timing import Figure
 from benchmarks.trace import PATTERNS

@@ -1,4 +1,8 @@
-"""What servers are asked: the same question over HTTP, over our gRPC service and over Envoy's."""
+"""What servers are asked, over each protocol, and the limits that they decide by. No I/O.
+
+Requests differ in their user only: user N is ``user-N`` and has an address of their own. A question about HTTP is a
+template in which ``{user}``, ``{ip}`` and ``{path}`` stand for these, since the script of wrk fills it in as well.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,49 @@ from enum import StrEnum
 
 import msgspec
 
-USERS = 1000
+USERS = 10_000
 """How many users ask, in turn."""
-RULES = """\
-version: 1
-rules:
-  - id: per-user
-    dimension: user
-    algorithm: fixed_window
-    limit: 100000000
-    window: 365d
-"""
-"""One rule that matches, which nobody uses up; its window does not end during a run."""
-RULE = "per-user"
+SOAK_USERS, SOAK_PATHS = 2_000_000, 5000
+"""Of whom, and for what, the soak asks at random."""
+PLENTY = 100_000_000
+"""A limit that nobody uses up."""
+YEAR = 365 * 86_400
 RLS_SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 RLS_METHOD = "ShouldRateLimit"
+DOMAIN = "bench"
+
+
+def rules(*dimensions: str, limit: int = PLENTY, shadow: bool = False, endpoint: str = "**") -> str:
+    """Return a file with a rule for each dimension, in windows that do not end during a run.
+
+    The first is the one that refuses if `limit` is low; `shadow` adds one more that is only tried out.
+    """
+    lines = ["version: 1", "rules:"]
+    for number, dimension in enumerate(dimensions):
+        each = limit if number == 0 else PLENTY
+        lines.append(f'  - {{id: per-{dimension}, dimension: {dimension}, endpoint: "{endpoint}", {_window(each)}}}')
+    if shadow:
+        lines.append(f"  - {{id: tried, dimension: user, {_window(PLENTY)}, shadow: true}}")
+    return "\n".join(lines) + "\n"
+
+
+def _window(limit: int) -> str:
+    return f"algorithm: fixed_window, limit: {limit}, window: 365d"
+
+
+def descriptors(limit: int = PLENTY, domain: str = DOMAIN) -> str:
+    """Return a file of envoyproxy/ratelimit with one limit per user."""
+    return (
+        f"domain: {domain}\ndescriptors:\n  - key: user\n    rate_limit: {{unit: year, requests_per_unit: {limit}}}\n"
+    )
+
+
+def limitador_limits(limit: int = PLENTY) -> str:
+    """Return the same for Limitador."""
+    return (
+        f"- namespace: {DOMAIN}\n  max_value: {limit}\n  seconds: {YEAR}\n"
+        "  conditions: []\n  variables: [\"descriptors[0]['user']\"]\n"
+    )
 
 
 class Wire(StrEnum):
@@ -34,20 +66,23 @@ class Wire(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that is asked over and over."""
+    """A request that is asked over and over, each time for another user."""
 
+    name: str
     wire: Wire
     path: str
-    content_type: str
-    body_of: Callable[[str], bytes]
-    """What a user asks. A gRPC message has no prefix here."""
+    body_of: Callable[[int], bytes]
+    """What the user of a number asks. A gRPC message has no prefix here."""
     is_allowed: Callable[[bytes], bool]
     """Whether a body, or a message, says so."""
+    template: str = ""
+    """The body over HTTP, not yet filled in."""
+    random: bool = False
+    """Whether it is asked for users and paths at random, rather than in turn; over HTTP."""
 
     @property
-    def body(self) -> bytes:
-        """What user 0 asks."""
-        return self.body_of(user(0))
+    def content_type(self) -> str:
+        return "application/json" if self.wire is Wire.HTTP else "application/grpc"
 
 
 def user(number: int) -> str:
@@ -55,10 +90,17 @@ def user(number: int) -> str:
     return f"user-{number}"
 
 
-def check_body(name: str, *, cost: int = 1) -> bytes:
-    """Return the JSON of a check."""
-    principal = {"user": name}
-    return msgspec.json.encode({"principal": principal, "endpoint": "/api/v1/orders", "method": "POST", "cost": cost})
+def filled(template: str, number: int) -> bytes:
+    """Return a template with a user, their address, and a path."""
+    ip = ".".join(str(each) for each in (10, number >> 16 & 255, number >> 8 & 255, number & 255))
+    path = f"/api/v1/orders/{number % SOAK_PATHS}"
+    return template.replace("{user}", user(number)).replace("{ip}", ip).replace("{path}", path).encode()
+
+
+def check(*principals: str, path: str = "/api/v1/orders", cost: int = 1) -> str:
+    """Return the template of a check over HTTP."""
+    principal = {name: f"{{{name}}}" for name in principals}
+    return msgspec.json.encode({"principal": principal, "endpoint": path, "method": "POST", "cost": cost}).decode()
 
 
 def text(number: int, value: str | bytes) -> bytes:
@@ -69,33 +111,104 @@ def text(number: int, value: str | bytes) -> bytes:
     return bytes((number << 3 | 2, len(data))) + data
 
 
-def small(number: int, value: int) -> bytes:
-    """Return a protobuf field with a number below 128."""
-    return bytes((number << 3, value))
+def varint(number: int, value: int) -> bytes:
+    """Return a protobuf field with a number."""
+    parts = bytearray((number << 3,))
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*parts, value))
 
 
-def starts_with_field(number: int, value: int) -> Callable[[bytes], bool]:
-    """Return whether a protobuf message begins with a small number in that field."""
-    return lambda message: message.startswith(small(number, value))
+def _http(
+    name: str, path: str, template: str, is_allowed: Callable[[bytes], bool], *, random: bool = False
+) -> Question:
+    return Question(name, Wire.HTTP, path, lambda number: filled(template, number), is_allowed, template, random)
 
 
 def _json_allows(body: bytes) -> bool:
     return msgspec.json.decode(body).get("allowed") is True
 
 
-HTTP_CHECK = Question(Wire.HTTP, "/api/v1/rate-limit/check", "application/json", check_body, _json_allows)
+def _first_is_one(message: bytes) -> bool:
+    """Is the first field of a message, field 1, the number 1? So both services say that a request may pass."""
+    return message.startswith(b"\x08\x01")
+
+
+CHECK = "/api/v1/rate-limit/check"
+HTTP_CHECK = _http("http", CHECK, check("user"), _json_allows)
+HTTP_THREE = _http("http-three", CHECK, check("user", "ip"), _json_allows)
+"""As three rules see it: by user, by address, and all together."""
+HTTP_SOAK = _http("http-soak", CHECK, check("user", "ip", path="{path}"), _json_allows, random=True)
 RLS = Question(
+    "rls",
     Wire.GRPC,
     f"/{RLS_SERVICE}/{RLS_METHOD}",
-    "application/grpc",
-    lambda name: text(1, "bench") + text(2, text(1, text(1, "user") + text(2, name))),
-    starts_with_field(1, 1),
+    lambda number: text(1, DOMAIN) + text(2, text(1, text(1, "user") + text(2, user(number)))),
+    _first_is_one,
 )
 """With one descriptor of one entry: the user."""
 GRPC_CHECK = Question(
+    "grpc",
     Wire.GRPC,
     "/headgate.v1.RateLimiter/CheckRateLimit",
-    "application/grpc",
-    lambda name: text(1, name) + small(2, 1) + text(3, "/api/v1/orders") + text(7, "POST"),
-    starts_with_field(1, 1),
+    lambda number: text(1, user(number)) + varint(2, 1) + text(3, "/api/v1/orders") + text(7, "POST"),
+    _first_is_one,
 )
+
+
+def throttlecrab_http(limit: int) -> Question:
+    """Ask throttlecrab, whose callers say the limit."""
+    asked = {"key": f"{limit} {{user}}", "max_burst": limit, "count_per_period": limit, "period": YEAR, "quantity": 1}
+    return _http(f"throttlecrab-http-{limit}", "/throttle", msgspec.json.encode(asked).decode(), _json_allows)
+
+
+def throttlecrab_grpc(limit: int) -> Question:
+    """Ask throttlecrab over gRPC."""
+
+    def body(number: int) -> bytes:
+        return text(1, f"{limit} {user(number)}") + varint(2, limit) + varint(3, limit) + varint(4, YEAR) + varint(5, 1)
+
+    return Question(f"throttlecrab-grpc-{limit}", Wire.GRPC, "/throttlecrab.RateLimiter/Throttle", body, _first_is_one)
+
+
+def gubernator_http(limit: int) -> Question:
+    """Ask Gubernator, whose callers say the limit."""
+    asked = {
+        "name": f"bench {limit}",
+        "unique_key": "{user}",
+        "hits": "1",
+        "limit": str(limit),
+        "duration": str(YEAR * 1000),
+    }
+    template = msgspec.json.encode({"requests": [asked]}).decode()
+
+    def is_allowed(body: bytes) -> bool:
+        (answer,) = msgspec.json.decode(body)["responses"]
+        return not answer.get("error") and answer.get("status") != "OVER_LIMIT"
+
+    return _http(f"gubernator-http-{limit}", "/v1/GetRateLimits", template, is_allowed)
+
+
+def gubernator_grpc(limit: int) -> Question:
+    """Ask Gubernator over gRPC."""
+
+    def body(number: int) -> bytes:
+        asked = (
+            text(1, f"bench {limit}") + text(2, user(number)) + varint(3, 1) + varint(4, limit) + varint(5, YEAR * 1000)
+        )
+        return text(1, asked)
+
+    def is_allowed(message: bytes) -> bool:
+        """The first field of the only answer is its status, and left out while that is 0, under the limit."""
+        return not message.startswith(b"\x08\x01", 2)
+
+    return Question(f"gubernator-grpc-{limit}", Wire.GRPC, "/pb.gubernator.V1/GetRateLimits", body, is_allowed)
+
+
+def questions() -> dict[str, Question]:
+    """Return all of them by their names."""
+    found = [HTTP_CHECK, HTTP_THREE, HTTP_SOAK, RLS, GRPC_CHECK]
+    for limit in (PLENTY, 1):
+        found += [throttlecrab_http(limit), throttlecrab_grpc(limit), gubernator_http(limit), gubernator_grpc(limit)]
+    return {each.name: each for each in found}

@@ -1,13 +1,15 @@
-"""What the servers cost, and what that is held against. Pure: figures in, ratios and verdicts out."""
+"""What the servers cost, what that is held against, and how large a fleet it makes. Pure: no I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
 from benchmarks.service.load import Latency
 from benchmarks.timing import Figure
 
-MOST_TIMES_FLOOR = 3.0
+MOST_TIMES_FLOOR = 2.0
 """A check over HTTP takes at most this many times the processor time of nginx answering a constant."""
 LEAST_TIMES_LESS = 15.0
 """A call of RLS takes at least this many times less processor time than a trivial one of grpcio."""
@@ -15,6 +17,22 @@ LEAST_SHARE_ON_REDIS = 0.5
 """RLS on Redis answers at least this share of what it answers on memory."""
 MOST_P99_MS = 10.0
 """At half of the highest rate, 99 % of all answers take less than this many milliseconds."""
+MOST_FOR_DENIED = 1.1
+"""A refusal takes at most this many times the processor time of an admission."""
+MOST_FOR_DESCRIPTORS = 1.1
+"""A descriptor file takes at most this many times the processor time of rules."""
+MOST_FOR_THREE = 1.6
+"""Three rules that match take at most this many times the processor time of one."""
+MOST_FOR_SHADOW = 1.1
+"""With a shadow rule beside them, three rules take at most this many times the processor time."""
+LEAST_SOAKED = 25_000
+"""Requests per second of the soak on one core."""
+MOST_OF_RATELIMIT = 1 / 3
+"""On Redis, RLS takes at most this share of the processor time of envoyproxy/ratelimit."""
+TARGET = 1_000_000
+"""Requests per second of a fleet."""
+UTILISATION = 0.5
+"""How busy its cores may be: the share of the highest rate at which latencies were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +63,6 @@ class Cost:
     def per_second(self) -> float:
         return 1e9 / self.time.median
 
-    @property
-    def is_prompt(self) -> bool | None:
-        return None if self.latency is None else self.latency.p99 < MOST_P99_MS
-
 
 @dataclass(frozen=True, slots=True)
 class Aim:
@@ -62,51 +76,108 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """All that were measured in turn."""
+    """All that were measured in turn, by the ids of their rows."""
 
-    floor: Cost
-    """nginx answering a constant."""
-    uvicorn: Cost
-    grpcio: Cost
-    http: Cost
-    grpc: Cost
-    rls: Cost
-    rls_redis: Cost
-    others: tuple[Cost, ...] = ()
-    """Ours in other circumstances, for information."""
-
-    @property
-    def all(self) -> tuple[Cost, ...]:
-        return (self.floor, self.uvicorn, self.grpcio, *self.ours)
+    rows: dict[str, Cost]
 
     @property
     def ours(self) -> tuple[Cost, ...]:
-        return (self.http, self.grpc, self.rls, self.rls_redis, *self.others)
+        return tuple(cost for cost in self.rows.values() if cost.name == "headgate")
+
+    def ratio(self, one: str, other: str) -> float | None:
+        """Return the processor time of a row over that of another; None unless both were measured."""
+        if one not in self.rows or other not in self.rows:
+            return None
+        return self.rows[one].cpu.over(self.rows[other].cpu)
 
     def aims(self) -> list[Aim]:
-        """Return the verdicts."""
-        floor = self.http.cpu.over(self.floor.cpu)
-        less = self.grpcio.cpu.over(self.rls.cpu)
-        share = self.rls.time.over(self.rls_redis.time)
-        found = [
-            Aim(
-                "HTTP check: processor time, x nginx", floor, f"at most {MOST_TIMES_FLOOR:g}", floor <= MOST_TIMES_FLOOR
-            ),
-            Aim(
-                "RLS: x less processor time than grpcio",
-                less,
-                f"at least {LEAST_TIMES_LESS:g}",
-                less >= LEAST_TIMES_LESS,
-            ),
-            Aim(
-                "RLS on Redis: rate, x RLS on memory",
-                share,
-                f"at least {LEAST_SHARE_ON_REDIS:g}",
-                share >= LEAST_SHARE_ON_REDIS,
-            ),
+        """Return the verdicts on what was measured."""
+        return [
+            *self._against_floors(),
+            *self._refusals(),
+            *self._several(),
+            *self._against_peers(),
+            *self._latencies(),
         ]
+
+    def _against_floors(self) -> Iterator[Aim]:
+        yield from self._at_most("HTTP check: processor time, x nginx", "http", "floor", MOST_TIMES_FLOOR)
+        less = self.ratio("grpcio", "rls")
+        if less is not None:
+            passed = less >= LEAST_TIMES_LESS
+            yield Aim("RLS: x less processor time than grpcio", less, f"at least {LEAST_TIMES_LESS:g}", passed)
+        if {"rls", "rls_redis"} <= self.rows.keys():
+            share = self.rows["rls"].time.over(self.rows["rls_redis"].time)
+            passed = share >= LEAST_SHARE_ON_REDIS
+            yield Aim("RLS on Redis: rate, x RLS on memory", share, f"at least {LEAST_SHARE_ON_REDIS:g}", passed)
+
+    def _refusals(self) -> Iterator[Aim]:
+        for where, store in (("", "memory"), ("_redis", "Redis")):
+            for row, name in _APIS.items():
+                what = f"{name}, {store}: denied, x allowed"
+                yield from self._at_most(what, f"{row}_denied{where}", f"{row}{where}", MOST_FOR_DENIED)
+
+    def _several(self) -> Iterator[Aim]:
+        for where, store in (("", "memory"), ("_redis", "Redis")):
+            for end, answer in (("", "allowed"), ("_denied", "denied")):
+                what = f"RLS by descriptor file, {store}, {answer}: x by rules"
+                rows = f"descriptors{end}{where}", f"rls{end}{where}"
+                yield from self._at_most(what, *rows, MOST_FOR_DESCRIPTORS)
+            three, shadow, one = f"three{where}", f"shadow{where}", f"http{where}"
+            yield from self._at_most(f"three matching rules, {store}: x one", three, one, MOST_FOR_THREE)
+            yield from self._at_most(f"a shadow rule beside them, {store}: x without", shadow, three, MOST_FOR_SHADOW)
+        if "soak" in self.rows:
+            rate = 1e6 / self.rows["soak"].cpu_us
+            passed = rate >= LEAST_SOAKED
+            yield Aim("the soak: requests per second of a core", rate, f"at least {LEAST_SOAKED:,}", passed)
+
+    def _against_peers(self) -> Iterator[Aim]:
+        for end, answer in (("", "allowed"), ("_denied", "denied")):
+            what = f"RLS by descriptor file, memory, {answer}: x Limitador"
+            yield from self._at_most(what, f"descriptors{end}", f"limitador{end}", 1.0)
+            what = f"RLS by descriptor file, Redis, {answer}: x ratelimit"
+            yield from self._at_most(what, f"descriptors{end}_redis", f"ratelimit{end}_redis", MOST_OF_RATELIMIT)
+
+    def _latencies(self) -> Iterator[Aim]:
         for cost in self.ours:
             if cost.latency is not None:
                 what = f"{cost.what}: p99 at half of the highest rate, ms"
-                found.append(Aim(what, cost.latency.p99, f"under {MOST_P99_MS:g}", cost.latency.p99 < MOST_P99_MS))
-        return found
+                yield Aim(what, cost.latency.p99, f"under {MOST_P99_MS:g}", cost.latency.p99 < MOST_P99_MS)
+
+    def _at_most(self, what: str, one: str, other: str, most: float) -> Iterator[Aim]:
+        found = self.ratio(one, other)
+        if found is not None:
+            yield Aim(what, found, f"at most {most:.3g}", found <= most)
+
+
+_APIS = {
+    "http": "HTTP check",
+    "grpc": "gRPC check",
+    "rls": "RLS by rules",
+    "descriptors": "RLS by descriptor file",
+    "both": "RLS by rules beside a file",
+    "three": "HTTP check, three rules",
+}
+"""The rows that come allowed and denied, by the beginning of their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What carries the target."""
+
+    workers: int
+    """Processes of `headgate serve`, each with a core."""
+    primaries: int
+    """Redis servers, each with a core; 0 without Redis."""
+
+
+def fleet(cpu_us: float, store_us: float = 0.0, *, target: float = TARGET, utilisation: float = UTILISATION) -> Fleet:
+    """Return the cores that the target takes, each no busier than `utilisation`.
+
+    `cpu_us` and `store_us` are microseconds of processor time per request, of our processes and of Redis.
+    """
+    return Fleet(_cores(cpu_us, target, utilisation), _cores(store_us, target, utilisation))
+
+
+def _cores(us: float, target: float, utilisation: float) -> int:
+    return ceil(round(us * target / 1e6 / utilisation, 6))

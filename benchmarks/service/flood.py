@@ -1,7 +1,8 @@
 """A load of gRPC for many users, each of whose answers is looked at: ``python -m benchmarks.service.flood``.
 
 h2load sends the same message every time; services may remember what they have just seen. This sends another user's each
-time, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be answered.
+time, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be answered. It shares no
+code with the server, so that both cannot be wrong in the same way.
 
 At a constant rate, whatever the answers take, what is due is sent every millisecond (h2load does every 10). A request
 takes from when it was due to its answer, so what comes late because of earlier ones counts as late.
@@ -22,7 +23,7 @@ import hpack
 import msgspec
 import uvloop
 
-from benchmarks.service.asking import GRPC_CHECK, RLS, USERS, Question, user
+from benchmarks.service.asking import Question, questions
 from benchmarks.service.load import Latency, Load, framed, percentiles
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -35,19 +36,18 @@ _INITIAL_WINDOW = 4
 _WIDEST = (1 << 31) - 1
 _GIVEN = 65_535
 _MESSAGE = _HEADER_SIZE + 5
-_ALLOWED = b"\x08\x01"
-"""What the message of an answer begins with, in both services, if the request may pass."""
 _TICK = 0.001
 """Seconds between the looks at what is due."""
 
 
 class Flood:
-    """What all connections together have to ask."""
+    """What all connections to a port together have to ask, for so many users in turn, and what came of it."""
 
-    def __init__(self, question: Question, requests: int, host: str) -> None:
-        self.left, self.answered, self.allowed, self._total = requests, 0, 0, requests
-        self.messages = [framed(question.body_of(user(number))) for number in range(USERS)]
-        self.host, self.path = host, question.path
+    def __init__(self, question: Question, port: int, requests: int, users: int) -> None:
+        self.left, self.answered, self.allowed, self.refused, self._total = requests, 0, 0, 0, requests
+        self.messages = [framed(question.body_of(number)) for number in range(users)]
+        self.is_allowed = question.is_allowed
+        self.port, self.path = port, question.path
         self.took_us: list[int] = []
         """How long each request took that was asked when it was due."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,10 +58,11 @@ class Flood:
         self._next = (self._next + 1) % len(self.messages)
         return self.messages[self._next]
 
-    def took(self, answered: int, allowed: int) -> None:
-        """Count answers."""
+    def took(self, answered: int, allowed: int, refused: int) -> None:
+        """Count calls that ended, and what was decided: one that ended without a decision failed."""
         self.answered += answered
         self.allowed += allowed
+        self.refused += refused
         if self.answered >= self._total and not self.ended.done():
             self.ended.set_result(None)
 
@@ -80,7 +81,7 @@ class Client(asyncio.Protocol):
         self._due: dict[int, float] = {}
         """When the calls in flight were due, if they were."""
         self._transport: asyncio.Transport
-        names = {":method": "POST", ":scheme": "http", ":authority": flood.host, ":path": flood.path}
+        names = {":method": "POST", ":scheme": "http", ":authority": f"127.0.0.1:{flood.port}", ":path": flood.path}
         fields = [*names.items(), ("content-type", "application/grpc"), ("te", "trailers")]
         encoder = hpack.Encoder()
         self._first = bytes(encoder.encode(fields))
@@ -98,7 +99,7 @@ class Client(asyncio.Protocol):
         if self._data:
             data = self._data + data
         position, end = 0, len(data)
-        answered = allowed = 0
+        answered = allowed = decided = 0
         while position + _HEADER_SIZE <= end:
             word, flags, stream = _HEADER.unpack_from(data, position)
             stop = position + _HEADER_SIZE + (word >> 8)
@@ -106,7 +107,8 @@ class Client(asyncio.Protocol):
                 break
             kind = word & 0xFF
             if kind == _DATA:
-                allowed += data.startswith(_ALLOWED, position + _MESSAGE)
+                decided += 1
+                allowed += self._flood.is_allowed(data[position + _MESSAGE : stop])
             elif kind == _HEADERS:
                 answered += flags & _END_STREAM
                 if flags & _END_STREAM and self._due:
@@ -115,12 +117,9 @@ class Client(asyncio.Protocol):
                 self._control(kind, flags, data[position + _HEADER_SIZE : stop])
             position = stop
         self._data = data[position:]
-        if answered:
-            if self._streams:
-                self.ask(answered)
-            self._flood.took(answered, allowed)
-        elif allowed:
-            self._flood.took(0, allowed)
+        if answered and self._streams:
+            self.ask(answered)
+        self._flood.took(answered, allowed, decided - allowed)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._flood.fail(f"a connection was lost: {error}")
@@ -159,19 +158,18 @@ class Client(asyncio.Protocol):
             self._transport.write(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
 
 
-async def flood(question: Question, port: int, requests: int, connections: int, streams: int) -> Load:
-    """Ask so many questions, as fast as answers come."""
-    asking = Flood(question, requests, f"127.0.0.1:{port}")
+async def flood(asking: Flood, connections: int, streams: int) -> Load:
+    """Ask as fast as answers come."""
     start = perf_counter()
-    clients = await _connected(asking, port, connections, streams)
+    clients = await _connected(asking, connections, streams)
     await asking.ended
     return _ended(asking, clients, start)
 
 
-async def pour(question: Question, port: int, requests: int, connections: int, rate: float) -> Latency:
-    """Ask so many questions, so many in a second."""
-    asking = Flood(question, requests, f"127.0.0.1:{port}")
-    clients = await _connected(asking, port, connections, 0)
+async def pour(asking: Flood, connections: int, rate: float) -> Latency:
+    """Ask so many questions in a second."""
+    requests = asking.left
+    clients = await _connected(asking, connections, 0)
     start, asked = perf_counter(), 0
     while asked < requests:
         until = min(requests, int((perf_counter() - start) * rate))
@@ -181,15 +179,15 @@ async def pour(question: Question, port: int, requests: int, connections: int, r
         await asyncio.sleep(_TICK)
     await asking.ended
     found = _ended(asking, clients, start)
-    if found.failed:
-        raise ConnectionError(f"{found.failed} of {found.requests} requests were not allowed")
+    if asking.allowed < requests:
+        raise ConnectionError(f"{requests - asking.allowed} of {requests} requests were not allowed")
     return percentiles(rate, found, asking.took_us)
 
 
-async def _connected(asking: Flood, port: int, connections: int, streams: int) -> list[Client]:
+async def _connected(asking: Flood, connections: int, streams: int) -> list[Client]:
     loop = asyncio.get_running_loop()
     return [
-        (await loop.create_connection(lambda: Client(asking, streams), "127.0.0.1", port))[1]
+        (await loop.create_connection(lambda: Client(asking, streams), "127.0.0.1", asking.port))[1]
         for _ in range(connections)
     ]
 
@@ -198,7 +196,7 @@ def _ended(asking: Flood, clients: Sequence[Client], start: float) -> Load:
     seconds = perf_counter() - start
     for client in clients:
         client.close()
-    return Load(asking.answered, seconds, asking.answered - asking.allowed)
+    return Load(asking.answered, seconds, asking.answered - asking.allowed - asking.refused, asking.refused)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -208,20 +206,22 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 def main(arguments: Sequence[str]) -> None:
     """Run as a command, and say as JSON how it went."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.flood")
-    for name in ("--port", "--requests", "--connections"):
+    for name in ("--port", "--requests", "--users", "--connections"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--path", required=True)
+    parser.add_argument("--question", choices=list(questions()), required=True)
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--streams", type=int, help="as fast as answers come, with so many calls in flight")
     how.add_argument("--rate", type=float, help="so many in a second")
     options = parser.parse_args(arguments)
-    question = {each.path: each for each in (RLS, GRPC_CHECK)}[options.path]
-    where = question, options.port, options.requests, options.connections
     gc.disable()  # it would stop the load now and then, and there is nothing to collect
+    print(msgspec.json.encode(uvloop.run(_run(options))).decode())
+
+
+async def _run(options: argparse.Namespace) -> Load | Latency:
+    asking = Flood(questions()[options.question], options.port, options.requests, options.users)
     if options.rate:
-        print(msgspec.json.encode(uvloop.run(pour(*where, options.rate))).decode())
-    else:
-        print(msgspec.json.encode(uvloop.run(flood(*where, options.streams))).decode())
+        return await pour(asking, options.connections, options.rate)
+    return await flood(asking, options.connections, options.streams)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from benchmarks.service.asking import USERS, Question, Wire, check_body
+from benchmarks.service.asking import SOAK_PATHS, SOAK_USERS, Question, Wire
 
 PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light", "redis-server": "redis-server"}
 """Programs that this part needs, and the packages of Debian that have them."""
@@ -35,6 +35,9 @@ class Load(msgspec.Struct, frozen=True):
     requests: int
     seconds: float
     failed: int = 0
+    """How many were not decided: no answer, or an error."""
+    refused: int | None = None
+    """How many were decided, and not allowed; None where the program does not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,13 @@ class Loader:
     Args:
         question: what is asked.
         port: who is asked.
+        users: how many users ask.
         cores: the processor cores that the load may use.
         tls: whether to encrypt.
     """
 
-    def __init__(self, question: Question, port: int, cores: Iterable[int], *, tls: bool = False) -> None:
-        self._question = question
+    def __init__(self, question: Question, port: int, users: int, cores: Iterable[int], *, tls: bool = False) -> None:
+        self._question, self._users = question, users
         self._pin = ["taskset", "-c", ",".join(map(str, cores))]
         self._port = port
         self._url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
@@ -77,7 +81,11 @@ class Loader:
         """Ask as fast as answers come, for about so many seconds; `rate` is a guess of the rate."""
         if self._question.wire is Wire.HTTP:
             return self._wrk(seconds)
-        return self._flood(max(CONNECTIONS, int(seconds * rate)))
+        return self.ask(max(CONNECTIONS, int(seconds * rate)))
+
+    def ask(self, requests: int) -> Load:
+        """Ask so many times over gRPC, for one user after the other, as fast as answers come."""
+        return read_json(self._run([*self._flooding(requests), "--streams", str(STREAMS)]))
 
     def at_rate(self, rate: float, seconds: float) -> Latency:
         """Ask at a constant rate, whatever the answers take."""
@@ -94,24 +102,21 @@ class Loader:
 
     def _wrk(self, seconds: float) -> Load:
         script = Path(__file__).with_name("many_users.lua")
-        body = check_body("{user}").decode()
         whole = max(1, round(seconds))
         words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{whole}s", "-s", str(script), self._url]
-        told = self._run([*words, self._question.path, str(USERS), body])
+        users = ("random", SOAK_USERS) if self._question.random else ("turn", self._users)
+        told = self._run([*words, self._question.path, self._question.template, *map(str, users), str(SOAK_PATHS)])
         return read_json(told)
 
-    def _flood(self, requests: int) -> Load:
-        return read_json(self._run([*self._flooding(requests), "--streams", str(STREAMS)]))
-
     def _flooding(self, requests: int) -> list[str]:
-        words = [sys.executable, "-m", "benchmarks.service.flood", "--path", self._question.path]
-        words += ["--port", str(self._port), "--requests", str(requests)]
+        words = [sys.executable, "-m", "benchmarks.service.flood", "--question", self._question.name]
+        words += ["--port", str(self._port), "--requests", str(requests), "--users", str(self._users)]
         return [*words, "--connections", str(GRPC_CONNECTIONS)]
 
     def _h2load(self, requests: int, clients: int, options: Sequence[str] = ()) -> Load:
         with TemporaryDirectory(prefix="headgate-bench-") as folder:
             body = Path(folder) / "body"
-            body.write_bytes(self._question.body)
+            body.write_bytes(self._question.body_of(0))
             words = ["h2load", "--h1", "-t1", f"-c{clients}", f"-n{requests}", "-d", str(body), *options]
             words += ["-H", f"content-type: {self._question.content_type}", self._url + self._question.path]
             return read_h2load(self._run(words))

@@ -2,32 +2,79 @@
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPSConnection
+from time import perf_counter_ns
 from typing import Any
 
 import grpc
 import msgspec
 
-from benchmarks.on_redis.servers import Server
-from benchmarks.service.asking import HTTP_CHECK, USERS, Question, Wire, check_body, user
-from benchmarks.service.figures import Cost
-from benchmarks.service.load import Load, Loader
-from benchmarks.service.servers import Cores, Served
-from benchmarks.timing import Figure, Pace, alternate
+from benchmarks.on_redis.servers import Server, redis_server
+from benchmarks.service import servers
+from benchmarks.service.asking import CHECK, USERS, Wire, check, filled, rules, user
+from benchmarks.service.figures import Cost, Costs
+from benchmarks.service.load import Load, Loader, require
+from benchmarks.service.rows import OURS, Row, all_rows
+from benchmarks.service.servers import PROGRAMS, Cores, Served, Setup
+from benchmarks.timing import Figure, Pace, alternate, time_calls
+from headgate.engine import Engine
+from headgate.observe.recorder import Recorder
+from headgate.policy.loading import load
+from headgate.policy.request import Request
 
 PATIENCE = 10.0
 """Seconds for one answer."""
-RUNS = 5
+PROMPT = ("http", "grpc", "rls", "rls_redis")
+"""The rows whose latencies are measured."""
+RUNS = 3
 """How often latencies are measured; the run with the median p99 counts."""
+OBSERVED = 2000
+"""Checks per round of what observing costs."""
+DATABASES = 64
+"""Of Redis: each server has one of its own."""
+_JSON = {"content-type": "application/json"}
+OTHER = "other "
+"""What the id of a row begins with that is asked of the Headgate of another environment."""
 
 
 class WrongAnswer(AssertionError):
     """A server did not answer as it should, so its figures would mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is measured."""
+
+    seconds: float
+    """Of load per round; wrk takes whole seconds, and at least one."""
+    pace: Pace
+    users: int = USERS
+    warm_up: bool = True
+    """Whether there is a round before those that count."""
+    rows: str = ""
+    """A regular expression; rows whose whole id it matches are measured. Empty: all."""
+    other: str = ""
+    """The interpreter of another environment, whose Headgate is measured beside this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceResults:
+    """All that was measured of servers."""
+
+    costs: Costs
+    observing: Figure
+    """Nanoseconds that metrics, hot keys and logs of denials add to a check."""
+    cores: Cores
+    versions: dict[str, str]
+    missing: tuple[str, ...] = ()
+    """Services of others that are not on the path."""
 
 
 @dataclass(slots=True)
@@ -35,12 +82,10 @@ class Subject:
     """A server that is measured, asked in one way."""
 
     name: str
-    what: str
+    row: Row
     served: Served
-    question: Question
     cores: Cores
-    counts: bool = False
-    """Whether it decides, so that what it took can be asked: ours does."""
+    users: int = USERS
     store: Server | None = None
     rate: float = 2000.0
     """Requests per second, as found so far."""
@@ -49,19 +94,18 @@ class Subject:
     requests: int = 0
 
     @property
-    def port(self) -> int:
-        return self.served.http_port if self.question.wire is Wire.HTTP else self.served.grpc_port
-
-    @property
     def loader(self) -> Loader:
-        return Loader(self.question, self.port, self.cores.others, tls=self.served.tls)
+        port = self.served.http_port if self.row.question.wire is Wire.HTTP else self.served.grpc_port
+        return Loader(self.row.question, port, self.users, self.cores.others, tls=self.served.tls)
 
-    def warm_up(self) -> None:
-        """See that it answers rightly, and how fast it is about."""
+    def prepare(self, seconds: float) -> None:
+        """Use up what everybody has, if they are to be refused, see that it answers rightly, and warm it up."""
+        if not self.row.allows:
+            self._use_up()
         self.verify()
-        for _ in range(2):
-            self.rate = _rate(self._loaded(0.3))
-        self.verify()
+        if seconds:
+            self.rate = _rate(self._loaded(seconds))
+            self.verify()
 
     def round(self, seconds: float) -> float:
         """Ask for so many seconds; returns nanoseconds per request."""
@@ -74,56 +118,99 @@ class Subject:
         return 1e9 * load.seconds / load.requests
 
     def verify(self) -> None:
-        """Raise WrongAnswer unless it allows user 0."""
-        answer = self._ask_http() if self.question.wire is Wire.HTTP else self._ask_grpc()
-        if not self.question.is_allowed(answer):
-            raise WrongAnswer(f"{self.name} ({self.what}) does not allow: {answer!r}")
+        """Raise WrongAnswer unless user 0 gets the answer that the row is about."""
+        question, body = self.row.question, self.row.question.body_of(0)
+        answer = post(self.served, question.path, body) if question.wire is Wire.HTTP else self._ask_grpc(body)
+        if question.is_allowed(answer) is not self.row.allows:
+            raise WrongAnswer(f"{self.name} ({self.row.what}) does not answer so: {answer!r}")
 
     def cost(self, time: Figure) -> Cost:
         """Return what was found over all rounds."""
-        return Cost(self.name, self.what, Figure(tuple(self.cpu)), time, self.store_us / self.requests)
+        return Cost(self.name, self.row.what, Figure(tuple(self.cpu)), time, self.store_us / self.requests)
+
+    def _use_up(self) -> None:
+        question = self.row.question
+        if question.wire is Wire.GRPC:
+            self.loader.ask(self.users)
+            return
+        with closing(_connection(self.served)) as connection:
+            for number in range(self.users):
+                connection.request("POST", question.path, question.body_of(number), _JSON)
+                connection.getresponse().read()
 
     def _loaded(self, seconds: float) -> Load:
         left = self._left()
         load = self.loader.flat_out(seconds, self.rate)
-        if self.counts:
-            taken, expected = left - self._left(), load.requests // USERS
+        if load.refused is not None and load.refused != (0 if self.row.allows else load.requests):
+            wrong = f"{load.refused} of {load.requests} requests were refused"
+            raise WrongAnswer(f"{self.name} ({self.row.what}): {wrong}")
+        if self.row.counts:
+            taken, expected = left - self._left(), load.requests // self.users
             if taken < expected:
-                raise WrongAnswer(f"{self.name} ({self.what}) answered {expected} checks of a user, but took {taken}")
+                raise WrongAnswer(
+                    f"{self.name} ({self.row.what}) answered {expected} checks of a user, but took {taken}"
+                )
         return load
 
     def _left(self) -> int:
         """Ask how much user 0 has left; takes nothing."""
-        if not self.counts:
+        if not self.row.counts:
             return 0
-        answer = _post(self.served, HTTP_CHECK.path, check_body(user(0), cost=0))
+        answer = post(self.served, CHECK, filled(check("user", cost=0), 0))
         left: int = msgspec.json.decode(answer)["remaining"]
         return left
 
     def _stored_us(self) -> float:
         return self.store.cpu_us() if self.store else 0.0
 
-    def _ask_http(self) -> bytes:
-        return _post(self.served, self.question.path, self.question.body)
-
-    def _ask_grpc(self) -> bytes:
-        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            call: Callable[..., bytes] = channel.unary_unary(self.question.path)
-            return call(self.question.body, timeout=PATIENCE)
+    def _ask_grpc(self, body: bytes) -> bytes:
+        with grpc.insecure_channel(f"127.0.0.1:{self.served.grpc_port}") as channel:
+            call: Callable[..., bytes] = channel.unary_unary(self.row.question.path)
+            return call(body, timeout=PATIENCE)
 
 
-def measure(
-    subjects: Mapping[str, Subject], seconds: float, pace: Pace, latencies: Sequence[str], done: Callable[[str], None]
-) -> dict[str, Cost]:
-    """Let all take turns, and then those named in `latencies` be asked at half of their highest rate."""
+def chosen(amount: Amount) -> dict[str, Row]:
+    """Return the rows that are asked for and whose programs are here."""
+    return {
+        name: row
+        for name, row in all_rows().items()
+        if (not amount.rows or re.fullmatch(amount.rows, name)) and row.setup.is_here
+    }
+
+
+def steps(amount: Amount) -> int:
+    """Return how many steps there are to report."""
+    rows = chosen(amount)
+    others = sum(row.is_ours for row in rows.values()) if amount.other else 0
+    return 2 * (len(rows) + others) + 1
+
+
+def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
+    """Measure everything; `done` is told of each step.
+
+    Raises LoadError if a program is missing, with the words that install it.
+    """
+    require()
+    with ExitStack() as stack:
+        store = stack.enter_context(_pinned_redis(Cores.split()))
+        found = measure(_subjects(stack, amount, store), amount, done)
+    versions = {name: servers.version(name) for name in ("nginx", "wrk", "h2load")}
+    observed = observing(amount.pace)
+    done(f"observing: {observed.best / 1000:.2f} us")
+    missing = tuple(program for program in PROGRAMS if not Setup(program).is_here)
+    return ServiceResults(Costs(found), observed, Cores.split(), versions, missing)
+
+
+def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str], None]) -> dict[str, Cost]:
+    """Let all take turns, and then those in `PROMPT` be asked at half of their highest rate."""
     for name, subject in subjects.items():
-        subject.warm_up()
+        subject.prepare(amount.seconds if amount.warm_up else 0)
         done(f"{name}: answers rightly, about {subject.rate:,.0f}/s")
-    times = alternate({name: _turn(subject, seconds) for name, subject in subjects.items()}, pace)
+    times = alternate({name: _turn(subject, amount.seconds) for name, subject in subjects.items()}, amount.pace)
     costs = {name: subject.cost(times[name]) for name, subject in subjects.items()}
     for name, cost in costs.items():
-        if name in latencies:
-            costs[name] = _with_latency(cost, subjects[name], seconds)
+        if name in PROMPT and not amount.rows:
+            costs[name] = _with_latency(cost, subjects[name], amount.seconds)
         done(told(costs[name]))
     return costs
 
@@ -132,6 +219,48 @@ def told(cost: Cost) -> str:
     """Say in a line what came out."""
     late = "" if cost.latency is None else f", p99 {cost.latency.p99:.1f} ms at {cost.latency.rate:,.0f}/s"
     return f"{cost.label}: {cost.cpu_us:.1f} us of processor time, {cost.per_second:,.0f}/s{late}"
+
+
+def observing(pace: Pace) -> Figure:
+    """Return the nanoseconds that observing one check takes: the recorder alone, called as the service calls it."""
+    recorder = Recorder()
+    try:
+        with Engine(load(rules("user"))) as engine:
+            request = Request({"user": user(0)}, "/api/v1/orders", "POST")
+            ruling = engine.check(request)
+
+            def observe(request: Request) -> None:
+                began = perf_counter_ns()
+                deciding = perf_counter_ns()
+                recorder.ruled(ruling, request, perf_counter_ns() - deciding, "check")
+                recorder.called("check", "allowed", perf_counter_ns() - began)
+
+            requests = [request] * OBSERVED
+            return alternate({"observing": lambda _: time_calls(observe, requests)}, pace)["observing"]
+    finally:
+        recorder.close()
+
+
+def _subjects(stack: ExitStack, amount: Amount, store: Server) -> dict[str, Subject]:
+    """Start a server for each setup, and say how it is asked."""
+    running: dict[tuple[Setup, str], Served] = {}
+    databases = iter(range(DATABASES))
+
+    def subject(row: Row, python: str, name: str) -> Subject:
+        cores = Cores.split(row.setup.workers)
+        if (row.setup, python) not in running:
+            address = store.address(next(databases)) if row.setup.redis else ""
+            server = servers.started(row.setup, cores, address, python)
+            running[row.setup, python] = stack.enter_context(server)
+        kept = store if row.setup.redis else None
+        return Subject(name, row, running[row.setup, python], cores, amount.users, kept)
+
+    found = {}
+    for name, row in chosen(amount).items():
+        found[name] = subject(row, sys.executable, row.setup.program)
+        if row.is_ours and amount.other:
+            found[OTHER + name] = subject(row, amount.other, f"other {OURS}")
+    return found
 
 
 def _turn(subject: Subject, seconds: float) -> Callable[[int], float]:
@@ -149,16 +278,28 @@ def _rate(load: Load) -> float:
     return load.requests / load.seconds
 
 
-def _post(served: Served, path: str, body: bytes) -> bytes:
-    kind: type[HTTPConnection] = HTTPSConnection if served.tls else HTTPConnection
-    options: dict[str, Any] = {"context": _unverified()} if served.tls else {}
-    with closing(kind("127.0.0.1", served.http_port, timeout=PATIENCE, **options)) as connection:
-        connection.request("POST", path, body, {"content-type": "application/json"})
+@contextmanager
+def _pinned_redis(cores: Cores) -> Iterator[Server]:
+    with redis_server("--databases", str(DATABASES)) as server:
+        servers.pin(int(server.control.info("server")["process_id"]), cores.others)
+        yield server
+
+
+def post(served: Served, path: str, body: bytes) -> bytes:
+    """Ask once over HTTP, and return the body of the answer."""
+    with closing(_connection(served)) as connection:
+        connection.request("POST", path, body, _JSON)
         answer = connection.getresponse()
         data = answer.read()
     if answer.status != HTTPStatus.OK:
         raise WrongAnswer(f"{path}: {answer.status} {data!r}")
     return data
+
+
+def _connection(served: Served) -> HTTPConnection:
+    kind: type[HTTPConnection] = HTTPSConnection if served.tls else HTTPConnection
+    options: dict[str, Any] = {"context": _unverified()} if served.tls else {}
+    return kind("127.0.0.1", served.http_port, timeout=PATIENCE, **options)
 
 
 def _unverified() -> ssl.SSLContext:

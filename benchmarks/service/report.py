@@ -1,15 +1,108 @@
-"""Renders the part about the service of docs/benchmarks.md."""
+"""Renders the part about the service of docs/benchmarks.md: what was measured, how, and how to read it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.service import method
-from benchmarks.service.figures import MOST_P99_MS, Cost, Costs
-from benchmarks.service.running import ServiceResults
-from benchmarks.service.sizing import TARGET, fleet
+from benchmarks.service.asking import SOAK_PATHS, SOAK_USERS, USERS
+from benchmarks.service.figures import (
+    LEAST_SHARE_ON_REDIS,
+    LEAST_SOAKED,
+    LEAST_TIMES_LESS,
+    MOST_FOR_DENIED,
+    MOST_FOR_DESCRIPTORS,
+    MOST_FOR_SHADOW,
+    MOST_FOR_THREE,
+    MOST_P99_MS,
+    MOST_TIMES_FLOOR,
+    TARGET,
+    UTILISATION,
+    Cost,
+    Costs,
+    fleet,
+)
+from benchmarks.service.load import CONNECTIONS, GRPC_CONNECTIONS, STREAMS
+from benchmarks.service.measuring import OTHER, RUNS, ServiceResults
+from benchmarks.service.servers import Cores
 from benchmarks.tables import between, percent, table, times
 from benchmarks.verdicts import verdict
+
+WHAT = f"""\
+What a check costs `headgate serve` on one processor core, over HTTP, gRPC and Envoy's rate limit service (RLS), allowed
+and denied, on memory and on Redis, against nginx answering a constant, trivial servers of uvicorn and grpcio, which
+decide nothing, and the services of others that are on the path. The aims, in processor time if not said otherwise:
+
+- a check over HTTP takes at most {MOST_TIMES_FLOOR:g} times as much as nginx, and RLS at least \
+{LEAST_TIMES_LESS:g} times less than grpcio;
+- a refusal takes at most {MOST_FOR_DENIED:g} times as much as an admission, a descriptor file at most \
+{MOST_FOR_DESCRIPTORS:g} times as much as
+  rules, three rules at most {MOST_FOR_THREE:g} times as much as one, and a shadow rule beside them makes that at most
+  {MOST_FOR_SHADOW:g} times as much;
+- RLS on Redis answers at least {LEAST_SHARE_ON_REDIS:g} of what it answers on memory, and the soak is answered at least
+  {LEAST_SOAKED:,} times per second of a core;
+- at half of the highest rate, the 99th percentile is under {MOST_P99_MS:g} ms.
+"""
+COSTS = """\
+Microseconds of processor time per request (and how far the median round lies above the best one), and requests per
+second on one core.
+"""
+LATENCY = """\
+Milliseconds from sending a request to the end of its answer, at half of the highest rate.
+"""
+AGAINST = """\
+The Headgate of another environment, in turn with this one: processor time of this one over that of the other.
+"""
+OBSERVING = """\
+What metrics, hot keys and the log of denials add to each check: the calls that the service makes of its recorder, timed
+alone in a loop, best round, and as a share of the processor time above. They are in all other figures.
+"""
+SIZING = f"""\
+The way to {TARGET:,} requests per second: processor time per request x rate = cores, at most \
+{100 * UTILISATION:.0f} % busy, which is
+where the latencies above were measured. Workers and nodes share nothing but Redis, and the keys of users are spread
+over the primaries of a cluster by hash tag, so both numbers grow with the rate and with nothing else. This is
+arithmetic from the table above, not a measurement; load balancers and the network come on top.
+"""
+
+
+def method(cores: Cores) -> str:
+    """Say how it was measured."""
+    ours, others = (", ".join(map(str, each)) for each in (cores.server, cores.others))
+    return f"""\
+- **Floor**: nginx with one worker, no access log, connections that stay open; it reads the same `POST` and answers 200
+  with a constant body. It parses no JSON and decides nothing.
+- **uvicorn**: with uvloop and httptools; the application reads the body, parses the JSON and answers JSON.
+- **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
+- **headgate**: `headgate serve` as a user starts it, with metrics, one worker if not said otherwise, and one rule,
+  which matches every request (a fixed window per user). Redis is a server started for this run, without persistence;
+  flat out, requests wait for each other, so it gets 2 s for an answer rather than 10 ms.
+- **Descriptor file**: a file of envoyproxy/ratelimit with the same limit per user. "By rules beside a descriptor file":
+  the service has both, and the file is for another domain.
+- **Three rules**: per user, per address (each user has one of their own), and one for all together; denied, the first
+  refuses. "And a shadow": a fourth rule, per user, that is only tried out.
+- **The soak**: three rules on Redis, asked over HTTP for one of {SOAK_USERS:,} users and one of {SOAK_PATHS:,} paths at
+  random, so that hardly any request was seen before.
+- **Denied**: with a limit of 1, which everybody has used up before.
+- **ratelimit, limitador-server, gubernator, throttlecrab-server**: each as its manual starts it, on one core, with the
+  same limit per user; of the last two, callers say the limit in each request.
+- **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server
+  gets a second core and, where the machine has no more, shares it with the load and with Redis: such rows say little
+  about rates there, but the processor time stands.
+- **Load over HTTP**: wrk, one thread, {CONNECTIONS} connections, for {USERS:,} users in turn.
+- **Load over gRPC**: a client of our own, since h2load can only send one and the same message; one thread,
+  {GRPC_CONNECTIONS} connections with {STREAMS} calls in flight on each, for {USERS:,} users in turn.
+- **Processor time**: user and system time of all threads and processes of the server, from
+  `/proc/PID/task/*/schedstat`, before and after a round, over the requests answered in it. Of Redis, by `INFO cpu`.
+- **Rates** are those of all connections together, flat out.
+- **Verified**: before and after a contender is warmed up, it must answer as its row says. A round counts only if no
+  request failed, and all were answered 200 or, over gRPC, all as the row says; by one rule, ours must also have taken
+  at least as much of a user's limit as answers say, so that nobody is measured while failing.
+- **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
+  of the ratios within the rounds; other figures are those of the median round.
+- **Latency**: at a constant rate, half of the rate of the best round. Over gRPC by our own client, which sends what is
+  due every millisecond, and times each request from when it was due; over HTTP by h2load, for one user, which sends
+  what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts.
+"""
 
 
 def render(results: ServiceResults) -> str:
@@ -17,22 +110,26 @@ def render(results: ServiceResults) -> str:
     costs = results.costs
     parts = [
         "## Service\n",
-        method.WHAT,
+        WHAT,
         "### Service: verdicts\n",
         summary(costs),
         "### Service: method\n",
-        method.method(results.cores),
+        method(results.cores),
         "### Service: requests\n",
-        method.COSTS,
+        COSTS,
+        *([f"Not on the path, and not measured: {', '.join(results.missing)}.\n"] if results.missing else []),
         _costs(costs),
-        "### Service: latency\n",
-        method.LATENCY,
-        _latency(costs),
+    ]
+    if any(name.startswith(OTHER) for name in costs.rows):
+        parts += ["### Service: against the other\n", AGAINST, _against(costs)]
+    if any(cost.latency for cost in costs.ours):
+        parts += ["### Service: latency\n", LATENCY, _latency(costs)]
+    parts += [
         "### Service: observing\n",
-        method.OBSERVING,
+        OBSERVING,
         _observing(results),
         f"### Service: {TARGET:,} requests per second\n",
-        method.SIZING,
+        SIZING,
         _sizing(costs),
     ]
     return "\n".join(parts)
@@ -40,39 +137,61 @@ def render(results: ServiceResults) -> str:
 
 def in_short(costs: Costs) -> Iterator[tuple[str, str, str]]:
     """Return what it comes to: what, how much, and compared with what."""
-    nginx = f"{times(costs.http.cpu.over(costs.floor.cpu))} times nginx with a constant"
-    grpcio = f"{costs.grpcio.cpu.over(costs.rls.cpu):.1f} times less than grpcio"
-    shared = f"{times(costs.rls.time.over(costs.rls_redis.time))} of the rate on memory"
-    for cost, compared in ((costs.http, nginx), (costs.rls, grpcio), (costs.rls_redis, shared)):
-        yield cost.what, f"{cost.cpu_us:.1f} us of a core, {cost.per_second:,.0f} a second", compared
+    if not {"floor", "grpcio", "http", "rls", "rls_redis"} <= costs.rows.keys():  # only a part was measured
+        return
+    http, rls, shared = (costs.rows[name] for name in ("http", "rls", "rls_redis"))
+    compared = {
+        http: f"{times(costs.ratio('http', 'floor'))} times nginx with a constant",
+        rls: f"{costs.ratio('grpcio', 'rls'):.1f} times less than grpcio",
+        shared: f"{times(rls.time.over(shared.time))} of the rate on memory",
+    }
+    for cost, against in compared.items():
+        yield cost.what, f"{cost.cpu_us:.1f} us of a core, {cost.per_second:,.0f} a second", against
     late = [cost.latency.p99 for cost in costs.ours if cost.latency is not None]
-    yield "99 of 100 answers, at half of the highest rate", between(late, 1, "ms at most"), f"aim: {MOST_P99_MS:g} ms"
+    if late:
+        what = "99 of 100 answers, at half of the highest rate"
+        yield what, between(late, 1, "ms at most"), f"aim: {MOST_P99_MS:g} ms"
 
 
 def summary(costs: Costs) -> str:
     """Return the aims and what was reached, as Markdown."""
-    lines = ((aim.what, times(aim.found), aim.aim, verdict(aim.passed)) for aim in costs.aims())
+    lines = ((aim.what, _found(aim.found), aim.aim, verdict(aim.passed)) for aim in costs.aims())
     return table(("what", "found", "aim", "verdict"), lines)
+
+
+def _found(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else times(value)
 
 
 def _costs(costs: Costs) -> str:
     head = ("server, asked how", "processor time", "x nginx", "x less than grpcio", "requests per second", "Redis")
-    lines = (
-        (
-            cost.label,
-            f"{cost.cpu_us:,.1f} +{100 * cost.cpu.spread:.0f} %",
-            times(cost.cpu.over(costs.floor.cpu)),
-            f"{costs.grpcio.cpu.over(cost.cpu):.1f}",
-            f"{cost.per_second:,.0f}",
-            f"{cost.store_us:.1f}" if cost.store_us else "-",
+    lines = []
+    for name, cost in costs.rows.items():
+        less = costs.ratio("grpcio", name)
+        lines.append(
+            (
+                cost.label,
+                f"{cost.cpu_us:,.1f} +{100 * cost.cpu.spread:.0f} %",
+                times(costs.ratio(name, "floor")),
+                "-" if less is None else f"{less:.1f}",
+                f"{cost.per_second:,.0f}",
+                f"{cost.store_us:.1f}" if cost.store_us else "-",
+            )
         )
-        for cost in costs.all
-    )
     return table(head, lines)
 
 
+def _against(costs: Costs) -> str:
+    lines = []
+    for name, cost in costs.rows.items():
+        ratio = costs.ratio(name, OTHER + name)
+        if ratio is not None:
+            lines.append((cost.what, f"{cost.cpu_us:.1f}", f"{costs.rows[OTHER + name].cpu_us:.1f}", times(ratio)))
+    return table(("asked how", "this one, us", "the other, us", "ratio"), lines)
+
+
 def _latency(costs: Costs) -> str:
-    found = ((cost, cost.latency) for cost in costs.all if cost.latency is not None)
+    found = ((cost, cost.latency) for cost in costs.ours if cost.latency is not None)
     lines = (
         (
             cost.label,
@@ -86,8 +205,9 @@ def _latency(costs: Costs) -> str:
 
 
 def _observing(results: ServiceResults) -> str:
-    costs, us = results.costs, results.observing.best / 1000
-    lines = ((cost.what, f"{us:.2f}", percent(us, cost.cpu_us, 1)) for cost in (costs.http, costs.grpc, costs.rls))
+    us, rows = results.observing.best / 1000, results.costs.rows
+    found = [rows[name] for name in ("http", "grpc", "rls") if name in rows]
+    lines = ((cost.what, f"{us:.2f}", percent(us, cost.cpu_us, 1)) for cost in found)
     return table(("asked how", "us per check", "of the processor time"), lines)
 
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from benchmarks.on_redis.servers import START_SECONDS, ServerError, free_port
-from benchmarks.service import certificate, processor
-from benchmarks.service.asking import RULES
+from benchmarks.service.asking import DOMAIN
 
 ROOT = Path(__file__).parents[2]
+PROC = Path("/proc")
+PROGRAMS = ("ratelimit", "limitador-server", "gubernator", "throttlecrab-server")
+"""Services of others, which are measured if they are on the path."""
+STORE_SECONDS = 2
+"""What Redis gets for an answer: flat out, requests wait longer than the 10 ms that it gets otherwise."""
 NGINX = """\
 daemon off;
 worker_processes 1;
@@ -56,77 +69,176 @@ class Cores:
         return cls(tuple(cores[:processes]), tuple(cores[processes:] or cores))
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A server, and what it decides by. Equal setups are one server."""
+
+    program: str = "headgate"
+    rules: str = ""
+    """A file of rules; of Limitador, its limits."""
+    descriptors: str = ""
+    """A file of envoyproxy/ratelimit."""
+    redis: bool = False
+    """Whether its state is on Redis, rather than in memory."""
+    tls: bool = False
+    workers: int = 1
+    local_cache: bool = False
+    """Of ratelimit: whether it remembers in memory who was refused."""
+
+    @property
+    def is_here(self) -> bool:
+        """Can it be started?"""
+        return self.program not in PROGRAMS or shutil.which(self.program) is not None
+
+
 class Served:
     """A server that runs."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], http_port: int = 0, grpc_port: int = 0, *, tls: bool = False
-    ) -> None:
-        self._process, self.http_port, self.grpc_port, self.tls = process, http_port, grpc_port, tls
+    def __init__(self, process: int, http_port: int = 0, grpc_port: int = 0, *, tls: bool = False) -> None:
+        self.process, self.http_port, self.grpc_port, self.tls = process, http_port, grpc_port, tls
 
     def used_ns(self) -> int:
         """Return the processor time of all its processes so far."""
-        return processor.used_ns(self._process.pid)
+        return used_ns(self.process)
 
 
 @contextmanager
-def nginx(cores: Cores) -> Iterator[Served]:
-    """Nginx with one worker that answers a constant: the floor."""
-    port = free_port()
-    with TemporaryDirectory(prefix="headgate-bench-") as folder:
-        configuration = Path(folder) / "nginx.conf"
-        configuration.write_text(NGINX.format(folder=folder, port=port))
-        words = ["nginx", "-p", folder, "-e", "stderr", "-c", str(configuration)]
-        with _running(words, cores, port) as process:
-            yield Served(process, http_port=port)
+def started(setup: Setup, cores: Cores, store: str = "", python: str = sys.executable) -> Iterator[Served]:
+    """Start what is set up, for the length of a with block.
+
+    Args:
+        setup: what to start.
+        cores: the processor cores that it gets.
+        store: the address of a database of Redis, if it keeps its state there.
+        python: the interpreter of the environment whose Headgate is started.
+    """
+    http, grpc = free_port(), free_port()
+    with TemporaryDirectory(prefix="headgate-bench-") as name:
+        command = _command(setup, Path(name), (http, grpc), store, python)
+        with _running(command, cores, Path(name) / "log") as process:
+            yield Served(process, http, grpc, tls=setup.tls)
+
+
+class Command(NamedTuple):
+    """How a program is started, and where it listens then."""
+
+    words: list[str]
+    ports: tuple[int, ...]
+    environment: Mapping[str, str] = {}
+
+
+def _command(setup: Setup, folder: Path, ports: tuple[int, int], store: str, python: str) -> Command:
+    http, grpc = ports
+    match setup.program:
+        case "nginx":
+            return _nginx(folder, http)
+        case "uvicorn" | "grpcio" as peer:
+            port = http if peer == "uvicorn" else grpc
+            return Command([sys.executable, "-m", "benchmarks.service.peers", peer, str(port)], (port,))
+        case "ratelimit":
+            return _ratelimit(setup, folder, grpc, store)
+        case "limitador-server":
+            return _limitador(setup, folder, ports, store)
+        case "gubernator" | "throttlecrab-server" as peer:
+            return _gubernator(ports) if peer == "gubernator" else _throttlecrab(ports)
+        case _:
+            return _headgate(setup, folder, ports, store, python)
+
+
+def _nginx(folder: Path, port: int) -> Command:
+    """One worker that answers a constant: the floor."""
+    configuration = folder / "nginx.conf"
+    configuration.write_text(NGINX.format(folder=folder, port=port))
+    return Command(["nginx", "-p", str(folder), "-e", "stderr", "-c", str(configuration)], (port,))
+
+
+def _headgate(setup: Setup, folder: Path, ports: tuple[int, int], store: str, python: str) -> Command:
+    http, grpc = map(str, ports)
+    words = [python, "-m", "headgate.cli", "serve", "--http-port", http, "--grpc-port", grpc]
+    words += ["--store", f"{store}?timeout={STORE_SECONDS}" if setup.redis else store or "memory"]
+    if setup.rules:
+        (folder / "rules.yaml").write_text(setup.rules)
+        words += ["--rules", str(folder / "rules.yaml")]
+    if setup.descriptors:
+        (folder / "envoy").mkdir()
+        (folder / "envoy" / f"{DOMAIN}.yaml").write_text(setup.descriptors)
+        words += ["--envoy-config", str(folder / "envoy")]
+    if setup.tls:
+        chain, key = certificate(folder)
+        words += ["--tls-cert", str(chain), "--tls-key", str(key)]
+    if setup.workers > 1:
+        words += ["--workers", str(setup.workers)]
+    return Command(words, ports)
+
+
+def _ratelimit(setup: Setup, folder: Path, grpc: int, store: str) -> Command:
+    """Return how to start envoyproxy/ratelimit, which is told in its environment."""
+    config = folder / "bench" / "config"
+    config.mkdir(parents=True)
+    (config / f"{DOMAIN}.yaml").write_text(setup.descriptors)
+    server, _, database = store.removeprefix("redis://").partition("/")
+    environment = {
+        "RUNTIME_ROOT": str(folder),
+        "RUNTIME_SUBDIRECTORY": "bench",
+        "RUNTIME_WATCH_ROOT": "false",
+        "BACKEND_TYPE": "redis",
+        "REDIS_SOCKET_TYPE": "tcp",
+        "REDIS_URL": f"{server}/{database}",
+        "USE_STATSD": "false",
+        "LOG_LEVEL": "error",
+        "HOST": "127.0.0.1",
+        "GRPC_HOST": "127.0.0.1",
+        "DEBUG_HOST": "127.0.0.1",
+        "PORT": str(free_port()),
+        "GRPC_PORT": str(grpc),
+        "DEBUG_PORT": str(free_port()),
+        "LOCAL_CACHE_SIZE_IN_BYTES": str(64 << 20 if setup.local_cache else 0),
+    }
+    return Command(["ratelimit"], (grpc,), environment)
+
+
+def _limitador(setup: Setup, folder: Path, ports: tuple[int, int], store: str) -> Command:
+    http, grpc = map(str, ports)
+    limits = folder / "limits.yaml"
+    limits.write_text(setup.rules)
+    words = ["limitador-server", "--rls-ip", "127.0.0.1", "--rls-port", grpc, "--http-ip", "127.0.0.1"]
+    words += ["--http-port", http, str(limits)]
+    words += ["redis", store] if setup.redis else ["memory"]
+    return Command(words, ports[1:])
+
+
+def _gubernator(ports: tuple[int, int]) -> Command:
+    http, grpc = ports
+    environment = {
+        "GUBER_HTTP_ADDRESS": f"127.0.0.1:{http}",
+        "GUBER_GRPC_ADDRESS": f"127.0.0.1:{grpc}",
+        "GUBER_PEER_DISCOVERY_TYPE": "none",
+        "GUBER_LOG_LEVEL": "error",
+    }
+    return Command(["gubernator"], ports, environment)
+
+
+def _throttlecrab(ports: tuple[int, int]) -> Command:
+    http, grpc = map(str, ports)
+    words = ["throttlecrab-server", "--http", "--http-host", "127.0.0.1", "--http-port", http]
+    words += ["--grpc", "--grpc-host", "127.0.0.1", "--grpc-port", grpc, "--log-level", "error"]
+    return Command(words, ports)
 
 
 @contextmanager
-def uvicorn(cores: Cores) -> Iterator[Served]:
-    port = free_port()
-    with _running([sys.executable, "-m", "benchmarks.service.peers.uvicorn_check", str(port)], cores, port) as process:
-        yield Served(process, http_port=port)
-
-
-@contextmanager
-def grpcio(cores: Cores) -> Iterator[Served]:
-    port = free_port()
-    with _running([sys.executable, "-m", "benchmarks.service.peers.grpcio_rls", str(port)], cores, port) as process:
-        yield Served(process, grpc_port=port)
-
-
-@contextmanager
-def headgate(
-    cores: Cores, store: str = "memory", options: Sequence[str] = (), *, tls: bool = False
-) -> Iterator[Served]:
-    """`headgate serve` with one rule; `options` are more words of its command line."""
-    http_port, grpc_port = free_port(), free_port()
-    with TemporaryDirectory(prefix="headgate-bench-") as folder:
-        rules = Path(folder) / "rules.yaml"
-        rules.write_text(RULES)
-        words = [sys.executable, "-m", "headgate.cli", "serve", "--rules", str(rules), "--store", store]
-        words += ["--http-port", str(http_port), "--grpc-port", str(grpc_port), *options]
-        if tls:
-            chain, key = certificate.write(Path(folder))
-            words += ["--tls-cert", str(chain), "--tls-key", str(key)]
-        with _running(words, cores, http_port, grpc_port) as process:
-            yield Served(process, http_port, grpc_port, tls=tls)
-
-
-@contextmanager
-def _running(words: Sequence[str], cores: Cores, *ports: int) -> Iterator[subprocess.Popen[bytes]]:
-    with TemporaryDirectory(prefix="headgate-bench-") as folder:
-        log = Path(folder) / "log"
-        pinned = ["taskset", "-c", ",".join(map(str, cores.server)), *words]
-        with log.open("wb") as output:
-            process = subprocess.Popen(pinned, stdout=output, stderr=output, cwd=ROOT)  # noqa: S603  our own words
-        try:
-            for port in ports:
-                _wait(process, port, log)
-            yield process
-        finally:
-            process.terminate()
-            process.wait()
+def _running(command: Command, cores: Cores, log: Path) -> Iterator[int]:
+    pinned = ["taskset", "-c", ",".join(map(str, cores.server)), *command.words]
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603  our own words
+            pinned, stdout=output, stderr=output, cwd=ROOT, env={**os.environ, **command.environment}
+        )
+    try:
+        for port in command.ports:
+            _wait(process, port, log)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -148,9 +260,58 @@ def pin(process: int, cores: Iterable[int]) -> None:
         os.sched_setaffinity(int(thread.name), cores)
 
 
+def processes(root: int) -> list[int]:
+    """Return the ids of a process and its descendants."""
+    found = [root]
+    for pid in found:  # grows while it is gone through
+        for children in PROC.glob(f"{pid}/task/*/children"):
+            found += map(int, _read(children).split())
+    return found
+
+
+def used_ns(root: int) -> int:
+    """Return the nanoseconds, user and system, that all threads of a process and its descendants were running."""
+    return sum(
+        int((_read(thread) or "0").split()[0])
+        for pid in processes(root)
+        for thread in PROC.glob(f"{pid}/task/*/schedstat")
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
 def version(program: str) -> str:
     """Return the version that a program tells; wrk and nginx tell it among other words, and not all on stdout."""
     option = {"h2load": "--version"}.get(program, "-v")
     told = subprocess.run([program, option], capture_output=True, text=True, check=False)  # noqa: S603  from a list of ours
     first = (told.stdout + told.stderr).splitlines()[0]
     return next((word for word in first.replace("/", " ").split() if word[0].isdigit()), first)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for the loopback that signs itself, and its key; returns where they are."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    chain, secret = folder / "certificate.pem", folder / "key.pem"
+    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return chain, secret

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.__main__ import PARTS, QUICK, main, run
 from benchmarks.report import Results, render
 from benchmarks.scenarios import Kind
+from benchmarks.service.rows import all_rows
 from benchmarks.tables import percent, table
 
 
@@ -51,7 +52,7 @@ def test_the_report_opens_with_ten_lines_of_its_own_figures(report: str) -> None
     in_memory, _, _, service = [getattr(measured(part), part) for part in PARTS]
     fastest = min(row.ours.best for row in in_memory.rows if len(row.scenario.limits) == 1)
     assert f"| decision in memory, one limit | {fastest:,.0f} to " in opening
-    assert f"{service.costs.http.per_second:,.0f} a second" in opening
+    assert f"{service.costs.rows['http'].per_second:,.0f} a second" in opening
     reached, judged = re.findall(r"(\d+) of (\d+) verdicts below are PASS", opening)[0]
     assert 0 <= int(reached) <= int(judged)
 
@@ -108,7 +109,8 @@ def test_what_was_measured_is_complete() -> None:
     assert {each.contender for each in in_memory.footprints} == libraries
     assert {each.contender for each in redis.footprints} == libraries | {"redis-py"}
     assert all(set(row.times) == {10, 100, 1000} for row in rules.rows)
-    assert service.costs.rls_redis.store_us > 0
+    assert service.costs.rows["rls_redis"].store_us > 0
+    assert set(service.costs.rows) == {name for name, row in all_rows().items() if row.setup.is_here}
 
 
 def test_as_a_command_it_writes_the_report_and_the_raw_numbers(tmp_path: pathlib.Path) -> None:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
-from benchmarks.service import load as loading
 from benchmarks.service.asking import HTTP_CHECK, RLS, text
 from benchmarks.service.load import Load, Loader, LoadError, framed, latency, read_h2load, read_json, require
 from tests.server.process.service import service
@@ -65,7 +65,7 @@ def test_a_message_of_grpc_has_its_length_before_it() -> None:
 
 def test_a_protobuf_field_is_its_number_its_length_and_itself() -> None:
     assert text(2, "ab") == b"\x12\x02ab"
-    assert RLS.body == b"\x0a\x05bench\x12\x10\x0a\x0e\x0a\x04user\x12\x06user-0"
+    assert RLS.body_of(0) == b"\x0a\x05bench\x12\x10\x0a\x0e\x0a\x04user\x12\x06user-0"
     with pytest.raises(ValueError, match="127"):
         text(1, "x" * 128)
 
@@ -78,10 +78,9 @@ def test_missing_programs_are_named_with_the_packages_that_have_them(monkeypatch
         require()
 
 
-def test_wrk_asks_for_one_user_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "USERS", 3)
+def test_wrk_asks_for_one_user_after_the_other() -> None:
     with small_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok") as (port, seen):
-        found = Loader(HTTP_CHECK, port, {0}).flat_out(0.1, 100)
+        found = Loader(HTTP_CHECK, port, 3, {0}).flat_out(0.1, 100)
     assert 0 < found.requests <= len(seen)
     assert b"POST /api/v1/rate-limit/check HTTP/1.1\r\n" in seen[0]
     assert all(f'"user-{number}"'.encode() in b"".join(seen[:9]) for number in range(3))
@@ -89,16 +88,16 @@ def test_wrk_asks_for_one_user_after_the_other(monkeypatch: pytest.MonkeyPatch) 
 
 def test_h2load_asks_at_a_constant_rate() -> None:
     with small_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok") as (port, seen):
-        found = Loader(HTTP_CHECK, port, {0}).at_rate(640, 0.2)
+        found = Loader(HTTP_CHECK, port, 1, {0}).at_rate(640, 0.2)
     assert found.asked == 640
     assert 0 < found.p50 <= found.p99 <= found.worst
-    assert HTTP_CHECK.body in seen[0]
+    assert HTTP_CHECK.body_of(0) in seen[0]
 
 
 def test_grpc_is_asked_as_fast_as_it_is_answered_or_at_a_constant_rate(tmp_path: Path) -> None:
     with service("--rules", rules_of(1000, tmp_path)) as found:
-        loader = Loader(RLS, found.started().grpc_port, {0})
-        assert loader.flat_out(0.1, 1000).requests == 100
+        loader = Loader(RLS, found.started().grpc_port, 10, {0})
+        assert loader.flat_out(0.1, 1000) == Load(100, ANY, 0, 0)
         timed = loader.at_rate(1000, 0.1)
     assert timed.asked == 1000
     assert 0 < timed.p50 <= timed.p99 <= timed.worst
@@ -106,8 +105,9 @@ def test_grpc_is_asked_as_fast_as_it_is_answered_or_at_a_constant_rate(tmp_path:
 
 def test_grpc_that_is_refused_is_no_figure(tmp_path: Path) -> None:
     with service("--rules", rules_of(5, tmp_path)) as found:
-        loader = Loader(RLS, found.started().grpc_port, {0})
-        with pytest.raises(LoadError, match="95 of 100 requests"):
+        loader = Loader(RLS, found.started().grpc_port, 10, {0})
+        assert loader.ask(10).refused == 5
+        with pytest.raises(LoadError, match="100 of 100 requests"):
             loader.at_rate(1000, 0.1)
 
 
@@ -121,7 +121,7 @@ def rules_of(limit: int, folder: Path) -> str:
 def test_a_load_that_is_refused_is_no_figure() -> None:
     refusal = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
     with small_server(refusal) as (port, _), pytest.raises(LoadError, match="requests failed"):
-        Loader(HTTP_CHECK, port, {0}).at_rate(640, 0.1)
+        Loader(HTTP_CHECK, port, 1, {0}).at_rate(640, 0.1)
 
 
 @contextmanager

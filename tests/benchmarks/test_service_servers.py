@@ -5,30 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.on_redis.servers import ServerError
-from benchmarks.service import processor, servers
-from benchmarks.service.asking import GRPC_CHECK, HTTP_CHECK, RLS, Question
-from benchmarks.service.measuring import Subject, WrongAnswer
-from benchmarks.service.servers import Cores, Served
+from benchmarks.on_redis.servers import Server, ServerError, redis_server
+from benchmarks.service import servers
+from benchmarks.service.asking import HTTP_CHECK, rules
+from benchmarks.service.measuring import Amount, Subject, WrongAnswer, chosen, observing, post
+from benchmarks.service.rows import all_rows, floors
+from benchmarks.service.servers import PROGRAMS, Cores, Setup, started
+from benchmarks.timing import Pace
 
 CORES = Cores.split()
-PEERS: dict[str, tuple[Callable[[Cores], AbstractContextManager[Served]], Question]] = {
-    "nginx": (servers.nginx, HTTP_CHECK),
-    "uvicorn": (servers.uvicorn, HTTP_CHECK),
-    "grpcio": (servers.grpcio, RLS),
-}
+ONCE = Pace(0, 1, 1)
+ROWS = chosen(Amount(0, ONCE))
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_allows_and_uses_processor_time(name: str) -> None:
-    start, question = PEERS[name]
-    with start(CORES) as served:
-        subject = Subject(name, "trivial", served, question, CORES)
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Server]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", floors())
+def test_a_trivial_peer_allows_and_uses_processor_time(name: str) -> None:
+    row = ROWS[name]
+    with started(row.setup, CORES) as served:
+        subject = Subject(name, row, served, CORES, 10)
         subject.verify()
         before = served.used_ns()
         assert subject.round(0.1) > 0
@@ -36,35 +41,86 @@ def test_a_peer_allows_and_uses_processor_time(name: str) -> None:
     assert all(cpu > 0 for cpu in subject.cpu)
 
 
-@pytest.mark.parametrize("question", [HTTP_CHECK, GRPC_CHECK, RLS], ids=lambda question: question.path)
-def test_ours_takes_what_it_is_asked_for(question: Question) -> None:
-    with servers.headgate(CORES) as served:
-        subject = Subject("headgate", question.path, served, question, CORES, counts=True)
-        subject.warm_up()
+@pytest.mark.parametrize(
+    "name", ["http", "http_denied", "grpc_denied", "rls", "descriptors", "descriptors_denied", "both_denied", "shadow"]
+)
+def test_ours_answers_as_its_row_says(name: str) -> None:
+    row = ROWS[name]
+    with started(row.setup, CORES) as served:
+        subject = Subject(name, row, served, CORES, 10)
+        subject.prepare(0)
         assert subject.round(0.1) > 0
 
 
 def test_ours_is_asked_over_tls() -> None:
-    with servers.headgate(CORES, tls=True) as served:
-        subject = Subject("headgate", "TLS", served, HTTP_CHECK, CORES, counts=True)
+    row = ROWS["http_tls"]
+    with started(row.setup, CORES) as served:
+        subject = Subject("headgate", row, served, CORES, 10)
         subject.verify()
         assert subject.round(0.1) > 0
 
 
-def test_a_server_that_does_not_allow_is_not_measured() -> None:
-    never = Question(HTTP_CHECK.wire, HTTP_CHECK.path, HTTP_CHECK.content_type, HTTP_CHECK.body_of, lambda _: False)
-    with servers.nginx(CORES) as served, pytest.raises(WrongAnswer, match=r"nginx .* does not allow"):
-        Subject("nginx", "constant", served, never, CORES).verify()
+def test_the_soak_asks_for_users_and_paths_at_random(redis: Server) -> None:
+    row = ROWS["soak"]
+    redis.forget()
+    with started(row.setup, CORES, redis.address()) as served:
+        subject = Subject("headgate", row, served, CORES, store=redis)
+        subject.prepare(0)
+        subject.round(0.1)
+        asked, *counted = redis.control.dbsize(), *redis.control.keys("*user-*")
+    assert subject.store_us > 0
+    assert asked > len(counted) / 2 > subject.requests / 4  # hardly anybody asks twice
+
+
+@pytest.mark.parametrize("answer", ["allowed", "denied"])
+def test_a_server_that_answers_otherwise_is_not_measured(answer: str) -> None:
+    row = replace(ROWS["http"], allows=answer == "allowed")
+    setup = replace(row.setup, rules=rules("user", limit=1 if row.allows else 100))
+    with started(setup, CORES) as served:
+        subject = Subject("headgate", replace(row, setup=setup), served, CORES, 1)
+        post(served, HTTP_CHECK.path, HTTP_CHECK.body_of(0))
+        with pytest.raises(WrongAnswer, match=r"headgate .* does not answer so"):
+            subject.verify()
+
+
+def test_refusals_in_a_load_are_noticed() -> None:
+    row = ROWS["rls"]
+    setup = replace(row.setup, rules=rules("user", limit=2))
+    with started(setup, CORES) as served:
+        subject = Subject("headgate", replace(row, setup=setup, counts=False), served, CORES, 10)
+        with pytest.raises(WrongAnswer, match="180 of 200 requests were refused"):
+            subject.round(0.1)
 
 
 def test_a_server_that_counts_must_have_counted_what_it_answered() -> None:
-    with servers.nginx(CORES) as served, pytest.raises(WrongAnswer, match="but took 0"):
-        Subject("nginx", "constant", served, HTTP_CHECK, CORES, counts=True).round(0.1)
+    row = replace(ROWS["floor"], counts=True)
+    with started(row.setup, CORES) as served, pytest.raises(WrongAnswer, match="but took 0"):
+        Subject("nginx", row, served, CORES, 10).round(0.1)
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    with pytest.raises(ServerError, match="no such thing"), servers.headgate(CORES, "no such thing"):
+    with pytest.raises(ServerError, match="no such thing"), started(Setup(rules=rules("user")), CORES, "no such thing"):
         pass
+
+
+def test_rows_are_chosen_by_their_ids_and_by_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(chosen(Amount(0, ONCE, rows="http(_denied)?"))) == ["http", "http_denied"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not {row.setup.program for row in chosen(Amount(0, ONCE)).values()} & set(PROGRAMS)
+    assert set(PROGRAMS) < {row.setup.program for row in all_rows().values()}
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.setup.program in PROGRAMS] or ["none"])
+def test_the_services_of_others_answer_as_their_rows_say(name: str, redis: Server) -> None:
+    """As far as they are on the path; nothing to see where none is."""
+    if name == "none":
+        return
+    row = ROWS[name]
+    redis.forget()
+    with started(row.setup, CORES, redis.address() if row.setup.redis else "") as served:
+        subject = Subject(name, row, served, CORES, 10)
+        subject.prepare(0)
+        assert subject.round(0.1) > 0
 
 
 def test_the_cores_are_shared_where_there_are_not_enough() -> None:
@@ -77,14 +133,25 @@ def test_processor_time_is_that_of_the_children_too() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     try:
-        while len(processor.processes(parent.pid)) < 2:
+        while len(servers.processes(parent.pid)) < 2:
             assert parent.poll() is None
-        assert processor.used_ns(parent.pid) > 0
+        assert servers.used_ns(parent.pid) > 0
     finally:
         parent.communicate(b"\n")
-    assert processor.used_ns(parent.pid) == 0
+    assert servers.used_ns(parent.pid) == 0
+
+
+def test_observing_takes_some_time() -> None:
+    assert observing(ONCE).best > 0
 
 
 @pytest.mark.parametrize("program", ["nginx", "wrk", "h2load"])
 def test_programs_tell_their_version(program: str) -> None:
     assert servers.version(program)[0].isdigit()
+
+
+def test_the_body_of_a_check_has_its_user_and_address() -> None:
+    assert HTTP_CHECK.body_of(7) == (
+        b'{"principal":{"user":"user-7"},"endpoint":"/api/v1/orders","method":"POST","cost":1}'
+    )
+    assert b'"ip":"10.1.0.2"' in ROWS["three"].question.body_of(0x10002)

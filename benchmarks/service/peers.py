@@ -1,15 +1,24 @@
-"""A trivial rate limit service under grpcio's asyncio server: parses the request and answers OK. It decides nothing."""
+"""Trivial servers that ours is held against, as programs: ``python -m benchmarks.service.peers uvicorn|grpcio PORT``.
+
+Both parse what they are asked, and allow; they decide nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+import uvicorn
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.service.asking import RLS_METHOD, RLS_SERVICE
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _TEXT = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _NUMBER = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
@@ -27,11 +36,41 @@ _FIELDS = {
     "Status": (("code", 1, _NUMBER, _ONE, ""), ("limit_remaining", 3, _NUMBER, _ONE, "")),
     "Response": (("overall_code", 1, _NUMBER, _ONE, ""), ("statuses", 2, _MESSAGE, _MANY, "Status")),
 }
-OK = 1
+_OK = 1
+
+
+async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    """Answer every request as a check that is allowed, in ASGI."""
+    if scope["type"] != "http":
+        return
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    user = json.loads(body)["principal"]["user"]
+    answer = json.dumps({"allowed": True, "limit": 1000, "remaining": 999, "rule_id": user}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
+def serve_http(port: int) -> None:
+    """Serve checks under uvicorn until the process ends."""
+    uvicorn.run(
+        application,
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+    )
 
 
 def messages() -> dict[str, Any]:
-    """Return the classes of the messages, as far as a trivial answer needs them."""
+    """Return the classes of the messages of RLS, as far as a trivial answer needs them."""
     file = descriptor_pb2.FileDescriptorProto(name="peer.proto", package="peer", syntax="proto3")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)
@@ -44,14 +83,14 @@ def messages() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"peer.{name}")) for name in _FIELDS}
 
 
-async def serve(port: int) -> None:
-    """Serve until the process ends."""
+async def serve_rls(port: int) -> None:
+    """Serve a rate limit service under grpcio's asyncio server until the process ends."""
     classes = messages()
     response, status = classes["Response"], classes["Status"]
 
     async def should_rate_limit(request: Any, _: Any) -> Any:
-        statuses = [status(code=OK, limit_remaining=len(each.entries)) for each in request.descriptors]
-        return response(overall_code=OK, statuses=statuses)
+        statuses = [status(code=_OK, limit_remaining=len(each.entries)) for each in request.descriptors]
+        return response(overall_code=_OK, statuses=statuses)
 
     handler = grpc.unary_unary_rpc_method_handler(
         should_rate_limit,
@@ -66,4 +105,8 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    _, which, where = sys.argv
+    if which == "uvicorn":
+        serve_http(int(where))
+    else:
+        asyncio.run(serve_rls(int(where)))

@@ -1,0 +1,134 @@
+"""What is measured of servers, row by row: who is asked what, deciding by what, with which answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.service.asking import (
+    GRPC_CHECK,
+    HTTP_CHECK,
+    HTTP_SOAK,
+    HTTP_THREE,
+    PLENTY,
+    RLS,
+    Question,
+    descriptors,
+    gubernator_grpc,
+    gubernator_http,
+    limitador_limits,
+    rules,
+    throttlecrab_grpc,
+    throttlecrab_http,
+)
+from benchmarks.service.servers import Setup
+
+OURS = "headgate"
+THREE = ("user", "ip", "global")
+"""The dimensions of three rules that match every request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A server, asked in one way."""
+
+    what: str
+    """How it is asked, what it decides by, and where its state lives."""
+    setup: Setup
+    question: Question
+    allows: bool = True
+    """The answer that every request must get."""
+    counts: bool = False
+    """Whether what it took of a user's limit can be asked: of ours, by one rule."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.setup.program == OURS
+
+
+def _denied(limit: int) -> str:
+    return "allowed" if limit == PLENTY else "denied"
+
+
+def ours() -> dict[str, Row]:
+    """Return our rows. An id ends with ``_denied`` and ``_redis`` where that is so."""
+    found: dict[str, Row] = {}
+    for redis in (False, True):
+        where, store = ("_redis", "Redis") if redis else ("", "memory")
+        for limit in (PLENTY, 1):
+            end, allows = (where, True) if limit == PLENTY else (f"_denied{where}", False)
+            answer = _denied(limit)
+            by_rule = Setup(rules=rules("user", limit=limit), redis=redis)
+            by_file = Setup(descriptors=descriptors(limit), redis=redis)
+            by_both = Setup(rules=rules("user", limit=limit), descriptors=descriptors(domain="elsewhere"), redis=redis)
+            found |= {
+                f"http{end}": Row(f"HTTP check, {store}, {answer}", by_rule, HTTP_CHECK, allows, counts=allows),
+                f"grpc{end}": Row(f"gRPC check, {store}, {answer}", by_rule, GRPC_CHECK, allows, counts=allows),
+                f"rls{end}": Row(f"RLS by rules, {store}, {answer}", by_rule, RLS, allows, counts=allows),
+                f"descriptors{end}": Row(f"RLS by descriptor file, {store}, {answer}", by_file, RLS, allows),
+                f"both{end}": Row(f"RLS by rules beside a descriptor file, {store}, {answer}", by_both, RLS, allows),
+            }
+        three = Setup(rules=rules(*THREE), redis=redis)
+        shadow = Setup(rules=rules(*THREE, shadow=True), redis=redis)
+        refusing = Setup(rules=rules(*THREE, limit=1), redis=redis)
+        found |= {
+            f"three{where}": Row(f"HTTP check, three rules, {store}, allowed", three, HTTP_THREE),
+            f"three_denied{where}": Row(
+                f"HTTP check, three rules, {store}, denied", refusing, HTTP_THREE, allows=False
+            ),
+            f"shadow{where}": Row(f"HTTP check, three rules and a shadow, {store}", shadow, HTTP_THREE),
+        }
+    soak = Setup(rules=rules(*THREE, endpoint="/api/**"), redis=True)
+    encrypted = Setup(rules=rules("user"), tls=True)
+    pair = Setup(rules=rules("user"), redis=True, workers=2)
+    return {
+        **found,
+        "soak": Row("HTTP check, three rules, Redis, 2 million users and 5,000 paths at random", soak, HTTP_SOAK),
+        "http_tls": Row("HTTP check, memory, TLS", encrypted, HTTP_CHECK, counts=True),
+        "rls_pair": Row("RLS by rules, Redis, 2 workers", pair, RLS, counts=True),
+        "http_pair": Row("HTTP check, Redis, 2 workers", pair, HTTP_CHECK, counts=True),
+    }
+
+
+def floors() -> dict[str, Row]:
+    """Return those that decide nothing."""
+    return {
+        "floor": Row("a constant over HTTP", Setup("nginx"), HTTP_CHECK),
+        "uvicorn": Row("a trivial check over HTTP", Setup("uvicorn"), HTTP_CHECK),
+        "grpcio": Row("a trivial RLS", Setup("grpcio"), RLS),
+    }
+
+
+def peers() -> dict[str, Row]:
+    """Return the services of others."""
+    found: dict[str, Row] = {}
+    for limit, end in ((PLENTY, ""), (1, "_denied")):
+        allows, answer = limit == PLENTY, _denied(limit)
+        limits = limitador_limits(limit)
+        found |= {
+            f"limitador{end}": Row(f"RLS, memory, {answer}", Setup("limitador-server", limits), RLS, allows),
+            f"limitador{end}_redis": Row(
+                f"RLS, Redis, {answer}", Setup("limitador-server", limits, redis=True), RLS, allows
+            ),
+            f"ratelimit{end}_redis": Row(
+                f"RLS, Redis, {answer}", Setup("ratelimit", descriptors=descriptors(limit), redis=True), RLS, allows
+            ),
+            f"gubernator_http{end}": Row(
+                f"HTTP, memory, {answer}", Setup("gubernator"), gubernator_http(limit), allows
+            ),
+            f"gubernator_grpc{end}": Row(
+                f"gRPC, memory, {answer}", Setup("gubernator"), gubernator_grpc(limit), allows
+            ),
+            f"throttlecrab_http{end}": Row(
+                f"HTTP, memory, {answer}", Setup("throttlecrab-server"), throttlecrab_http(limit), allows
+            ),
+            f"throttlecrab_grpc{end}": Row(
+                f"gRPC, memory, {answer}", Setup("throttlecrab-server"), throttlecrab_grpc(limit), allows
+            ),
+        }
+    cached = Setup("ratelimit", descriptors=descriptors(1), redis=True, local_cache=True)
+    return {**found, "ratelimit_cached_redis": Row("RLS, Redis, denied, its local cache", cached, RLS, allows=False)}
+
+
+def all_rows() -> dict[str, Row]:
+    """Return everything that could be measured, by its id."""
+    return {**floors(), **ours(), **peers()}
