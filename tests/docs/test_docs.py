@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import headgate
+from headgate import live
 from headgate.core.key import LITERAL, ONCE_US
 from headgate.observe import denials, frequent, hot_keys, logs
 from headgate.observe.descriptors import MOST_BY_VALUE
 from headgate.observe.rule_series import MOST_SERIES
-from headgate.policy import live
-from headgate.server import child, node, supervisor
+from headgate.server import node, supervisor
 from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 from headgate.server.wire.limits import WireLimits
 from headgate.stores import memory
@@ -48,9 +48,9 @@ FIGURES = [
     ("deploy", f"| `connect_timeout` | {ADDRESS.connect_timeout:g} |"),
     ("deploy", f"| `connections` | {flights.CONNECTIONS} (event loop), {pool.CONNECTIONS} (threads) |"),
     ("deploy", f"{Settings().drain_seconds:g} s by default, and {supervisor._GRACE:g} s for what follows"),
-    ("service", f"it is looked at every {WORDS[live.EVERY]}"),
+    ("service", f"they are looked at every {WORDS[live.EVERY]}"),
     ("service", f"after a pause of up to {supervisor._LONGEST_PAUSE:g} s if it died young"),
-    ("service", f"gives no sign of life for {child.PATIENCE:g} s"),
+    ("service", f"gives no sign of life for {supervisor.PATIENCE:g} s"),
     ("service", f"is {WireLimits().held_bytes >> 20} MiB"),
     ("api", f"with the same key within {ONCE_US // 60_000_000} minutes is counted once"),
     ("envoy", f"A store on the network gets {1000 * RLS_SECONDS:g} ms for an answer"),

@@ -150,6 +150,7 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
     unseen = {family.shown_name for family in FAMILIES.values()} - shown
     assert unseen == {
         "headgate_build_info",
+        "headgate_config_broken",
         "headgate_denials_unlogged_total",
         "headgate_peeks_total",
         "headgate_process_start_time_seconds",

@@ -14,10 +14,10 @@ from headgate.engine import AsyncEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.loading import load
 from headgate.server import rpc
+from headgate.server.admission import AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.routes import application, statuses_of
 from headgate.server.decisions import Decisions
-from headgate.server.guard import Guard
 from headgate.server.readiness import Readiness
 from headgate.server.rls import RateLimitService
 from headgate.server.rls import methods as rls_methods
@@ -41,7 +41,7 @@ class Listening:
 
 @contextmanager
 def listening(
-    rules: str = RULES, *, clock: ManualClock | None = None, gate: Guard | None = None, **options: Any
+    rules: str = RULES, *, clock: ManualClock | None = None, gate: AdmissionController | None = None, **options: Any
 ) -> Iterator[Listening]:
     """Serve HTTP and gRPC, with Envoy's service, until the end of the block; time stands still."""
     ready, stop, started = threading.Event(), asyncio.Event(), list[Listening]()
@@ -51,12 +51,12 @@ def listening(
         engine, recorder = AsyncEngine(load(rules), clock=clock or ManualClock()), Recorder()
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
         listener = Listener(admit=gate.admission if gate else None)
-        guard = gate or Guard()
-        methods = rpc.methods(decisions, readiness, charge=guard.charge)
-        envoy = RateLimitService(recorder, decisions=decisions, charge=guard.charge_descriptors)
+        admission = gate or AdmissionController()
+        methods = rpc.methods(decisions, readiness, charge=admission.charge)
+        envoy = RateLimitService(recorder, decisions=decisions, charge=admission.charge_descriptors)
         methods |= rls_methods(envoy)
         others = {b"/json": JsonForm(envoy)}
-        handler = application(decisions, readiness, charge=guard.charge, others=others, **options)
+        handler = application(decisions, readiness, charge=admission.charge, others=others, **options)
         statuses = statuses_of(options.get("forward_auth", ForwardAuth()))
         http, grpc = (socket.create_server(("127.0.0.1", 0), backlog=512) for _ in range(2))
         ports = http.getsockname()[1], grpc.getsockname()[1]

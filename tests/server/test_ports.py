@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.server.ports import Port, deafen, listen, stand_aside
+from headgate.server.ports import Port, listen, stand_aside, stop_accepting
 from tests.servers import until
 
 
@@ -48,8 +49,8 @@ def test_a_host_that_is_not_here_is_refused(host: str) -> None:
 def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
     listening = port.sockets[0]
     with socket.create_connection(("127.0.0.1", port.number)):
-        deafen(listening)
-        deafen(listening)
+        stop_accepting(listening)
+        stop_accepting(listening)
         with socket.socket() as late:
             late.setblocking(False)
             assert late.connect_ex(("127.0.0.1", port.number))
@@ -68,7 +69,7 @@ def test_a_socket_that_cannot_be_made_deaf_goes_on_to_listen(port: Port) -> None
     program = (1).to_bytes(8, sys.byteorder) + ctypes.addressof(take_all).to_bytes(8, sys.byteorder)
     listening.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
     listening.setsockopt(socket.SOL_SOCKET, 44, 1)  # SO_LOCK_FILTER
-    assert not deafen(listening)
+    assert not stop_accepting(listening)
     with socket.create_connection(("127.0.0.1", port.number)):
         until(lambda: _accepts(listening), "it is accepted")
 
@@ -97,3 +98,38 @@ def _accepts(listening: socket.socket) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def room(soft: int, hard: int, wanted: int) -> tuple[list[int], str]:
+    """What a process of its own returns with these limits, and its soft limit then; and what it logs."""
+    code = (
+        "import resource\n"
+        "from headgate.server.ports import room_for\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"print(room_for({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    return [int(word) for word in ended.stdout.split()], ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "found"),
+    [
+        (1000, 1000, 500, (500, 1000)),
+        (300, 1000, 500, (500, 628)),
+    ],
+)
+def test_as_many_files_are_allowed_as_connections_need(
+    soft: int, hard: int, wanted: int, found: tuple[int, int]
+) -> None:
+    assert room(soft, hard, wanted) == ([*found], "")
+
+
+def test_where_that_cannot_be_there_are_fewer_connections_and_the_log_says_so() -> None:
+    found, logged = room(300, 400, 500)
+    assert found == [272, 400]
+    assert "272 connections at most, not 500: this process may open 400 files only (ulimit -n)" in logged
+
+
+def test_there_is_always_room_for_one() -> None:
+    assert room(100, 100, 500)[0] == [1, 100]

@@ -18,7 +18,7 @@ from headgate.policy.model import Rule
 from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, Request
 from headgate.policy.selection import Verdict
 from headgate.policy.trie import ANY, REST, parsed
-from headgate.server.preflight import rules_of
+from headgate.server.configuration import rules_of
 from headgate.server.settings import Settings
 
 USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")

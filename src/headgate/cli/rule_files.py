@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headgate.core.errors import InvalidRule
+from headgate.live import yaml_files
 from headgate.policy import envoy
 from headgate.policy.compiled import Policy
 from headgate.policy.envoy import DescriptorPolicy
 from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
 from headgate.policy.problems import Kind
-from headgate.policy.source import yaml_files
 from headgate.policy.yaml_nodes import MAX_BYTES, decoded
 
 STDIN = "-"

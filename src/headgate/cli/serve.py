@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
         summary="answer checks over HTTP, gRPC and Envoy's rate limit protocol",
         more="Every option is also read from the environment: --http-port from HEADGATE_HTTP_PORT, and so on.\n\n"
         "SIGTERM and SIGINT drain: requests in progress are answered, and then it ends; a second one ends it at once.\n"
-        "SIGHUP looks again at rules, certificates, caller keys and identity. Rules are watched without it, too.\n\n"
+        "Files are watched: rules, certificates, caller keys, identity. SIGHUP makes it look at them at once.\n\n"
         "Exit codes: 0 it was told to end, 1 it could not start, 2 it cannot run as given.",
         examples="headgate serve\n"
         "headgate serve --rules rules.yaml --store redis://localhost:6379/0 --workers 4\n"

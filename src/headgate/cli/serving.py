@@ -13,10 +13,10 @@ from headgate.cli.command import NO, OK, WRONG_USAGE
 from headgate.cli.terminal import Terminal, safe, silence
 from headgate.core.errors import StoreError
 from headgate.observe import logs
-from headgate.server import process, signals
+from headgate.server import process
+from headgate.server.configuration import described_store, examined, identifier_of, meet_store
 from headgate.server.node import Node
 from headgate.server.ports import Port, examine, listen
-from headgate.server.preflight import described_store, examined, identifier_of, meet_store
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
 
@@ -43,10 +43,10 @@ def check(settings: Settings, terminal: Terminal) -> int:
 
 def run(settings: Settings, terminal: Terminal) -> int:
     """Serve; returns the exit code."""
-    signals.overhear_switches()
+    process.ignore_switches()
     logs.setup(settings.log_format, settings.log_level)
     if not settings.enforcement:
-        signals.tell_enforcement(_LOG, enforcing=False)
+        process.log_enforcement(_LOG, enforcing=False)
     store = described_store(settings)
     identifier_of(settings)  # what is wrong with it is said before there are ports and workers
     with ExitStack() as stack:

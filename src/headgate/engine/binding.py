@@ -11,12 +11,12 @@ from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Limit, Plan
 from headgate.engine.ruling import Reset
+from headgate.live import LoadStatistics
 from headgate.policy.compiled import Policy
-from headgate.policy.live import LivePolicy, LoadStatistics
+from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
 from headgate.policy.request import Request, principal_name
 from headgate.policy.selection import Selection
-from headgate.policy.source import rules_file
 from headgate.policy.terms import rule_id_of
 
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
@@ -43,7 +43,7 @@ class Book:
             rules = LivePolicy(rules_file(rules))
         if isinstance(rules, LivePolicy):
             live = self._live = rules
-            self.policy: Callable[[], Policy] = lambda: live.policy
+            self.policy: Callable[[], Policy] = lambda: live.value
         elif isinstance(rules, Ruleset | Policy):
             fixed = rules if isinstance(rules, Policy) else Policy(rules)
             self.policy = lambda: fixed

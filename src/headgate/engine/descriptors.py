@@ -26,9 +26,9 @@ from headgate.core.plan import Limit
 from headgate.engine.binding import checked_mode
 from headgate.engine.driving import driven
 from headgate.engine.leftover import used_up
+from headgate.live import LoadStatistics
 from headgate.policy.envoy import Answer, Descriptor, DescriptorPolicy, LiveDescriptors, Match, Matching, combine
 from headgate.policy.envoy.matching import Outcome, principal_of
-from headgate.policy.live import LoadStatistics
 from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.failover import AsyncFailoverStore, Statistics
@@ -102,7 +102,7 @@ class AsyncDescriptorEngine:
     @property
     def policy(self) -> DescriptorPolicy:
         """The trees in force."""
-        return self._trees.policy if isinstance(self._trees, LiveDescriptors) else self._trees
+        return self._trees.value if isinstance(self._trees, LiveDescriptors) else self._trees
 
     @property
     def clock(self) -> Clock:

@@ -17,9 +17,9 @@ from headgate.engine.flow import refunded, ruled
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
 from headgate.engine.together import Part, selected, together
+from headgate.live import LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
-from headgate.policy.live import LoadStatistics
 from headgate.policy.request import Request
 from headgate.policy.selection import Selection
 from headgate.stores import open_store

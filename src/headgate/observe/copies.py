@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headgate.engine import AsyncEngine
+from headgate.live import Live, LoadStatistics
 from headgate.observe import families
 from headgate.observe.families import NANO, Family, Kind
 from headgate.observe.process import usage
 from headgate.observe.table import Table
-from headgate.policy.live import LoadStatistics
 from headgate.stores.breaker import Circuit
 from headgate.stores.failover import Statistics
 from headgate.stores.traffic import TrafficStatistics
@@ -105,6 +105,20 @@ def of_process(worker: str) -> Source:
         yield Reading(families.CPU, (worker,), used.cpu_ns)
         yield Reading(families.RESIDENT, (worker,), used.resident_bytes)
         yield Reading(families.OPEN_FILES, (worker,), used.open_files)
+
+    return read
+
+
+def of_live(lives: Mapping[str, Live[Any]]) -> Source:
+    """Return how loading went of all that may change, by what it is."""
+
+    def read() -> Iterable[Reading]:
+        for what, live in lives.items():
+            loading = live.statistics()
+            yield Reading(families.CONFIG_LOADS, (what,), loading.loads)
+            yield Reading(families.CONFIG_FAILURES, (what,), loading.failures)
+            yield Reading(families.CONFIG_BROKEN, (what,), int(bool(loading.error)))
+            yield Reading(families.CONFIG_LOADED_AT, (what,), int(loading.loaded_at * NANO))
 
     return read
 

@@ -120,6 +120,24 @@ RULES_LOADED_AT = _gauge(
     "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
 )
 
+CONFIG_LOADS = _counter(
+    "config_loads", "Files that came into force: rules, descriptors, identity, caller_keys, certificates.", "config"
+)
+CONFIG_FAILURES = _counter("config_load_failures", "Changes that were not acceptable, or could not be read.", "config")
+CONFIG_BROKEN = _gauge(
+    "config_broken",
+    "1 while the last change was not acceptable, and the one before is in force.",
+    "config",
+    merge=Merge.MAX,
+)
+CONFIG_LOADED_AT = _gauge(
+    "config_loaded_timestamp_seconds",
+    "When what is in force was loaded; the earliest.",
+    "config",
+    scale=NANO,
+    merge=Merge.MIN,
+)
+
 ENFORCEMENT = _gauge("enforcement", "1 while limits refuse, 0 while they are only counted; the least.", merge=Merge.MIN)
 CONNECTIONS = _gauge("connections", "Connections open now.")
 WORKERS = _gauge("workers", "Worker processes that live.")

@@ -1,4 +1,4 @@
-"""One process of the decision service, put together: rules and store, what decides, what is asked, and the ports."""
+"""One process of the decision service, put together: files and store, what decides, what is asked, and the ports."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from contextlib import ExitStack
 from socket import socket
 from typing import Any
 
-from headgate.core.errors import StoreError, UsageError
+from headgate.core.errors import StoreError
 from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe import families
-from headgate.observe.copies import of_number
+from headgate.observe.copies import of_live, of_number
 from headgate.observe.principals import Principals
 from headgate.observe.recorder import Recorder
 from headgate.observe.slots import Slots
 from headgate.observe.tracing import Tracing
-from headgate.policy.live import Live, LivePolicy
-from headgate.server import surface
+from headgate.server import rls, rpc
+from headgate.server.admission import AdmissionController
+from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, application, statuses_of
+from headgate.server.api.timestamps import Timestamps
+from headgate.server.configuration import Configuration
 from headgate.server.decisions import Decisions
-from headgate.server.guard import Guard
-from headgate.server.identity.live import LiveIdentifier
-from headgate.server.open_files import room_for
-from headgate.server.ports import deafen, stand_aside
-from headgate.server.preflight import callers_of, descriptors_of, identifier_of, rules_of, tls_of
+from headgate.server.ports import room_for, stand_aside, stop_accepting
 from headgate.server.readiness import Readiness
-from headgate.server.rls import Options, RateLimitService
+from headgate.server.rls.json_form import JsonForm
+from headgate.server.rpc.ratelimiter import SERVICE
 from headgate.server.settings import Settings
 from headgate.server.traced import traced_handler, traced_methods
+from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.listener import Listener
+from headgate.server.wire.messages import Handler
 from headgate.web.headers import ResponseHeaders
 
 _LOG = logging.getLogger("headgate.server")
@@ -40,6 +43,21 @@ _STORE_PATIENCE = 0.25
 """Seconds that a node waits for its store before it serves."""
 _HANDSHAKES = 0.05
 """Seconds for connections to come that are being made when a node stops listening."""
+APIS: Mapping[bytes, str] = {
+    CHECK: "check",
+    REFUND: "refund",
+    RESET: "reset",
+    BATCH: "batch",
+    FORWARD_AUTH: "forward_auth",
+    b"/json": "json",
+    rls.SHOULD_RATE_LIMIT: "rls",
+    f"/{SERVICE}/CheckRateLimit".encode(): "grpc_check",
+    f"/{SERVICE}/CheckRateLimitBatch".encode(): "grpc_batch",
+    f"/{SERVICE}/GetRemainingQuota".encode(): "grpc_quota",
+    f"/{SERVICE}/ResetLimit".encode(): "grpc_reset",
+    f"/{SERVICE}/RefundCharge".encode(): "grpc_refund",
+}
+"""The names of APIs in metrics, by path."""
 
 
 class Node:
@@ -56,13 +74,10 @@ class Node:
 
     def __init__(self, settings: Settings, *, slot: int = 0, folder: str = "") -> None:
         self._settings = settings
-        self._tls = tls_of(settings)
-        self._identifier = LiveIdentifier(lambda: identifier_of(settings))
+        files = self._files = Configuration(settings)
         self._tracing = Tracing() if settings.tracing else None
-        self._policy = LivePolicy(rules_of(settings), enforcing=settings.enforcement)
-        self._descriptors = descriptors_of(settings)
         self._engine = AsyncEngine(
-            self._policy,
+            files.rules,
             store=settings.store_address,
             on_store_failure=settings.on_store_failure,
             nodes=settings.shares,
@@ -75,18 +90,19 @@ class Node:
             denials_per_second=settings.log_denials,
             access_log=settings.log_access,
         )
-        self._guard = Guard(
+        callers = files.callers
+        self._admission = AdmissionController(
             per_second=_share(settings.max_checks_per_second, settings.workers),
             in_flight=_share(settings.max_in_flight, settings.workers),
-            keys=callers_of(settings),
-            shed=self._shed,
+            keys=None if callers is None else lambda: callers.value,
+            shed=lambda path: self._recorder.shed(APIS.get(path, "other")),
         )
         self._decisions = Decisions(self._engine, self._recorder).within(settings.api_seconds)
-        self._readiness = Readiness(self._engine, enforcing=lambda: self._policy.policy.enforcing)
+        self._readiness = Readiness(self._engine, enforcing=lambda: files.rules.value.enforcing)
         self._trees: AsyncDescriptorEngine | None = None
-        if self._descriptors:
+        if files.descriptors:
             self._trees = AsyncDescriptorEngine(
-                self._descriptors,
+                files.descriptors,
                 store=settings.store_address,
                 on_store_failure=settings.on_store_failure,
                 nodes=settings.shares,
@@ -95,58 +111,40 @@ class Node:
             )
             self._trees.enforce(enforcing=settings.enforcement)
             self._recorder.watch(self._trees)
-        by_rules = bool(settings.rules) or not settings.envoy_config
-        self._envoy = RateLimitService(
-            self._recorder,
-            decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,
-            trees=self._trees.within(settings.rls_seconds) if self._trees and settings.rls_seconds else self._trees,
-            options=Options(
-                headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None
-            ),
-            trust_tier=settings.envoy_trust_tier,
-            count_refused=settings.envoy_count_refused,
-            charge=self._guard.charge_descriptors,
-        )
+        self._envoy = self._envoy_service()
         limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
-        self._listener = Listener(limits, self._guard.admission)
+        self._listener = Listener(limits, self._admission.admission)
         self._recorder.add(of_number(families.CONNECTIONS, lambda: self._listener.connections))
-        self._recorder.add(of_number(families.ENFORCEMENT, lambda: int(self._policy.policy.enforcing)))
+        self._recorder.add(of_number(families.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
+        self._recorder.add(of_live(files.lives()))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def rules(self) -> int:
         """How many are in force."""
-        return len(self._policy.policy.rules)
+        return len(self._files.rules.value.rules)
 
     async def open(self, sockets: Mapping[str, socket]) -> None:
         """Serve on sockets that are bound, by what is spoken there: "http" and "grpc"."""
-        for live in self._lives():
-            live.start()
+        self._files.start()
         await self._meet_store()
         self._begin(self._publish())
         self._sockets = sockets
-        parts = self._settings, self._decisions, self._readiness, self._envoy, self._guard
-        handler = traced_handler(surface.http(*parts, identifier=self._identifier), self._tracing)
-        methods = traced_methods(surface.grpc(*parts), self._tracing)
-        await self._listener.serve_http(handler, sockets["http"], self._tls, surface.statuses(self._settings))
-        await self._listener.serve_grpc(methods, sockets["grpc"], self._tls)
+        handler = traced_handler(self._http(), self._tracing)
+        methods = traced_methods(self._grpc(), self._tracing)
+        statuses = statuses_of(ForwardAuth(deny_status=self._settings.deny_status))
+        await self._listener.serve_http(handler, sockets["http"], self._files.tls, statuses)
+        await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
     def reload(self) -> None:
-        """Look again at rules, certificates, keys and identity. What is wrong is logged, and what was there stays."""
+        """Look again at all files. What is wrong is logged, and what was there stays."""
         _LOG.info("looking again at rules, certificates, caller keys and identity")
-        self._listener.refresh_certificates()
-        try:
-            self._guard.keys = callers_of(self._settings)
-        except UsageError as error:
-            _LOG.error("the caller keys in force stay: %s", error)
-        self._begin(asyncio.to_thread(_read_again, self._identifier))
-        for live in self._lives():
-            self._begin(asyncio.to_thread(_refresh, live))
+        self._begin(asyncio.to_thread(self._files.reload))
 
     def enforce(self, *, enforcing: bool) -> None:
         """Let limits refuse, or let every rule be a shadow, from the next request on."""
-        self._policy.enforce(enforcing=enforcing)
+        self._files.rules.enforce(enforcing=enforcing)
         if self._trees:
             self._trees.enforce(enforcing=enforcing)
 
@@ -154,11 +152,11 @@ class Node:
         """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""
         self._readiness.drain()
         with ExitStack() as stack:
-            hearing = [stack.enter_context(each.dup()) for each in self._sockets.values() if not deafen(each)]
+            accepting = [stack.enter_context(each.dup()) for each in self._sockets.values() if not stop_accepting(each)]
             await asyncio.sleep(min(_HANDSHAKES, seconds))
             draining = asyncio.ensure_future(self._listener.drain(seconds))
             await asyncio.sleep(0)  # those who waited are accepted; who comes now would wait for nobody
-            for each in hearing:
+            for each in accepting:
                 stand_aside(each)
         if not await draining:
             _LOG.warning("some requests had not ended in %g s, and were cut off", seconds)
@@ -168,8 +166,7 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await self._listener.close()
-        for live in self._lives():
-            live.close()
+        self._files.close()
         await self._engine.close()
         if self._trees:
             await self._trees.close()
@@ -179,6 +176,51 @@ class Node:
         if self._slots:
             self._slots.close()
 
+    def _envoy_service(self) -> rls.RateLimitService:
+        """Return what answers Envoy: by the rules, by the trees of its own files, or by both."""
+        settings, trees = self._settings, self._trees
+        by_rules = bool(settings.rules) or not settings.envoy_config
+        return rls.RateLimitService(
+            self._recorder,
+            decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,
+            trees=trees.within(settings.rls_seconds) if trees and settings.rls_seconds else trees,
+            options=rls.Options(
+                headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None
+            ),
+            trust_tier=settings.envoy_trust_tier,
+            count_refused=settings.envoy_count_refused,
+            charge=self._admission.charge_descriptors,
+        )
+
+    def _http(self) -> Handler:
+        """Return what answers on the HTTP port."""
+        settings, as_json = self._settings, JsonForm(self._envoy)
+        return application(
+            self._decisions,
+            self._readiness,
+            forward_auth=ForwardAuth(
+                deny_status=settings.deny_status,
+                kind=settings.proxy_headers,
+                identifier=self._files.identifier,
+                headers=ResponseHeaders(reset_format=settings.reset_format),
+            ),
+            headers=ResponseHeaders(ietf="off", reset_format=settings.reset_format),
+            timestamps=_timestamps(settings),
+            charge=self._admission.charge,
+            others={b"/json": as_json, b"/rlconfig": as_json.configuration},
+        )
+
+    def _grpc(self) -> Methods:
+        """Return what answers on the gRPC port."""
+        ours = rpc.methods(
+            self._decisions,
+            self._readiness,
+            timestamps=_timestamps(self._settings),
+            reflection=self._settings.grpc_reflection,
+            charge=self._admission.charge,
+        )
+        return ours | rls.methods(self._envoy)
+
     async def _meet_store(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
         try:
@@ -187,9 +229,6 @@ class Node:
         except (StoreError, TimeoutError) as error:
             why = f"no answer in {_STORE_PATIENCE:g} s" if isinstance(error, TimeoutError) else error
             _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", why)
-
-    def _shed(self, path: bytes) -> None:
-        self._recorder.shed(surface.APIS.get(path, "other"))
 
     async def _publish(self) -> None:
         while True:
@@ -201,23 +240,11 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _lives(self) -> list[Live[Any, Any]]:
-        return [self._policy, *([self._descriptors] if self._descriptors else [])]
-
 
 def _share(total: int, workers: int) -> int:
     """Return the part of one worker; all of them together have at least the total."""
     return -(-total // workers)
 
 
-def _refresh(live: Live[Any, Any]) -> None:
-    """Look at a source now. It believes in a change that it has seen twice."""
-    live.refresh()
-    live.refresh()
-
-
-def _read_again(identifier: LiveIdentifier) -> None:
-    try:
-        identifier.refresh()
-    except UsageError as error:
-        _LOG.error("the identity file in force stays: %s", error)
+def _timestamps(settings: Settings) -> Timestamps:
+    return Timestamps(ignored=settings.client_timestamps == "ignore")

@@ -4,8 +4,10 @@ Each worker has a socket of its own for every port (SO_REUSEPORT), so that the k
 are bound, and kept open, by the process that supervises the workers: connections that wait in the queue of a worker
 that dies are served by the one that replaces it, not reset.
 
-A listening socket that is closed resets whoever is in its queue. So one that is to be closed is first made deaf: it
-takes no new connections, what is in its queue is accepted, and then it is empty.
+A listening socket that is closed resets whoever is in its queue. So one that is to be closed first refuses new
+connections, what is in its queue is accepted, and then it is empty.
+
+Each connection is an open file, so how many files a process may open bounds its connections (`room_for`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import resource
 import socket
 import sys
 from contextlib import suppress
@@ -24,6 +27,8 @@ from headgate.core.errors import UsageError
 _LOG = logging.getLogger("headgate.server")
 BACKLOG = 2048
 """Connections that may wait to be accepted; the system may allow fewer."""
+_SPARE_FILES = 128
+"""For all that is not a connection of a client: ports, the store, rules, counters, the event loop."""
 _ATTACH_FILTER = 26
 _FILTER = (  # of the TCP header, byte 13: if SYN is set, drop the packet, else take it
     (0x30, 0, 0, 13),
@@ -84,7 +89,7 @@ def examine(name: str, host: str, port: int) -> bool:
     return True
 
 
-def deafen(listening: socket.socket) -> bool:
+def stop_accepting(listening: socket.socket) -> bool:
     """Take no new connections, but keep those that wait to be accepted.
 
     Clients that try to connect get no answer, and are refused when the socket is closed, or served by whoever listens
@@ -92,7 +97,7 @@ def deafen(listening: socket.socket) -> bool:
     without privileges), new ones keep coming until it is closed.
 
     Returns:
-        Whether it is deaf.
+        Whether it takes no more of them.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -118,6 +123,30 @@ def stand_aside(listening: socket.socket) -> None:
     """
     with suppress(OSError):  # it does not listen, or the system cannot do this (it is not Linux)
         listening.shutdown(socket.SHUT_RDWR)
+
+
+def room_for(connections: int) -> int:
+    """Return for how many connections there is room, up to what is wanted.
+
+    Many systems let a process open 1024 files unless it asks for more, which it may up to another limit. Beyond that,
+    connections would be closed without a word; so fewer are accepted then, and the log says so.
+    """
+    wanted = connections + _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    except (OSError, ValueError):  # macOS has another limit beside the hard one
+        raised = soft
+    if raised >= wanted:
+        return connections
+    room = max(1, raised - _SPARE_FILES)
+    _LOG.warning(
+        "%d connections at most, not %d: this process may open %d files only (ulimit -n)", room, connections, raised
+    )
+    return room
 
 
 def _resolved(name: str, host: str, port: int) -> tuple[int, tuple[str | int, ...]]:

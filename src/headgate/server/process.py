@@ -1,15 +1,23 @@
-"""The life of one process that serves: from its start to the signal that ends it."""
+"""The life of one process that serves: from its start to the signal that ends it.
+
+=================  ===========================================================================================
+SIGTERM, SIGINT    drain, and end; the second of them ends it at once
+SIGHUP             look again at all files; if the terminal in which it was started is gone, the same as SIGTERM
+SIGUSR1, SIGUSR2   enforcement off: limits refuse nothing; and on again
+=================  ===========================================================================================
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import os
+import signal
 from collections.abc import Callable, Coroutine, Mapping
 from socket import socket
 from typing import Any, TypeVar
 
-from headgate.server import signals
 from headgate.server.node import Node
 from headgate.server.settings import Settings
 
@@ -58,10 +66,10 @@ async def serve(
     def enforce(enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
         node.enforce(enforcing=enforcing)
         if orphaned is None:  # else the supervisor says so, once for all
-            signals.tell_enforcement(_LOG, enforcing=enforcing)
+            log_enforcement(_LOG, enforcing=enforcing)
 
     try:
-        signals.heed(loop, stop, node.reload, enforce)  # now: when it listens, a signal must not cut off a request
+        handle_signals(loop, stop, node.reload, enforce)  # now: when it listens, a signal must not cut off a request
         if await _done_before(drain, node.open(sockets)):
             gc.collect()
             gc.freeze()  # what is there now stays: no need to look at it again
@@ -71,22 +79,14 @@ async def serve(
             _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
         elif orphaned.is_set() and not drain.is_set():
             _LOG.error("the supervisor is gone: draining")
-        draining = loop.create_task(node.drain(settings.drain_seconds))
-        ending = loop.create_task(end.wait())
-        await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not draining.done():
+        if not await _done_before(end, node.drain(settings.drain_seconds)):
             _LOG.warning("stopped at once: requests in progress are cut off")
-        for task in (draining, ending):
-            task.cancel()
-        await asyncio.wait({draining, ending})
-        if not draining.cancelled():
-            draining.result()
     finally:
         await node.close()
 
 
 async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do a work, unless an event comes first: then it is left undone."""
+    """Do a work, unless an event comes first: then it is left undone. Says whether it was done."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
     is_done = doing.done()
@@ -105,3 +105,47 @@ async def _first_of(*events: asyncio.Event | None) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+def handle_signals(
+    loop: asyncio.AbstractEventLoop,
+    stop: Callable[[], object],
+    reload: Callable[[], object],
+    enforce: Callable[[bool], object],
+) -> None:
+    """Call `stop` at SIGTERM and SIGINT, `reload` at SIGHUP, and `enforce` with False at SIGUSR1, True at SIGUSR2.
+
+    SIGHUP also comes when the terminal is closed in which a service was started. Then nobody asked for anything, and
+    nobody is left: that is `stop` (not under nohup).
+    """
+    had_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and _has_terminal()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGUSR1, enforce, False)
+    loop.add_signal_handler(signal.SIGUSR2, enforce, True)
+    loop.add_signal_handler(signal.SIGHUP, lambda: stop() if had_terminal and not _has_terminal() else reload())
+
+
+def ignore_switches() -> None:
+    """Let nothing happen at SIGUSR1 and SIGUSR2, in this process and those it starts, until they are handled.
+
+    They would end a process that does not know them yet.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def log_enforcement(log: logging.Logger, *, enforcing: bool) -> None:
+    """Leave a trace of the switch in the log: who reads it later asks since when limits refused nobody."""
+    if enforcing:
+        log.warning("enforcement is on: limits refuse again")
+    else:
+        log.warning("enforcement is off: limits are counted and reported, and refuse nothing until SIGUSR2")
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

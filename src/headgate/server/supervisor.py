@@ -21,18 +21,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
+import sys
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import msgspec
 
 from headgate.core.errors import HeadgateError
-from headgate.server import signals
-from headgate.server.child import Child
-from headgate.server.orders import Orders, Report, failed
-from headgate.server.ports import Port, deafen, stand_aside
+from headgate.server.ports import Port, stand_aside, stop_accepting
+from headgate.server.process import handle_signals, log_enforcement
 from headgate.server.settings import Settings
+from headgate.server.worker import LONGEST_LINE, Orders, Report, line_of
 
 _LOG = logging.getLogger("headgate.server")
+_COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
+PATIENCE = 30.0
+"""Seconds without a sign of life after which a worker that serves is taken to hang. It gives one every second."""
+_LOOKS = 10
+_SIGNS = 4096
+_SIGNALS = {int(each): each.name for each in signal.Signals}
 _YOUNG = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _SWITCH = {False: signal.SIGUSR1, True: signal.SIGUSR2}
@@ -67,40 +81,40 @@ class Supervisor:
         self, settings: Settings, ports: Sequence[Port], folder: str, serving: Callable[[Report], object]
     ) -> None:
         self._settings, self._ports, self._folder, self._serving = settings, ports, folder, serving
-        self._workers: dict[int, Child] = {}
+        self._workers: dict[int, WorkerProcess] = {}
         self._stopping = asyncio.Event()
         self._yet_to_serve = set(range(settings.workers))
         self._enforcing = settings.enforcement
 
     async def run(self) -> None:
         """Return when all workers have ended after SIGTERM or SIGINT. Raises CannotStart."""
-        signals.heed(asyncio.get_running_loop(), self._stop, self._reload, self._enforce)
+        handle_signals(asyncio.get_running_loop(), self._stop, self._reload, self._enforce)
         refusals: Sequence[BaseException] = ()
         try:
-            async with asyncio.TaskGroup() as places:
+            async with asyncio.TaskGroup() as slots:
                 for slot in range(self._settings.workers):
-                    places.create_task(self._tend(slot))
+                    slots.create_task(self._tend(slot))
         except* CannotStart as group:
             refusals = group.exceptions
         if refusals:  # not raised above: before Python 3.11.4 that would put it into a group again
             raise refusals[0]
 
     async def _tend(self, slot: int) -> None:
-        """Keep one place filled."""
+        """Keep one slot filled."""
         loop, pause = asyncio.get_running_loop(), 0.0
         while not self._stopping.is_set():
             born = loop.time()
             try:
-                worker = self._workers[slot] = await Child.start(self._orders(slot))
+                worker = self._workers[slot] = await WorkerProcess.start(self._orders(slot))
             except OSError as error:
-                self._note(slot, failed(error))
+                self._note(slot, Report.of_failure(error))
             else:
                 await self._watch(slot, worker)
             lived = loop.time() - born
             pause = 0.0 if lived > _YOUNG else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
             await self._rest(pause)
 
-    async def _watch(self, slot: int, worker: Child) -> None:
+    async def _watch(self, slot: int, worker: WorkerProcess) -> None:
         """Stay with a worker until it has ended."""
         try:
             if self._stopping.is_set():  # the signal came in between
@@ -153,7 +167,7 @@ class Supervisor:
         _LOG.info("draining: requests in progress get up to %g s to end", self._settings.drain_seconds)
         for port in self._ports:
             for each in port.sockets:
-                deafen(each)
+                stop_accepting(each)
         for worker in self._workers.values():
             worker.send(signal.SIGTERM)
         asyncio.get_running_loop().call_later(self._settings.drain_seconds + _GRACE, self._kill)
@@ -165,7 +179,7 @@ class Supervisor:
 
     def _enforce(self, enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
         self._enforcing = enforcing
-        signals.tell_enforcement(_LOG, enforcing=enforcing)
+        log_enforcement(_LOG, enforcing=enforcing)
         for worker in self._workers.values():
             if worker.serves:
                 worker.send(_SWITCH[enforcing])
@@ -173,3 +187,86 @@ class Supervisor:
     def _kill(self) -> None:
         for worker in self._workers.values():
             worker.send(signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A worker as its supervisor sees it: it was given orders, says how it began, and then that it lives."""
+
+    process: Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    serves: bool = False
+
+    @classmethod
+    async def start(cls, orders: Orders) -> Self:
+        """Start a process, and tell it what to do. Raises OSError, for instance if there are too many processes."""
+        _restore_folder(orders.folder)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:  # a group of its own: what is typed at the terminal is for the supervisor
+                process = await asyncio.create_subprocess_exec(
+                    *_COMMAND, stdin=theirs.fileno(), pass_fds=tuple(orders.sockets.values()), process_group=0
+                )
+        except BaseException:
+            ours.close()
+            raise
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST_LINE)
+        writer.write(line_of(orders))
+        return cls(process, reader, writer)
+
+    async def report(self) -> Report:
+        """Return how it began; of one that ended before it could say so, how it ended."""
+        with suppress(ConnectionError):
+            line = await self.reader.readline()
+            if line:
+                return msgspec.json.decode(line, type=Report)
+        await self.process.wait()
+        return Report(error=f"its process {self.process.pid} {self.fate} before it served")
+
+    async def ended(self) -> None:
+        """Wait for its end. One that gives no sign of life is ended: it would leave its clients waiting forever."""
+        silent = 0
+        while silent < _LOOKS:  # many short waits: time in which this process itself did not run counts little
+            try:
+                async with asyncio.timeout(PATIENCE / _LOOKS):
+                    if not await self.reader.read(_SIGNS):
+                        break
+                silent = 0
+            except ConnectionError:
+                break
+            except TimeoutError:
+                silent += 1
+        else:
+            _LOG.error("process %d has given no sign of life for %g s: it is ended", self.process.pid, PATIENCE)
+            self.send(signal.SIGKILL)
+        await self.process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+
+    def close(self) -> None:
+        """See to it that it ends."""
+        self.send(signal.SIGKILL)
+        self.writer.close()
+
+    @property
+    def fate(self) -> str:
+        """How it ended."""
+        code = self.process.returncode
+        if code is None or code >= 0:
+            return f"ended with exit code {code}"
+        return f"died by {_SIGNALS.get(-code, f'signal {-code}')}"
+
+
+def _restore_folder(folder: str) -> None:
+    """Make the folder of the counters anew, should somebody have cleared it away. Raises OSError."""
+    try:
+        Path(folder).mkdir(0o700)
+    except FileExistsError:
+        if Path(folder).lstat().st_uid != os.geteuid():
+            raise PermissionError(f"{folder}, where workers count, belongs to somebody else") from None
+    else:
+        _LOG.error("%s, where workers count, was removed: metrics begin anew with each worker that is replaced", folder)

@@ -1,4 +1,9 @@
-"""``python -m headgate.server.worker``: one of several processes of a service, started by its supervisor."""
+"""``python -m headgate.server.worker``: one of several processes of a service, started by its supervisor.
+
+The two talk over a socket that is the worker's standard input. The supervisor sends the orders, one line, and then
+nothing: the end of the stream tells that it is gone. The worker answers with one line, when it serves, or why it
+cannot; from then on it sends an empty line every second, as a sign of life. Everything else is said by signals.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +13,76 @@ import socket
 import sys
 from contextlib import suppress
 
-from headgate.core.errors import HeadgateError
+import msgspec
+
+from headgate.core.errors import HeadgateError, UsageError
 from headgate.observe import logs
 from headgate.server.node import Node
-from headgate.server.orders import SIGN_EVERY, SIGN_OF_LIFE, Orders, Report, decode_orders, encode, failed
 from headgate.server.process import run, serve
+from headgate.server.settings import Settings
 
-_LINE = 1_048_576
+LONGEST_LINE = 1_048_576
+"""Bytes of orders, and of a report."""
+_LONGEST_ERROR = 10_000
+_SIGN_OF_LIFE = b"\n"
+_SIGN_EVERY = 1.0
+"""Seconds."""
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What a worker is to do."""
+
+    settings: Settings
+    sockets: dict[str, int]
+    """File descriptors of listening sockets, by what is spoken there: "http" or "grpc"."""
+    slot: int
+    """Which of the workers it is, counted from 0; one that replaces another has its number."""
+    folder: str
+    """Where the workers share what they measure."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How it began."""
+
+    rules: int = 0
+    """How many rules are in force."""
+    error: str = ""
+    """Why it cannot serve; empty if it does."""
+    is_usage: bool = False
+    """Whether that is for the user to put right, as in a file that is wrong."""
+
+    @classmethod
+    def of_failure(cls, error: Exception) -> Report:
+        """Return the report of a worker that cannot serve."""
+        text = str(error) or type(error).__name__
+        return cls(error=text[:_LONGEST_ERROR], is_usage=isinstance(error, UsageError | ImportError))
+
+
+def line_of(message: Orders | Report) -> bytes:
+    """Write a message as a line."""
+    return msgspec.json.encode(message) + b"\n"
 
 
 def main() -> int:
     """Do as the supervisor says; returns the exit code."""
     with socket.socket(fileno=0) as channel:
-        orders = decode_orders(_line(channel))
+        orders = msgspec.json.decode(_read_line(channel), type=Orders)
         try:
             logs.setup(orders.settings.log_format, orders.settings.log_level)
             run(_work(orders, channel))
         except (HeadgateError, OSError, ImportError) as error:
             channel.setblocking(True)
             with suppress(ConnectionError):  # if the supervisor is gone, nobody wants to know
-                channel.sendall(encode(failed(error)))
+                channel.sendall(line_of(Report.of_failure(error)))
             return 1
     return 0
 
 
-def _line(channel: socket.socket) -> bytes:
+def _read_line(channel: socket.socket) -> bytes:
     """Read one line, and nothing after it: nothing comes."""
     line = b""
     while not line.endswith(b"\n"):
-        part = channel.recv(_LINE)
+        part = channel.recv(LONGEST_LINE)
         if not part:
             raise SystemExit("this is started by `headgate serve --workers N`, not by hand")
         line += part
@@ -55,7 +101,7 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
 
     def serving(node: Node) -> None:
         if not orphaned.is_set():
-            channel.send(encode(Report(node.rules)))
+            channel.send(line_of(Report(node.rules)))
             life.append(loop.create_task(_give_signs_of_life(channel)))
 
     loop.add_reader(channel, ended)  # nothing comes but the end
@@ -73,12 +119,12 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
 async def _give_signs_of_life(channel: socket.socket) -> None:
     while True:
         try:
-            channel.send(SIGN_OF_LIFE)
+            channel.send(_SIGN_OF_LIFE)
         except BlockingIOError:
             pass  # the supervisor is busy, and has enough of them
         except ConnectionError:
             return  # it is gone, which is noticed elsewhere
-        await asyncio.sleep(SIGN_EVERY)
+        await asyncio.sleep(_SIGN_EVERY)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+from headgate.server.admission import AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
-from headgate.server.guard import Guard
 from headgate.testing import ManualClock
 from tests.server.hostile import Upstream, hostile, post, sent, upstream
 from tests.server.listening import listening
@@ -164,7 +164,7 @@ def test_requests_pass_when_nobody_decides(tmp_path: Path) -> None:
 
 def test_a_node_that_protects_itself_is_not_away(tmp_path: Path) -> None:
     """Whoever floods a node must not thereby lift the limits of all."""
-    gate = Guard(per_second=1, clock=ManualClock())
+    gate = AdmissionController(per_second=1, clock=ManualClock())
     with (
         listening(RULES, gate=gate, forward_auth=ForwardAuth(deny_status=403)) as served,
         nginx_before(tmp_path, served.http) as nginx,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.web.apikey import digest
+from tests.observe.readings import value
 from tests.server.process.service import SECONDS, service
 from tests.servers import RedisServer, redis_server, until
 
@@ -43,7 +44,8 @@ def test_changed_rules_are_in_force_in_all_workers_and_wrong_ones_are_not(redis:
         until(lambda: all(found.check("u1")["limit"] == 300 for _ in range(20)), "all have the new rules", SECONDS)
 
 
-def test_caller_keys_are_looked_at_again_when_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_caller_keys_are_looked_at_again_also_when_told(tmp_path: Path, *, told: bool) -> None:
     keys = tmp_path / "callers"
     keys.write_text(f"edge {digest('first')}\n")
     with service("--caller-keys", str(keys)) as found:
@@ -52,10 +54,19 @@ def test_caller_keys_are_looked_at_again_when_told(tmp_path: Path) -> None:
         assert found.check("u1", authorization="Bearer first")["allowed"]
         assert found.get("/healthz")[0] == found.get("/readyz")[0] == found.get("/metrics")[0] == 200
         keys.write_text(f"edge {digest('second')}\n")
-        found.signal(signal.SIGHUP)
+        if told:
+            found.signal(signal.SIGHUP)
         until(lambda: "allowed" in found.check("u1", **{"x-api-key": "second"}), "the new key counts", SECONDS)
         assert found.check("u1", authorization="Bearer first")["status"] == 401
         keys.write_text("edge\n")
-        found.signal(signal.SIGHUP)
+        if told:
+            found.signal(signal.SIGHUP)
         until(lambda: "the caller keys in force stay" in found.complained, "it complains", SECONDS)
         assert found.check("u1", authorization="Bearer second")["allowed"]
+        until(
+            lambda: value(found.get("/metrics")[1], "headgate_config_broken", config="caller_keys") == 1,
+            "it is shown",
+            SECONDS,
+        )
+        assert value(found.get("/metrics")[1], "headgate_config_loads_total", config="caller_keys") == 2
+        assert value(found.get("/metrics")[1], "headgate_config_broken", config="rules") == 0

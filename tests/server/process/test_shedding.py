@@ -12,8 +12,8 @@ from typing import Any, Self
 import grpc
 import pytest
 
+from headgate.server.admission import AdmissionController
 from headgate.server.api.routes import BATCH
-from headgate.server.guard import Guard
 from headgate.server.protos import RateLimitRequest, message_class
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from headgate.testing import ManualClock
@@ -105,8 +105,8 @@ class Asker:
 @pytest.mark.parametrize("way", [Asker.over_http, Asker.as_json, Asker.over_grpc, Asker.for_envoy])
 def test_many_questions_at_once_are_paid_for_by_who_asks_them(way: Callable[[Asker, int], bool]) -> None:
     """Time stands still: 200 may come at once. Who has asked 150 of them together is out, and nobody else is."""
-    guard = Guard(per_second=2000, clock=ManualClock())
-    with listening(gate=guard) as served, Asker(served) as greedy, Asker(served) as modest:
+    admission = AdmissionController(per_second=2000, clock=ManualClock())
+    with listening(gate=admission) as served, Asker(served) as greedy, Asker(served) as modest:
         assert way(greedy, 150)
         assert not way(greedy, 150), "there are not so many left"
         assert [way(greedy, 1) for _ in range(3)] == [False] * 3, "it has had its share"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server import rpc, surface
+from headgate.server import node, rpc
 from headgate.server.api.timestamps import Timestamps
 from headgate.server.protos import message_class
 from headgate.server.rpc.ratelimiter import RateLimiter
@@ -257,7 +257,7 @@ def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
     ],
 )
 def test_every_call_is_counted_by_its_name(service: Service, method: str, api: str, asked: dict[str, Any]) -> None:
-    assert surface.APIS[f"/headgate.v1.RateLimiter/{method}".encode()] == api
+    assert node.APIS[f"/headgate.v1.RateLimiter/{method}".encode()] == api
     call(service, method, **asked)
     with pytest.raises(RpcError):
         raw(service, method, b"\xff")

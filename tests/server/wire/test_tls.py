@@ -145,9 +145,9 @@ class TestNewFiles:
             port = server.http(tls=tls)
             with connect(port) as client, context.wrap_socket(client, server_hostname="127.0.0.1") as before:
                 assert shown(port, authority) == "old"
-                assert not tls.refresh()
+                assert not tls.live.refresh()
                 authority.issue("new", file="server")
-                server.loop.call_soon_threadsafe(server.listener.refresh_certificates)
+                tls.live.start()
                 until(lambda: shown(port, authority) == "new", "the new one is in use")
                 before.sendall(request(line="GET / HTTP/1.1"))
                 assert read_responses(before).endswith(b"GET /  ")
@@ -174,10 +174,10 @@ class TestNewFiles:
             port = server.http(names, tls)
             assert not served()
             accepted.write_bytes(other.file.read_bytes())
-            assert tls.refresh()
+            assert tls.live.reload()
             assert served()
             accepted.write_bytes(authority.file.read_bytes() + b"\n")
-            assert tls.refresh()
+            assert tls.live.reload()
             assert not served()
 
     @pytest.mark.parametrize("broken", ["certificate", "key", "missing"])
@@ -195,11 +195,11 @@ class TestNewFiles:
             files.certificate.unlink()
         with serving() as server, caplog.at_level(logging.ERROR):
             port = server.http(tls=tls)
-            assert not tls.refresh()
+            assert not tls.live.reload()
             assert shown(port, authority) == "old"
-        assert "the old one stays" in caplog.text
+        assert "the certificates in force stay" in caplog.text
         authority.issue("new", file="server")
-        assert tls.refresh()
+        assert tls.live.reload()
 
     def test_files_that_are_bad_from_the_start_are_an_error(self, tmp_path: Path) -> None:
         files = Authority(tmp_path).issue("server")

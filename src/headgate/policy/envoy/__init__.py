@@ -9,8 +9,7 @@
 
 (A match with 0 hits is peeked at, one with `refund` is refunded.) Everything here is pure: to ask the store is the
 service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `fields` and `loading`,
-how they are written; `live`, a folder that is watched; `matching`, which of them apply; `answering`, what comes of
-it.
+how they are written, and a folder that is watched; `matching`, which of them apply; `answering`, what comes of it.
 
 What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loading`, what differs in
 `headgate.policy.envoy.matching` and `headgate.policy.envoy.answering`.
@@ -19,8 +18,7 @@ What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loa
 from __future__ import annotations
 
 from headgate.policy.envoy.answering import Answer, Code, Status, combine, passed_metadata
-from headgate.policy.envoy.live import LiveDescriptors
-from headgate.policy.envoy.loading import load
+from headgate.policy.envoy.loading import LiveDescriptors, load
 from headgate.policy.envoy.matching import DescriptorPolicy, Match, Matching, Outcome
 from headgate.policy.envoy.request import Descriptor, Override, Unit
 from headgate.policy.envoy.tree import RateLimit

@@ -39,13 +39,17 @@ nested more than 20 deep (8 levels of descriptors).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path as FolderPath
 from typing import Any
 
-from headgate.core.errors import InvalidQuota
+from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.quota import MAX_WINDOW_US, SECOND
+from headgate.live import EVERY, FileSource, Live, yaml_files
 from headgate.policy.envoy.fields import Fields
 from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.tree import Level, Node, RateLimit, Rule, Trail, Wildcard, made_once
+from headgate.policy.loading import text_of
 from headgate.policy.problems import InvalidRules, Kind, Path, Problem, in_order, render, shown
 from headgate.policy.yaml_nodes import Document
 
@@ -259,3 +263,28 @@ class _File:
             at_burst = burst and (not algorithm.is_bucket or not requests)
             self._findings.add((*path, "burst") if at_burst else path, str(error), kind=_MEANING)
             return None
+
+
+class LiveDescriptors(Live[DescriptorPolicy]):
+    """Keeps descriptor trees up to date; see `Live`. A folder that is empty, or gone, changes nothing.
+
+    Args:
+        folder: where the files are: all that end in .yaml or .yml make one configuration.
+        merge_domains: whether several files may have the same domain.
+        every: seconds between two looks at them.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, merge_domains: bool = False, every: float = EVERY) -> None:
+        def loaded(path: FolderPath) -> DescriptorPolicy:
+            texts = {str(file): text_of(file) for file in yaml_files(path)}
+            if not texts:
+                raise InvalidRule(f"{path}: no file there ends in .yaml or .yml")
+            return load(texts, merge_domains=merge_domains)
+
+        source = FileSource(folder, loaded, yaml_files)
+        super().__init__(source, lambda policy, _: policy, what="descriptors", every=every)
+
+    @property
+    def policy(self) -> DescriptorPolicy:
+        """The trees in force."""
+        return self.value

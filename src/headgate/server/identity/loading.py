@@ -32,12 +32,15 @@ FORWARDED_FOR = "x-forwarded-for"
 _USER = {"user": "sub"}
 
 
-def load_identity(path: str | PathLike[str], trusted: Sequence[str] = ()) -> Identifier:
+def load_identity(
+    path: str | PathLike[str], trusted: Sequence[str] = (), reading: Callable[[Path], object] = lambda _: None
+) -> Identifier:
     """Return what finds out who asks, as a file says.
 
     Args:
         path: of the YAML file. Files that it names are looked for in its folder.
         trusted: networks of proxies that were named elsewhere; the file may not name others then.
+        reading: called with each file that it names, before that is read.
 
     Raises:
         InvalidRules: with all the problems.
@@ -48,7 +51,7 @@ def load_identity(path: str | PathLike[str], trusted: Sequence[str] = ()) -> Ide
     read = FILE.read(document.data, (), findings)
     identifier = None
     if read is not None and not findings.count:
-        identifier = _Building(Path(name).parent, findings).identifier(read, trusted)
+        identifier = _Building(Path(name).parent, findings, reading).identifier(read, trusted)
     if identifier is None or findings.count or document.problems:
         problems = [_without_secrets(problem) for problem in findings.located(document)]
         raise InvalidRules(in_order([*document.problems, *problems]))
@@ -63,8 +66,8 @@ def _without_secrets(problem: Problem) -> Problem:
 class _Building:
     """Makes the parts of a file that is well formed, and notes what makes no sense."""
 
-    def __init__(self, folder: Path, findings: Findings) -> None:
-        self._folder, self._findings = folder, findings
+    def __init__(self, folder: Path, findings: Findings, reading: Callable[[Path], object]) -> None:
+        self._folder, self._findings, self._reading = folder, findings, reading
 
     def identifier(self, read: Mapping[str, Any], trusted: Sequence[str]) -> Identifier | None:
         addresses = self._addresses(read.get("addresses", {}), trusted)
@@ -134,7 +137,9 @@ class _Building:
         if not given["algorithms"]:
             self._note((*path, "algorithms"), "names no algorithm", "Say by which its tokens are signed: [RS256].")
             return None
-        return self._made((*path, source), sources[source], self._folder / given[source], given["algorithms"])
+        file = self._folder / given[source]
+        self._reading(file)
+        return self._made((*path, source), sources[source], file, given["algorithms"])
 
     def _made(self, path: Place, make: Callable[..., T], *parts: Any) -> T | None:
         try:

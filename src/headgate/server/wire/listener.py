@@ -24,8 +24,6 @@ from headgate.server.wire.transports.http2 import Http2
 from headgate.server.wire.transports.requests import HttpService
 
 _BACKLOG = 2048
-_CERTIFICATES_EVERY = 5.0
-"""Seconds between looks at the files of certificates."""
 _ON_ITS_WAY = 0.1
 """Seconds in which a request that was sent before we told that we are leaving has arrived."""
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
@@ -48,7 +46,6 @@ class Listener:
         self._factories: dict[socket.socket, tuple[Callable[[], First], Tls | None]] = {}
         self._late: set[asyncio.Task[None]] = set()
         """Connections that are accepted when the port is about to close."""
-        self._certificates: asyncio.TimerHandle | None = None
 
     @property
     def connections(self) -> int:
@@ -88,11 +85,6 @@ class Listener:
             lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service, limits), bound, tls
         )
 
-    def refresh_certificates(self) -> None:
-        """Read certificates anew whose files have changed; done every few seconds anyway."""
-        for tls in {id(tls): tls for _, tls in self._factories.values() if tls is not None}.values():
-            tls.refresh()
-
     async def drain(self, grace: float) -> bool:
         """Accept no more connections, answer what has been asked, and close; after `grace` seconds at the latest.
 
@@ -122,9 +114,6 @@ class Listener:
         self._house.is_draining = True
         self._stop_listening()
         self._close_ports()
-        if self._certificates is not None:
-            self._certificates.cancel()
-            self._certificates = None
         for task in self._late:
             task.cancel()
         self._house.close()
@@ -154,12 +143,6 @@ class Listener:
         self._servers.append(server)
         self._sockets.append(bound)
         self._factories[bound] = factory, tls
-        if tls is not None and self._certificates is None:
-            self._certificates = self._loop.call_later(_CERTIFICATES_EVERY, self._look_at_certificates)
-
-    def _look_at_certificates(self) -> None:
-        self.refresh_certificates()
-        self._certificates = self._loop.call_later(_CERTIFICATES_EVERY, self._look_at_certificates)
 
     def _stop_listening(self) -> None:
         for server in self._servers:

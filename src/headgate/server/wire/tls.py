@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-_log = logging.getLogger(__name__)
+from headgate.live import FileSource, Live
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +38,25 @@ class TlsFiles:
             context.num_tickets = 0  # no session outlives what the authorities say
         return context
 
-    def _state(self) -> tuple[tuple[int, int, int], ...]:
-        """Return what changes when a file does."""
-        files = [self.certificate, self.key, *([self.client_authority] if self.client_authority else [])]
-        seen = [file.stat() for file in files]
-        return tuple([(each.st_mtime_ns, each.st_size, each.st_ino) for each in seen])
-
 
 class Tls:
-    """A context that follows its files. `context` is for a listening socket, and stays the same."""
+    """A context that follows its files. `context` is for a listening socket, and stays the same.
 
-    __slots__ = ("_current", "_files", "_protocols", "_state", "context")
+    Raises:
+        OSError: a file cannot be read.
+        ssl.SSLError: it is not what it should be, or the key does not belong to the certificate.
+    """
+
+    __slots__ = ("context", "live")
 
     def __init__(self, files: TlsFiles, protocols: tuple[str, ...] = ("h2", "http/1.1")) -> None:
-        self._files, self._protocols = files, protocols
-        self._state = files._state()  # noqa: SLF001  of the same module
-        self.context = self._current = files.context(protocols)
+        watched = [file for file in (files.certificate, files.key, files.client_authority) if file is not None]
+        source = FileSource(files.certificate, lambda _: files.context(protocols), lambda _: watched)
+        self.live = Live(source, lambda context, _: context, what="certificates")
+        """The context of new handshakes."""
+        self.context = self.live.value
         self.context.sni_callback = self._choose
-
-    def refresh(self) -> bool:
-        """Read the files anew if they have changed; say whether new handshakes use others than before.
-
-        Files that are not good are reported, and the old ones stay in use.
-        """
-        try:
-            state = self._files._state()  # noqa: SLF001  of the same module
-            if state == self._state:
-                return False
-            self._state = state
-            self._current = self._files.context(self._protocols)
-        except (OSError, ssl.SSLError) as error:
-            _log.error("The new certificate is not used, the old one stays: %s: %s", self._files.certificate, error)
-            return False
-        _log.info("New handshakes use the new certificate: %s", self._files.certificate)
-        return True
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
         """Called in every handshake, before a certificate is chosen."""
-        tls.context = self._current
+        tls.context = self.live.value
