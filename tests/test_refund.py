@@ -23,7 +23,7 @@ from headgate import (
     UsageError,
     load_rules,
 )
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family
 from headgate.stores import open_store
 from headgate.stores.base import Check, Store
 from headgate.stores.cached import CachedStore
@@ -169,24 +169,13 @@ class Moody(MemoryStore):
 
     fault: type[Exception] | None = None
 
-    def _asked(self) -> None:
+    def run(self, call: Call) -> Decision:
         if self.fault is not None:
             raise self.fault("away")
-
-    def check(self, plan: Plan, cost: int) -> Decision:
-        self._asked()
-        return super().check(plan, cost)
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        self._asked()
-        return super().peek(plan, cost)
+        return super().run(call)
 
     def bind(self, family: Family) -> Check:
         return plain_check(self, family)
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        self._asked()
-        return super().refund(plan, cost, charge)
 
 
 def test_what_was_decided_here_goes_back_here_and_what_the_store_took_never_does(manual_clock: ManualClock) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import AsyncLimiter, Decision, Limiter, Quota, UsageError
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Verb
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 
@@ -58,9 +58,9 @@ class CountingStore(MemoryStore):
 
     checks = 0
 
-    def check(self, *args: Any) -> Decision:
-        self.checks += 1
-        return super().check(*args)
+    def run(self, call: Call) -> Decision:
+        self.checks += call.verb is Verb.CHECK
+        return super().run(call)
 
 
 def test_acquire_takes_at_once_when_it_can(manual_clock: ManualClock) -> None:
@@ -199,8 +199,10 @@ class OvertakenStore(MemoryStore):
 
     turns: tuple[int, ...] = ()
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        decisions = [super().check(plan, cost), super().check(tuple(map(_meant, plan)), 1)]
+    def run(self, call: Call) -> Decision:
+        if call.verb is not Verb.CHECK:
+            return super().run(call)
+        decisions = [super().run(call), super().run(Call(Verb.CHECK, tuple(map(_meant, call.plan))))]
         self.turns += tuple([self.clock.now() + each.delay_us for each in decisions if each.allowed])
         return decisions[0]
 

@@ -15,12 +15,12 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
 from headgate.core.key import once_token
+from headgate.core.plan import Call, Verb
 from headgate.core.quota import Quota
+from headgate.flows import drive_async
 from headgate.stores import open_resilient_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
-from headgate.stores.wrapping import run_async
-from headgate.waiting import Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +71,7 @@ class AsyncLimiter:
 
     async def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
-        return await self._store.peek(self._family.plan(key), self._family.checked_cost(cost))
+        return await self._store.run(Call(Verb.PEEK, self._family.plan(key), self._family.checked_cost(cost)))
 
     async def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
         """Check, but count a request that is sent again only once.
@@ -81,7 +81,7 @@ class AsyncLimiter:
         not remembered.
         """
         plan, cost = self._family.plan(key), self._family.checked_cost(cost)
-        return await self._store.check_once(plan, cost, once_token(plan, cost, idempotency_key))
+        return await self._store.run(Call(Verb.CHECK_ONCE, plan, cost, once_token(plan, cost, idempotency_key)))
 
     async def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:  # noqa: ASYNC109  a refusal, not a TimeoutError
         """Wait until `cost` is taken, in line behind all who wait for `key` already.
@@ -93,7 +93,14 @@ class AsyncLimiter:
         ticket = waiting.TaskTicket()
         until = waiting.deadline(self._clock.ticks(), timeout)
         flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
-        return await self._drive(flow, cost, ticket)
+
+        async def do(step: Call | waiting.Pause) -> Decision | None:
+            if isinstance(step, Call):
+                return await self._store.run(step)
+            await self._clock.wait_async(ticket.event if step.listen else asyncio.Event(), step.until)
+            return None
+
+        return await drive_async(flow, do)
 
     async def refund(self, key: str, cost: Decision | int = 1) -> Decision:
         """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
@@ -104,13 +111,13 @@ class AsyncLimiter:
         is left then.
         """
         with refund_for(self._family, key, cost) as refund:
-            decision = refund.done(await run_async(self._store, refund.call))
+            decision = refund.done(await self._store.run(refund.call))
         self._lines.wake(key)
         return decision
 
     async def reset(self, key: str) -> None:
         """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
-        await self._store.reset(self._family.plan(key))
+        await self._store.run(Call(Verb.RESET, self._family.plan(key)))
         self._lines.wake(key)
 
     def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> AsyncGuard:
@@ -137,25 +144,6 @@ class AsyncLimiter:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
-
-    async def _drive(self, flow: waiting.Flow, cost: int, ticket: waiting.TaskTicket) -> Decision:
-        answer: Decision | None = None
-        try:
-            while True:
-                action, answer = flow.send(answer), None
-                if action.step is Step.CHECK:
-                    answer = await self._store.check(action.plan, cost)
-                elif action.step is Step.PEEK:
-                    answer = await self._store.peek(action.plan, cost)
-                elif action.step is Step.LISTEN:
-                    await self._clock.wait_async(ticket.event, action.until)
-                else:
-                    await self._clock.wait_async(asyncio.Event(), action.until)
-        except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision
-        finally:
-            flow.close()
 
 
 class AsyncGuard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
@@ -14,11 +15,11 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import LimitExceeded, UsageError
 from headgate.core.key import once_token
+from headgate.core.plan import Call, Verb
 from headgate.core.quota import Quota
+from headgate.flows import drive
 from headgate.stores import open_resilient_store
 from headgate.stores.base import Store
-from headgate.stores.wrapping import run
-from headgate.waiting import Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,7 +78,7 @@ class Limiter:
 
     def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
-        return self._store.peek(self._family.plan(key), self._family.checked_cost(cost))
+        return self._store.run(Call(Verb.PEEK, self._family.plan(key), self._family.checked_cost(cost)))
 
     def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
         """Check, but count a request that is sent again only once.
@@ -87,7 +88,7 @@ class Limiter:
         not remembered.
         """
         plan, cost = self._family.plan(key), self._family.checked_cost(cost)
-        return self._store.check_once(plan, cost, once_token(plan, cost, idempotency_key))
+        return self._store.run(Call(Verb.CHECK_ONCE, plan, cost, once_token(plan, cost, idempotency_key)))
 
     def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
         """Wait until `cost` is taken, in line behind all who wait for `key` already.
@@ -99,7 +100,14 @@ class Limiter:
         ticket = waiting.ThreadTicket()
         until = waiting.deadline(self._clock.ticks(), timeout)
         flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
-        return self._drive(flow, cost, ticket)
+
+        def do(step: Call | waiting.Pause) -> Decision | None:
+            if isinstance(step, Call):
+                return self._store.run(step)
+            self._clock.wait(ticket.event if step.listen else threading.Event(), step.until)
+            return None
+
+        return drive(flow, do)
 
     def refund(self, key: str, cost: Decision | int = 1) -> Decision:
         """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
@@ -110,13 +118,13 @@ class Limiter:
         is left then.
         """
         with refund_for(self._family, key, cost) as refund:
-            decision = refund.done(run(self._store, refund.call))
+            decision = refund.done(self._store.run(refund.call))
         self._lines.wake(key)
         return decision
 
     def reset(self, key: str) -> None:
         """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
-        self._store.reset(self._family.plan(key))
+        self._store.run(Call(Verb.RESET, self._family.plan(key)))
         self._lines.wake(key)
 
     def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> Guard:
@@ -149,25 +157,6 @@ class Limiter:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
-
-    def _drive(self, flow: waiting.Flow, cost: int, ticket: waiting.ThreadTicket) -> Decision:
-        answer: Decision | None = None
-        try:
-            while True:
-                action, answer = flow.send(answer), None
-                if action.step is Step.CHECK:
-                    answer = self._store.check(action.plan, cost)
-                elif action.step is Step.PEEK:
-                    answer = self._store.peek(action.plan, cost)
-                elif action.step is Step.LISTEN:
-                    self._clock.wait(ticket.event, action.until)
-                else:
-                    self._clock.wait(waiting.ThreadTicket().event, action.until)
-        except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision
-        finally:
-            flow.close()
 
 
 class Guard:

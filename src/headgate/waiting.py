@@ -1,7 +1,7 @@
 """Waiting for a limit: in line, first come first served, without polling.
 
-The logic is a generator, the same for threads and for tasks: it yields what to do next (ask the store, or wait) and is
-sent the answer. `headgate.limiter` and `headgate.aio` each drive it with a few lines.
+The logic is a flow, the same for threads and for tasks (see `headgate.flows`): it yields what to do next, a call of
+the store or a pause, and is sent the answer.
 
 Only the head of a line asks the store. Refused, it waits exactly as long as the answer says, which is exact, and asks
 again; all behind it wait to become the head. Whoever leaves, admitted or not, lets the next one step up.
@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Generator
 from dataclasses import replace
-from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -24,7 +23,7 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
-from headgate.core.plan import Limit, Plan, most_restrictive
+from headgate.core.plan import Call, Limit, Plan, Verb, combine
 from headgate.core.pressure import Pressure, judge
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -127,23 +126,13 @@ class Lines:
         return None
 
 
-class Step(Enum):
-    """What the driver of a flow does next."""
+class Pause(NamedTuple):
+    """A step of a flow: to wait."""
 
-    CHECK = "check a plan, and send the decision"
-    PEEK = "look at a plan, and send the decision"
-    LISTEN = "wait for a call, or for a point in time"
-    SLEEP = "wait for a point in time"
-
-
-class Action(NamedTuple):
-    """A step, and what it is about."""
-
-    step: Step
-    plan: Plan = ()
-    """What to ask about."""
-    until: int | None = None
+    until: int | None
     """The tick of the clock until which to wait, if there is one."""
+    listen: bool = True
+    """Whether a call of the ticket ends it."""
 
 
 class Wanted(NamedTuple):
@@ -155,8 +144,8 @@ class Wanted(NamedTuple):
     """The tick of the clock at which the waiting ends; None is without end."""
 
 
-Flow = Generator[Action, Decision | None, Decision]
-"""Yields what to do; returns the final decision."""
+Flow = Generator[Call | Pause, Decision | None, Decision]
+"""Yields what to do, a call of the store or a pause; returns the final decision."""
 
 
 def deadline(now: int, timeout: float | None) -> int | None:
@@ -180,7 +169,7 @@ def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, wanted: Wanted
     """
     if lines.is_empty(key):
         asked = _in_time(wanted, clock)
-        decision = yield from _answer(Step.CHECK, asked)
+        decision = yield from _answer(Verb.CHECK, asked, wanted.cost)
         if decision:
             return (yield from _taken(clock, decision, asked, wanted.plan))
         if _is_too_late(clock, decision, wanted):
@@ -188,17 +177,17 @@ def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, wanted: Wanted
     lines.join(key, ticket)
     try:
         while True:
-            ticket.settle()  # a call from here on is noticed by the next LISTEN
+            ticket.settle()  # a call from here on is noticed by the next pause
             head, asked = lines.is_head(key, ticket), _in_time(wanted, clock)
-            decision = yield from _answer(Step.CHECK if head else Step.PEEK, asked)
+            decision = yield from _answer(Verb.CHECK if head else Verb.PEEK, asked, wanted.cost)
             if head and decision:
                 break
             if _is_too_late(clock, decision, wanted):
                 return (yield from _refusal(clock, decision, wanted))
             if head:
-                yield Action(Step.LISTEN, until=clock.ticks() + decision.retry_after_us)
+                yield Pause(clock.ticks() + decision.retry_after_us)
             elif wanted.until is None or clock.ticks() < wanted.until:
-                yield Action(Step.LISTEN, until=wanted.until)
+                yield Pause(wanted.until)
             else:  # it might pass now, but not before those ahead, who may need all there is
                 return _refused(decision, decision.retry_after_us or decision.reset_after_us or 1)
     finally:
@@ -249,11 +238,11 @@ def _is_too_late(clock: Clock, decision: Decision, wanted: Wanted) -> bool:
 def _taken(clock: Clock, decision: Decision, asked: Plan, plan: Plan) -> Flow:
     """Return an admission when its turn has come."""
     if decision.delay_us:
-        yield Action(Step.SLEEP, until=clock.ticks() + decision.delay_us)
+        yield Pause(clock.ticks() + decision.delay_us, listen=False)
     if asked is plan:
         return decision
     parts = [_told(part, *limits) for part, *limits in zip(decision.limits, asked, plan, strict=True)]
-    return msgspec.structs.replace(most_restrictive(parts), degraded=decision.degraded)
+    return combine(parts)
 
 
 def _told(part: Decision, asked: Limit, meant: Limit) -> Decision:
@@ -271,13 +260,13 @@ def _refusal(clock: Clock, decision: Decision, wanted: Wanted) -> Flow:
     if wanted.until is None or not any(limit.quota.queue for limit in wanted.plan):
         return decision
     late = _turn(clock, decision, wanted) - wanted.until
-    return _refused((yield from _answer(Step.PEEK, wanted.plan)), max(1, late))
+    return _refused((yield from _answer(Verb.PEEK, wanted.plan, wanted.cost)), max(1, late))
 
 
-def _answer(step: Step, plan: Plan) -> Flow:
-    decision = yield Action(step, plan)
+def _answer(verb: Verb, plan: Plan, cost: int) -> Flow:
+    decision = yield Call(verb, plan, cost)
     if decision is None:
-        raise TypeError(f"the driver must send the decision of {step}")
+        raise TypeError(f"the driver must send the decision of {verb}")
     return decision
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.core.algorithms import Algorithm, State
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, InvalidQuota
-from headgate.core.plan import MAX_COST, Family, Limit, Plan, States, check, checked_cost, peek, refund
+from headgate.core.plan import MAX_COST, Call, Family, Limit, Plan, States, Verb, checked_cost, decide
 from headgate.core.quota import Quota
 from tests.core.quotas import quotas
 
@@ -24,6 +24,18 @@ FIXED, LEAKY, GCRA = Algorithm.FIXED_WINDOW, Algorithm.LEAKY_BUCKET, Algorithm.G
 
 def plan_of(*several: Quota) -> Plan:
     return Family("test", several).plan("user")
+
+
+def check(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:
+    return decide(Call(Verb.CHECK, plan, cost), states, now)
+
+
+def peek(plan: Plan, states: States, cost: int, now: int) -> Decision:
+    return decide(Call(Verb.PEEK, plan, cost), states, now)[1]
+
+
+def refund(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:
+    return decide(Call(Verb.REFUND, plan, cost), states, now)
 
 
 def checked(plan: Plan, *costs: int, now: int = START) -> tuple[States, Decision]:

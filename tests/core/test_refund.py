@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate import Algorithm, Calendar, Quota
 from headgate.core.algorithms import State
-from headgate.core.plan import Limit, Plan, check, peek, refund
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, decide
 from tests.core.quotas import odd_buckets, quotas
 
 START, SECOND = 1_750_000_000_000_000, 1_000_000
@@ -36,15 +36,17 @@ class Key:
 
     def check(self, cost: int, now: int) -> bool:
         states: list[State] = [self.state]
-        (self.state,), decision = check(self.plan, states, cost, now)
+        (self.state,), decision = decide(Call(Verb.CHECK, self.plan, cost), states, now)
         return decision.allowed
 
     def refund(self, cost: int, now: int, since: int | None = None) -> int:
-        (self.state,), decision = refund(self.plan, [self.state], cost, now, since)
+        charge = None if since is None else Charge((since,))
+        call = Call(Verb.REFUND, self.plan, cost, charge=charge)
+        (self.state,), decision = decide(call, [self.state], now)
         return decision.remaining
 
     def left(self, now: int) -> int:
-        return peek(self.plan, [self.state], 1, now).remaining
+        return decide(Call(Verb.PEEK, self.plan), [self.state], now)[1].remaining
 
 
 @pytest.mark.parametrize("quota", KINDS, ids=str)
@@ -175,8 +177,8 @@ def test_an_allowance_without_refill_is_given_back_while_it_is_remembered() -> N
 @pytest.mark.parametrize("algorithm", [Algorithm.TOKEN_BUCKET, Algorithm.GCRA])
 def test_more_is_given_back_than_a_lowered_capacity_has(algorithm: Algorithm) -> None:
     plan, lowered = (plan_of(Quota(limit, SECOND, algorithm=algorithm, burst=2)) for limit in (10, 3))
-    states, _ = check(plan, [None], 12, START)
-    states, decision = refund(lowered, states, 100_000, START)
+    states, _ = decide(Call(Verb.CHECK, plan, 12), [None], START)
+    states, decision = decide(Call(Verb.REFUND, lowered, 100_000), states, START)
     assert (decision.remaining, decision.reset_after_us) == (5, 0)
     assert states != [None]
 
@@ -215,10 +217,11 @@ def test_once_nothing_is_used_any_more_charges_are_given_back_again(algorithm: A
 
 def test_every_limit_of_a_plan_gets_its_part() -> None:
     plan = plan_of(Quota(5, SECOND), Quota(5, 10 * SECOND), Quota(5, SECOND, algorithm=Algorithm.FIXED_WINDOW))
-    states, _ = check(plan, [None] * 3, 4, START)
-    _, decision = refund(plan, states, 4, START + 500_000, START)
+    states, _ = decide(Call(Verb.CHECK, plan, 4), [None] * 3, START)
+    undo = Call(Verb.REFUND, plan, 4, charge=Charge((START,)))
+    _, decision = decide(undo, states, START + 500_000)
     assert [part.remaining for part in decision.limits] == [5, 5, 5]
-    _, decision = refund(plan, states, 4, START + SECOND, START)
+    _, decision = decide(undo, states, START + SECOND)
     assert [part.remaining for part in decision.limits] == [5, 5, 5]
 
 

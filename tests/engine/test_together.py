@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate import InvalidCost, MemoryStore
 from headgate.core.decision import Decision
 from headgate.core.key import space
-from headgate.core.plan import Call, Limit, Plan, Verb
+from headgate.core.plan import Call, Limit, Verb
 from headgate.core.quota import Quota
 from headgate.engine import Engine, Part, Ruling
 from headgate.engine.together import JointFlow, together
@@ -59,9 +59,10 @@ class Counting(MemoryStore):
         super().__init__()
         self.calls: list[str] = []
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        self.calls.append(f"check {len(plan)}")
-        return super().check(plan, cost)
+    def run(self, call: Call) -> Decision:
+        if call.verb is Verb.CHECK:
+            self.calls.append(f"check {len(call.plan)}")
+        return super().run(call)
 
 
 @pytest.fixture(scope="module")

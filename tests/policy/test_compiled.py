@@ -21,7 +21,7 @@ from headgate.core.calendar import Calendar
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, InvalidRule
 from headgate.core.key import checked_name, space
 from headgate.core.mode import Mode
-from headgate.core.plan import Family, Limit
+from headgate.core.plan import Call, Family, Limit, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
@@ -673,14 +673,14 @@ class TestCost:
         )
         asked, store = Request({"user": "u"}, cost=8), MemoryStore(clock=ManualClock())
         for limits in (before.plan(asked, NOW).enforced, *before.plan(asked, NOW).shadow):
-            assert store.check(limits.plan, 8)
+            assert store.run(Call(Verb.CHECK, limits.plan, 8))
         with pytest.raises(CostTooLarge):
             after.plan(asked, NOW)
         found = after.plan(asked, NOW, asking=False)
         assert [limits.too_small for limits in found.shadow] == [False]
         for limits in (found.enforced, *found.shadow):
-            assert store.peek(limits.plan, 1).remaining == 0
-            assert store.refund(limits.plan, 8).remaining == 4
+            assert store.run(Call(Verb.PEEK, limits.plan)).remaining == 0
+            assert store.run(Call(Verb.REFUND, limits.plan, 8)).remaining == 4
 
     def test_zero_only_asks(self) -> None:
         assert self.POLICY.plan(Request({"user": "u"}, cost=0), NOW).matched

@@ -17,7 +17,7 @@ from headgate import Algorithm, AsyncLimiter, InvalidCost, InvalidKey, InvalidSt
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreUnavailable
 from headgate.core.key import once_token
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family, Plan, Verb
 from headgate.stores.base import Store
 from headgate.stores.cached import AsyncCachedStore, CachedStore, CacheStatistics
 from headgate.stores.failover import FailoverStore
@@ -55,24 +55,9 @@ class Counting(MemoryStore):
             raise self.fault("told to")
         return done
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        done: Decision = self._asked("check", lambda: super(Counting, self).check(plan, cost))
+    def run(self, call: Call) -> Decision:
+        done: Decision = self._asked(call.verb.value, lambda: super(Counting, self).run(call))
         return done
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        done: Decision = self._asked("check_once", lambda: super(Counting, self).check_once(plan, cost, token))
-        return done
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        done: Decision = self._asked("peek", lambda: super(Counting, self).peek(plan, cost))
-        return done
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        done: Decision = self._asked("refund", lambda: super(Counting, self).refund(plan, cost, charge))
-        return done
-
-    def reset(self, plan: Plan) -> None:
-        self._asked("reset", lambda: super(Counting, self).reset(plan))
 
     def ready(self) -> None:
         self._asked("ready", lambda: None)
@@ -96,10 +81,10 @@ class Subject:
         self.plan = self.family.plan("user")
 
     def check(self, cost: int = 1) -> Decision:
-        return self.store.check(self.plan, cost)
+        return self.store.run(Call(Verb.CHECK, self.plan, cost))
 
     def peek(self, cost: int = 1) -> Decision:
-        return self.store.peek(self.plan, cost)
+        return self.store.run(Call(Verb.PEEK, self.plan, cost))
 
     def asked(self) -> list[str]:
         """Return what the inner store was asked since the last time."""
@@ -141,7 +126,7 @@ class TestDenying(StoreConformance):
         plan = Family("large", [quota]).plan("user")
         for turn in range(60):
             cost = min(quota.capacity, 1 + turn * 7919 % 100_000)
-            found, true = store.check(plan, cost), reference.check(plan, cost)
+            found, true = store.run(Call(Verb.CHECK, plan, cost)), reference.run(Call(Verb.CHECK, plan, cost))
             assert found.remaining <= true.remaining
             assert msgspec.structs.replace(found, remaining=true.remaining) == true
             clock.advance(us=turn * turn * turn * quota.window_us // 100_003)
@@ -198,10 +183,10 @@ def test_other_questions_are_asked(make: Callable[..., Subject]) -> None:
     subject = make()
     raised, more = Family("test", [Quota(20, HOUR, algorithm=TEN.algorithm)]), Family("test", [TEN, Quota(5, SECOND)])
     subject.peek()
-    assert subject.store.peek(subject.plan, 2).allowed
-    assert subject.store.peek(subject.family.plan("other"), 1).remaining == 10
-    assert subject.store.peek(raised.plan("user"), 1).remaining == 20
-    assert len(subject.store.peek(more.plan("user"), 1).limits) == 2
+    assert subject.store.run(Call(Verb.PEEK, subject.plan, 2)).allowed
+    assert subject.store.run(Call(Verb.PEEK, subject.family.plan("other"))).remaining == 10
+    assert subject.store.run(Call(Verb.PEEK, raised.plan("user"))).remaining == 20
+    assert len(subject.store.run(Call(Verb.PEEK, more.plan("user"))).limits) == 2
     assert subject.asked() == ["peek"] * 5
 
 
@@ -209,13 +194,13 @@ def test_other_questions_are_asked(make: Callable[..., Subject]) -> None:
 def test_a_peek_that_refuses_is_not_repeated_when_it_would_admit(make: Callable[..., Subject], quota: Quota) -> None:
     subject = make(peeks=3600)
     plan = Family("test", [quota]).plan("user")
-    subject.store.check(plan, 5)
-    refusal = subject.store.peek(plan, 1)
+    subject.store.run(Call(Verb.CHECK, plan, 5))
+    refusal = subject.store.run(Call(Verb.PEEK, plan))
     subject.asked()
     subject.clock.advance(us=refusal.retry_after_us - 1)
-    assert (subject.store.peek(plan, 1).retry_after_us, subject.asked()) == (1, [])
+    assert (subject.store.run(Call(Verb.PEEK, plan)).retry_after_us, subject.asked()) == (1, [])
     subject.clock.advance(us=1)
-    assert subject.store.peek(plan, 1).allowed
+    assert subject.store.run(Call(Verb.PEEK, plan)).allowed
 
 
 @pytest.mark.parametrize("verb", ["check", "check_once", "refund", "reset", "bound"])
@@ -228,14 +213,14 @@ def test_what_goes_through_this_store_is_seen(
     pair = Family("test", [Quota(100, SECOND), TEN]).plan("user")
     other = subject.family.plan("other")
     acts: dict[str, Callable[[], object]] = {
-        "check": lambda: subject.store.check(pair, 1),
-        "check_once": lambda: subject.store.check_once(pair, 1, once_token(pair, 1, "once")),
-        "refund": lambda: subject.store.refund(pair, 1),
-        "reset": lambda: subject.store.reset(pair),
+        "check": lambda: subject.store.run(Call(Verb.CHECK, pair)),
+        "check_once": lambda: subject.store.run(Call(Verb.CHECK_ONCE, pair, 1, once_token(pair, 1, "once"))),
+        "refund": lambda: subject.store.run(Call(Verb.REFUND, pair)),
+        "reset": lambda: subject.store.run(Call(Verb.RESET, pair)),
         "bound": lambda: subject.store.bind(subject.family)("user"),
     }
     subject.peek()
-    subject.store.peek(other, 1)
+    subject.store.run(Call(Verb.PEEK, other))
     subject.inner.fault = fault
     if fault:
         with pytest.raises(fault):
@@ -245,7 +230,7 @@ def test_what_goes_through_this_store_is_seen(
     subject.inner.fault = None
     subject.asked()
     subject.peek()
-    subject.store.peek(other, 1)
+    subject.store.run(Call(Verb.PEEK, other))
     assert subject.asked() == ["peek"]
 
 
@@ -259,21 +244,22 @@ def test_a_peek_that_was_under_way_meanwhile_is_not_repeated() -> None:
 
 def test_a_cancelled_check_is_seen() -> None:
     class Hanging(AsyncMemoryStore):
-        async def check(self, plan: Plan, cost: int) -> Decision:
-            await super().check(plan, cost)
-            await asyncio.Event().wait()
-            raise AssertionError
+        async def run(self, call: Call) -> Decision:
+            decision = await super().run(call)
+            if call.verb is Verb.CHECK:
+                await asyncio.Event().wait()
+            return decision
 
     async def story() -> None:
         store = AsyncCachedStore(Hanging(MemoryStore(clock=ManualClock())))
         plan = Family("test", [TEN]).plan("user")
-        assert (await store.peek(plan, 1)).remaining == 10
-        task = asyncio.create_task(store.check(plan, 1))
+        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 10
+        task = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
         await asyncio.sleep(0)
-        assert (await store.peek(plan, 1)).remaining == 10  # as long as it is under way
+        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 10  # as long as it is under way
         task.cancel()
         await asyncio.wait([task])
-        assert (await store.peek(plan, 1)).remaining == 9
+        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 9
 
     asyncio.run(story())
 
@@ -282,11 +268,11 @@ def test_peeks_are_bounded_and_the_oldest_go_first(make: Callable[..., Subject])
     subject = make(max_entries=3)
     plans = [subject.family.plan(f"user {number}") for number in range(5)]
     for plan in plans:
-        subject.store.peek(plan, 1)
+        subject.store.run(Call(Verb.PEEK, plan))
     assert subject.cached.statistics().entries == 3
     subject.asked()
     for plan in reversed(plans):
-        subject.store.peek(plan, 1)
+        subject.store.run(Call(Verb.PEEK, plan))
     assert subject.asked() == ["peek", "peek"]
 
 
@@ -305,15 +291,15 @@ def test_no_check_is_repeated_unless_asked_for(make: Callable[..., Subject]) -> 
 def test_a_refusal_is_repeated_exactly_until_it_said(make: Callable[..., Subject], quota: Quota) -> None:
     subject = make(denials=True)
     plan = Family("test", [quota]).plan("user")
-    subject.store.check(plan, 5)
-    refusal = subject.store.check(plan, 1)
+    subject.store.run(Call(Verb.CHECK, plan, 5))
+    refusal = subject.store.run(Call(Verb.CHECK, plan))
     subject.asked()
     subject.clock.advance(us=refusal.retry_after_us - 1)
-    again = subject.store.check(plan, 1)
+    again = subject.store.run(Call(Verb.CHECK, plan))
     assert (again.allowed, again.retry_after_us, again.state) == (False, 1, "throttled")
     assert subject.asked() == []
     subject.clock.advance(us=1)
-    assert subject.store.check(plan, 1)
+    assert subject.store.run(Call(Verb.CHECK, plan))
     assert subject.asked() == ["check"]
 
 
@@ -360,22 +346,22 @@ def test_what_is_given_back_through_this_store_is_seen_at_once(make: Callable[..
     subject = make(denials=True)
     pair = Family("test", [Quota(100, SECOND), TEN]).plan("user")
     for _ in range(2):
-        subject.store.check(subject.plan, 10)
+        subject.store.run(Call(Verb.CHECK, subject.plan, 10))
         assert not subject.check()
-        assert not subject.store.check(pair, 1)
+        assert not subject.store.run(Call(Verb.CHECK, pair))
         if verb == "refund":
-            subject.store.refund(subject.plan, 10)
+            subject.store.run(Call(Verb.REFUND, subject.plan, 10))
         else:
-            subject.store.reset(subject.plan)
-        assert subject.store.check(pair, 1)
+            subject.store.run(Call(Verb.RESET, subject.plan))
+        assert subject.store.run(Call(Verb.CHECK, pair))
         assert subject.check(9)
-        subject.store.reset(subject.plan)
+        subject.store.run(Call(Verb.RESET, subject.plan))
 
 
 def test_a_refusal_that_was_under_way_meanwhile_is_not_repeated() -> None:
     subject = Subject("sync", denials=True)
     subject.check(10)
-    subject.inner.meanwhile = lambda: subject.store.reset(subject.plan)
+    subject.inner.meanwhile = lambda: subject.store.run(Call(Verb.RESET, subject.plan))
     assert not subject.check()
     assert subject.check()
 
@@ -384,10 +370,10 @@ def test_a_check_once_is_always_asked(make: Callable[..., Subject]) -> None:
     """It may have been admitted before the limit was spent."""
     subject = make(denials=True)
     token = once_token(subject.plan, 1, "retry")
-    first = subject.store.check_once(subject.plan, 1, token)
+    first = subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 1, token))
     subject.check(9)
     assert not subject.check()
-    assert subject.store.check_once(subject.plan, 1, token) == first
+    assert subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 1, token)) == first
     assert first.allowed
 
 
@@ -397,13 +383,13 @@ def test_answers_of_an_outage_are_not_repeated() -> None:
     cached = CachedStore(FailoverStore(inner, mode="deny", failures=1), denials=True)
     plan = Family("test", [TEN]).plan("user")
     inner.fault = StoreUnavailable
-    assert cached.check(plan, 1).degraded
-    assert cached.peek(plan, 1).degraded
+    assert cached.run(Call(Verb.CHECK, plan)).degraded
+    assert cached.run(Call(Verb.PEEK, plan)).degraded
     inner.fault = None
-    inner.reset(plan)
-    clock.advance(us=cached.check(plan, 1).retry_after_us)
-    assert cached.peek(plan, 1).degraded == ""
-    assert cached.check(plan, 1).allowed
+    inner.run(Call(Verb.RESET, plan))
+    clock.advance(us=cached.run(Call(Verb.CHECK, plan)).retry_after_us)
+    assert cached.run(Call(Verb.PEEK, plan)).degraded == ""
+    assert cached.run(Call(Verb.CHECK, plan)).allowed
     assert cached.statistics().denial_hits == cached.statistics().peek_hits == 0
 
 
@@ -439,8 +425,8 @@ def test_one_process_alone_gets_the_answers_of_the_store(quotas: list[Quota], tr
     for verb, number in trace:
         if verb in {"check", "bound", "part"}:
             asked = part if verb == "part" else plan
-            found = bound("user", number) if verb == "bound" else cached.check(asked, number)
-            true = reference.check(asked, number)
+            found = bound("user", number) if verb == "bound" else cached.run(Call(Verb.CHECK, asked, number))
+            true = reference.run(Call(Verb.CHECK, asked, number))
             assert (found.allowed, found.retry_after_us) == (true.allowed, true.retry_after_us)
             assert [each.allowed for each in found.limits] == [each.allowed for each in true.limits]
             assert [each.retry_after_us for each in found.limits] == [each.retry_after_us for each in true.limits]
@@ -449,12 +435,14 @@ def test_one_process_alone_gets_the_answers_of_the_store(quotas: list[Quota], tr
             last = found.retry_after_us
         elif verb == "once":
             token = once_token(plan, number, "retry")
-            assert cached.check_once(plan, number, token) == reference.check_once(plan, number, token)
+            assert cached.run(Call(Verb.CHECK_ONCE, plan, number, token)) == reference.run(
+                Call(Verb.CHECK_ONCE, plan, number, token)
+            )
         elif verb == "refund":
-            assert cached.refund(plan, number) == reference.refund(plan, number)
+            assert cached.run(Call(Verb.REFUND, plan, number)) == reference.run(Call(Verb.REFUND, plan, number))
         elif verb == "reset":
-            cached.reset(plan)
-            reference.reset(plan)
+            cached.run(Call(Verb.RESET, plan))
+            reference.run(Call(Verb.RESET, plan))
         elif verb == "wait":
             clock.advance(us=max(0, last + number))
         else:

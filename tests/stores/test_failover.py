@@ -14,12 +14,11 @@ import msgspec
 import pytest
 
 from headgate import Algorithm, AsyncLimiter, InvalidCost, InvalidKey, InvalidStore, Limiter, Quota
-from headgate.core import plan as plans
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.core.key import once_token
 from headgate.core.mode import Mode
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family, Plan, Verb, combine
 from headgate.stores import open_store
 from headgate.stores.base import Check, Store
 from headgate.stores.breaker import Circuit
@@ -53,27 +52,12 @@ class Faulty(MemoryStore):
             raise self.fault("told to")
         return work()
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        done: Decision = self._asked(lambda: super(Faulty, self).check(plan, cost))
-        return done
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        done: Decision = self._asked(lambda: super(Faulty, self).check_once(plan, cost, token))
+    def run(self, call: Call) -> Decision:
+        done: Decision = self._asked(lambda: super(Faulty, self).run(call))
         return done
 
     def ready(self) -> None:
         self._asked(lambda: super(Faulty, self).ready())
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        done: Decision = self._asked(lambda: super(Faulty, self).peek(plan, cost))
-        return done
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        done: Decision = self._asked(lambda: super(Faulty, self).refund(plan, cost, charge))
-        return done
-
-    def reset(self, plan: Plan) -> None:
-        self._asked(lambda: super(Faulty, self).reset(plan))
 
     def bind(self, family: Family) -> Check:
         bound = super().bind(family)
@@ -102,16 +86,13 @@ class Shards(Faulty):
     def servers(self) -> set[str]:
         return self.members
 
-    def _run(self, transact: Any, plan: Plan, cost: int, now: int) -> Decision:
-        for server in self.servers_of(plan):
+    def _run(self, call: Call, now: int) -> Decision:
+        for server in self.servers_of(call.plan):
             if server in self.away:
                 error = OutcomeUnknown(f"{server} hangs")
                 error.server, error.incident = server, self.incident
                 raise error
-        return super()._run(transact, plan, cost, now)
-
-    def check(self, plan: Plan, cost: int) -> Decision:
-        return self._asked(lambda: self._run(plans.check, plan, cost, self.clock.now()))  # type: ignore[no-any-return]
+        return super()._run(call, now)
 
 
 class AsyncShards(AsyncMemoryStore):
@@ -143,13 +124,13 @@ class Subject:
     store: Store
 
     def check(self, cost: int = 1) -> Decision:
-        return self.store.check(self.plan, cost)
+        return self.store.run(Call(Verb.CHECK, self.plan, cost))
 
     def fail(self, fault: type[BaseException] = StoreUnavailable, times: int = 5) -> None:
         """Make the store fail, and open the circuit."""
         self.inner.fault = fault
         for _ in range(times):
-            self.store.peek(self.plan, 1)
+            self.store.run(Call(Verb.PEEK, self.plan))
 
     def heal(self) -> None:
         """Make the store work, and let the longest pause pass."""
@@ -206,25 +187,18 @@ class _Undegraded:
 
     def __init__(self, store: FailoverStore) -> None:
         self._store, self.clock = store, store.clock
-        self.peek, self.check = map(self._plain, (store.peek, store.check))
 
-    @staticmethod
-    def _plain(verb: Callable[[Plan, int], Decision]) -> Callable[[Plan, int], Decision]:
-        def plain(plan: Plan, cost: int) -> Decision:
-            return unmarked(verb(plan, cost))
-
-        return plain
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        return unmarked(self._store.check_once(plan, cost, token))
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        charge = charge and charge._replace(degraded=Reason.CIRCUIT_OPEN)
-        return unmarked(self._store.refund(plan, cost, charge))
-
-    def reset(self, plan: Plan) -> None:
-        with pytest.raises(StoreError):
-            self._store.reset(plan)
+    def run(self, call: Call) -> Decision:
+        if call.verb is Verb.RESET:
+            with pytest.raises(StoreError):
+                self._store.run(call)
+            call = Call(Verb.PEEK, call.plan)
+        if call.charge is not None:
+            call = call._replace(charge=call.charge._replace(degraded=Reason.CIRCUIT_OPEN))
+        decision = self._store.run(call)
+        if not call.plan:  # nobody had to decide about that
+            return msgspec.structs.replace(decision, shadow=tuple(map(unmarked, decision.shadow)))
+        return unmarked(decision)
 
     def ready(self) -> None:
         with pytest.raises(StoreUnavailable, match="told to"):
@@ -243,6 +217,7 @@ def unmarked(decision: Decision) -> Decision:
     assert all(part.degraded == decision.degraded for part in decision.limits)
     fields = {name: getattr(decision, name) for name in decision.__struct_fields__}
     fields["parts"] = tuple(unmarked(part) for part in decision.parts)
+    fields["shadow"] = tuple(unmarked(each) for each in decision.shadow)
     return Decision(**{**fields, "degraded": ""})
 
 
@@ -270,7 +245,12 @@ def test_every_answer_of_its_own_is_marked(
     assert subject.check().degraded == ""
     subject.inner.fault = fault
     bound = subject.store.bind(Family("test", [TEN, Quota(100, SECOND)]))
-    several = [subject.check(), subject.store.peek(subject.plan, 1), subject.store.refund(subject.plan, 1), bound("x")]
+    several = [
+        subject.check(),
+        subject.store.run(Call(Verb.PEEK, subject.plan)),
+        subject.store.run(Call(Verb.REFUND, subject.plan)),
+        bound("x"),
+    ]
     assert [decision.degraded for decision in several] == [reason] * 4
     assert [part.degraded for part in several[-1].limits] == [reason, reason]
     assert bound("x", 0).degraded == reason
@@ -302,7 +282,7 @@ def test_while_open_nobody_asks_the_store(make: Callable[..., Subject]) -> None:
     for _ in range(20):
         subject.check()
     with pytest.raises(StoreUnavailable, match=r"failed before, and is asked again in 0\.\d+ s"):
-        subject.store.reset(subject.plan)
+        subject.store.run(Call(Verb.RESET, subject.plan))
     assert subject.inner.asked == asked == 5
 
 
@@ -387,7 +367,7 @@ def test_each_server_has_a_circuit_of_its_own(make: Callable[..., Subject]) -> N
     check = subject.store.bind(family)
     subject.inner.away = {"a"}
     for _ in range(5):
-        subject.store.check(family.plan("a1"), 1)
+        subject.store.run(Call(Verb.CHECK, family.plan("a1")))
     subject.inner.away = set()
     assert [check(key).degraded for key in ("a1", "a2", "b1", "c1")] == [UNASKED, UNASKED, "", ""]
     assert circuits_of(subject) == {"a": Circuit.OPEN, "b": Circuit.CLOSED, "c": Circuit.CLOSED}
@@ -412,13 +392,13 @@ def test_a_plan_asks_the_circuits_of_all_its_servers(make: Callable[..., Subject
     subject = make(inner=Shards)
     subject.inner.away = {"a"}
     for number in range(5):
-        assert subject.store.check(over(f"{'bcdef'[number]}1", "a1"), 1).degraded == UNKNOWN
+        assert subject.store.run(Call(Verb.CHECK, over(f"{'bcdef'[number]}1", "a1"))).degraded == UNKNOWN
     assert circuits_of(subject) == {"a": Circuit.OPEN} | dict.fromkeys("bcdef", Circuit.CLOSED)
     asked = subject.inner.asked
-    assert subject.store.check(over("b1", "a2"), 1).degraded == UNASKED
-    assert subject.store.check(over("x1", "a3"), 1).degraded == UNASKED
+    assert subject.store.run(Call(Verb.CHECK, over("b1", "a2"))).degraded == UNASKED
+    assert subject.store.run(Call(Verb.CHECK, over("x1", "a3"))).degraded == UNASKED
     assert subject.inner.asked == asked
-    assert subject.store.check(over("b1", "c1"), 1).degraded == ""
+    assert subject.store.run(Call(Verb.CHECK, over("b1", "c1"))).degraded == ""
 
 
 def test_plans_over_several_servers_are_served_again_as_soon_as_the_circuits_are_closed(
@@ -428,13 +408,13 @@ def test_plans_over_several_servers_are_served_again_as_soon_as_the_circuits_are
     subject = make(inner=Shards)
     subject.inner.away = {"a"}
     for _ in range(5):
-        subject.store.check(over("a1"), 1)
+        subject.store.run(Call(Verb.CHECK, over("a1")))
     subject.inner.away = set()
     subject.clock.advance(2)
-    assert subject.store.check(over("b1", "a1"), 1).degraded == "", "it is the probe"
+    assert subject.store.run(Call(Verb.CHECK, over("b1", "a1"))).degraded == "", "it is the probe"
     assert subject.statistics().breakers["a"].probes == 1
     for other in "bcdefgh":
-        assert subject.store.check(over(f"{other}9", "a9"), 1).degraded == ""
+        assert subject.store.run(Call(Verb.CHECK, over(f"{other}9", "a9"))).degraded == ""
 
 
 def test_a_probe_that_shares_its_incident_with_another_is_not_lost(make: Callable[..., Subject]) -> None:
@@ -443,69 +423,68 @@ def test_a_probe_that_shares_its_incident_with_another_is_not_lost(make: Callabl
     subject.inner.away = {"a", "b"}
     for name in "ab":
         for _ in range(5):
-            subject.store.check(over(f"{name}1"), 1)
+            subject.store.run(Call(Verb.CHECK, over(f"{name}1")))
     subject.inner.incident = object()
     subject.clock.advance(2)
     for name in "ab":
-        assert subject.store.check(over(f"{name}1"), 1).degraded == UNKNOWN
+        assert subject.store.run(Call(Verb.CHECK, over(f"{name}1"))).degraded == UNKNOWN
     assert circuits_of(subject) == dict.fromkeys("ab", Circuit.OPEN)
     subject.inner.away = set()
     subject.clock.advance(2)
-    assert [subject.store.check(over(f"{name}1"), 1).degraded for name in "ab"] == ["", ""]
+    assert [subject.store.run(Call(Verb.CHECK, over(f"{name}1"))).degraded for name in "ab"] == ["", ""]
 
 
 def test_a_failure_is_told_to_the_server_that_failed_alone(make: Callable[..., Subject]) -> None:
     """The probe of the other one is due again later: nobody knows how it is."""
     subject = make(inner=Shards, failures=1)
     subject.inner.away = {"a", "b"}
-    subject.store.check(over("a1"), 1)
-    subject.store.check(over("b1"), 1)
+    subject.store.run(Call(Verb.CHECK, over("a1")))
+    subject.store.run(Call(Verb.CHECK, over("b1")))
     subject.inner.away = {"b"}
     subject.clock.advance(2)
-    assert subject.store.check(over("a1", "b1"), 1).degraded == UNKNOWN
+    assert subject.store.run(Call(Verb.CHECK, over("a1", "b1"))).degraded == UNKNOWN
     assert circuits_of(subject) == {"a": Circuit.OPEN, "b": Circuit.OPEN}
     subject.clock.advance(1)
-    assert subject.store.check(over("a1"), 1).degraded == ""
+    assert subject.store.run(Call(Verb.CHECK, over("a1"))).degraded == ""
     assert circuits_of(subject) == {"a": Circuit.CLOSED, "b": Circuit.OPEN}
 
 
 def test_while_one_circuit_is_open_the_others_of_a_plan_are_not_probed(make: Callable[..., Subject]) -> None:
     subject = make(inner=Shards, failures=1)
     subject.inner.away = {"a"}
-    subject.store.check(over("a1"), 1)
+    subject.store.run(Call(Verb.CHECK, over("a1")))
     subject.clock.advance(2)
     subject.inner.away = {"b"}
-    subject.store.check(over("b1"), 1)
-    refused = subject.store.check(over("a1", "b1"), 1)
+    subject.store.run(Call(Verb.CHECK, over("b1")))
+    refused = subject.store.run(Call(Verb.CHECK, over("a1", "b1")))
     assert refused.degraded == UNASKED
     assert subject.statistics().breakers["a"].probes == 0
     with pytest.raises(StoreUnavailable, match=r"the store \(shard a, b\) failed before, and is asked again in"):
-        subject.store.reset(over("a1", "b1"))
+        subject.store.run(Call(Verb.RESET, over("a1", "b1")))
 
 
 def test_a_server_whose_part_of_a_refusal_is_missing_has_failed(make: Callable[..., Subject]) -> None:
     """A refusal stands without what the others have; but nobody waits for them again and again."""
 
     class Silent(Shards):
-        def check(self, plan: Plan, cost: int) -> Decision:
-            here, there = super().check(plan, cost).limits
-            refusal = plans.blocking([msgspec.structs.replace(here, allowed=False), marked(there, UNAVAILABLE)])
-            return msgspec.structs.replace(refusal, degraded=UNAVAILABLE)
+        def run(self, call: Call) -> Decision:
+            here, there = super().run(call).limits
+            return combine([msgspec.structs.replace(here, allowed=False), marked(there, UNAVAILABLE)])
 
     subject = make(inner=Silent)
-    answers = [subject.store.check(over("a1", "b1"), 1) for _ in range(5)]
+    answers = [subject.store.run(Call(Verb.CHECK, over("a1", "b1"))) for _ in range(5)]
     assert [answer.allowed for answer in answers] == [False] * 5
     assert circuits_of(subject) == {"a": Circuit.CLOSED, "b": Circuit.OPEN}
-    assert subject.store.check(over("a1", "b1"), 1).degraded == UNASKED
+    assert subject.store.run(Call(Verb.CHECK, over("a1", "b1"))).degraded == UNASKED
 
 
 def test_servers_that_left_are_forgotten_and_their_outages_are_not(make: Callable[..., Subject]) -> None:
     subject = make(inner=Shards, failures=1)
     subject.inner.away = {"a"}
-    subject.store.check(over("a1"), 1)
+    subject.store.run(Call(Verb.CHECK, over("a1")))
     assert circuits_of(subject) == {"a": Circuit.OPEN}, "as long as it is not known who belongs to the store"
     subject.inner.members = {"b", "c"}
-    subject.store.check(over("b1"), 1)
+    subject.store.run(Call(Verb.CHECK, over("b1")))
     assert circuits_of(subject) == {"b": Circuit.CLOSED}
     assert (subject.statistics().openings, subject.statistics().recoveries) == (1, 0)
     subject.inner.members = {"c"}
@@ -519,32 +498,32 @@ def test_a_cancelled_probe_leaves_the_way_to_another() -> None:
     class Hanging(AsyncMemoryStore):
         fault = "refuse"
 
-        async def check(self, plan: Plan, cost: int) -> Decision:
+        async def run(self, call: Call) -> Decision:
             if self.fault == "refuse":
                 raise StoreUnavailable("told to")
             if self.fault == "hang":
                 await asyncio.Event().wait()
-            return await super().check(plan, cost)
+            return await super().run(call)
 
     async def story() -> None:
         inner = Hanging(MemoryStore(clock=clock))
         store = AsyncFailoverStore(inner)
         plan = Family("test", [TEN]).plan("user")
         for _ in range(5):
-            await store.check(plan, 1)
+            await store.run(Call(Verb.CHECK, plan))
         inner.fault = "hang"
         clock.advance(2)
-        probe = asyncio.create_task(store.check(plan, 1))
+        probe = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
         await asyncio.sleep(0)
         assert store.statistics().breakers[""].state is Circuit.HALF_OPEN
-        assert (await store.check(plan, 1)).degraded == UNASKED
+        assert (await store.run(Call(Verb.CHECK, plan))).degraded == UNASKED
         probe.cancel()
         await asyncio.wait([probe])
         assert probe.cancelled()
         inner.fault = ""
-        assert (await store.check(plan, 1)).degraded == UNASKED
+        assert (await store.run(Call(Verb.CHECK, plan))).degraded == UNASKED
         clock.advance(2)
-        assert (await store.check(plan, 1)).degraded == ""
+        assert (await store.run(Call(Verb.CHECK, plan))).degraded == ""
         assert store.statistics().recoveries == 1
 
     asyncio.run(story())
@@ -559,7 +538,7 @@ def test_local_admits_the_share_of_this_node(make: Callable[..., Subject]) -> No
     assert sum(subject.check().allowed for _ in range(20)) == 4  # ceil(10 / 3)
     refusal = subject.check()
     assert (refusal.limit, refusal.remaining, refusal.retry_after) == (4, 0, 3600)
-    assert subject.store.peek(subject.plan, 1).retry_after == 3600
+    assert subject.store.run(Call(Verb.PEEK, subject.plan)).retry_after == 3600
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
@@ -571,7 +550,7 @@ def test_local_begins_with_its_share_of_what_the_store_said_is_left(
 ) -> None:
     subject = make(nodes=nodes)
     subject.plan = Family("test", [Quota(10, 24 * HOUR, algorithm=algorithm)]).plan("user")
-    subject.store.peek(subject.plan, 1)
+    subject.store.run(Call(Verb.PEEK, subject.plan))
     for _ in range(used):
         assert subject.check().degraded == ""
     subject.fail()
@@ -594,9 +573,9 @@ def test_what_the_store_said_ages_as_it_does_there(make: Callable[..., Subject])
     subject.check(10)
     subject.clock.advance(1800)
     subject.fail()
-    assert subject.store.peek(subject.plan, 1).remaining == 5
+    assert subject.store.run(Call(Verb.PEEK, subject.plan)).remaining == 5
     subject.heal()
-    assert subject.store.peek(subject.plan, 1).remaining == 5
+    assert subject.store.run(Call(Verb.PEEK, subject.plan)).remaining == 5
 
 
 def test_what_the_store_says_in_between_counts_as_well(make: Callable[..., Subject]) -> None:
@@ -636,11 +615,11 @@ def test_each_limit_of_a_key_takes_a_place_of_its_own_in_what_was_seen(make: Cal
 def test_local_refuses_what_is_above_its_share_until_the_store_is_back(make: Callable[..., Subject]) -> None:
     subject = make(nodes=3)
     subject.fail()
-    for refusal in (subject.check(5), subject.store.peek(subject.plan, 5)):
+    for refusal in (subject.check(5), subject.store.run(Call(Verb.PEEK, subject.plan, 5))):
         assert (refusal.allowed, refusal.remaining, refusal.state) == (False, 4, "throttled")
         assert 0.125 <= refusal.retry_after <= 0.25
     pair = Family("test", [TEN, Quota(100, SECOND)]).plan("user")
-    assert [part.allowed for part in subject.store.check(pair, 5).limits] == [False, True]
+    assert [part.allowed for part in subject.store.run(Call(Verb.CHECK, pair, 5)).limits] == [False, True]
     assert subject.check(4)
 
 
@@ -661,10 +640,10 @@ def test_allow_admits_everything_with_all_remaining(make: Callable[..., Subject]
     subject.check(9)
     subject.fail()
     pair = Family("test", [TEN, Quota(5, SECOND, algorithm=Algorithm.FIXED_WINDOW)]).plan("user")
-    decisions = [subject.store.check(pair, 5) for _ in range(20)]
+    decisions = [subject.store.run(Call(Verb.CHECK, pair, 5)) for _ in range(20)]
     assert all(decision.allowed for decision in decisions)
     assert [(part.remaining, part.reset_after_us) for part in decisions[-1].limits] == [(10, 0), (5, 0)]
-    assert subject.store.refund(pair, 5).allowed
+    assert subject.store.run(Call(Verb.REFUND, pair, 5)).allowed
 
 
 def test_deny_admits_nothing_until_the_next_probe(make: Callable[..., Subject]) -> None:
@@ -705,7 +684,7 @@ def test_a_refund_goes_to_this_node_if_the_store_surely_did_not_get_it(
     subject.inner.fault = StoreUnavailable
     subject.check(6)
     subject.inner.fault = fault
-    refunded = subject.store.refund(subject.plan, 2)
+    refunded = subject.store.run(Call(Verb.REFUND, subject.plan, 2))
     assert refunded.remaining == (6 if fault is StoreUnavailable else 4)
 
 
@@ -714,9 +693,9 @@ def test_a_refund_here_gives_back_only_what_was_taken_here(make: Callable[..., S
     subject.check(8)
     subject.fail()
     subject.check(1)
-    assert subject.store.refund(subject.plan, 8).remaining == 5
+    assert subject.store.run(Call(Verb.REFUND, subject.plan, 8)).remaining == 5
     subject.heal()
-    assert subject.store.peek(subject.plan, 1).remaining == 2
+    assert subject.store.run(Call(Verb.PEEK, subject.plan)).remaining == 2
 
 
 def test_reset_forgets_here_and_there(make: Callable[..., Subject]) -> None:
@@ -726,7 +705,7 @@ def test_reset_forgets_here_and_there(make: Callable[..., Subject]) -> None:
     assert subject.check(5)
     assert not subject.check(1)
     subject.heal()
-    subject.store.reset(subject.plan)
+    subject.store.run(Call(Verb.RESET, subject.plan))
     subject.fail()
     assert subject.check(10), "here"
     subject.heal()
@@ -743,7 +722,7 @@ def test_reset_says_when_the_store_was_not_reset(
     subject.inner.fault = fault
     subject.check(10)
     with pytest.raises(fault, match="told to"):
-        subject.store.reset(subject.plan)
+        subject.store.run(Call(Verb.RESET, subject.plan))
     assert bool(subject.check(10)) == (mode != Mode.DENY)
 
 
@@ -753,17 +732,17 @@ def test_reset_says_when_the_store_was_not_reset(
 def test_check_once_goes_to_the_store_and_in_an_outage_to_this_node(make: Callable[..., Subject]) -> None:
     subject = make(nodes=2)
     token = once_token(subject.plan, 2, "retry")
-    first = subject.store.check_once(subject.plan, 2, token)
+    first = subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 2, token))
     assert (first.remaining, first.degraded) == (8, "")
-    assert subject.store.check_once(subject.plan, 2, token) == first
+    assert subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 2, token)) == first
     subject.fail()
-    here = [subject.store.check_once(subject.plan, 2, token) for _ in range(3)]
+    here = [subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 2, token)) for _ in range(3)]
     assert here == [here[0]] * 3
     assert (here[0].allowed, here[0].remaining, here[0].degraded) == (True, 2, UNASKED)
-    beyond = subject.store.check_once(subject.plan, 6, once_token(subject.plan, 6, "retry"))
+    beyond = subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 6, once_token(subject.plan, 6, "retry")))
     assert (beyond.allowed, beyond.remaining) == (False, 2)
     subject.heal()
-    assert subject.store.check_once(subject.plan, 2, token) == first
+    assert subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 2, token)) == first
     assert subject.check().remaining == 7
 
 
@@ -771,10 +750,10 @@ def test_check_once_goes_to_the_store_and_in_an_outage_to_this_node(make: Callab
 def test_check_once_in_the_other_modes(make: Callable[..., Subject], mode: str) -> None:
     subject = make(mode=mode)
     subject.inner.fault = OutcomeUnknown
-    answer = subject.store.check_once(subject.plan, 2, once_token(subject.plan, 2, "retry"))
+    answer = subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 2, once_token(subject.plan, 2, "retry")))
     assert (answer.allowed, answer.degraded) == (mode == "allow", UNKNOWN)
     subject.inner.fault = None
-    answer = subject.store.check_once(subject.plan, 2, once_token(subject.plan, 2, "retry"))
+    answer = subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 2, once_token(subject.plan, 2, "retry")))
     assert (answer.allowed, answer.remaining, answer.degraded) == (True, 8, "")
 
 

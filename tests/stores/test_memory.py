@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headgate import InvalidKey, InvalidStore, Limiter, MemoryStore
-from headgate.core.plan import Family
+from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
 from headgate.testing import ManualClock
 
@@ -199,9 +199,9 @@ def test_a_plan_of_two_keys_that_share_a_state_takes_both_costs(manual_clock: Ma
     one, other = colliding(limiter)
     plan = limiter._family.plan(one) + limiter._family.plan(other)
     for left in (3, 1):
-        assert store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
         assert (limiter.peek(one).remaining, limiter.peek(other).remaining) == (left, left)
-    refused = store.check(plan, 1)
+    refused = store.run(Call(Verb.CHECK, plan))
     assert [part.allowed for part in refused.limits] == [True, False]
     assert limiter.peek(one).remaining == 1
 
@@ -209,7 +209,7 @@ def test_a_plan_of_two_keys_that_share_a_state_takes_both_costs(manual_clock: Ma
 def test_a_plan_of_two_new_keys_of_a_new_space_keeps_both(manual_clock: ManualClock) -> None:
     store = MemoryStore(clock=manual_clock)
     limiter = Limiter("5/hour", store=store)
-    assert store.check(limiter._family.plan("one") + limiter._family.plan("other"), 2)
+    assert store.run(Call(Verb.CHECK, limiter._family.plan("one") + limiter._family.plan("other"), 2))
     assert (limiter.peek("one").remaining, limiter.peek("other").remaining) == (3, 3)
 
 
@@ -234,7 +234,7 @@ def test_names_that_come_and_go_leave_nothing_behind(manual_clock: ManualClock) 
     store = MemoryStore(max_keys=10, clock=manual_clock)
     limiter = Limiter("1/s", store=store)
     for number in range(300):
-        store.check(Family(f"rule-{number}", limiter.quotas).plan("user"), 1)
+        store.run(Call(Verb.CHECK, Family(f"rule-{number}", limiter.quotas).plan("user")))
         limiter.peek(f"user:{number}")
     assert len(store) <= 10 + 1024
     manual_clock.advance(5)

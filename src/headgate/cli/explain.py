@@ -15,6 +15,7 @@ from headgate.cli.rule_files import for_envoy
 from headgate.cli.terminal import Terminal, safe
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
+from headgate.core.plan import Call, Verb
 from headgate.engine import Engine, Explained
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome
 from headgate.policy.explain import MATCHES, Considered
@@ -81,7 +82,7 @@ def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace,
     entries = tuple([named(text, "--entry", "remote_address=192.0.2.7") for text in arguments.entry])
     (match,) = policy.match(domain, [Descriptor(entries)], arguments.cost).matches
     with closing(open_store(arguments.store)) as store:
-        decision = store.peek(match.limits, match.hits) if match.limits else None
+        decision = store.run(Call(Verb.PEEK, match.limits, match.hits)) if match.limits else None
     refuses = match.outcome in {Outcome.BANNED, Outcome.TOO_MANY, Outcome.INVALID}
     allowed = match.shadow_mode or (decision.allowed if decision is not None else not refuses)
     limits = [] if decision is None else decision.limits

@@ -48,6 +48,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """The decision of each limit, in the order of the plan; empty when there is only one."""
     degraded: str = ""
     """Why the store did not decide this, such as "storage_unavailable"; empty when it did. See `stores.failover`."""
+    index: int = 0
+    """Which of `limits` it describes."""
+    shadow: tuple[Decision, ...] = ()
+    """What plans say that were only tried out, each on its own; see `headgate.core.plan.Call.shadow`."""
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -5,7 +5,7 @@ This file is what a store runs atomically. It is pure: states in, states and an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from headgate.core.errors import CostTooLarge, InvalidCost, InvalidQuota
 from headgate.core.grammar import EXAMPLES
 from headgate.core.key import LITERAL, Principal, bounded, checked_name, checked_principal, space
 from headgate.core.numbers import whole
+from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
 MAX_COST = 100_000
@@ -35,12 +36,23 @@ States = Sequence[State]
 
 
 class Verb(Enum):
-    """What a store may be asked to decide."""
+    """What a store may be asked to do."""
 
     CHECK = "check"
+    """Take the cost from all limits of the plan if all admit it, else from none."""
     CHECK_ONCE = "check_once"
+    """Check, but only once: asked with the same token again, give the first answer again, and take nothing.
+
+    An admission is remembered for 5 minutes (`headgate.core.key.ONCE_US`), exactly as it was, whatever happens to the
+    limits meanwhile, by the same atomic step that takes the cost. A refusal took nothing and is not remembered: who
+    waited as long as it says is admitted. (Where a limit was changed in between, the answer may name the new limit.)"""
     PEEK = "peek"
+    """Say what a check would answer; take nothing. `remaining` is what there is now."""
     REFUND = "refund"
+    """Give the cost back to all limits, and never more than is counted as used; says what is left then. With a charge
+    it is what that took, as far as it surely still counts; without, it comes off the newest use, whatever that was."""
+    RESET = "reset"
+    """Forget all that was used; says what is left then."""
 
 
 class Charge(NamedTuple):
@@ -57,11 +69,15 @@ class Call(NamedTuple):
 
     verb: Verb
     plan: Plan
-    cost: int
+    cost: int = 1
+    """Units, as `checked_cost` has checked them; RESET has none."""
     token: bytes = b""
-    """Of CHECK_ONCE."""
+    """Of CHECK_ONCE: that of `headgate.core.key.once_token` for this plan and cost."""
     charge: Charge | None = None
     """Of REFUND, if it names one."""
+    shadow: tuple[Plan, ...] = ()
+    """Of CHECK and PEEK: plans that are only tried out, in the same step. If the call's own plan passes, or is empty,
+    each of them does on its own what the verb says; else it is only looked at."""
 
 
 def refund_of(plan: Plan, decision: Decision) -> Call:
@@ -117,24 +133,34 @@ def too_large(cost: int, quota: Quota) -> str:
     return f"cost {cost} is above the capacity of {quota}, {quota.capacity}: it could never pass"
 
 
-def check(plan: Plan, states: States, cost: int, now: int) -> tuple[States, Decision]:
+def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
+    """Run a call: the states of its plan in, those after it and the answer out.
+
+    Shadow plans are calls of their own, made after it (see `shadow_calls`). Who remembers the answers of CHECK_ONCE
+    looks there first.
+    """
+    quotas = [limit.quota for limit in call.plan]
+    if call.verb is Verb.PEEK:
+        return states, look(quotas, states, call.cost, now)[1]
+    if call.verb is Verb.REFUND:
+        return _refund(quotas, states, call, now)
+    if call.verb is Verb.RESET:
+        nothing: States = [None] * len(quotas)
+        return nothing, look(quotas, nothing, call.cost, now)[1]
+    return check(quotas, states, call.cost, now)
+
+
+def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
     """Take `cost` from every limit if all of them admit it, else from none."""
     after: list[State] = []
     decisions: list[Decision] = []
-    for limit, state in zip(plan, states, strict=True):
-        new, decision = limit.quota.step(state, cost, now)
+    for quota, state in zip(quotas, states, strict=True):
+        new, decision = quota.step(state, cost, now)
         if not decision.allowed:
-            refusal = len(after), new, decision
-            return look([limit.quota for limit in plan], states, cost, now, refusal)
+            return look(quotas, states, cost, now, (len(after), new, decision))
         after.append(new)
         decisions.append(decision)
-    return after, most_restrictive(decisions)
-
-
-def peek(plan: Plan, states: States, cost: int, now: int) -> Decision:
-    """Say what `check` would answer, except that nothing is taken: `remaining` is what there is now."""
-    _, decision = look([limit.quota for limit in plan], states, cost, now)
-    return decision
+    return after, combine(decisions)
 
 
 def look(
@@ -150,59 +176,86 @@ def look(
     those that went in only where a limit that refuses had to mend its own (see law 8 of this package).
     """
     known, mended, refused = refusal or (-1, None, None)
-    after, decisions, admitted = list(states), [], True
+    after, decisions = list(states), []
     for index, quota in enumerate(quotas):
         if index == known and refused is not None:
-            after[index], decision, admitted = mended, refused, False
+            after[index], decision = mended, refused
         else:
             _, decision = quota.step(states[index], 0, now)
             if decision.remaining < cost:
                 after[index], decision = quota.step(states[index], cost, now)
-                admitted = False
         decisions.append(decision)
-    return after, most_restrictive(decisions) if admitted else blocking(decisions)
+    return after, combine(decisions)
 
 
-def refund(plan: Plan, states: States, cost: int, now: int, since: int | None = None) -> tuple[States, Decision]:
-    """Give `cost` back to every limit, and never more than is still counted as used.
+def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tuple[States, Decision]:
+    """Give the cost back to every limit.
 
-    With `since`, it is what was charged at that time, as far as it surely still counts: no traffic is let through that
-    would not have passed without the charge. Without, it is taken off the newest use, whatever that was for. A clock
-    that has fallen behind the charge gives nothing back.
+    What a charge took is given back as far as it surely still counts: no traffic is let through that would not have
+    passed without the charge. A clock that has fallen behind the charge gives nothing back.
     """
+    since = min(call.charge.taken_at) if call.charge is not None else None
     in_vain = since is not None and now < since
     after: list[State] = []
     decisions = []
-    for limit, state in zip(plan, states, strict=True):
-        new, decision = limit.quota.step(state, 0, now) if in_vain else limit.quota.step(state, -cost, now, since)
+    for quota, state in zip(quotas, states, strict=True):
+        new, decision = quota.step(state, 0, now) if in_vain else quota.step(state, -call.cost, now, since)
         after.append(state if in_vain else state and new)  # nothing comes of nothing
         decisions.append(msgspec.structs.replace(decision, taken=0))
-    return after, most_restrictive(decisions)
+    return after, combine(decisions)
 
 
-def most_restrictive(decisions: list[Decision]) -> Decision:
-    """Return the answer that describes the limit with the smallest remaining / limit."""
-    tightest = decisions[0]
-    delay, limit, remaining = tightest.delay_us, tightest.limit, tightest.remaining
-    for decision in decisions:
-        if decision.remaining * limit < remaining * decision.limit:
-            tightest, limit, remaining = decision, decision.limit, decision.remaining
+def combine(decisions: Sequence[Decision]) -> Decision:
+    """Return what limits say together: they admit what all of them admit.
+
+    It describes the one that blocks longest where one refuses, else the most restrictive one (smallest remaining /
+    limit); the first of several. Of no limits, it is an admission whose numbers mean nothing.
+    """
+    if len(decisions) == 1:
+        return decisions[0]
+    if not decisions:
+        return _NO_LIMITS
+    told, index, delay, degraded = decisions[0], 0, 0, ""
+    for place, decision in enumerate(decisions):
+        if decision.allowed:
+            tells_more = told.allowed and decision.remaining * told.limit < told.remaining * decision.limit
+        else:
+            tells_more = told.allowed or decision.retry_after_us > told.retry_after_us
+        if tells_more:
+            told, index = decision, place
         if decision.delay_us > delay:
             delay = decision.delay_us
-    if len(decisions) == 1:
-        return tightest
-    reset, pressure, parts = tightest.reset_after_us, tightest.state, tuple(decisions)
-    taken, at = tightest.taken, tightest.taken_at_us
-    return Decision(True, limit, remaining, 0, reset, pressure, tightest.quota, delay, taken, at, parts)
+        degraded = degraded or decision.degraded
+    return Decision(
+        told.allowed,
+        told.limit,
+        told.remaining,
+        told.retry_after_us,
+        told.reset_after_us,
+        told.state,
+        told.quota,
+        delay if told.allowed else 0,
+        told.taken,
+        told.taken_at_us,
+        tuple(decisions),
+        degraded,
+        index,
+    )
 
 
-def blocking(decisions: list[Decision]) -> Decision:
-    """Return the answer that describes the limit that refuses longest."""
-    retry, longest = 0, decisions[0]
-    for decision in decisions:
-        if decision.retry_after_us > retry:
-            retry, longest = decision.retry_after_us, decision
-    if len(decisions) == 1:
-        return longest
-    remaining, reset, parts = longest.remaining, longest.reset_after_us, tuple(decisions)
-    return Decision(False, longest.limit, remaining, retry, reset, longest.state, longest.quota, parts=parts)
+_NO_LIMITS = Decision(True, 0, 0, 0, 0, Pressure.NORMAL, Quota(1, 1))
+
+
+def shadow_calls(call: Call, decision: Decision) -> list[Call]:
+    """Return the calls that try out the shadow plans of a call, now that its own plan is decided."""
+    verb = call.verb if decision.allowed else Verb.PEEK
+    return [Call(verb, plan, call.cost) for plan in call.shadow]
+
+
+def shadowed(call: Call) -> Generator[Call, Decision, Decision]:
+    """Return the flow that makes a call, and then one for each of its shadow plans; see `headgate.flows`."""
+    decision = (yield call._replace(shadow=())) if call.plan else combine(())
+    told: tuple[Decision, ...] = ()
+    for each in shadow_calls(call, decision):
+        told += ((yield each),)
+    return msgspec.structs.replace(decision, shadow=told)

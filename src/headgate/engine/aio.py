@@ -97,7 +97,8 @@ class AsyncEngine:
         if selection.shadow or not (selection.enforced.plan and cost):
             return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
         plan, memory = selection.enforced.plan, self._memory
-        decision = memory.check(plan, cost) if memory is not None else await self._store.check(plan, cost)
+        call = Call(Verb.CHECK, plan, cost)
+        decision = memory.run(call) if memory is not None else await self._store.run(call)
         return ruling_of(selection, decision, policy.version)
 
     async def check_kept(self, kept: KeptRequest) -> Ruling:
@@ -106,7 +107,8 @@ class AsyncEngine:
         selection, cost = kept.selection(policy, self._clock.now()), kept.request.cost
         if selection.shadow or not (selection.enforced.plan and cost):
             return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
-        return ruling_of(selection, await self._store.check(selection.enforced.plan, cost), policy.version)
+        call = Call(Verb.CHECK, selection.enforced.plan, cost)
+        return ruling_of(selection, await self._store.run(call), policy.version)
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
@@ -167,7 +169,7 @@ class AsyncEngine:
         """
         plans, reset = to_reset(self._book.policy(), request, self._clock.now())
         for plan in plans:
-            await self._store.reset(plan)
+            await self._store.run(Call(Verb.RESET, plan))
         return reset
 
     async def explain(self, request: Request) -> Explained:

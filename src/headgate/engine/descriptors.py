@@ -22,7 +22,7 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
-from headgate.core.plan import Limit
+from headgate.core.plan import Call, Limit, Verb
 from headgate.engine.binding import checked_mode
 from headgate.engine.driving import driven
 from headgate.engine.leftover import used_up
@@ -176,10 +176,10 @@ class AsyncDescriptorEngine:
                 await self._take_rest(match)
             return None
         if match.refund:
-            return await self._store.refund(limits, hits) if hits else await self._store.peek(limits, 1)
+            return await self._store.run(Call(Verb.REFUND if hits else Verb.PEEK, limits, hits or 1))
         if not hits:
-            return await self._store.peek(limits, 1)
-        decision = await self._store.check(limits, hits)
+            return await self._store.run(Call(Verb.PEEK, limits))
+        decision = await self._store.run(Call(Verb.CHECK, limits, hits))
         if self._count_refused and not decision.allowed and hits > 1:
             await self._take_rest(match)
         return decision

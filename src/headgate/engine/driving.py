@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from headgate.core.decision import Decision
 from headgate.core.plan import Call
+from headgate.flows import drive_async
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import AsyncMemoryStore
-from headgate.stores.wrapping import run_async
 
 T = TypeVar("T")
 
@@ -18,13 +18,10 @@ T = TypeVar("T")
 async def driven(store: AsyncStore, flow: Generator[Sequence[Call], Sequence[Decision], T]) -> T:
     """Return what a flow returns; calls that it yields together are made at the same time, unless nobody waits."""
     waits = not isinstance(store, AsyncMemoryStore)
-    try:
-        calls = next(flow)
-        while True:
-            if waits and len(calls) > 1:
-                calls = flow.send(await asyncio.gather(*[run_async(store, call) for call in calls]))
-            else:
-                calls = flow.send([await run_async(store, call) for call in calls])
-    except StopIteration as stop:
-        answer: T = stop.value
-        return answer
+
+    async def make(calls: Sequence[Call]) -> Sequence[Decision]:
+        if waits and len(calls) > 1:
+            return await asyncio.gather(*map(store.run, calls))
+        return [await store.run(call) for call in calls]
+
+    return await drive_async(flow, make)

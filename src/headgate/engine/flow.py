@@ -16,7 +16,7 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.key import once_token
-from headgate.core.plan import Call, Verb, most_restrictive
+from headgate.core.plan import Call, Verb, combine
 from headgate.core.pressure import Pressure
 from headgate.engine.ruling import RuleDecision, Ruling, rule_decisions, ruling_of
 from headgate.policy.selection import Limits, Selection, Verdict
@@ -56,7 +56,7 @@ def refunded(ruling: Ruling, version: int) -> Flow:
     shadow = iter(ruling.shadow)
     for limits in selection.shadow:
         parts = [part.decision for part in islice(shadow, len(limits.plan))]
-        refunds.append(Refund(limits.plan, most_restrictive(parts), parts))
+        refunds.append(Refund(limits.plan, combine(parts), parts))
     with ExitStack() as under_way:
         calls = [under_way.enter_context(refund).call for refund in refunds]
         answers = (yield calls) if calls else ()

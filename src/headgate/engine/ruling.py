@@ -108,18 +108,9 @@ def ruling_of(
         rule = rules[0]
         limits: tuple[RuleDecision, ...] = (RuleDecision(rule, decision),)
     else:
-        rule, limits = rule_of(rules, decision), rule_decisions(rules, decision)
+        rule, limits = rules[decision.index], rule_decisions(rules, decision)
     about = True, "", version, selection.unmatched_principals, asked
     return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, *about)
-
-
-def rule_of(rules: tuple[str, ...], decision: Decision) -> str:
-    """Return the rule that `decision` describes: the one that blocks, or the most restrictive one."""
-    for rule, part in zip(rules, decision.limits, strict=True):
-        same = part.remaining == decision.remaining and part.retry_after_us == decision.retry_after_us
-        if same and part.allowed == decision.allowed and part.quota is decision.quota:
-            return rule
-    raise AssertionError(decision)
 
 
 def passed(ruling: Ruling, now: int) -> Passed:

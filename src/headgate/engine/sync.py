@@ -17,6 +17,7 @@ from headgate.engine.flow import refunded, ruled
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
 from headgate.engine.together import Part, selected, together
+from headgate.flows import drive
 from headgate.live import LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
@@ -26,7 +27,6 @@ from headgate.stores import open_store
 from headgate.stores.base import Store
 from headgate.stores.failover import FailoverStore, Statistics
 from headgate.stores.memory import MemoryStore
-from headgate.stores.wrapping import run
 
 Answer = TypeVar("Answer")
 
@@ -92,7 +92,7 @@ class Engine:
         selection, cost = policy.plan(request, self._clock.now()), request.cost
         if selection.shadow or not (selection.enforced.plan and cost):
             return self._run(ruled(selection, Verb.CHECK, cost, policy.version))
-        return ruling_of(selection, self._store.check(selection.enforced.plan, cost), policy.version)
+        return ruling_of(selection, self._store.run(Call(Verb.CHECK, selection.enforced.plan, cost)), policy.version)
 
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
@@ -153,7 +153,7 @@ class Engine:
         """
         plans, reset = to_reset(self._book.policy(), request, self._clock.now())
         for plan in plans:
-            self._store.reset(plan)
+            self._store.run(Call(Verb.RESET, plan))
         return reset
 
     def explain(self, request: Request) -> Explained:
@@ -192,10 +192,4 @@ class Engine:
         return policy.plan(request, self._clock.now())
 
     def _run(self, flow: Generator[Sequence[Call], Sequence[Decision], Answer]) -> Answer:
-        try:
-            calls = next(flow)
-            while True:
-                calls = flow.send([run(self._store, call) for call in calls])
-        except StopIteration as stop:
-            answer: Answer = stop.value
-            return answer
+        return drive(flow, lambda calls: [self._store.run(call) for call in calls])

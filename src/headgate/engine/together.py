@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Call, Limit, Plan, Verb, blocking, most_restrictive, refund_of, too_large
+from headgate.core.plan import Call, Limit, Plan, Verb, combine, refund_of, too_large
 from headgate.engine.flow import refused, shadow_calls, shadow_told
 from headgate.engine.ruling import Ruling, ruling_of
 from headgate.policy.compiled import Policy
@@ -96,11 +96,7 @@ class _Asked:
     def decision(self, known: _Known) -> Decision | None:
         """Return what its limits say together."""
         parts = [known[_key(limit)] for limit in self.selection.enforced.plan]
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        decision = most_restrictive(parts) if all(part.allowed for part in parts) else blocking(parts)
-        reason = next((part.degraded for part in parts if part.degraded), "")
-        return msgspec.structs.replace(decision, degraded=reason) if reason else decision
+        return combine(parts) if parts else None
 
     def shadow_calls(self, *, allowed: bool) -> list[Call]:
         """Return the calls that ask its shadow rules; where the requests do not pass, they are only asked."""

@@ -106,9 +106,9 @@ def _redis(module: str) -> Any:
 
 
 def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
-    if isinstance(store, type) or not (hasattr(store, "bind") and hasattr(store, "check") and hasattr(store, "clock")):
+    if isinstance(store, type) or not (hasattr(store, "bind") and hasattr(store, "run") and hasattr(store, "clock")):
         raise InvalidStore(f"a store is an address or a store object, not {short(store)}: use {ACCEPTED}")
-    if inspect.iscoroutinefunction(store.check) != asynchronous:
+    if inspect.iscoroutinefunction(store.run) != asynchronous:
         raise InvalidStore(f"{type(store).__name__} is for the other of Limiter and AsyncLimiter")
     if clock is not None:
         raise InvalidStore("a store that is given has its own clock: give the clock to the store")

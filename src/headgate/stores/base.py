@@ -1,7 +1,7 @@
-"""The contract of a store: it runs a plan atomically. That is all a store does.
+"""The contract of a store: it runs a call atomically. That is all a store does.
 
-A store never interprets a quota. In memory it calls the pure functions of `headgate.core.plan` under a lock; elsewhere
-it runs their twin where the state lives. `headgate.testing.conformance` is the contract as a test suite.
+A store never interprets a quota. In memory it calls `headgate.core.plan.decide` under a lock; elsewhere it runs the
+twin of that function where the state lives. `headgate.testing.conformance` is the contract as a test suite.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family, Plan
 
 
 class Check(Protocol):
@@ -30,43 +30,17 @@ class AsyncCheck(Protocol):
 
 
 class Store(Protocol):
-    """Keeps the state of limits for callers that may block.
-
-    Every method is atomic: no other call, from any thread, process or host that shares the state, sees or changes it
-    in between. Costs and plans have been checked by the caller.
-    """
+    """Keeps the state of limits for callers that may block."""
 
     clock: Clock
     """The clock that callers wait on."""
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        """Take `cost` from all limits of the plan if all admit it, else from none."""
-        ...
+    def run(self, call: Call) -> Decision:
+        """Do what a call says (see `headgate.core.plan.Verb`), and answer it.
 
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        """Do as `check`, but only once: give the first answer again, and take nothing, when asked with its token again.
-
-        An admission is remembered for 5 minutes (`headgate.core.key.ONCE_US`), exactly as it was, whatever happens to
-        the limits meanwhile; it is remembered by the same atomic step that takes the cost. A refusal took nothing and
-        is not remembered: who waited as long as it says is admitted. `token` is that of `once_token` for this plan and
-        cost. (Where a limit was changed in between, the answer may name the new limit.)
+        It is atomic: no other call, from any thread, process or host that shares the state, sees or changes it in
+        between. Costs and plans have been checked by the caller.
         """
-        ...
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        """Say what `check` would answer; take nothing."""
-        ...
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        """Give `cost` back to all limits of the plan, and never more than is counted as used; says what is left then.
-
-        With a `charge` it is what that charge took, as far as it surely still counts. Without, it is taken off the
-        newest use, whatever that was for.
-        """
-        ...
-
-    def reset(self, plan: Plan) -> None:
-        """Forget all that was used of the limits of the plan."""
         ...
 
     def bind(self, family: Family) -> Check:
@@ -87,15 +61,7 @@ class AsyncStore(Protocol):
 
     clock: Clock
 
-    async def check(self, plan: Plan, cost: int) -> Decision: ...
-
-    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision: ...
-
-    async def peek(self, plan: Plan, cost: int) -> Decision: ...
-
-    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision: ...
-
-    async def reset(self, plan: Plan) -> None: ...
+    async def run(self, call: Call) -> Decision: ...
 
     def bind(self, family: Family) -> AsyncCheck: ...
 

@@ -32,7 +32,8 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family, Plan, Verb, shadowed
+from headgate.flows import drive, drive_async
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store
 from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
@@ -83,37 +84,26 @@ class CachedStore:
             self.servers_of, self.servers = store.servers_of, store.servers
         self._cache = _Cache(store, peeks, denials, max_entries)
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        question = self._cache.denials.ask(plan, cost)
-        if question.answer is not None:
-            return question.answer
+    def run(self, call: Call) -> Decision:
+        verb, plan, cost = call.verb, call.plan, call.cost
+        if call.shadow:
+            return drive(shadowed(call), self.run)
+        if verb is Verb.CHECK:
+            question = self._cache.denials.ask(plan, cost)
+            if question.answer is not None:
+                return question.answer
+            try:
+                decision = self._store.run(call)
+            finally:
+                self._cache.peeks.forget(plan)
+            return self._cache.told(question, plan, decision)
+        if verb is Verb.PEEK:
+            question = self._cache.peeks.ask(plan, cost)
+            if question.answer is not None:
+                return question.answer
+            return question.keep(self._store.run(call))
         try:
-            decision = self._store.check(plan, cost)
-        finally:
-            self._cache.peeks.forget(plan)
-        return self._cache.told(question, plan, decision)
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        try:
-            return self._store.check_once(plan, cost, token)
-        finally:
-            self._cache.forget(plan)
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        question = self._cache.peeks.ask(plan, cost)
-        if question.answer is not None:
-            return question.answer
-        return question.keep(self._store.peek(plan, cost))
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        try:
-            return self._store.refund(plan, cost, charge)
-        finally:
-            self._cache.forget(plan)
-
-    def reset(self, plan: Plan) -> None:
-        try:
-            self._store.reset(plan)
+            return self._store.run(call)
         finally:
             self._cache.forget(plan)
 
@@ -145,37 +135,26 @@ class AsyncCachedStore:
             self.servers_of, self.servers = store.servers_of, store.servers
         self._cache = _Cache(store, peeks, denials, max_entries)
 
-    async def check(self, plan: Plan, cost: int) -> Decision:
-        question = self._cache.denials.ask(plan, cost)
-        if question.answer is not None:
-            return question.answer
+    async def run(self, call: Call) -> Decision:
+        verb, plan, cost = call.verb, call.plan, call.cost
+        if call.shadow:
+            return await drive_async(shadowed(call), self.run)
+        if verb is Verb.CHECK:
+            question = self._cache.denials.ask(plan, cost)
+            if question.answer is not None:
+                return question.answer
+            try:
+                decision = await self._store.run(call)
+            finally:
+                self._cache.peeks.forget(plan)
+            return self._cache.told(question, plan, decision)
+        if verb is Verb.PEEK:
+            question = self._cache.peeks.ask(plan, cost)
+            if question.answer is not None:
+                return question.answer
+            return question.keep(await self._store.run(call))
         try:
-            decision = await self._store.check(plan, cost)
-        finally:
-            self._cache.peeks.forget(plan)
-        return self._cache.told(question, plan, decision)
-
-    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        try:
-            return await self._store.check_once(plan, cost, token)
-        finally:
-            self._cache.forget(plan)
-
-    async def peek(self, plan: Plan, cost: int) -> Decision:
-        question = self._cache.peeks.ask(plan, cost)
-        if question.answer is not None:
-            return question.answer
-        return question.keep(await self._store.peek(plan, cost))
-
-    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        try:
-            return await self._store.refund(plan, cost, charge)
-        finally:
-            self._cache.forget(plan)
-
-    async def reset(self, plan: Plan) -> None:
-        try:
-            await self._store.reset(plan)
+            return await self._store.run(call)
         finally:
             self._cache.forget(plan)
 

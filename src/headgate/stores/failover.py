@@ -33,7 +33,8 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb
+from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb, shadowed
+from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
@@ -46,8 +47,6 @@ from headgate.stores.wrapping import (
     microseconds,
     plain_async_check,
     plain_check,
-    run,
-    run_async,
 )
 
 __all__ = ["AsyncFailoverStore", "FailoverStore", "Options", "Reason", "Statistics"]
@@ -118,37 +117,18 @@ class FailoverStore:
         self.clock = store.clock
         self._failover = _Failover(store, **options)
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        return self._run(Call(Verb.CHECK, plan, cost))
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        return self._run(Call(Verb.CHECK_ONCE, plan, cost, token))
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        return self._run(Call(Verb.PEEK, plan, cost))
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        call = Call(Verb.REFUND, plan, cost, charge=charge)
-        if charge is not None and charge.degraded in set(Reason):  # it was taken here, and goes back here
-            return self._failover.attempt(plan).decide(call)
-        return self._run(call)
-
-    def _run(self, call: Call) -> Decision:
+    def run(self, call: Call) -> Decision:
+        if call.shadow and self._failover.circuits.are_several:  # which may be on other servers
+            return drive(shadowed(call), self.run)
+        if call.verb is Verb.RESET:
+            self._failover.fallback.reset(call.plan)
         attempt = self._failover.attempt(call.plan)
+        if _was_taken_here(call.charge):
+            return attempt.decide(call)
         with attempt as may_ask:
             if may_ask:
-                return attempt.answered(call.plan, run(self._store, call))
+                return attempt.answered(call, self._store.run(call))
         return attempt.decide(call)
-
-    def reset(self, plan: Plan) -> None:
-        attempt = self._failover.attempt(plan)
-        attempt.forget(plan)
-        with attempt as may_ask:
-            if may_ask:
-                self._store.reset(plan)
-                attempt.passage.succeeded()
-                return
-        raise attempt.passage.error()
 
     def bind(self, family: Family) -> Check:
         failover, careful = self._failover, plain_check(self, family)
@@ -162,7 +142,7 @@ class FailoverStore:
                 return careful(key, cost)
             with attempt as may_ask:
                 if may_ask:
-                    return attempt.answered(family.plan(key), bound(key, cost))
+                    return attempt.answered(Call(Verb.CHECK, family.plan(key)), bound(key, cost))
             return attempt.decide(call_for(family, key, cost))
 
         return check
@@ -203,49 +183,30 @@ class AsyncFailoverStore:
         hurried._store = self._store.within(seconds)  # noqa: SLF001  it is one of us
         return hurried
 
-    async def check(self, plan: Plan, cost: int) -> Decision:
+    async def run(self, call: Call) -> Decision:
         failover, circuits = self._failover, self._failover.circuits
-        if circuits.are_several or not circuits.is_untroubled:
-            return await self._run(Call(Verb.CHECK, plan, cost))
-        circuits.calls += 1  # an event loop has one thread
-        ticket = circuits.ticket
-        try:
-            decision = await self._store.check(plan, cost)
-        except StoreError as error:
-            return failover.failed(ticket, error).decide(Call(Verb.CHECK, plan, cost))
-        if not circuits.is_untroubled:
-            circuits.passage_of(ticket).succeeded()
-        failover.fallback.saw(plan, decision)
-        return decision
-
-    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        return await self._run(Call(Verb.CHECK_ONCE, plan, cost, token))
-
-    async def peek(self, plan: Plan, cost: int) -> Decision:
-        return await self._run(Call(Verb.PEEK, plan, cost))
-
-    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        call = Call(Verb.REFUND, plan, cost, charge=charge)
-        if charge is not None and charge.degraded in set(Reason):  # it was taken here, and goes back here
-            return self._failover.attempt(plan).decide(call)
-        return await self._run(call)
-
-    async def _run(self, call: Call) -> Decision:
+        if call.verb is Verb.CHECK and circuits.is_untroubled and not circuits.are_several:
+            circuits.calls += 1  # an event loop has one thread
+            ticket = circuits.ticket
+            try:
+                decision = await self._store.run(call)
+            except StoreError as error:
+                return failover.failed(ticket, error).decide(call)
+            if not circuits.is_untroubled:
+                circuits.passage_of(ticket).succeeded()
+            failover.saw(call, decision)
+            return decision
+        if call.shadow and self._failover.circuits.are_several:  # which may be on other servers
+            return await drive_async(shadowed(call), self.run)
+        if call.verb is Verb.RESET:
+            self._failover.fallback.reset(call.plan)
         attempt = self._failover.attempt(call.plan)
+        if _was_taken_here(call.charge):
+            return attempt.decide(call)
         with attempt as may_ask:
             if may_ask:
-                return attempt.answered(call.plan, await run_async(self._store, call))
+                return attempt.answered(call, await self._store.run(call))
         return attempt.decide(call)
-
-    async def reset(self, plan: Plan) -> None:
-        attempt = self._failover.attempt(plan)
-        attempt.forget(plan)
-        with attempt as may_ask:
-            if may_ask:
-                await self._store.reset(plan)
-                attempt.passage.succeeded()
-                return
-        raise attempt.passage.error()
 
     def bind(self, family: Family) -> AsyncCheck:
         failover, circuits, careful = self._failover, self._failover.circuits, plain_async_check(self, family)
@@ -328,6 +289,13 @@ class _Failover:
         attempt.failed(error)
         return attempt
 
+    def saw(self, call: Call, decision: Decision) -> None:
+        """Note what the store has answered to a call."""
+        if call.plan:
+            self.fallback.saw(call.plan, decision)
+        for plan, each in zip(call.shadow, decision.shadow, strict=True):
+            self.fallback.saw(plan, each)
+
     def statistics(self) -> Statistics:
         circuits = self.circuits
         with circuits.lock:
@@ -367,10 +335,10 @@ class _Attempt:
             self.passage.abandoned()
         return False
 
-    def answered(self, plan: Plan, decision: Decision) -> Decision:
+    def answered(self, call: Call, decision: Decision) -> Decision:
         """Note that the store answered, and return what it did."""
         self.passage.succeeded(decision)
-        self._failover.fallback.saw(plan, decision)
+        self._failover.saw(call, decision)
         return decision
 
     def failed(self, error: StoreError) -> None:
@@ -387,6 +355,10 @@ class _Attempt:
     def decide(self, call: Call) -> Decision:
         """Answer instead of the store."""
         failover, passage = self._failover, self.passage
+        if call.shadow:
+            return drive(shadowed(call), self.decide)
+        if call.verb is Verb.RESET:
+            raise passage.error()
         if call.verb is Verb.REFUND and not self._is_ours(call.charge):
             call = Call(Verb.PEEK, call.plan, 1)
         decision = failover.fallback.answer(call, passage.wait_us())
@@ -398,8 +370,9 @@ class _Attempt:
         """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
         if charge is None:
             return self.passage.reason is not Reason.OUTCOME_UNKNOWN
-        return charge.degraded in set(Reason)
+        return _was_taken_here(charge)
 
-    def forget(self, plan: Plan) -> None:
-        """Forget what was decided here."""
-        self._failover.fallback.reset(plan)
+
+def _was_taken_here(charge: Charge | None) -> bool:
+    """Was a charge taken by this node, in place of the store? Then it goes back here."""
+    return charge is not None and charge.degraded in set(Reason)

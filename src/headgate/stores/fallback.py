@@ -27,7 +27,6 @@ from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.stores.circuits import Reason
 from headgate.stores.memory import MemoryStore
-from headgate.stores.wrapping import run
 
 MAX_SEEN = 50_000
 """So many keys, and as many older ones, the mode "local" knows of from the store; each takes about 250 bytes."""
@@ -120,9 +119,9 @@ class Local:
         self._catch_up(call.plan, share)
         smallest = min([limit.quota.capacity for limit in share])
         if call.cost <= smallest or call.verb is Verb.REFUND:
-            return run(self._store, call._replace(plan=share))
-        parts = self._store.peek(share, smallest).limits
-        return plans.blocking([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
+            return self._store.run(call._replace(plan=share))
+        parts = self._store.run(Call(Verb.PEEK, share, smallest)).limits
+        return plans.combine([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
 
     def saw(self, plan: Plan, decision: Decision) -> None:
         now = self._now()
@@ -133,7 +132,7 @@ class Local:
     def reset(self, plan: Plan) -> None:
         for limit in plan:
             self._seen.take(limit)
-        self._store.reset(self._share(plan))
+        self._store.run(Call(Verb.RESET, self._share(plan)))
 
     def close(self) -> None:
         self._seen.clear()
@@ -152,9 +151,9 @@ class Local:
                 seen = self._seen.take(limit)
                 if seen is not None:
                     left = -(-_left(limit.quota, *seen, self._now()) // self._nodes)
-                    surplus = self._store.peek((own,), 1).remaining - left
+                    surplus = self._store.run(Call(Verb.PEEK, (own,))).remaining - left
                     if surplus > 0:
-                        self._store.check((own,), surplus)
+                        self._store.run(Call(Verb.CHECK, (own,), surplus))
 
 
 class Allow:
@@ -164,7 +163,7 @@ class Allow:
         return Mode.ALLOW
 
     def answer(self, call: Call, wait_us: int) -> Decision:  # noqa: ARG002  the contract has it
-        return plans.peek(call.plan, [None] * len(call.plan), 0, 0)
+        return plans.decide(Call(Verb.PEEK, call.plan, 0), [None] * len(call.plan), 0)[1]
 
     def saw(self, plan: Plan, decision: Decision) -> None:
         """Nothing to note."""
@@ -184,7 +183,7 @@ class Deny:
 
     def answer(self, call: Call, wait_us: int) -> Decision:
         nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in call.plan]
-        return plans.blocking([_refused(decision, wait_us) for decision in nothing])
+        return plans.combine([_refused(decision, wait_us) for decision in nothing])
 
     def saw(self, plan: Plan, decision: Decision) -> None:
         """Nothing to note."""
@@ -225,9 +224,7 @@ class Mixed:
             places = [place for place, each in enumerate(modes) if each is mode]
             part = _part(call, places)
             found.update(zip(places, self._fallbacks[mode].answer(part, wait_us).limits, strict=True))
-        decisions = [found[place] for place in range(len(modes))]
-        admitted = all(decision.allowed for decision in decisions)
-        return plans.most_restrictive(decisions) if admitted else plans.blocking(decisions)
+        return plans.combine([found[place] for place in range(len(modes))])
 
     def saw(self, plan: Plan, decision: Decision) -> None:
         self._fallbacks[Mode.LOCAL].saw(plan, decision)  # also of limits that have another mode now

@@ -24,8 +24,7 @@ still there and replaces it. Otherwise it decides again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import repeat
 from operator import getitem, is_not, setitem
@@ -39,8 +38,9 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Charge, Family, Limit, Plan
+from headgate.core.plan import Call, Family, Limit, Plan, Verb, shadowed
 from headgate.core.quota import Quota
+from headgate.flows import drive
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
 from headgate.stores.once import Answers
@@ -50,8 +50,6 @@ _OVERFLOW_STATES = 1024
 _SWEPT_PER_CALL = 8
 _SECOND = 1_000_000
 _NEVER = 1 << 62
-
-Transaction = Callable[[Plan, Sequence[State], int, int], tuple[Sequence[State], Decision]]
 
 
 class _Table:
@@ -112,52 +110,43 @@ class MemoryStore:
         """Return the number of states kept, void ones that are not cleared yet included."""
         return self._own + self._shared
 
-    def check(self, plan: Plan, cost: int) -> Decision:
+    def run(self, call: Call) -> Decision:
         with self._lock:
             now = self.clock.now()
-            if len(plan) != 1:
-                return self._run(plans.check, plan, cost, now)
             if now >= self._next_due:
                 self._sweep(now)
-            space, principal, quota = limit = plan[0]
-            table = self._tables.get(space)
-            state = table.states.get(principal) if table is not None else None
-            if state is None or table is None or type(principal) is not str:
-                return self._first(limit, cost, now)
-            after, decision = quota.step(state, cost, now)
-            states = table.states
-            if after is state:
-                return decision
-            if principal in states and states[principal] is state:
-                states[principal] = after
-                return decision
-            return self._first(limit, cost, now)
+            if call.shadow:
+                return drive(shadowed(call), lambda each: self._run(each, now))
+            return self._run(call, now)
 
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        with self._lock:
-            now = self.clock.now()
+    def _run(self, call: Call, now: int) -> Decision:
+        verb, plan, cost, token, _, _ = call
+        if verb is Verb.CHECK and len(plan) == 1:
+            return self._check_one(plan[0], cost, now)
+        if verb is Verb.CHECK_ONCE:
             decision = self._answers.find(token, now)
             if decision is None:
-                decision = self._run(plans.check, plan, cost, now)
+                decision = self._decide(call, now)
                 if decision.allowed:
                     self._answers.keep(token, decision, now)
                     self._due_after(now + ONCE_US)
             return decision
+        return self._decide(call, now)
 
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        transact = plans.refund if charge is None else partial(plans.refund, since=min(charge.taken_at))
-        with self._lock:
-            return self._run(transact, plan, cost, self.clock.now())
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        with self._lock:
-            states = [each.state for each in self._find_all(plan)]
-            return plans.peek(plan, states, cost, self.clock.now())
-
-    def reset(self, plan: Plan) -> None:
-        with self._lock:
-            for limit in plan:
-                self._reset(limit, len(plan))
+    def _check_one(self, limit: Limit, cost: int, now: int) -> Decision:
+        space, principal, quota = limit
+        table = self._tables.get(space)
+        state = table.states.get(principal) if table is not None else None
+        if state is None or table is None or type(principal) is not str:
+            return self._first(limit, cost, now)
+        after, decision = quota.step(state, cost, now)
+        states = table.states
+        if after is state:
+            return decision
+        if principal in states and states[principal] is state:
+            states[principal] = after
+            return decision
+        return self._first(limit, cost, now)
 
     def ready(self) -> None:
         """Nothing to wait for."""
@@ -188,7 +177,7 @@ class MemoryStore:
         def check(key: str, cost: int = 1) -> Decision:
             if cost is not one:
                 if type(cost) is int and cost == 0:
-                    return self.peek(family.plan(key), 1)
+                    return self.run(Call(Verb.PEEK, family.plan(key)))
                 cost = family.checked_cost(cost)
             for _ in locked:
                 try:
@@ -232,7 +221,7 @@ class MemoryStore:
         def check(key: str, cost: int = 1) -> Decision:
             if cost is not one:
                 if type(cost) is int and cost == 0:
-                    return self.peek(family.plan(key), 1)
+                    return self.run(Call(Verb.PEEK, family.plan(key)))
                 cost = family.checked_cost(cost)
             for _ in locked:
                 before: list[State] = []
@@ -251,9 +240,9 @@ class MemoryStore:
                         after.append(new)
                         decisions.append(decision)
                     if _replaced(tables, repeat(key), before, after):
-                        return plans.most_restrictive(decisions)
+                        return plans.combine(decisions)
                 except KeyError:  # a new key, or one that must be looked for elsewhere
-                    return self._run(plans.check, family.plan(key), cost, now)
+                    return self._decide(Call(Verb.CHECK, family.plan(key), cost), now)
                 except TypeError:
                     checked_principal(key)  # an unhashable key
                     raise
@@ -290,33 +279,27 @@ class MemoryStore:
                 states[at] = after
                 return decision
 
-    def _run(self, transact: Transaction, plan: Plan, cost: int, now: int) -> Decision:
-        if now >= self._next_due:
-            self._sweep(now)
+    def _decide(self, call: Call, now: int) -> Decision:
+        verb, plan = call.verb, call.plan
         while True:
             found = self._find_all(plan)
             before = [each.state for each in found]
-            if self._overflow and transact is not plans.check and any(each.table.shared for each in found):
-                return plans.peek(plan, before, 1, now)
-            if self._overflow and len({(id(each.table), each.at) for each in found}) < len(plan):
-                after, decision = _in_turn(plan, found, cost, now)
+            if not self._overflow:
+                after, decision = plans.decide(call, before, now)
+            elif verb is Verb.RESET:  # what keys share is not forgotten for one of them
+                after = [each.state if each.table.shared else None for each in found]
+                _, decision = plans.decide(Call(Verb.PEEK, plan), after, now)
+            elif verb is Verb.REFUND and any(each.table.shared for each in found):  # nor given back
+                after, decision = plans.decide(Call(Verb.PEEK, plan), before, now)
+            elif verb is not Verb.PEEK and len({(id(each.table), each.at) for each in found}) < len(plan):
+                after, decision = _in_turn(plan, found, call.cost, now)
             else:
-                after, decision = transact(plan, before, cost, now)
+                after, decision = plans.decide(call, before, now)
             changed = [index for index, new in enumerate(after) if new is not before[index]]
             tables = [self._place(found[index], plan[index].quota, after[index], now) for index in changed]
             keys = [found[index].at for index in changed]
             if _replaced(tables, keys, [before[index] for index in changed], [after[index] for index in changed]):
                 return decision
-
-    def _reset(self, limit: Limit, places: int) -> None:
-        while True:
-            found = self._find(limit, places)
-            if found.table.shared or found.state is None:
-                return
-            states = self._place(found, limit.quota, None, self.clock.now())
-            if found.at in states:
-                states[found.at] = None  # kept, not just dropped: it says that no overflow state counts for this key
-                return
 
     def _find_all(self, plan: Plan) -> list[_Found]:
         places = len(plan)
@@ -457,7 +440,7 @@ def _in_turn(plan: Plan, found: Sequence[_Found], cost: int, now: int) -> tuple[
             return before, plans.look(quotas, before, cost, now, (index, after, decision))[1]
         taken[id(each.table), each.at] = after
         decisions.append(decision)
-    return [taken[id(each.table), each.at] for each in found], plans.most_restrictive(decisions)
+    return [taken[id(each.table), each.at] for each in found], plans.combine(decisions)
 
 
 class AsyncMemoryStore:
@@ -468,20 +451,8 @@ class AsyncMemoryStore:
         """What keeps them, for callers who need not await."""
         self.clock = store.clock
 
-    async def check(self, plan: Plan, cost: int) -> Decision:
-        return self._store.check(plan, cost)
-
-    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        return self._store.check_once(plan, cost, token)
-
-    async def peek(self, plan: Plan, cost: int) -> Decision:
-        return self._store.peek(plan, cost)
-
-    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        return self._store.refund(plan, cost, charge)
-
-    async def reset(self, plan: Plan) -> None:
-        self._store.reset(plan)
+    async def run(self, call: Call) -> Decision:
+        return self._store.run(call)
 
     def bind(self, family: Family) -> AsyncCheck:
         bound = self._store.bind(family)

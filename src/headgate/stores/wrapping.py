@@ -1,8 +1,4 @@
-"""What stores around a store have in common: how they look at the inner one and at their options, and how they ask it.
-
-The wrappers think in calls (`headgate.core.plan.Call`), whatever the verb. `run` and `run_async` make a call of a
-store, which has a method for each verb.
-"""
+"""What stores around a store have in common: how they look at the inner one, and at their options."""
 
 from __future__ import annotations
 
@@ -22,28 +18,6 @@ from headgate.stores.circuits import Reason
 
 _NOT_ASKED = {Reason.STORE_UNAVAILABLE, Reason.CIRCUIT_OPEN}
 """Why a decision is degraded that a failover store made without asking the store, or in vain."""
-
-
-def run(store: Store, call: Call) -> Decision:
-    """Make a call of a store."""
-    if call.verb is Verb.CHECK:
-        return store.check(call.plan, call.cost)
-    if call.verb is Verb.CHECK_ONCE:
-        return store.check_once(call.plan, call.cost, call.token)
-    if call.verb is Verb.PEEK:
-        return store.peek(call.plan, call.cost)
-    return store.refund(call.plan, call.cost, call.charge)
-
-
-async def run_async(store: AsyncStore, call: Call) -> Decision:
-    """Do the same for callers in an event loop."""
-    if call.verb is Verb.CHECK:
-        return await store.check(call.plan, call.cost)
-    if call.verb is Verb.CHECK_ONCE:
-        return await store.check_once(call.plan, call.cost, call.token)
-    if call.verb is Verb.PEEK:
-        return await store.peek(call.plan, call.cost)
-    return await store.refund(call.plan, call.cost, call.charge)
 
 
 class Refund:
@@ -96,24 +70,24 @@ def call_for(family: Family, key: str, cost: int) -> Call:
 
 def plain_check(store: Store, family: Family) -> Check:
     """Return the function that checks keys of `family`, for a store that has no quicker one."""
-    return lambda key, cost=1: run(store, call_for(family, key, cost))
+    return lambda key, cost=1: store.run(call_for(family, key, cost))
 
 
 def plain_async_check(store: AsyncStore, family: Family) -> AsyncCheck:
     """Do the same for callers in an event loop."""
 
     async def check(key: str, cost: int = 1) -> Decision:
-        return await run_async(store, call_for(family, key, cost))
+        return await store.run(call_for(family, key, cost))
 
     return check
 
 
 def check_colour(store: object, *, asynchronous: bool, outer: type) -> None:
     """Refuse what is not a store object, and one that the store `outer` cannot call."""
-    check = getattr(store, "check", None)
-    if isinstance(store, str | type) or check is None:
+    run = getattr(store, "run", None)
+    if isinstance(store, str | type) or run is None:
         raise InvalidStore(f"a store object is needed, not {short(store)}: open it with open_store or open_async_store")
-    if inspect.iscoroutinefunction(check) != asynchronous:
+    if inspect.iscoroutinefunction(run) != asynchronous:
         name = outer.__name__.removeprefix("Async")
         raise InvalidStore(f"{type(store).__name__} is for the other of {name} and Async{name}")
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family
 from headgate.stores.base import AsyncStore, Check
 
 T = TypeVar("T")
@@ -24,20 +24,8 @@ class Blocking:
         self._thread = threading.Thread(target=self._loop.run_forever, name="headgate-blocking")
         self._thread.start()
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        return self._wait(self._store.check(plan, cost))
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        return self._wait(self._store.check_once(plan, cost, token))
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        return self._wait(self._store.peek(plan, cost))
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        return self._wait(self._store.refund(plan, cost, charge))
-
-    def reset(self, plan: Plan) -> None:
-        self._wait(self._store.reset(plan))
+    def run(self, call: Call) -> Decision:
+        return self._wait(self._store.run(call))
 
     def bind(self, family: Family) -> Check:
         bound = self._store.bind(family)

@@ -30,7 +30,7 @@ import pytest
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Family
+from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
@@ -57,72 +57,72 @@ class StoreConformance(WithStore):
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_admits_the_capacity_and_not_one_more(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
-        assert [store.check(plan, 1).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
-        refusal = store.check(plan, 1)
+        assert [store.run(Call(Verb.CHECK, plan)).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
+        refusal = store.run(Call(Verb.CHECK, plan))
         assert (refusal.allowed, refusal.remaining, refusal.state) == (False, 0, "throttled")
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_retry_after_is_exact(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         plan = family(quota).plan("user")
-        store.check(plan, 4)
+        store.run(Call(Verb.CHECK, plan, 4))
         clock.advance(us=137)
-        refusal = store.check(plan, 3)
+        refusal = store.run(Call(Verb.CHECK, plan, 3))
         assert not refusal
         clock.advance(us=refusal.retry_after_us - 1)
-        assert not store.check(plan, 3)
+        assert not store.run(Call(Verb.CHECK, plan, 3))
         clock.advance(us=1)
-        assert store.check(plan, 3)
+        assert store.run(Call(Verb.CHECK, plan, 3))
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_after_reset_after_nothing_is_used(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         plan = family(quota).plan("user")
-        decision = store.check(plan, 3)
+        decision = store.run(Call(Verb.CHECK, plan, 3))
         clock.advance(us=decision.reset_after_us - 1)
-        assert store.peek(plan, 1).reset_after_us == 1
+        assert store.run(Call(Verb.PEEK, plan)).reset_after_us == 1
         clock.advance(us=1)
-        rested = store.peek(plan, 1)
+        rested = store.run(Call(Verb.PEEK, plan))
         assert (rested.remaining, rested.reset_after_us) == (5, 0)
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_a_refused_request_takes_nothing(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
-        store.check(plan, 3)
-        assert not store.check(plan, 4)
-        assert store.check(plan, 2)
+        store.run(Call(Verb.CHECK, plan, 3))
+        assert not store.run(Call(Verb.CHECK, plan, 4))
+        assert store.run(Call(Verb.CHECK, plan, 2))
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_peek_takes_nothing(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
-        store.check(plan, 2)
-        assert [store.peek(plan, 3).remaining for _ in range(3)] == [3, 3, 3]
-        assert not store.peek(plan, 4)
+        store.run(Call(Verb.CHECK, plan, 2))
+        assert [store.run(Call(Verb.PEEK, plan, 3)).remaining for _ in range(3)] == [3, 3, 3]
+        assert not store.run(Call(Verb.PEEK, plan, 4))
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_refund_gives_back_at_most_what_is_used(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
-        store.check(plan, 5)
-        assert store.refund(plan, 2).remaining == 2
-        assert store.refund(plan, 5).remaining == 5
-        assert store.check(plan, 5)
-        assert not store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan, 5))
+        assert store.run(Call(Verb.REFUND, plan, 2)).remaining == 2
+        assert store.run(Call(Verb.REFUND, plan, 5)).remaining == 5
+        assert store.run(Call(Verb.CHECK, plan, 5))
+        assert not store.run(Call(Verb.CHECK, plan))
 
     def test_refund_of_nothing_is_nothing(self, store: Store) -> None:
         plan = family(QUOTAS[0]).plan("user")
-        assert store.refund(plan, 3).remaining == 5
+        assert store.run(Call(Verb.REFUND, plan, 3)).remaining == 5
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_reset_forgets_one_key(self, store: Store, quota: Quota) -> None:
         limits = family(quota)
-        store.check(limits.plan("user"), 5)
-        store.check(limits.plan("other"), 5)
-        store.reset(limits.plan("user"))
-        assert store.check(limits.plan("user"), 5)
-        assert not store.check(limits.plan("other"), 1)
+        store.run(Call(Verb.CHECK, limits.plan("user"), 5))
+        store.run(Call(Verb.CHECK, limits.plan("other"), 5))
+        assert store.run(Call(Verb.RESET, limits.plan("user"))).remaining == 5
+        assert store.run(Call(Verb.CHECK, limits.plan("user"), 5))
+        assert not store.run(Call(Verb.CHECK, limits.plan("other")))
 
     def test_a_plan_takes_from_all_limits_or_none(self, store: Store) -> None:
         plan = family(Quota(5, SECOND), Quota(2, 60 * SECOND, algorithm=Algorithm.FIXED_WINDOW)).plan("user")
-        assert store.check(plan, 2)
-        refusal = store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan, 2))
+        refusal = store.run(Call(Verb.CHECK, plan))
         assert not refusal
         assert [part.allowed for part in refusal.limits] == [True, False]
         assert [part.remaining for part in refusal.limits] == [3, 0]
@@ -130,18 +130,56 @@ class StoreConformance(WithStore):
     def test_a_refusal_describes_the_limit_that_blocks_longest(self, store: Store, clock: ManualClock) -> None:
         slow, fast = Quota(1, 60 * SECOND), Quota(1, SECOND)
         plan = family(fast, slow).plan("user")
-        store.check(plan, 1)
-        refusal = store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
+        refusal = store.run(Call(Verb.CHECK, plan))
         assert refusal.quota == slow
         clock.advance(us=refusal.retry_after_us - 1)
-        assert not store.check(plan, 1)
+        assert not store.run(Call(Verb.CHECK, plan))
         clock.advance(us=1)
-        assert store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
 
     def test_an_admission_describes_the_most_restrictive_limit(self, store: Store) -> None:
         wide, narrow = Quota(100, SECOND), Quota(10, 60 * SECOND)
-        decision = store.check(family(wide, narrow).plan("user"), 3)
+        decision = store.run(Call(Verb.CHECK, family(wide, narrow).plan("user"), 3))
         assert (decision.quota, decision.remaining, decision.limit) == (narrow, 7, 10)
+
+    def test_a_decision_says_which_limit_it_describes(self, store: Store) -> None:
+        plan = family(Quota(100, SECOND), Quota(2, 60 * SECOND), Quota(3, 3600 * SECOND)).plan("user")
+        assert store.run(Call(Verb.CHECK, plan)).index == 1
+        assert store.run(Call(Verb.PEEK, plan[:1])).index == 0
+        refusal = store.run(Call(Verb.CHECK, plan, 2))
+        assert (refusal.index, refusal.quota) == (1, plan[1].quota)
+
+    def test_a_shadow_plan_takes_the_cost_where_the_request_passes(self, store: Store) -> None:
+        plan, tried = family(Quota(2, 60 * SECOND)).plan("user"), family(Quota(9, SECOND), QUOTAS[1]).plan("user")
+        call = Call(Verb.CHECK, plan, 2, shadow=(tried,))
+        (told,) = store.run(call).shadow
+        assert (told.allowed, told.taken, [part.remaining for part in told.limits]) == (True, 2, [7, 3])
+        refusal = store.run(call)
+        (told,) = refusal.shadow
+        assert (refusal.allowed, told.allowed, told.taken) == (False, True, 0)
+        assert [part.remaining for part in told.limits] == [7, 3]
+        assert [part.remaining for part in store.run(Call(Verb.PEEK, tried)).limits] == [7, 3]
+
+    def test_shadow_plans_refuse_nothing_and_are_each_on_their_own(self, store: Store) -> None:
+        plan, small, wide = (family(Quota(limit, 60 * SECOND)).plan("user") for limit in (9, 1, 5))
+        call = Call(Verb.CHECK, plan, shadow=(small, wide))
+        store.run(call)
+        decision = store.run(call)
+        assert (decision.allowed, decision.remaining) == (True, 7)
+        assert [(told.allowed, told.remaining) for told in decision.shadow] == [(False, 0), (True, 3)]
+
+    def test_shadow_plans_without_a_plan_take_the_cost(self, store: Store) -> None:
+        tried = family(Quota(5, 60 * SECOND)).plan("user")
+        for verb, remaining in ((Verb.CHECK, 3), (Verb.PEEK, 3), (Verb.CHECK, 1)):
+            decision = store.run(Call(verb, (), 2, shadow=(tried,)))
+            assert (decision.allowed, decision.shadow[0].remaining) == (True, remaining)
+
+    def test_a_peek_only_looks_at_shadow_plans(self, store: Store) -> None:
+        plan, tried = (family(Quota(5, 60 * SECOND)).plan("user") for _ in range(2))
+        for _ in range(2):
+            (told,) = store.run(Call(Verb.PEEK, plan, 3, shadow=(tried,))).shadow
+            assert (told.allowed, told.remaining) == (True, 5)
 
     def test_keys_are_apart(self, store: Store) -> None:
         keys = ["a", "A", "a ", "a|b", "a|", "|", "{a}", "a:b", "a\n", "a\x00", "é", "e\u0301", "x" * 128, "x" * 129]
@@ -154,7 +192,7 @@ class StoreConformance(WithStore):
         quota, name = Quota(1, 60 * SECOND), next(names)
         others = [quota, Quota(1, 61 * SECOND), replace(quota, algorithm=Algorithm.GCRA)]
         families = [family(quota), family(quota), *(Family(name, [other]) for other in others)]
-        assert all(store.check(each.plan("user"), 1) for each in families)
+        assert all(store.run(Call(Verb.CHECK, each.plan("user"))) for each in families)
 
     def test_the_parts_of_a_key_cannot_imitate_each_other(self, store: Store) -> None:
         """A window of 6 s and the key "0user", a name that ends as a key begins, a long key and its digest."""
@@ -168,7 +206,7 @@ class StoreConformance(WithStore):
         for (each, window), principals in keys.items():
             limits = Family(each, [Quota(1, window * SECOND)])
             for principal in principals:
-                assert store.check(limits.plan(principal), 1), (each, window, principal)
+                assert store.run(Call(Verb.CHECK, limits.plan(principal))), (each, window, principal)
 
     @pytest.mark.parametrize("quota", LARGE, ids=str)
     def test_large_numbers_are_exact(self, store: Store, clock: ManualClock, quota: Quota) -> None:
@@ -177,26 +215,26 @@ class StoreConformance(WithStore):
         plan = family(quota).plan("user")
         for turn in range(60):
             cost = min(quota.capacity, 1 + turn * 7919 % 100_000)
-            assert store.check(plan, cost) == reference.check(plan, cost)
+            assert store.run(Call(Verb.CHECK, plan, cost)) == reference.run(Call(Verb.CHECK, plan, cost))
             clock.advance(us=turn * turn * turn * quota.window_us // 300_007)  # in all, less than 53 bits
 
     @pytest.mark.parametrize("quota", [quota for quota in QUOTAS + CALENDARS if quota.limit], ids=str)
     def test_a_changed_limit_keeps_what_was_used(self, store: Store, quota: Quota) -> None:
         name = next(names)
-        store.check(Family(name, [quota]).plan("user"), 4)
+        store.run(Call(Verb.CHECK, Family(name, [quota]).plan("user"), 4))
         raised = replace(quota, limit=quota.limit + 7)
-        assert store.peek(Family(name, [raised]).plan("user"), 1).remaining == 8
+        assert store.run(Call(Verb.PEEK, Family(name, [raised]).plan("user"))).remaining == 8
         lowered = replace(quota, limit=1, burst=0)
-        assert not store.check(Family(name, [lowered]).plan("user"), 1)
+        assert not store.run(Call(Verb.CHECK, Family(name, [lowered]).plan("user")))
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_bound_checks_decide_as_check_does(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         limits = family(quota)
         check, plan = store.bind(limits), limits.plan("plain")
         for cost in (1, 1, 3, 1, 2, 1):
-            assert check("bound", cost) == store.check(plan, cost)
+            assert check("bound", cost) == store.run(Call(Verb.CHECK, plan, cost))
             clock.advance(us=90_001)
-        assert check("bound", 0) == store.peek(limits.plan("bound"), 1)
+        assert check("bound", 0) == store.run(Call(Verb.PEEK, limits.plan("bound")))
 
     @pytest.mark.parametrize("quotas", [QUOTAS[:1], QUOTAS[:3]], ids=["one", "three"])
     def test_bound_checks_refuse_bad_keys_and_costs(self, store: Store, quotas: list[Quota]) -> None:
@@ -231,28 +269,28 @@ class StoreConformance(WithStore):
     ) -> None:
         limits = family(quota)
         plan, token = limits.plan("user"), once_token(limits.plan("user"), 2, "retry")
-        first = store.check_once(plan, 2, token)
+        first = store.run(Call(Verb.CHECK_ONCE, plan, 2, token))
         assert (first.allowed, first.remaining) == (True, 3)
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
         clock.advance(us=137)
-        left = store.peek(plan, 1)
-        assert [store.check_once(plan, 2, token) for _ in range(3)] == [first] * 3
-        assert store.peek(plan, 1) == left
+        left = store.run(Call(Verb.PEEK, plan))
+        assert [store.run(Call(Verb.CHECK_ONCE, plan, 2, token)) for _ in range(3)] == [first] * 3
+        assert store.run(Call(Verb.PEEK, plan)) == left
 
     @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_check_once_does_not_remember_a_refusal(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         """Who waited as long as it said is admitted, and that is remembered."""
         plan = family(quota).plan("user")
         token = once_token(plan, 3, "retry")
-        store.check(plan, 4)
-        refusal = store.check_once(plan, 3, token)
+        store.run(Call(Verb.CHECK, plan, 4))
+        refusal = store.run(Call(Verb.CHECK_ONCE, plan, 3, token))
         assert not refusal
         clock.advance(us=refusal.retry_after_us - 1)
-        assert store.check_once(plan, 3, token).retry_after_us == 1
+        assert store.run(Call(Verb.CHECK_ONCE, plan, 3, token)).retry_after_us == 1
         clock.advance(us=1)
-        admission = store.check_once(plan, 3, token)
+        admission = store.run(Call(Verb.CHECK_ONCE, plan, 3, token))
         assert admission
-        assert store.check_once(plan, 3, token) == admission
+        assert store.run(Call(Verb.CHECK_ONCE, plan, 3, token)) == admission
 
     def test_check_once_counts_other_questions_apart(self, store: Store) -> None:
         """Another idempotency key, another cost, another principal, other limits, and a plain check."""
@@ -266,54 +304,59 @@ class StoreConformance(WithStore):
             (more.plan("user"), 1, "a"),
         ]
         for _ in range(2):
-            found = [store.check_once(each, cost, once_token(each, cost, key)).remaining for each, cost, key in asked]
+            found = [
+                store.run(Call(Verb.CHECK_ONCE, each, cost, once_token(each, cost, key))).remaining
+                for each, cost, key in asked
+            ]
             assert found == [9, 8, 6, 9, 9]
-        assert store.check(plan, 1).remaining == 5
+        assert store.run(Call(Verb.CHECK, plan)).remaining == 5
 
     def test_check_once_remembers_for_5_minutes(self, store: Store, clock: ManualClock) -> None:
         plan = family(Quota(5, 3600 * SECOND, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan("user")
         token = once_token(plan, 1, "retry")
         for remaining in (4, 3):
-            answers = [store.check_once(plan, 1, token)]
+            answers = [store.run(Call(Verb.CHECK_ONCE, plan, 1, token))]
             clock.advance(us=ONCE_US - 1)
-            answers += [store.check_once(plan, 1, token)]
+            answers += [store.run(Call(Verb.CHECK_ONCE, plan, 1, token))]
             assert answers[0] == answers[1]
             assert answers[0].remaining == remaining
             clock.advance(us=1)
-        assert store.check_once(plan, 1, token).remaining == 2
+        assert store.run(Call(Verb.CHECK_ONCE, plan, 1, token)).remaining == 2
 
     def test_check_once_remembers_whatever_happens_to_the_limit(self, store: Store) -> None:
         name, quota = next(names), Quota(5, 3600 * SECOND)
         plan = Family(name, [quota]).plan("user")
         token = once_token(plan, 2, "retry")
-        first = store.check_once(plan, 2, token)
-        store.refund(plan, 2)
-        assert store.check_once(plan, 2, token) == first
-        store.reset(plan)
-        assert store.check_once(plan, 2, token) == first
+        first = store.run(Call(Verb.CHECK_ONCE, plan, 2, token))
+        store.run(Call(Verb.REFUND, plan, 2))
+        assert store.run(Call(Verb.CHECK_ONCE, plan, 2, token)) == first
+        store.run(Call(Verb.RESET, plan))
+        assert store.run(Call(Verb.CHECK_ONCE, plan, 2, token)) == first
         raised = Family(name, [replace(quota, limit=9)]).plan("user")
         assert once_token(raised, 2, "retry") == token
-        assert store.check_once(raised, 2, token).remaining == first.remaining
-        assert store.peek(raised, 1).remaining == 9
+        assert store.run(Call(Verb.CHECK_ONCE, raised, 2, token)).remaining == first.remaining
+        assert store.run(Call(Verb.PEEK, raised)).remaining == 9
 
     def test_check_once_takes_from_all_limits_of_a_plan_or_none(self, store: Store, clock: ManualClock) -> None:
         plan = family(Quota(5, SECOND), Quota(3, 60 * SECOND, algorithm=Algorithm.FIXED_WINDOW)).plan("user")
         token, other = once_token(plan, 2, "one"), once_token(plan, 2, "other")
-        first = store.check_once(plan, 2, token)
+        first = store.run(Call(Verb.CHECK_ONCE, plan, 2, token))
         assert [part.remaining for part in first.limits] == [3, 1]
         clock.advance(1)
-        assert not store.check_once(plan, 2, other)
-        assert store.check_once(plan, 2, token) == first
-        assert [part.remaining for part in store.peek(plan, 1).limits] == [5, 1]
+        assert not store.run(Call(Verb.CHECK_ONCE, plan, 2, other))
+        assert store.run(Call(Verb.CHECK_ONCE, plan, 2, token)) == first
+        assert [part.remaining for part in store.run(Call(Verb.PEEK, plan)).limits] == [5, 1]
 
     def test_check_once_from_16_threads_with_one_token_takes_once(self, store: Store) -> None:
         plan = family(hesitating(Quota(100, 3600 * SECOND)), hesitating(Quota(1000, 60 * SECOND))).plan("user")
         for number in range(10):
             token = once_token(plan, 1, f"retry {number}")
             with ThreadPoolExecutor(16) as pool:
-                answers = list(pool.map(lambda _, token=token: store.check_once(plan, 1, token), range(32)))
+                answers = list(
+                    pool.map(lambda _, token=token: store.run(Call(Verb.CHECK_ONCE, plan, 1, token)), range(32))
+                )
             assert answers == [answers[0]] * 32
-            assert store.peek(plan, 1).remaining == 99 - number
+            assert store.run(Call(Verb.PEEK, plan)).remaining == 99 - number
 
     def test_is_ready(self, store: Store) -> None:
         store.ready()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from headgate.clock import Clock
-from headgate.core import plan as plans
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, Principal
-from headgate.core.plan import Charge, Family, Plan, States
+from headgate.core.plan import Call, Family, Verb, decide, shadowed
+from headgate.flows import drive
 from headgate.stores.base import Check
+from headgate.stores.wrapping import plain_check
 
 
 class ReferenceStore:
@@ -23,37 +21,21 @@ class ReferenceStore:
         self.answers: dict[bytes, tuple[int, Decision]] = {}
         """Of `check_once`, each with the time when it ends."""
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        return self._run(plans.check, plan, cost)
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
+    def run(self, call: Call) -> Decision:
+        if call.shadow:
+            return drive(shadowed(call), self.run)
+        if call.verb is not Verb.CHECK_ONCE:
+            return self._decide(call)
         now = self.clock.now()
-        until, decision = self.answers.get(token, (now, None))
+        until, decision = self.answers.get(call.token, (now, None))
         if decision is None or until <= now:
-            decision = self.check(plan, cost)
+            decision = self._decide(call)
             if decision.allowed:
-                self.answers[token] = now + ONCE_US, decision
+                self.answers[call.token] = now + ONCE_US, decision
         return decision
 
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        transact = plans.refund if charge is None else partial(plans.refund, since=min(charge.taken_at))
-        return self._run(transact, plan, cost)
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        return plans.peek(plan, self._states(plan), cost, self.clock.now())
-
-    def reset(self, plan: Plan) -> None:
-        for space, principal, _ in plan:
-            self.states.pop((space, principal), None)
-
     def bind(self, family: Family) -> Check:
-        def check(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return self.peek(plan, 1)
-            return self.check(plan, family.checked_cost(cost))
-
-        return check
+        return plain_check(self, family)
 
     def ready(self) -> None:
         """Nothing to wait for."""
@@ -62,13 +44,11 @@ class ReferenceStore:
         self.states.clear()
         self.answers.clear()
 
-    def _run(
-        self, transact: Callable[[Plan, States, int, int], tuple[States, Decision]], plan: Plan, cost: int
-    ) -> Decision:
-        states, decision = transact(plan, self._states(plan), cost, self.clock.now())
-        for (space, principal, _), state in zip(plan, states, strict=True):
-            self.states[space, principal] = state
+    def _decide(self, call: Call) -> Decision:
+        keys = [(space, principal) for space, principal, _ in call.plan]
+        states, decision = decide(call, [self.states.get(key) for key in keys], self.clock.now())
+        for key, state in zip(keys, states, strict=True):
+            self.states[key] = state
+            if state is None:
+                del self.states[key]
         return decision
-
-    def _states(self, plan: Plan) -> States:
-        return [self.states.get((space, principal)) for space, principal, _ in plan]

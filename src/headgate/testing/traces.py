@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,10 +20,9 @@ from hypothesis.stateful import (
 from headgate.core.algorithms import void_at
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Family, refund_of
+from headgate.core.plan import Call, Family, Plan, Verb, refund_of
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
-from headgate.stores.wrapping import run
 from headgate.testing.clock import ManualClock
 from headgate.testing.reference import ReferenceStore
 from headgate.testing.samples import CALENDARS, QUOTAS, SECOND, WithStore, names
@@ -77,42 +75,47 @@ class _Machine(RuleBasedStateMachine):
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
     def check(self, key: str, cost: int) -> None:
         plan, cost = self._plan(key), self._possible(cost)
-        decision = self.store.check(plan, cost)
-        assert decision == self.reference.check(plan, cost)
-        self.decisions.append((key, decision))
+        self.decisions.append((key, self._same(Call(Verb.CHECK, plan, cost))))
 
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
     def bound_check(self, key: str, cost: int) -> None:
         limits, cost = Family(self.name, self.quotas), self._possible(cost)
-        assert self.store.bind(limits)(key, cost) == self.reference.check(limits.plan(key), cost)
+        assert self.store.bind(limits)(key, cost) == self.reference.run(Call(Verb.CHECK, limits.plan(key), cost))
 
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5), once=st.sampled_from("xyz"))
     def check_once(self, key: str, cost: int, once: str) -> None:
         plan, cost = self._plan(key), self._possible(cost)
         token = once_token(plan, cost, f"{once}{self.changes}")  # which limit an answer names after a change is open
-        assert self.store.check_once(plan, cost, token) == self.reference.check_once(plan, cost, token)
+        self._same(Call(Verb.CHECK_ONCE, plan, cost, token))
 
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
     def peek(self, key: str, cost: int) -> None:
         plan, cost = self._plan(key), self._possible(cost)
-        assert self.store.peek(plan, cost) == self.reference.peek(plan, cost)
+        self._same(Call(Verb.PEEK, plan, cost))
 
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
     def refund(self, key: str, cost: int) -> None:
-        plan = self._plan(key)
-        assert self.store.refund(plan, cost) == self.reference.refund(plan, cost)
+        self._same(Call(Verb.REFUND, self._plan(key), cost))
 
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())
     def refund_what_was_taken(self, data: st.DataObject) -> None:
         key, decision = data.draw(st.sampled_from(self.decisions))
-        call = refund_of(self._plan(key), decision)
-        assert run(self.store, call) == run(self.reference, call)
+        self._same(refund_of(self._plan(key), decision))
 
     @rule(key=st.sampled_from("ab"))
     def reset(self, key: str) -> None:
-        self.store.reset(self._plan(key))
-        self.reference.reset(self._plan(key))
+        self._same(Call(Verb.RESET, self._plan(key)))
+
+    @rule(
+        verb=st.sampled_from([Verb.CHECK, Verb.CHECK, Verb.PEEK]),
+        key=st.sampled_from("ab"),
+        cost=st.integers(1, 5),
+        enforced=st.booleans(),
+    )
+    def try_out(self, verb: Verb, key: str, cost: int, *, enforced: bool) -> None:
+        shadow = tuple([(limit,) for limit in self._shadow(key)])
+        self._same(Call(verb, self._plan(key) if enforced else (), self._possible(cost), shadow=shadow))
 
     @rule(us=st.one_of(st.integers(0, 2 * SECOND), st.integers(0, 20 * SECOND), st.sampled_from(_LEAPS)))
     def time_passes(self, us: int) -> None:
@@ -128,7 +131,8 @@ class _Machine(RuleBasedStateMachine):
         now = self.clock.now()
         if any(until <= now for until, _ in self.reference.answers.values()):
             return False
-        kept = {space: quota for space, _, quota in self._plan("a")} if self.quotas else {}
+        limits = (*self._plan("a"), *self._shadow("a")) if self.quotas else ()
+        kept = {space: quota for space, _, quota in limits}
         return all(void_at(state, kept[space]) > now for (space, _), state in self.reference.states.items())
 
     @rule(limit=st.one_of(st.integers(1, 9), st.sampled_from([101, 999_983, 10**6])), burst=st.integers(0, 4))
@@ -142,11 +146,19 @@ class _Machine(RuleBasedStateMachine):
     @invariant()
     def both_say_the_same(self) -> None:
         for key in "ab" if self.quotas else "":
-            plan = self._plan(key)
-            assert self.store.peek(plan, 1) == self.reference.peek(plan, 1)
+            self._same(Call(Verb.PEEK, self._plan(key)))
 
-    def _plan(self, key: str) -> Any:
+    def _same(self, call: Call) -> Decision:
+        """Make a call of both stores, and return the one answer that they give."""
+        decision = self.store.run(call)
+        assert decision == self.reference.run(call)
+        return decision
+
+    def _plan(self, key: str) -> Plan:
         return Family(self.name, self.quotas).plan(key)
+
+    def _shadow(self, key: str) -> Plan:
+        return Family(f"{self.name}.tried", self.quotas).plan(key)
 
     def _possible(self, cost: int) -> int:
         return min(cost, *(quota.capacity for quota in self.quotas))

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from headgate.core.decision import Decision
+from headgate.core.plan import Call, Verb
 from headgate.policy.envoy import Answer, Descriptor, DescriptorPolicy, Match, Matching, combine, load
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
@@ -63,5 +64,9 @@ class Service:
 
     def _decision(self, match: Match) -> Decision:
         if match.refund:
-            return self.store.refund(match.limits, match.hits)
-        return self.store.check(match.limits, match.hits) if match.hits else self.store.peek(match.limits, 0)
+            return self.store.run(Call(Verb.REFUND, match.limits, match.hits))
+        return (
+            self.store.run(Call(Verb.CHECK, match.limits, match.hits))
+            if match.hits
+            else self.store.run(Call(Verb.PEEK, match.limits, 0))
+        )

@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store, open_store
 from headgate.stores.base import AsyncStore, Store
@@ -56,7 +56,7 @@ class Load:
         self._callers: list[Future[None]] = []
 
     def start(self, pool: ThreadPoolExecutor, store: Store | AsyncStore, callers: int) -> None:
-        if inspect.iscoroutinefunction(store.check):
+        if inspect.iscoroutinefunction(store.run):
             tasks = self._tasks(cast("AsyncStore", store), callers)
             self._callers = [pool.submit(asyncio.run, tasks)]
         else:
@@ -105,7 +105,7 @@ class Load:
                 began = time.monotonic()
                 answer: Decision | StoreError
                 try:
-                    answer = store.check(self.plans[number], 1)
+                    answer = store.run(Call(Verb.CHECK, self.plans[number]))
                 except StoreError as error:
                     answer = error
                 self.history.append(Told(number, began, time.monotonic(), answer))
@@ -125,7 +125,7 @@ class Load:
                 began = time.monotonic()
                 answer: Decision | StoreError
                 try:
-                    answer = await store.check(self.plans[number], 1)
+                    answer = await store.run(Call(Verb.CHECK, self.plans[number]))
                 except StoreError as error:
                     answer = error
                 self.history.append(Told(number, began, time.monotonic(), answer))
@@ -142,7 +142,7 @@ def load(store: Store | AsyncStore, plans: Sequence[Plan], callers: int, pause: 
             yield asked
         finally:
             asked.stop()
-            if not inspect.iscoroutinefunction(store.check):
+            if not inspect.iscoroutinefunction(store.run):
                 cast("Store", store).close()
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import StoreUnavailable
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Call, Family, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store, open_resilient_store, open_store
 from headgate.stores.base import AsyncStore, Store
@@ -78,7 +78,7 @@ class TestManyKeys:
         with closing(manual(cluster, clock, asynchronous=asynchronous)) as store:
             for turn in range(600):
                 plan, cost = chance.choice(families).plan(f"user:{turn % 150}"), chance.choice([1, 1, 2, 5])
-                assert store.check(plan, cost) == memory.check(plan, cost)
+                assert store.run(Call(Verb.CHECK, plan, cost)) == memory.run(Call(Verb.CHECK, plan, cost))
                 clock.advance(us=chance.choice([0, 137, 1_000, 300_000]))
         held = [node.ask("DBSIZE") for node in cluster.primaries]
         assert all(held), "every primary has a part of the keys"
@@ -88,7 +88,7 @@ class TestManyKeys:
         store = opened(cluster.address)
         for name in ("ada", "{}", "{a}b", "}{", "{{x}}", "é{ü}", "x" * 1000, "%7B"):
             plan = family(*(lasting(5, algorithm) for algorithm in Algorithm)).plan(name)
-            assert [part.remaining for part in store.check(plan, 2).limits] == [3] * len(plan)
+            assert [part.remaining for part in store.run(Call(Verb.CHECK, plan, 2)).limits] == [3] * len(plan)
             assert len({slot_of(limit) for limit in plan}) == 1
 
 
@@ -99,34 +99,34 @@ class TestTheWayIn:
         for seeds in ([*dead, alive], [alive, *dead]):
             store = opened(f"redis+cluster://{','.join(seeds)}?timeout=5&connect_timeout=5")
             for node in cluster.primaries:
-                assert all(store.check(plan, 1) for plan in plans_on(node, 3, 10))
+                assert all(store.run(Call(Verb.CHECK, plan)) for plan in plans_on(node, 3, 10))
 
     def test_any_node_is_a_good_seed(self, cluster: RedisCluster, opened: Open) -> None:
         """Also a replica: it knows the others, too."""
         plans = [plan for node in cluster.primaries for plan in plans_on(node, 2, 100)]
         for node in cluster.nodes:
             store = opened(cluster.address_with(node))
-            assert all(store.check(plan, 1) for plan in plans)
+            assert all(store.run(Call(Verb.CHECK, plan)) for plan in plans)
 
     def test_no_seed_answers(self, opened: Open) -> None:
         store = opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}?timeout=5&connect_timeout=5")
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="cannot connect"):
-                store.check(family(lasting(5)).plan("ada"), 1)
+                store.run(Call(Verb.CHECK, family(lasting(5)).plan("ada")))
 
     def test_a_server_that_is_no_cluster(self, server: RedisServer, opened: Open) -> None:
         store = opened(f"redis+cluster://127.0.0.1:{server.port}?timeout=5&connect_timeout=5")
         with pytest.raises(StoreUnavailable, match=r"(?i)cluster"):
-            store.check(family(lasting(5)).plan("ada"), 1)
+            store.run(Call(Verb.CHECK, family(lasting(5)).plan("ada")))
 
     def test_a_cluster_behind_a_password(self, opened: Open) -> None:
         word = "hunter2"
         with redis_cluster(3, 0, password=word) as own:
             store = opened(own.address)
             for node in own.primaries:
-                assert all(store.check(plan, 1) for plan in plans_on(node, 2, 10))
+                assert all(store.run(Call(Verb.CHECK, plan)) for plan in plans_on(node, 2, 10))
             with pytest.raises(StoreUnavailable, match="authentication is required"):
-                opened(own.address.replace(":hunter2@", "")).check(family(lasting(5)).plan("ada"), 1)
+                opened(own.address.replace(":hunter2@", "")).run(Call(Verb.CHECK, family(lasting(5)).plan("ada")))
 
     def test_a_store_opened_too_early_finds_the_cluster_later(self, opened: Open) -> None:
         with redis_cluster(3, 0) as own:
@@ -135,40 +135,40 @@ class TestTheWayIn:
                 node.stop()
             store = opened(own.address)
             with pytest.raises(StoreUnavailable):
-                store.check(plans[0], 1)
+                store.run(Call(Verb.CHECK, plans[0]))
             for node in own.nodes:
                 node.start()
             for plan in plans:
-                assert resumed(partial(store.check, plan, 1)).remaining == 99
+                assert resumed(partial(store.run, Call(Verb.CHECK, plan))).remaining == 99
 
 
 class TestASlotThatMoved:
     def test_is_found_in_its_new_place(self, cluster: RedisCluster, opened: Open) -> None:
         store, (plan, neighbour) = opened(cluster.address), plans_on(cluster.primaries[0], 2, 10)
-        assert [store.check(each, 1).remaining for each in (plan, neighbour)] == [9, 9]
+        assert [store.run(Call(Verb.CHECK, each)).remaining for each in (plan, neighbour)] == [9, 9]
         for remaining in (8, 7, 6):
             departure(cluster, plan).finish()
-            assert store.check(plan, 1).remaining == remaining
-            assert store.check(neighbour, 1).remaining == remaining
+            assert store.run(Call(Verb.CHECK, plan)).remaining == remaining
+            assert store.run(Call(Verb.CHECK, neighbour)).remaining == remaining
 
     def test_is_remembered_there(self, cluster: RedisCluster, opened: Open) -> None:
         """One redirection teaches the way; the old owner is not asked every time."""
         store, (plan,) = opened(cluster.address), plans_on(cluster.primaries[0], 1, 1000)
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
         old = cluster.owner(slot_of(plan[0]))
         departure(cluster, plan).finish()
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
         before = said(old, "MOVED")
         for _ in range(50):
-            store.check(plan, 1)
+            store.run(Call(Verb.CHECK, plan))
         assert said(old, "MOVED") == before
-        assert store.peek(plan, 1).remaining == 1000 - 52
+        assert store.run(Call(Verb.PEEK, plan)).remaining == 1000 - 52
 
     def test_and_a_new_store_finds_it_at_once(self, cluster: RedisCluster, opened: Open) -> None:
         (plan,) = plans_on(cluster.primaries[1], 1, 10)
-        opened(cluster.address).check(plan, 1)
+        opened(cluster.address).run(Call(Verb.CHECK, plan))
         departure(cluster, plan).finish()
-        assert opened(cluster.address).check(plan, 1).remaining == 8
+        assert opened(cluster.address).run(Call(Verb.CHECK, plan)).remaining == 8
 
 
 def said(node: RedisServer, word: str) -> int:
@@ -180,16 +180,16 @@ class TestASlotOnTheMove:
     def test_keys_are_found_whether_they_have_moved_or_not(self, cluster: RedisCluster, opened: Open) -> None:
         store, name = opened(cluster.address), "ada"
         moved, staying, new = (family(lasting(100)).plan(name) for _ in range(3))
-        assert [store.check(plan, 1).remaining for plan in (moved, staying)] == [99, 99]
+        assert [store.run(Call(Verb.CHECK, plan)).remaining for plan in (moved, staying)] == [99, 99]
         migration = departure(cluster, moved)
         migration.move(key(moved))
         for turn in range(1, 11):
-            assert store.check(moved, 1).remaining == 99 - turn, "asked for at its new place"
-            assert store.check(staying, 1).remaining == 99 - turn, "asked for at its old place"
-            assert store.check(new, 1).remaining == 100 - turn, "made in the new place"
+            assert store.run(Call(Verb.CHECK, moved)).remaining == 99 - turn, "asked for at its new place"
+            assert store.run(Call(Verb.CHECK, staying)).remaining == 99 - turn, "asked for at its old place"
+            assert store.run(Call(Verb.CHECK, new)).remaining == 100 - turn, "made in the new place"
         migration.finish()
         for plan, remaining in ((moved, 88), (staying, 88), (new, 89)):
-            assert store.check(plan, 1).remaining == remaining
+            assert store.run(Call(Verb.CHECK, plan)).remaining == remaining
 
     @each_kind
     def test_keys_in_all_states_are_found_by_many_callers_at_once(self, cluster: RedisCluster, kind: str) -> None:
@@ -200,7 +200,7 @@ class TestASlotOnTheMove:
         plans = [family(lasting(1000)).plan("alan") for _ in range(KINDS[kind])]
         moved, staying = plans[::3], plans[1::3]  # and the others are new
         with closing(open_store(cluster.address)) as store:
-            assert all(store.check(plan, 1) for plan in moved + staying)
+            assert all(store.run(Call(Verb.CHECK, plan)) for plan in moved + staying)
         migration = departure(cluster, plans[0])
         migration.move(*map(key, moved))
         with load(store_for(kind, cluster.address), plans, KINDS[kind]) as asked:
@@ -211,29 +211,31 @@ class TestASlotOnTheMove:
         with closing(open_store(cluster.address)) as store:
             for number, plan in enumerate(plans):
                 before = plan in moved + staying
-                assert store.peek(plan, 1).used == asked.admitted(number) + before, "no charge is lost, none made twice"
+                assert store.run(Call(Verb.PEEK, plan)).used == asked.admitted(number) + before, (
+                    "no charge is lost, none made twice"
+                )
 
     def test_all_verbs_find_their_way(self, cluster: RedisCluster, opened: Open) -> None:
         store, plan = opened(cluster.address), family(lasting(10)).plan("grace")
-        store.check(plan, 4)
+        store.run(Call(Verb.CHECK, plan, 4))
         migration = departure(cluster, plan)
         migration.move(key(plan))
-        assert store.peek(plan, 1).remaining == 6
-        assert store.refund(plan, 1).remaining == 7
-        store.reset(plan)
-        assert store.check(plan, 1).remaining == 9
+        assert store.run(Call(Verb.PEEK, plan)).remaining == 6
+        assert store.run(Call(Verb.REFUND, plan)).remaining == 7
+        store.run(Call(Verb.RESET, plan))
+        assert store.run(Call(Verb.CHECK, plan)).remaining == 9
         migration.finish()
-        assert store.peek(plan, 1).remaining == 9
+        assert store.run(Call(Verb.PEEK, plan)).remaining == 9
 
     def test_a_plan_that_is_torn_apart_waits_until_it_is_whole(self, cluster: RedisCluster, opened: Open) -> None:
         store = opened(cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30"))
         plan = family(lasting(10), lasting(20, Algorithm.GCRA)).plan("edsger")
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
         migration = departure(cluster, plan)
         migration.move(key(plan))
         with ThreadPoolExecutor(1) as pool:
             before = said(migration.source, "TRYAGAIN")
-            asking = pool.submit(store.check, plan, 1)
+            asking = pool.submit(store.run, Call(Verb.CHECK, plan))
             until(lambda: said(migration.source, "TRYAGAIN") > before, "the plan is asked for")
             migration.finish()
             decision = asking.result(GIVE_UP)
@@ -244,15 +246,17 @@ class TestASlotOnTheMove:
     ) -> None:
         store = opened(cluster.address_with(*cluster.nodes, options="timeout=0.5&connect_timeout=5"))
         plan = family(lasting(10), lasting(20, Algorithm.GCRA)).plan("barbara")
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
         migration = departure(cluster, plan)
         migration.move(key(plan))
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
-                store.check(plan, 1)
-        assert [store.peek((limit,), 1).remaining for limit in plan] == [9, 19], "neither of the two was charged"
+                store.run(Call(Verb.CHECK, plan))
+        assert [store.run(Call(Verb.PEEK, (limit,))).remaining for limit in plan] == [9, 19], (
+            "neither of the two was charged"
+        )
         migration.finish()
-        assert [part.remaining for part in store.check(plan, 1).limits] == [8, 18]
+        assert [part.remaining for part in store.run(Call(Verb.CHECK, plan)).limits] == [8, 18]
 
     def test_a_plan_that_stays_torn_apart_is_decided_by_the_mode_and_nothing_else_is(
         self, cluster: RedisCluster
@@ -263,15 +267,17 @@ class TestASlotOnTheMove:
         nodes = [open_resilient_store(address, on_store_failure="local", nodes=2) for _ in range(2)]
         try:
             for store in nodes:
-                assert store.check(plan, 1).degraded == ""
+                assert store.run(Call(Verb.CHECK, plan)).degraded == ""
             migration = departure(cluster, plan)
             migration.move(key(plan))
-            meanwhile = [store.check(plan, 2) for store in nodes for _ in range(THRESHOLD + 1)]
+            meanwhile = [store.run(Call(Verb.CHECK, plan, 2)) for store in nodes for _ in range(THRESHOLD + 1)]
             assert all(decision.degraded for decision in meanwhile)
             assert 0 < 2 * sum(decision.allowed for decision in meanwhile) < 10 + 2
-            assert [store.check(neighbour, 1).degraded for store in nodes] == ["", ""]
+            assert [store.run(Call(Verb.CHECK, neighbour)).degraded for store in nodes] == ["", ""]
             migration.finish()
-            assert resumed(lambda: nodes[0].check(plan, 1)).limits[0].remaining == 7, "nothing was lost there"
+            assert resumed(lambda: nodes[0].run(Call(Verb.CHECK, plan))).limits[0].remaining == 7, (
+                "nothing was lost there"
+            )
         finally:
             for store in nodes:
                 store.close()
@@ -281,7 +287,7 @@ class TestASlotOnTheMove:
         torn = family(lasting(1000), lasting(1000, Algorithm.GCRA)).plan("donald")
         others = plans_on(cluster.owner(slot_of(torn[0])), KINDS[kind] - 1, 10_000)
         with closing(open_store(cluster.address)) as store:
-            store.check(torn, 1)
+            store.run(Call(Verb.CHECK, torn))
         address = cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30")
         with load(store_for(kind, address), [torn, *others], KINDS[kind]) as asked:
             asked.until_answered(range(len(others) + 1), 5)
@@ -309,9 +315,9 @@ class TestAReplicaThatTakesOver:
 
     def test_a_store_that_slept_meanwhile_finds_it(self, cluster: RedisCluster, opened: Open) -> None:
         store, (plan,) = opened(cluster.address), plans_on(cluster.primaries[0], 1, 10)
-        assert store.check(plan, 1).remaining == 9
+        assert store.run(Call(Verb.CHECK, plan)).remaining == 9
         cluster.failover(cluster.replicas_of(cluster.owner(slot_of(plan[0])))[0])
-        assert store.check(plan, 1).remaining == 8
+        assert store.run(Call(Verb.CHECK, plan)).remaining == 8
 
 
 class TestTheProcess:
@@ -319,7 +325,7 @@ class TestTheProcess:
         store, plans = open_async_store(cluster.address), [plans_on(node, 1, 9)[0] for node in cluster.primaries]
 
         async def run() -> list[int]:
-            decisions = await asyncio.gather(*(store.check(plan, 1) for plan in plans))
+            decisions = await asyncio.gather(*(store.run(Call(Verb.CHECK, plan)) for plan in plans))
             await store.close()
             return [decision.remaining for decision in decisions]
 
@@ -328,7 +334,7 @@ class TestTheProcess:
     def test_a_forked_child_has_connections_and_locks_of_its_own(self, cluster: RedisCluster) -> None:
         plans = [plans_on(node, 1, 9)[0] for node in cluster.primaries]
         with closing(RedisStore(parse(cluster.address))) as store:
-            assert store.check(plans[0], 1)
+            assert store.run(Call(Verb.CHECK, plans[0]))
             assert isinstance(store._servers, BlockingCluster)
             locks = (store._servers._lock, store._servers._refreshing)
             for lock in locks:
@@ -338,11 +344,11 @@ class TestTheProcess:
                 child = os.fork()
             if child == 0:  # the child: nothing of pytest may run
                 signal.alarm(20)
-                os._exit([store.check(plan, 1).remaining for plan in plans] != [7, 8, 8])
+                os._exit([store.run(Call(Verb.CHECK, plan)).remaining for plan in plans] != [7, 8, 8])
             for lock in locks:
                 lock.release()
             assert os.waitpid(child, 0)[1] == 0
-            assert [store.check(plan, 1).remaining for plan in plans] == [6, 7, 7]
+            assert [store.run(Call(Verb.CHECK, plan)).remaining for plan in plans] == [6, 7, 7]
 
     def test_callers_that_are_cancelled_disturb_nobody(self, cluster: RedisCluster) -> None:
         chance = random.Random(7)
@@ -351,7 +357,7 @@ class TestTheProcess:
 
         async def ask(store: AsyncStore, plan: Plan) -> bool:
             for _ in range(30):
-                decision = await store.peek(plan, 1)
+                decision = await store.run(Call(Verb.PEEK, plan))
                 assert [part.remaining for part in decision.limits] == [10_000] * len(plan)
             return True
 
@@ -375,7 +381,7 @@ def ask_from_tasks(address: str, limits: Family, tasks: int, count: int, process
         plan, asked = limits.plan("shared"), []
         for cost in costs(number, count):
             began = time.monotonic_ns()
-            decision = await store.check(plan, cost)
+            decision = await store.run(Call(Verb.CHECK, plan, cost))
             asked.append(Asked(began, time.monotonic_ns(), cost, decision.allowed, decision.remaining, number))
         return asked
 
@@ -396,7 +402,7 @@ def test_4_processes_of_32_tasks_admit_exactly_the_limit(cluster: RedisCluster) 
     asked = in_processes(partial(ask_from_tasks, address, limits, 32, 6), 4)
     assert len(asked) == 4 * 32 * 6
     with closing(open_store(address)) as store:
-        verify(asked, limit, store.peek(limits.plan("shared"), 1).used)
+        verify(asked, limit, store.run(Call(Verb.PEEK, limits.plan("shared"))).used)
 
 
 def test_the_shared_cluster_is_whole(cluster: RedisCluster) -> None:

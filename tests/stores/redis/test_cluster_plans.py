@@ -19,7 +19,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError
 from headgate.core.key import space
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Store
@@ -50,7 +50,7 @@ def a_plan(user: str, last: Quota, *first: Quota) -> Plan:
 
 
 def remaining(store: Store, plan: Plan) -> list[int]:
-    return [store.peek((each,), 1).remaining for each in plan]
+    return [store.run(Call(Verb.PEEK, (each,))).remaining for each in plan]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -77,7 +77,7 @@ class TestOneCallerAtATime:
         store, memory = timed(clock), MemoryStore(clock=clock)
         plan = a_plan("ada", Quota(2, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
         for _ in range(6):
-            assert store.check(plan, 1) == memory.check(plan, 1)
+            assert store.run(Call(Verb.CHECK, plan)) == memory.run(Call(Verb.CHECK, plan))
             clock.advance(us=137)
         assert remaining(store, plan) == remaining(memory, plan) == [3, 3, 0]
 
@@ -89,9 +89,9 @@ class TestOneCallerAtATime:
         store, plan = timed(clock), a_plan("ada", Quota(2, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
         for allowed in (True, True, False, False):
             clock.advance(us=137)
-            assert store.check(plan, 1).allowed == allowed
+            assert store.run(Call(Verb.CHECK, plan)).allowed == allowed
         assert remaining(store, plan) == [3, 3, 0]
-        assert store.peek(plan, 1).limits[0].reset_after_us == quota.window_us
+        assert store.run(Call(Verb.PEEK, plan)).limits[0].reset_after_us == quota.window_us
 
     @pytest.mark.parametrize("quota", QUEUES, ids=str)
     def test_a_turn_in_a_queue_is_kept_if_others_wait(
@@ -100,13 +100,13 @@ class TestOneCallerAtATime:
         """Perhaps after it: they were told when. It passes by itself."""
         clock = ManualClock()
         store, plan = timed(clock), a_plan("ada", Quota(1, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
-        assert store.check(plan, 1)
-        first = store.peek(plan, 1).limits[0]
-        assert not store.check(plan, 1)
-        assert store.peek(plan, 1).limits[0].remaining in {first.remaining, first.remaining - 1}
+        assert store.run(Call(Verb.CHECK, plan))
+        first = store.run(Call(Verb.PEEK, plan)).limits[0]
+        assert not store.run(Call(Verb.CHECK, plan))
+        assert store.run(Call(Verb.PEEK, plan)).limits[0].remaining in {first.remaining, first.remaining - 1}
         clock.advance(us=first.reset_after_us)
-        assert store.peek(plan, 1).limits[0].remaining >= quota.capacity - 1
-        assert not store.check(plan, 1)
+        assert store.run(Call(Verb.PEEK, plan)).limits[0].remaining >= quota.capacity - 1
+        assert not store.run(Call(Verb.CHECK, plan))
 
     @pytest.mark.parametrize("blocked", [0, 1, 2])
     def test_the_answer_has_all_limits_in_order_and_names_the_one_that_blocks(
@@ -115,11 +115,11 @@ class TestOneCallerAtATime:
         quotas = [lasting(10, Algorithm.GCRA), lasting(20), lasting(30, Algorithm.SLIDING_WINDOW_LOG)]
         quotas[blocked] = lasting(2, quotas[blocked].algorithm)
         plan, store = a_plan("ada", quotas[2], quotas[0], quotas[1]), opened(cluster.address)
-        assert store.check(plan, 1)
-        admission = store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
+        admission = store.run(Call(Verb.CHECK, plan))
         assert admission
         assert admission.quota == quotas[blocked], "the most restrictive one"
-        refusal = store.check(plan, 1)
+        refusal = store.run(Call(Verb.CHECK, plan))
         assert not refusal
         assert (refusal.quota, refusal.limit, refusal.remaining) == (quotas[blocked], 2, 0)
         assert refusal.retry_after_us > 0
@@ -137,26 +137,30 @@ class TestOneCallerAtATime:
             plan = tuple(limit(f"rule-{place}", f"p{chance.randrange(3)}", each) for place, each in enumerate(quotas))
             cost = chance.choice([1, 1, 2, 5])
             if turn % 10 == 9:
-                assert store.refund(plan, cost) == memory.refund(plan, cost), f"turn {turn}"
+                assert store.run(Call(Verb.REFUND, plan, cost)) == memory.run(Call(Verb.REFUND, plan, cost)), (
+                    f"turn {turn}"
+                )
             elif turn % 10 == 4:
-                assert store.peek(plan, cost) == memory.peek(plan, cost), f"turn {turn}"
+                assert store.run(Call(Verb.PEEK, plan, cost)) == memory.run(Call(Verb.PEEK, plan, cost)), f"turn {turn}"
             elif turn == 60:
-                store.reset(plan)
-                memory.reset(plan)
+                store.run(Call(Verb.RESET, plan))
+                memory.run(Call(Verb.RESET, plan))
             else:
-                assert store.check(plan, cost) == memory.check(plan, cost), f"turn {turn}"
+                assert store.run(Call(Verb.CHECK, plan, cost)) == memory.run(Call(Verb.CHECK, plan, cost)), (
+                    f"turn {turn}"
+                )
             clock.advance(us=chance.choice([0, 0, 1_000, 137_000, 600_000]))
 
     def test_peek_refund_and_reset_reach_all_limits(self, cluster: RedisCluster, opened: Open) -> None:
         store = opened(cluster.address)
         plan = a_plan("ada", lasting(30), lasting(10, Algorithm.GCRA), lasting(20, Algorithm.TOKEN_BUCKET))
-        assert [part.remaining for part in store.check(plan, 4).limits] == [6, 16, 26]
-        assert [part.remaining for part in store.peek(plan, 1).limits] == [6, 16, 26]
-        refusal = store.peek(plan, 7)
+        assert [part.remaining for part in store.run(Call(Verb.CHECK, plan, 4)).limits] == [6, 16, 26]
+        assert [part.remaining for part in store.run(Call(Verb.PEEK, plan)).limits] == [6, 16, 26]
+        refusal = store.run(Call(Verb.PEEK, plan, 7))
         assert (refusal.allowed, refusal.quota) == (False, plan[0].quota)
-        assert [part.remaining for part in store.refund(plan, 3).limits] == [9, 19, 29]
+        assert [part.remaining for part in store.run(Call(Verb.REFUND, plan, 3)).limits] == [9, 19, 29]
         assert remaining(store, plan) == [9, 19, 29]
-        store.reset(plan)
+        store.run(Call(Verb.RESET, plan))
         assert remaining(store, plan) == [10, 20, 30]
 
     def test_the_plans_of_these_tests_are_spread(self, cluster: RedisCluster) -> None:
@@ -174,7 +178,7 @@ class TestManyCallers:
             answers = []
             for turn in range(8):
                 user = (number + turn) % len(plans)
-                answers.append((user, await store.check(plans[user], 1)))
+                answers.append((user, await store.run(Call(Verb.CHECK, plans[user]))))
             return answers
 
         async def run() -> list[tuple[int, Decision]]:
@@ -193,7 +197,7 @@ class TestManyCallers:
         plans = [a_plan(f"user-{number}", lasting(60), lasting(12)) for number in range(8)]
         address = cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30")
         with closing(open_store(address)) as store, ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(lambda turn: store.check(plans[turn % 8], 1).allowed, range(320)))
+            answers = list(pool.map(lambda turn: store.run(Call(Verb.CHECK, plans[turn % 8])).allowed, range(320)))
         self.verify(cluster, plans, [sum(answers[user::8]) for user in range(8)])
 
     @staticmethod
@@ -205,7 +209,7 @@ class TestManyCallers:
         with closing(open_store(cluster.address)) as store:
 
             def used() -> list[list[int]]:
-                return [[part.used for part in store.peek(plan, 1).limits] for plan in plans]
+                return [[part.used for part in store.run(Call(Verb.PEEK, plan)).limits] for plan in plans]
 
             if mine.quota.algorithm is Algorithm.SLIDING_WINDOW_LOG:  # gives back only what is still the newest
                 at_least = zip(used(), expected, strict=True)
@@ -220,7 +224,7 @@ class TestManyCallers:
         address = cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30")
         with closing(open_store(address)) as store:
             with ThreadPoolExecutor(16) as pool:
-                assert all(pool.map(lambda turn: store.check(plans[turn % 8], 1).allowed, range(320)))
+                assert all(pool.map(lambda turn: store.run(Call(Verb.CHECK, plans[turn % 8])).allowed, range(320)))
             assert remaining(store, plans[0]) == [960, 960, 10_000 - 320]
 
 
@@ -233,10 +237,10 @@ class TestAShardThatIsGone:
             here = [limit("user", f"user-{number}", lasting(50)) for number in range(60)]
             living = tuple([each for each in here if slot_of(each) not in gone][:6])
             dead = next(each for each in here if slot_of(each) in gone)
-            assert store.check((*living, dead), 1)
+            assert store.run(Call(Verb.CHECK, (*living, dead)))
             lost.stop() if fault == signal.SIGKILL else lost.send(fault)
             for _ in range(4):
                 with pytest.raises(StoreError):
-                    store.check((*living, dead), 1)
+                    store.run(Call(Verb.CHECK, (*living, dead)))
             assert remaining(store, living) == [49] * len(living)
-            assert store.check(living, 1)
+            assert store.run(Call(Verb.CHECK, living))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from headgate.core.algorithms import Algorithm
-from headgate.core.plan import Family
+from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.aio import AsyncRedisStore
@@ -44,7 +44,7 @@ def ask_from_tasks(address: str, family: Family, tasks: int, count: int, process
         plan, asked = family.plan("shared"), []
         for cost in costs(number, count):
             began = time.monotonic_ns()
-            decision = await store.check(plan, cost)
+            decision = await store.run(Call(Verb.CHECK, plan, cost))
             asked.append(Asked(began, time.monotonic_ns(), cost, decision.allowed, decision.remaining, number))
         return asked
 
@@ -66,7 +66,7 @@ def ask_from_threads(address: str, family: Family, threads: int, count: int, pro
         asked = []
         for cost in costs(number, count):
             began = time.monotonic_ns()
-            decision = store.check(plan, cost)
+            decision = store.run(Call(Verb.CHECK, plan, cost))
             asked.append(Asked(began, time.monotonic_ns(), cost, decision.allowed, decision.remaining, number))
         return asked
 
@@ -105,7 +105,7 @@ def verify(asked: list[Asked], limit: int, stored: int) -> None:
 def used(address: str, family: Family, limit: int) -> int:
     store = RedisStore(parse(address))
     try:
-        return limit - store.peek(family.plan("shared"), 1).remaining
+        return limit - store.run(Call(Verb.PEEK, family.plan("shared"))).remaining
     finally:
         store.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headgate.core.errors import StoreError, StoreUnavailable
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.stores.redis.dialing import Names
@@ -85,20 +85,20 @@ def test_certificates_that_are_replaced_are_used_without_a_restart(
     tls: TlsServer, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, plan = opened(tls.address), a_plan()
-    assert store.check(plan, 1).remaining == 999
+    assert store.run(Call(Verb.CHECK, plan)).remaining == 999
     tls.rotate()
     refused(store, plan)
     tls.hand_out("cert")  # the key does not belong to it: the old ones are kept, and tried in vain
     with caplog.at_level(logging.WARNING):
         until(lambda: refused(store, plan) and "old ones stay" in caplog.text, "the files are looked at")
     tls.hand_out("key")
-    assert resumed(lambda: store.check(plan, 1)).remaining == 998
+    assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == 998
     store.ready()
 
 
 def refused(store: Store, plan: Plan) -> bool:
     with pytest.raises(StoreError):
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
     return True
 
 
@@ -145,10 +145,10 @@ def test_a_name_that_is_found_too_late_is_there_for_the_next_call(
     store, plan = opened(f"redis://{HOST}:{server.port}?timeout=5&connect_timeout=0.1&connections=1"), a_plan()
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="cannot connect"):
-            store.check(plan, 1)
+            store.run(Call(Verb.CHECK, plan))
     assert names.asked == 1, "one search is enough for all who wait"
     names.let.release()
-    assert resumed(lambda: store.check(plan, 1)).remaining == 999
+    assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == 999
     assert names.asked == 1, "any further search would have been too late again"
 
 
@@ -162,4 +162,4 @@ def test_a_name_that_is_found_in_time_is_looked_for_again_by_the_next_connection
 
 def test_a_name_that_nobody_knows_is_told(opened: Open) -> None:
     with pytest.raises(StoreUnavailable, match="cannot connect"):
-        opened("redis://name.invalid:6379?timeout=5&connect_timeout=20").check(a_plan(), 1)
+        opened("redis://name.invalid:6379?timeout=5&connect_timeout=20").run(Call(Verb.CHECK, a_plan()))

@@ -28,7 +28,7 @@ import pytest
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable, UsageError
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.stores.redis import flights, scripts, wire
@@ -103,7 +103,7 @@ class Told:
         self.plans = [a_plan(1000 + number, f"key-{number}") for number in range(count)]
 
     def right(self, store: Store, number: int) -> bool:
-        return store.peek(self.plans[number], 1).remaining == 1000 + number
+        return store.run(Call(Verb.PEEK, self.plans[number])).remaining == 1000 + number
 
     def all_right(self, store: Store) -> bool:
         with ThreadPoolExecutor(8) as pool:
@@ -134,30 +134,30 @@ def repeating(server: RedisServer, command: bytes, pause: float) -> Iterator[Non
 class TestTheServer:
     def test_killed_and_started_again(self, own: RedisServer, opened: Open) -> None:
         store, plan = opened(at(own, "timeout=5")), a_plan()
-        assert store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
         own.stop()
         for _ in range(5):
             with pytest.raises(StoreError):
-                store.check(plan, 1)
+                store.run(Call(Verb.CHECK, plan))
 
         def is_refused() -> bool:
             with pytest.raises(StoreUnavailable) as raised:
-                store.check(plan, 1)
+                store.run(Call(Verb.CHECK, plan))
             return "cannot connect" in str(raised.value)
 
         until(is_refused, "another connection is tried after a rest")
         own.start()
-        decision = eventually(lambda: store.check(plan, 1))
+        decision = eventually(lambda: store.run(Call(Verb.CHECK, plan)))
         assert decision.remaining == 99, "the server has lost its state and the script, and decides anew"
         assert Told().all_right(store)
 
     def test_killed_and_started_again_with_a_log_of_writes_it_has_lost_nothing(self, opened: Open) -> None:
         with redis_server("appendonly yes") as server:
             store, plan = opened(at(server, "timeout=5")), a_plan()
-            assert store.check(plan, 7).remaining == 93
+            assert store.run(Call(Verb.CHECK, plan, 7)).remaining == 93
             server.stop()
             server.start()
-            assert eventually(lambda: store.check(plan, 1)).remaining == 92
+            assert eventually(lambda: store.run(Call(Verb.CHECK, plan))).remaining == 92
 
     def test_killed_under_load(self, own: RedisServer, opened: Open) -> None:
         store, plan, over = opened(at(own, "timeout=2")), a_plan(50), threading.Event()
@@ -165,7 +165,7 @@ class TestTheServer:
         def ask() -> list[Any]:
             answers = []
             while not over.is_set():
-                answers.append(outcome(lambda: store.check(plan, 1)))
+                answers.append(outcome(lambda: store.run(Call(Verb.CHECK, plan))))
                 if isinstance(answers[-1], StoreError):
                     time.sleep(0.001)
             return answers
@@ -173,10 +173,10 @@ class TestTheServer:
         with ThreadPoolExecutor(8) as pool:
             asking = [pool.submit(ask) for _ in range(8)]
             try:
-                eventually(lambda: store.peek(plan, 1))
+                eventually(lambda: store.run(Call(Verb.PEEK, plan)))
                 own.stop()
                 own.start()
-                eventually(lambda: store.peek(plan, 1))
+                eventually(lambda: store.run(Call(Verb.PEEK, plan)))
             finally:
                 over.set()
             answers = [answer for each in asking for answer in each.result(GIVE_UP)]
@@ -185,21 +185,21 @@ class TestTheServer:
 
     def test_stopped_and_continued(self, own: RedisServer, opened: Open) -> None:
         store, plan, told = opened(at(own, "timeout=0.3&connect_timeout=0.3&connections=1")), a_plan(), Told()
-        assert eventually(lambda: store.check(plan, 1)).remaining == 99
+        assert eventually(lambda: store.run(Call(Verb.CHECK, plan))).remaining == 99
         own.send(signal.SIGSTOP)
         with pytest.raises(OutcomeUnknown, match="no answer"):
-            store.check(plan, 1)
+            store.run(Call(Verb.CHECK, plan))
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda number: outcome(lambda: told.right(store, number)), range(16)))
         assert all(isinstance(answer, StoreError) for answer in answers)
         own.send(signal.SIGCONT)
-        assert eventually(lambda: store.peek(plan, 1)).remaining in {98, 99}
+        assert eventually(lambda: store.run(Call(Verb.PEEK, plan))).remaining in {98, 99}
         assert eventually(lambda: told.all_right(store)), "no answer to an old question is taken for a new one"
 
     def test_forgets_the_script_all_the_time(self, own: RedisServer, opened: Open) -> None:
         store, plan = opened(at(own, "timeout=10")), a_plan(150)
         with repeating(own, b"SCRIPT FLUSH", 0.002), ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: store.check(plan, 1).allowed, range(600)))
+            answers = list(pool.map(lambda _: store.run(Call(Verb.CHECK, plan)).allowed, range(600)))
         assert sum(answers) == 150
 
     def test_hangs_up_all_the_time(self, own: RedisServer, opened: Open) -> None:
@@ -209,7 +209,7 @@ class TestTheServer:
             admitted = unknown = refused = 0
             give_up = time.monotonic() + GIVE_UP
             while refused < 20 and time.monotonic() < give_up:
-                answer = outcome(lambda: store.check(plan, 1))
+                answer = outcome(lambda: store.run(Call(Verb.CHECK, plan)))
                 if isinstance(answer, StoreUnavailable):  # surely nothing was done
                     time.sleep(0.002)
                 elif isinstance(answer, OutcomeUnknown):
@@ -223,24 +223,24 @@ class TestTheServer:
             answers = [each.result(2 * GIVE_UP) for each in [pool.submit(ask) for _ in range(8)]]
         admitted, unknown = sum(pair[0] for pair in answers), sum(pair[1] for pair in answers)
         assert admitted <= limit <= admitted + unknown
-        assert eventually(lambda: store.peek(plan, 1)).remaining == 0
+        assert eventually(lambda: store.run(Call(Verb.PEEK, plan))).remaining == 0
 
     def test_out_of_memory(self, own: RedisServer, opened: Open) -> None:
         store = opened(at(own, "timeout=5"))
         plan = family(Quota(10, HOUR * 10_000), Quota(20, HOUR * 20_000)).plan(PERSON)
-        assert store.check(plan, 2)
+        assert store.run(Call(Verb.CHECK, plan, 2))
         own.command("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(StoreUnavailable, match="out of memory") as caught:
-            store.check(plan, 1)
+            store.run(Call(Verb.CHECK, plan))
         assert PERSON not in str(caught.value)
         own.command("CONFIG", "SET", "maxmemory", "0")
-        assert [part.remaining for part in store.peek(plan, 1).limits] == [8, 18], "nothing was charged"
+        assert [part.remaining for part in store.run(Call(Verb.PEEK, plan)).limits] == [8, 18], "nothing was charged"
 
     def test_a_server_that_may_evict_is_refused_unless_accepted(self, opened: Open) -> None:
         with redis_server("maxmemory 100mb", "maxmemory-policy allkeys-lru") as server:
             with pytest.raises(StoreUnavailable, match=r"allkeys-lru.*evict.*evicting=allow"):
-                opened(at(server, "timeout=5")).check(a_plan(), 1)
-            assert opened(at(server, "timeout=5&evicting=allow")).check(a_plan(), 1)
+                opened(at(server, "timeout=5")).run(Call(Verb.CHECK, a_plan()))
+            assert opened(at(server, "timeout=5&evicting=allow")).run(Call(Verb.CHECK, a_plan()))
 
     def test_too_many_clients(self, own: RedisServer, opened: Open) -> None:
         own.command("CONFIG", "SET", "maxclients", "1")
@@ -249,18 +249,18 @@ class TestTheServer:
             assert only.recv(100) == b"+PONG\r\n"
             store = opened(at(own, "timeout=5"))
             with pytest.raises(StoreUnavailable):
-                store.check(a_plan(), 1)
-        assert eventually(lambda: store.check(a_plan(), 1))
+                store.run(Call(Verb.CHECK, a_plan()))
+        assert eventually(lambda: store.run(Call(Verb.CHECK, a_plan())))
 
     def test_no_error_shows_the_key(self, opened: Open) -> None:
         plan = a_plan()
         with redis_server('rename-command EVALSHA ""') as server:
-            answer = outcome(lambda: opened(at(server, "timeout=5")).check(plan, 1))
+            answer = outcome(lambda: opened(at(server, "timeout=5")).run(Call(Verb.CHECK, plan)))
             assert isinstance(answer, StoreUnavailable)
             assert "unknown command" in str(answer)
         with redis_server() as server:
             server.command("LPUSH", scripts.key_of(plan[0].space, plan[0].principal).decode(), "alien")
-            answer = outcome(lambda: opened(at(server, "timeout=5")).check(plan, 1))
+            answer = outcome(lambda: opened(at(server, "timeout=5")).run(Call(Verb.CHECK, plan)))
             assert isinstance(answer, OutcomeUnknown)
 
 
@@ -268,17 +268,17 @@ class TestAccess:
     def test_passwords(self, opened: Open) -> None:
         with redis_server("requirepass hunter2") as server:
             address = f"127.0.0.1:{server.port}?timeout=5"
-            assert opened(f"redis://:hunter2@{address}").check(a_plan(), 1)
-            assert opened(f"redis://default:hunter2@{address}").check(a_plan(), 1)
+            assert opened(f"redis://:hunter2@{address}").run(Call(Verb.CHECK, a_plan()))
+            assert opened(f"redis://default:hunter2@{address}").run(Call(Verb.CHECK, a_plan()))
             with pytest.raises(StoreUnavailable, match="authentication is required"):
-                opened(f"redis://{address}").check(a_plan(), 1)
+                opened(f"redis://{address}").run(Call(Verb.CHECK, a_plan()))
             with pytest.raises(StoreUnavailable, match="password is wrong") as caught:
-                opened(f"redis://:hunter3@{address}").check(a_plan(), 1)
+                opened(f"redis://:hunter3@{address}").run(Call(Verb.CHECK, a_plan()))
             assert "hunter" not in str(caught.value)
 
     def test_a_password_that_the_server_does_not_want(self, server: RedisServer, opened: Open) -> None:
         with pytest.raises(StoreUnavailable, match="without any password configured"):
-            opened(f"redis://:hunter2@127.0.0.1:{server.port}?timeout=5").check(a_plan(), 1)
+            opened(f"redis://:hunter2@127.0.0.1:{server.port}?timeout=5").run(Call(Verb.CHECK, a_plan()))
 
     def test_a_user_with_only_the_needed_permissions(self, own: RedisServer, opened: Open) -> None:
         own.command("ACL", "SETUSER", "headgate", "on", ">pw", *wire.PERMISSIONS.split())
@@ -286,13 +286,13 @@ class TestAccess:
         for quota in QUOTAS:
             plan = family(quota).plan("user")
             for _ in range(6):
-                store.check(plan, 1)
+                store.run(Call(Verb.CHECK, plan))
             own.command("PERSIST", scripts.key_of(plan[0].space, plan[0].principal).decode())
-            store.peek(plan, 1)
-            store.refund(plan, 2)
-            store.reset(plan)
+            store.run(Call(Verb.PEEK, plan))
+            store.run(Call(Verb.REFUND, plan, 2))
+            store.run(Call(Verb.RESET, plan))
         own.command("SCRIPT", "FLUSH")
-        assert store.check(a_plan(), 1)
+        assert store.run(Call(Verb.CHECK, a_plan()))
 
     @pytest.mark.parametrize("missing", wire.PERMISSIONS.split())
     def test_a_user_without_one_of_them(self, own: RedisServer, opened: Open, missing: str) -> None:
@@ -302,8 +302,8 @@ class TestAccess:
         store, errors = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?timeout=5"), []
         log = family(Quota(40, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan(PERSON)  # rewritten if short
         for plan in (family(QUOTAS[0]).plan(PERSON), log):
-            checks = [lambda: store.check(plan, 1)] * 41  # noqa: B023
-            steps = [*checks, lambda: store.check(plan, 5), lambda: store.reset(plan)]  # noqa: B023
+            checks = [lambda: store.run(Call(Verb.CHECK, plan))] * 41  # noqa: B023
+            steps = [*checks, lambda: store.run(Call(Verb.CHECK, plan, 5)), lambda: store.run(Call(Verb.RESET, plan))]  # noqa: B023
             errors += [answer for answer in map(outcome, steps) if isinstance(answer, StoreError)]
         assert errors
         assert all("lacks a permission" in str(error) and wire.PERMISSIONS in str(error) for error in errors)
@@ -312,16 +312,18 @@ class TestAccess:
 
     def test_a_database_number(self, own: RedisServer, opened: Open) -> None:
         plan = a_plan()
-        assert opened(f"redis://127.0.0.1:{own.port}/3?timeout=5").check(plan, 1).remaining == 99
-        assert opened(f"redis://127.0.0.1:{own.port}/4?timeout=5").check(plan, 1).remaining == 99
+        assert opened(f"redis://127.0.0.1:{own.port}/3?timeout=5").run(Call(Verb.CHECK, plan)).remaining == 99
+        assert opened(f"redis://127.0.0.1:{own.port}/4?timeout=5").run(Call(Verb.CHECK, plan)).remaining == 99
         assert (own.command("-n", "3", "DBSIZE"), own.command("DBSIZE")) == ("1", "0")
         with pytest.raises(StoreUnavailable, match="DB index"):
-            opened(f"redis://127.0.0.1:{own.port}/99?timeout=5").check(plan, 1)
+            opened(f"redis://127.0.0.1:{own.port}/99?timeout=5").run(Call(Verb.CHECK, plan))
 
     def test_a_unix_socket(self, server: RedisServer, opened: Open) -> None:
-        assert opened(f"redis+unix://{server.socket}?timeout=5&database=1").check(a_plan(), 1).remaining == 99
+        assert (
+            opened(f"redis+unix://{server.socket}?timeout=5&database=1").run(Call(Verb.CHECK, a_plan())).remaining == 99
+        )
         with pytest.raises(StoreUnavailable, match="cannot connect"):
-            opened(f"redis+unix://{server.socket}.gone?timeout=5").check(a_plan(), 1)
+            opened(f"redis+unix://{server.socket}.gone?timeout=5").run(Call(Verb.CHECK, a_plan()))
 
 
 @pytest.fixture(scope="module")
@@ -348,21 +350,21 @@ def port(certificate: Path) -> Iterator[int]:
 class TestTls:
     def test_works_with_the_certificate(self, port: int, certificate: Path, opened: Open) -> None:
         store = opened(f"rediss://127.0.0.1:{port}?timeout=5&ca={certificate}/cert.pem")
-        assert store.check(a_plan(), 1)
+        assert store.run(Call(Verb.CHECK, a_plan()))
         assert Told().all_right(store)
 
     def test_refuses_a_certificate_that_it_does_not_trust(self, port: int, opened: Open) -> None:
         with pytest.raises(StoreUnavailable, match=r"(?i)certificate verify failed"):
-            opened(f"rediss://127.0.0.1:{port}?timeout=5").check(a_plan(), 1)
+            opened(f"rediss://127.0.0.1:{port}?timeout=5").run(Call(Verb.CHECK, a_plan()))
 
     def test_refuses_a_certificate_for_another_host(self, port: int, certificate: Path, opened: Open) -> None:
         with pytest.raises(StoreUnavailable, match=r"(?i)hostname|host name|not valid for"):
-            opened(f"rediss://localhost:{port}?timeout=5&ca={certificate}/cert.pem").check(a_plan(), 1)
+            opened(f"rediss://localhost:{port}?timeout=5&ca={certificate}/cert.pem").run(Call(Verb.CHECK, a_plan()))
 
     def test_refuses_a_server_without_tls(self, server: RedisServer, certificate: Path, opened: Open) -> None:
         address = f"rediss://127.0.0.1:{server.port}?timeout=5&ca={certificate}/cert.pem"
         with pytest.raises(StoreUnavailable):
-            opened(address).check(a_plan(), 1)
+            opened(address).run(Call(Verb.CHECK, a_plan()))
 
 
 class TestTheNetwork:
@@ -410,14 +412,14 @@ class TestTheNetwork:
                 time.sleep(0.01)
 
         with impostor(drip) as port, pytest.raises(StoreUnavailable):
-            opened(f"redis://127.0.0.1:{port}?timeout=0.2&connect_timeout=0.2").check(a_plan(), 1)
+            opened(f"redis://127.0.0.1:{port}?timeout=0.2&connect_timeout=0.2").run(Call(Verb.CHECK, a_plan()))
 
     @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "x" * 70, "127.0.0.1:1"])
     def test_nothing_there(self, opened: Open, host: str) -> None:
         store = opened(f"redis://{host}?timeout=10&connect_timeout=5")
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="cannot connect"):
-                store.check(a_plan(), 1)
+                store.run(Call(Verb.CHECK, a_plan()))
 
     @pytest.mark.parametrize(
         "answer",
@@ -428,14 +430,14 @@ class TestTheNetwork:
         with impostor(lambda connection: connection.sendall(answer)) as port:
             store = opened(f"redis://127.0.0.1:{port}?timeout=10&connect_timeout=2")
             with pytest.raises(StoreUnavailable, match=f"redis://127.0.0.1:{port}: .*(Redis|lost|not supported)"):
-                store.check(a_plan(), 1)
+                store.run(Call(Verb.CHECK, a_plan()))
 
     def test_a_server_that_says_nothing(self, opened: Open) -> None:
         with impostor(lambda connection: connection.recv(1)) as port:
             store = opened(f"redis://127.0.0.1:{port}?timeout=0.2&connect_timeout=0.2")
             for _ in range(3):
                 with pytest.raises(StoreUnavailable):
-                    store.check(a_plan(), 1)
+                    store.run(Call(Verb.CHECK, a_plan()))
 
 
 @contextlib.contextmanager
@@ -473,7 +475,7 @@ class TestTheCallers:
         async def ask(store: AsyncRedisStore, number: int) -> int:
             right = 0
             for _ in range(60):
-                decision = await store.peek(told.plans[number], 1)
+                decision = await store.run(Call(Verb.PEEK, told.plans[number]))
                 assert decision.remaining == 1000 + number
                 right += 1
             return right
@@ -490,7 +492,7 @@ class TestTheCallers:
             ended = await asyncio.gather(*victims, return_exceptions=True)
             assert any(isinstance(each, asyncio.CancelledError) for each in ended)
             assert all(each == 60 or isinstance(each, asyncio.CancelledError) for each in ended)
-            assert (await store.peek(told.plans[5], 1)).remaining == 1005
+            assert (await store.run(Call(Verb.PEEK, told.plans[5]))).remaining == 1005
             assert_clean(store)
             await store.close()
 
@@ -500,21 +502,21 @@ class TestTheCallers:
         told = Told()
 
         async def fail(store: AsyncRedisStore) -> None:
-            await store.peek(told.plans[0], 1)
+            await store.run(Call(Verb.PEEK, told.plans[0]))
             raise LookupError
 
         async def ask_together(store: AsyncRedisStore) -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(fail(store))
                 for plan in told.plans * 4:
-                    group.create_task(store.peek(plan, 1))
+                    group.create_task(store.run(Call(Verb.PEEK, plan)))
 
         async def run() -> None:
             store = AsyncRedisStore(parse(server.address))
             for _ in range(20):
                 with pytest.raises(ExceptionGroup):
                     await ask_together(store)
-                answers = await asyncio.gather(*(store.peek(plan, 1) for plan in told.plans))
+                answers = await asyncio.gather(*(store.run(Call(Verb.PEEK, plan)) for plan in told.plans))
                 assert [answer.remaining for answer in answers] == [1000 + number for number in range(16)]
             assert_clean(store)
             await store.close()
@@ -526,10 +528,10 @@ class TestTheCallers:
 
         async def run() -> None:
             store = AsyncRedisStore(parse(server.address))
-            asking = asyncio.create_task(store.check(plan, 1))
+            asking = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
             await asyncio.sleep(0)
             asking.cancel()
-            assert (await store.peek(plan, 1)).remaining == 100
+            assert (await store.run(Call(Verb.PEEK, plan))).remaining == 100
             await store.close()
 
         asyncio.run(run())
@@ -540,8 +542,10 @@ class TestTheCallers:
 
         async def run() -> list[Any]:
             store = AsyncRedisStore(parse(server.address))
-            answers = await asyncio.gather(*(store.check(plan, 1) for _ in range(30)), return_exceptions=True)
-            assert await store.check(plan, 1)
+            answers = await asyncio.gather(
+                *(store.run(Call(Verb.CHECK, plan)) for _ in range(30)), return_exceptions=True
+            )
+            assert await store.run(Call(Verb.CHECK, plan))
             await store.close()
             return answers
 
@@ -553,13 +557,13 @@ class TestTheCallers:
 
     def test_more_threads_than_connections_wait_their_turn_or_are_told(self, own: RedisServer) -> None:
         store, plan = RedisStore(parse(at(own, "timeout=0.3&connections=1"))), a_plan()
-        eventually(lambda: store.check(plan, 1))
+        eventually(lambda: store.run(Call(Verb.CHECK, plan)))
         own.send(signal.SIGSTOP)
         with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda _: outcome(lambda: store.check(plan, 1)), range(4)))
+            answers = list(pool.map(lambda _: outcome(lambda: store.run(Call(Verb.CHECK, plan))), range(4)))
         assert all(isinstance(answer, StoreError) for answer in answers)
         own.send(signal.SIGCONT)
-        assert eventually(lambda: store.check(plan, 1))
+        assert eventually(lambda: store.run(Call(Verb.CHECK, plan)))
         store.close()
 
     def test_a_fresh_question_is_not_given_up_with_a_late_one(self, between: Proxy) -> None:
@@ -568,9 +572,9 @@ class TestTheCallers:
 
         async def run() -> None:
             store = AsyncRedisStore(parse(between.address("timeout=1&connect_timeout=5&connections=1")))
-            await store.peek(told.plans[0], 1)
+            await store.run(Call(Verb.PEEK, told.plans[0]))
             between.open.clear()
-            first = asyncio.ensure_future(store.peek(told.plans[1], 1))
+            first = asyncio.ensure_future(store.run(Call(Verb.PEEK, told.plans[1])))
             for _ in range(3):
                 await asyncio.sleep(0)
             lane = flights_of(store).lanes[0]
@@ -587,7 +591,7 @@ class TestTheCallers:
             assert answer.done()
             assert not lane.is_open
             between.open.set()
-            assert (await store.peek(told.plans[2], 1)).remaining == 1002
+            assert (await store.run(Call(Verb.PEEK, told.plans[2]))).remaining == 1002
             await store.close()
 
         asyncio.run(run())
@@ -597,7 +601,7 @@ class TestTheCallers:
         with warnings.catch_warnings():
             # asyncio's: a loop was closed, and not the store before it
             warnings.simplefilter("ignore", ResourceWarning)
-            assert [asyncio.run(store.check(plan, 1)).remaining for _ in range(3)] == [99, 98, 97]
+            assert [asyncio.run(store.run(Call(Verb.CHECK, plan))).remaining for _ in range(3)] == [99, 98, 97]
             asyncio.run(store.close())
             gc.collect()
         assert asyncio.run(closing(store, plan)).remaining == 96
@@ -605,10 +609,10 @@ class TestTheCallers:
     def test_a_store_does_not_serve_two_event_loops_at_once(self, server: RedisServer) -> None:
         store, plan = AsyncRedisStore(parse(server.address)), a_plan()
         first = Blocking(store)
-        first.check(plan, 1)
+        first.run(Call(Verb.CHECK, plan))
         with pytest.raises(UsageError, match="one event loop at a time"):
-            asyncio.run(store.check(plan, 1))
-        assert first.check(plan, 1).remaining == 98
+            asyncio.run(store.run(Call(Verb.CHECK, plan)))
+        assert first.run(Call(Verb.CHECK, plan)).remaining == 98
         first.close()
 
     def test_closed_while_connecting(self, own: RedisServer) -> None:
@@ -616,7 +620,7 @@ class TestTheCallers:
 
         async def run(turns: int) -> None:
             store = AsyncRedisStore(parse(at(own, "timeout=10&connect_timeout=10")))
-            asking = asyncio.ensure_future(store.check(a_plan(), 1))
+            asking = asyncio.ensure_future(store.run(Call(Verb.CHECK, a_plan())))
             for _ in range(turns):
                 await asyncio.sleep(0)
             await store.close()
@@ -629,10 +633,10 @@ class TestTheCallers:
 
     def test_closed_with_a_question_in_the_air(self, between: Proxy, opened: Open) -> None:
         store, plan = opened(between.address("timeout=5&connect_timeout=5")), a_plan()
-        store.check(plan, 1)
+        store.run(Call(Verb.CHECK, plan))
         between.open.clear()
         with ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(outcome, lambda: store.check(plan, 1))
+            asking = pool.submit(outcome, lambda: store.run(Call(Verb.CHECK, plan)))
             time.sleep(0.05)
             if isinstance(store, RedisStore):
                 store.close()
@@ -642,7 +646,7 @@ class TestTheCallers:
             between.open.set()
             answer = asking.result(GIVE_UP)
         assert isinstance(answer, OutcomeUnknown) or answer.remaining == 98
-        assert store.check(plan, 1), "a store that is used again opens again"
+        assert store.run(Call(Verb.CHECK, plan)), "a store that is used again opens again"
 
     def test_an_attempt_to_connect_that_was_cancelled_is_not_the_last(self, server: RedisServer) -> None:
         """As when a server that shuts down cancels all tasks, and then still asks."""
@@ -650,7 +654,7 @@ class TestTheCallers:
         async def run() -> None:
             store = AsyncRedisStore(parse(server.address))
             for turns in range(2, 8):
-                asking = asyncio.ensure_future(store.check(a_plan(), 1))
+                asking = asyncio.ensure_future(store.run(Call(Verb.CHECK, a_plan())))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -664,7 +668,7 @@ class TestTheCallers:
         async def asked(store: AsyncRedisStore) -> bool:
             await asyncio.sleep(0.01)
             with contextlib.suppress(StoreUnavailable):
-                return (await store.check(a_plan(), 1)).allowed
+                return (await store.run(Call(Verb.CHECK, a_plan()))).allowed
             return False
 
         asyncio.run(run())
@@ -672,13 +676,13 @@ class TestTheCallers:
     def test_a_thousand_failures_later_it_still_tries(self, own: RedisServer) -> None:
         async def run() -> None:
             store = AsyncRedisStore(parse(own.address))
-            assert await store.check(a_plan(), 1)
+            assert await store.run(Call(Verb.CHECK, a_plan()))
             for lane in flights_of(store).lanes:
                 for _ in range(2000):
                     lane._failed(StoreUnavailable("again"))
                 assert lane._retry_at - asyncio.get_running_loop().time() <= LONGEST_PAUSE
                 lane._retry_at = 0
-            assert await store.check(a_plan(), 1)
+            assert await store.run(Call(Verb.CHECK, a_plan()))
             await store.close()
 
         asyncio.run(run())
@@ -708,12 +712,12 @@ class TestTheCallers:
             for _ in range(1050):
                 stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
             store, plan = RedisStore(Address("127.0.0.1", server.port, timeout=5)), a_plan()
-            assert [store.check(plan, 1).remaining for _ in range(3)] == [99, 98, 97]
+            assert [store.run(Call(Verb.CHECK, plan)).remaining for _ in range(3)] == [99, 98, 97]
             store.close()
 
 
 async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
-    decision = await store.check(plan, 1)
+    decision = await store.run(Call(Verb.CHECK, plan))
     await store.close()
     return decision
 

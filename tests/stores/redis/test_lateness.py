@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from headgate.core.plan import Family
+from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_store
 from headgate.stores.failover import AsyncFailoverStore, Reason
@@ -39,8 +39,8 @@ def test_an_answer_that_has_arrived_counts_though_nobody_looked_in_time(own: Red
     async def run() -> None:
         store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=0.2"))
         try:
-            await store.peek(FAMILY.plan("ada"), 1)
-            asked = [asyncio.ensure_future(store.check(FAMILY.plan("ada"), 1)) for _ in range(200)]
+            await store.run(Call(Verb.PEEK, FAMILY.plan("ada")))
+            asked = [asyncio.ensure_future(store.run(Call(Verb.CHECK, FAMILY.plan("ada")))) for _ in range(200)]
             for _ in range(5):
                 await asyncio.sleep(0)  # the first flights leave, and others wait for them
             time.sleep(0.5)  # noqa: ASYNC251  this process is busy with something else
@@ -65,10 +65,10 @@ def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServe
     async def run() -> None:
         store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=50")).within(30)
         try:
-            await store.peek(FAMILY.plan("ada"), 1)
+            await store.run(Call(Verb.PEEK, FAMILY.plan("ada")))
             timers.clear()
             before = asyncio.get_running_loop().time()
-            await store.check(FAMILY.plan("ada"), 1)
+            await store.run(Call(Verb.CHECK, FAMILY.plan("ada")))
             after = asyncio.get_running_loop().time()
             assert before + 30 <= timers[0] + LOOK_FROM <= after + 30
         finally:
@@ -83,9 +83,9 @@ def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> N
         inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=0.2&connections=1"))
         store = AsyncFailoverStore(inner)
         try:
-            await inner.peek(FAMILY.plan("ada"), 1)
+            await inner.run(Call(Verb.PEEK, FAMILY.plan("ada")))
             own.send(signal.SIGSTOP)
-            decisions = await asyncio.gather(*[store.check(FAMILY.plan("ada"), 1) for _ in range(50)])
+            decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(50)])
             assert {decision.degraded for decision in decisions} <= {*Reason}
             assert all(decision.degraded for decision in decisions)
             assert store.statistics().openings == 0, "one flight was lost, and those who waited for it"
@@ -109,7 +109,7 @@ async def hurried(own: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, P
     with proxy(own.port) as between:
         whole = AsyncFailoverStore(AsyncRedisStore(parse(between.address("timeout=60&connections=1"))))
         try:
-            await whole.peek(TEN.plan("warm"), 1)
+            await whole.run(Call(Verb.PEEK, TEN.plan("warm")))
             yield whole.within(0.05), between
         finally:
             await whole.close()
@@ -119,22 +119,22 @@ def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer)
     async def run() -> None:
         plan = TEN.plan("ada")
         async with hurried(own) as (store, between):
-            assert (await store.check(plan, 1)).remaining == 9
+            assert (await store.run(Call(Verb.CHECK, plan))).remaining == 9
             with closing(open_store(f"redis://127.0.0.1:{own.port}/0")) as other:
-                assert other.check(plan, 8).remaining == 1
+                assert other.run(Call(Verb.CHECK, plan, 8)).remaining == 1
             between.open.clear()
-            decision = await store.check(plan, 1)
+            decision = await store.run(Call(Verb.CHECK, plan))
             assert (decision.allowed, decision.degraded) == (True, Reason.OUTCOME_UNKNOWN), (
                 "9 were left, as far as known"
             )
             between.open.set()
             await until_late(store, 1)
             between.open.clear()
-            decision = await store.check(plan, 1)
+            decision = await store.run(Call(Verb.CHECK, plan))
             assert (decision.allowed, decision.degraded) == (False, Reason.OUTCOME_UNKNOWN), "and now none is"
             between.open.set()
             await until_late(store, 2)
-            assert (await store.check(plan, 1)).degraded == "", "the connection is the same, and in step"
+            assert (await store.run(Call(Verb.CHECK, plan))).degraded == "", "the connection is the same, and in step"
 
     asyncio.run(run())
 
@@ -146,7 +146,7 @@ def test_late_answers_are_counted_apart_from_outages_and_logged_once_in_a_while(
         async with hurried(own) as (store, between):
             for times in range(1, 9):
                 between.open.clear()
-                assert (await store.check(TEN.plan("ada"), 1)).degraded == Reason.OUTCOME_UNKNOWN
+                assert (await store.run(Call(Verb.CHECK, TEN.plan("ada")))).degraded == Reason.OUTCOME_UNKNOWN
                 between.open.set()
                 await until_late(store, times)
             seen = store.statistics()
@@ -168,7 +168,7 @@ def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> None:
                 is_held = number % 3 == 2
                 if is_held:
                     between.open.clear()
-                admitted += bool(await store.check(TEN.plan("ada"), 1))
+                admitted += bool(await store.run(Call(Verb.CHECK, TEN.plan("ada"))))
                 if is_held:
                     between.open.set()
                     late += 1
@@ -183,8 +183,8 @@ def test_who_waits_longer_is_answered_though_others_on_the_same_connection_could
         async with hurried(own) as (store, between):
             patient = store.within(60)
             between.open.clear()
-            waiting = asyncio.ensure_future(patient.check(TEN.plan("bob"), 1))
-            assert (await store.check(TEN.plan("ada"), 1)).degraded
+            waiting = asyncio.ensure_future(patient.run(Call(Verb.CHECK, TEN.plan("bob"))))
+            assert (await store.run(Call(Verb.CHECK, TEN.plan("ada")))).degraded
             between.open.set()
             assert (await waiting).degraded == ""
 

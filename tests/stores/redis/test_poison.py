@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headgate import OutcomeUnknown
+from headgate.core.plan import Call, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store
 from headgate.stores.redis.scripts import key_of
@@ -28,7 +29,9 @@ def test_a_key_with_something_else_in_it_fails_alone(server: RedisServer, alien:
         try:
             await store.ready()
             plans = [bad, *(limits.plan(f"good-{number}") for number in range(63))]
-            return list(await asyncio.gather(*[store.check(plan, 1) for plan in plans], return_exceptions=True))
+            return list(
+                await asyncio.gather(*[store.run(Call(Verb.CHECK, plan)) for plan in plans], return_exceptions=True)
+            )
         finally:
             await store.close()
 

@@ -16,6 +16,7 @@ import pytest
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import StoreUnavailable
 from headgate.core.key import once_token
+from headgate.core.plan import Call, Verb
 from headgate.core.quota import Quota
 from headgate.engine import Engine
 from headgate.policy.loading import load
@@ -52,7 +53,7 @@ def pair() -> Iterator[tuple[RedisServer, RedisServer]]:
 def test_an_answer_that_replicas_have_is_strict(pair: tuple[RedisServer, RedisServer], opened: Open) -> None:
     primary, replica = pair
     store, plan = opened(f"{primary.address}&replicas=1"), family(QUOTA).plan("user")
-    decisions = [store.check(plan, 1) for _ in range(6)]
+    decisions = [store.run(Call(Verb.CHECK, plan)) for _ in range(6)]
     assert [decision.allowed for decision in decisions] == [True] * 5 + [False]
     assert [decision.degraded for decision in decisions] == [""] * 6
     assert replica.ask("DBSIZE") == primary.ask("DBSIZE")
@@ -61,15 +62,17 @@ def test_an_answer_that_replicas_have_is_strict(pair: tuple[RedisServer, RedisSe
 def test_an_answer_that_no_replica_has_says_so(pair: tuple[RedisServer, RedisServer], opened: Open) -> None:
     primary, replica = pair
     store, plan = opened(f"{primary.address.replace('timeout=5', 'timeout=1')}&replicas=1"), family(QUOTA).plan("user")
-    store.check(plan, 1)
+    store.run(Call(Verb.CHECK, plan))
     replica.send(signal.SIGSTOP)
     try:
-        decision = store.check(plan, 1)
+        decision = store.run(Call(Verb.CHECK, plan))
         assert (decision.allowed, decision.remaining, decision.degraded) == (True, 3, "not_replicated")
     finally:
         replica.send(signal.SIGCONT)
-    until(lambda: store.check(family(QUOTA).plan("user"), 1).degraded == "", "the replica is in step again")
-    assert store.peek(plan, 1).remaining == 3
+    until(
+        lambda: store.run(Call(Verb.CHECK, family(QUOTA).plan("user"))).degraded == "", "the replica is in step again"
+    )
+    assert store.run(Call(Verb.PEEK, plan)).remaining == 3
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_a_short_deadline_finds_the_answer_though_an_idle_server_does_not_notice
     sleepy: RedisServer, opened: Open
 ) -> None:
     store, plan = opened(f"redis://127.0.0.1:{sleepy.port}?timeout=0.5&replicas=1"), family(QUOTA).plan("user")
-    decisions = [store.check(plan, 1) for _ in range(6)]
+    decisions = [store.run(Call(Verb.CHECK, plan)) for _ in range(6)]
     assert [decision.allowed for decision in decisions] == [True] * 5 + [False]
     assert {decision.degraded for decision in decisions} == {"not_replicated"}
 
@@ -95,17 +98,17 @@ def test_what_was_decided_by_the_deadline_is_answered_though_the_replicas_are_no
     with proxy(sleepy.port) as between:
         store = opened(between.address("timeout=0.5&connect_timeout=5&replicas=1&connections=1"))
         between.hold_from = b":"  # what WAIT answers
-        decisions = [store.check(plan, 1)]
+        decisions = [store.run(Call(Verb.CHECK, plan))]
         between.hold_from = b""
         between.open.set()
-        decisions.append(store.check(plan, 1))
+        decisions.append(store.run(Call(Verb.CHECK, plan)))
     assert [decision.remaining for decision in decisions] == [4, 3], "both were decided, once each"
     assert {decision.degraded for decision in decisions} == {"not_replicated"}
 
 
 def test_a_connection_that_ends_after_the_decision_does_not_lose_it(sleepy: RedisServer, opened: Open) -> None:
     store, plan = opened(f"{sleepy.address}&replicas=1&connections=1"), family(QUOTA).plan("cut")
-    store.peek(family(QUOTA).plan("other"), 1)
+    store.run(Call(Verb.PEEK, family(QUOTA).plan("other")))
 
     def cut() -> None:
         key = scripts.key_of(plan[0].space, plan[0].principal)
@@ -114,7 +117,7 @@ def test_a_connection_that_ends_after_the_decision_does_not_lose_it(sleepy: Redi
 
     cutting = threading.Thread(target=cut)
     cutting.start()
-    decision = store.check(plan, 1)
+    decision = store.run(Call(Verb.CHECK, plan))
     cutting.join()
     assert (decision.allowed, decision.remaining, decision.degraded) == (True, 4, "not_replicated")
 
@@ -127,10 +130,10 @@ def test_a_lost_replica_does_not_open_the_circuit(sleepy: RedisServer) -> None:
         store, plan = AsyncFailoverStore(open_async_store(address)), family(QUOTA).plan("many")
         try:
             for _ in range(4):
-                decisions = await asyncio.gather(*[store.check(plan, 1) for _ in range(40)])
+                decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, plan)) for _ in range(40)])
                 assert {decision.degraded for decision in decisions} == {"not_replicated"}
             assert store.statistics().openings == 0
-            assert (await store.peek(plan, 1)).remaining == 0
+            assert (await store.run(Call(Verb.PEEK, plan))).remaining == 0
         finally:
             await store.close()
 
@@ -141,14 +144,17 @@ def test_only_those_wait_whose_limits_demand_it(sleepy: RedisServer, opened: Ope
     store = opened(f"redis://127.0.0.1:{sleepy.port}?timeout=0.5")
     plan, durable = family(QUOTA).plan("user"), family(DURABLE).plan("user")
     mixed = family(DURABLE, Quota(9, 2 * HOUR)).plan("mixed")
-    assert (store.check(plan, 1).degraded, store.check(durable, 1).degraded) == ("", "not_replicated")
-    assert store.peek(durable, 1).degraded == "", "it took nothing"
-    assert store.refund(durable, 1).degraded == "not_replicated"
-    decision = store.check(mixed, 1)
+    assert (store.run(Call(Verb.CHECK, plan)).degraded, store.run(Call(Verb.CHECK, durable)).degraded) == (
+        "",
+        "not_replicated",
+    )
+    assert store.run(Call(Verb.PEEK, durable)).degraded == "", "it took nothing"
+    assert store.run(Call(Verb.REFUND, durable)).degraded == "not_replicated"
+    decision = store.run(Call(Verb.CHECK, mixed))
     assert {decision.degraded, *[part.degraded for part in decision.limits]} == {"not_replicated"}
-    assert store.check_once(durable, 1, once_token(durable, 1, "request")).degraded == "not_replicated"
-    store.reset(durable)
-    assert store.check(plan, 1).degraded == ""
+    assert store.run(Call(Verb.CHECK_ONCE, durable, 1, once_token(durable, 1, "request"))).degraded == "not_replicated"
+    store.run(Call(Verb.RESET, durable))
+    assert store.run(Call(Verb.CHECK, plan)).degraded == ""
 
 
 def test_a_limit_that_demands_replicas_is_strict_where_they_are(
@@ -156,7 +162,7 @@ def test_a_limit_that_demands_replicas_is_strict_where_they_are(
 ) -> None:
     primary, replica = pair
     store, plan = opened(primary.address), family(DURABLE).plan("billed")
-    decisions = [store.check(plan, 1) for _ in range(6)]
+    decisions = [store.run(Call(Verb.CHECK, plan)) for _ in range(6)]
     assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, "")] * 5 + [(False, "")]
     key = scripts.key_of(plan[0].space, plan[0].principal)
     assert replica.ask("GET", key) == primary.ask("GET", key)
@@ -165,9 +171,9 @@ def test_a_limit_that_demands_replicas_is_strict_where_they_are(
 def test_a_shard_has_replicas_of_its_own(cluster: RedisCluster, opened: Open) -> None:
     store = opened(cluster.address)
     for number in range(9):
-        assert store.check(family(DURABLE).plan(f"user-{number}"), 1).degraded == ""
+        assert store.run(Call(Verb.CHECK, family(DURABLE).plan(f"user-{number}"))).degraded == ""
     everywhere = tuple([family(DURABLE).plan(f"part-{number}")[0] for number in range(4)])
-    assert store.check(everywhere, 1).degraded == ""
+    assert store.run(Call(Verb.CHECK, everywhere)).degraded == ""
 
 
 def test_nobody_waits_behind_those_who_wait_for_replicas(sleepy: RedisServer) -> None:
@@ -175,10 +181,10 @@ def test_nobody_waits_behind_those_who_wait_for_replicas(sleepy: RedisServer) ->
         store = open_async_store(f"{sleepy.address.replace('timeout=5', 'timeout=60')}&connections=1")
         durable, plan = family(DURABLE).plan("slow"), family(QUOTA).plan("quick")
         try:
-            waiting = asyncio.ensure_future(store.check(durable, 1))
+            waiting = asyncio.ensure_future(store.run(Call(Verb.CHECK, durable)))
             key = scripts.key_of(durable[0].space, durable[0].principal)
             await asyncio.to_thread(until, lambda: sleepy.ask("EXISTS", key), "it is decided")
-            assert (await store.check(plan, 1)).remaining == 4
+            assert (await store.run(Call(Verb.CHECK, plan))).remaining == 4
             assert not waiting.done()
             waiting.cancel()
         finally:
@@ -212,7 +218,7 @@ def test_a_user_who_may_not_wait_is_not_ready_once_a_limit_demands_replicas(
 ) -> None:
     store = opened(restricted(pair[0], "impatient"))
     store.ready()
-    assert store.check(family(DURABLE).plan("user"), 1).degraded == "not_replicated"
+    assert store.run(Call(Verb.CHECK, family(DURABLE).plan("user"))).degraded == "not_replicated"
     with pytest.raises(StoreUnavailable, match=r"lacks a permission.*\+wait for replicas"):
         store.ready()
 
@@ -221,8 +227,8 @@ def test_more_replicas_than_there_are(pair: tuple[RedisServer, RedisServer], ope
     primary, _ = pair
     store, plan = opened(f"{primary.address.replace('timeout=5', 'timeout=1')}&replicas=2"), family(QUOTA).plan("user")
     several = family(QUOTA, Quota(3, 60 * 1_000_000)).plan("user")
-    assert store.check(plan, 1).degraded == "not_replicated"
-    assert {part.degraded for part in store.check(several, 1).limits} == {"not_replicated"}
+    assert store.run(Call(Verb.CHECK, plan)).degraded == "not_replicated"
+    assert {part.degraded for part in store.run(Call(Verb.CHECK, several)).limits} == {"not_replicated"}
 
 
 def test_a_store_is_ready_when_its_script_runs(server: RedisServer, opened: Open) -> None:
@@ -273,7 +279,7 @@ def test_a_user_without_any_one_command_is_not_ready(server: RedisServer, opened
 
 def test_a_user_who_may_not_look_at_the_server_is_not_ready_and_served(server: RedisServer, opened: Open) -> None:
     store = opened(restricted(server, "blind", "-info"))
-    assert store.check(family(Quota(5, HOUR)).plan("user"), 1)
+    assert store.run(Call(Verb.CHECK, family(Quota(5, HOUR)).plan("user")))
     with pytest.raises(StoreUnavailable, match=r"NOPERM|lacks a permission"):
         store.ready()
 
@@ -323,17 +329,17 @@ def test_a_script_without_a_permission_leaves_nothing_half_done(
     tokens = [once_token(plan, 1, "request") for plan in plans]
     for plan in plans:
         for _ in range(entries):
-            full.check(plan, 1)
+            full.run(Call(Verb.CHECK, plan))
     restricted(server, f"half-{command}-{entries}", f"-{command}")
     for plan, token in zip(plans, tokens, strict=True):
-        before = [part.remaining for part in full.peek(plan, 1).limits]
-        for verb in (store.check, store.refund, lambda plan, cost: store.check_once(plan, cost, token)):  # noqa: B023
+        before = [part.remaining for part in full.run(Call(Verb.PEEK, plan)).limits]
+        for verb in (Verb.CHECK, Verb.REFUND, Verb.CHECK_ONCE):
             with contextlib.suppress(StoreUnavailable):
-                verb(plan, 1)
-                full.reset(plan)
+                store.run(Call(verb, plan, token=token))
+                full.run(Call(Verb.RESET, plan))
                 for _ in range(entries):
-                    full.check(plan, 1)
-            assert [part.remaining for part in full.peek(plan, 1).limits] == before
+                    full.run(Call(Verb.CHECK, plan))
+            assert [part.remaining for part in full.run(Call(Verb.PEEK, plan)).limits] == before
     assert server.immortal() == []
 
 
@@ -345,7 +351,9 @@ def test_a_permission_that_is_missing_is_told_to_all_who_ask_at_once(server: Red
             await store.ready()
             restricted(server, "crowd", "-getrange")
             plans = [each.plan(f"user-{number}") for number in range(20) for each in (log, bucket)]
-            answers = await asyncio.gather(*[store.check(plan, 1) for plan in plans], return_exceptions=True)
+            answers = await asyncio.gather(
+                *[store.run(Call(Verb.CHECK, plan)) for plan in plans], return_exceptions=True
+            )
         finally:
             await store.close()
         assert all(isinstance(each, StoreUnavailable) and "+getrange" in str(each) for each in answers[::2])

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from headgate.core.algorithms import Algorithm
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Plan, Verb
 from headgate.stores import open_store
 from headgate.testing.conformance import family
 from tests.clusters import RedisCluster, slots_of
@@ -43,7 +43,7 @@ def test_1000_slots_move_under_load(cluster: RedisCluster, kind: str) -> None:
     assert [asked.admitted(number) for number in range(len(plans))] == [LIMIT] * len(plans)
     with closing(open_store(cluster.address)) as store:
         for plan in plans:
-            assert [part.used for part in store.peek(plan, 1).limits] == [LIMIT, LIMIT]
+            assert [part.used for part in store.run(Call(Verb.PEEK, plan)).limits] == [LIMIT, LIMIT]
 
 
 @pytest.mark.parametrize("kind", KINDS)

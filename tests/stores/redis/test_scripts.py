@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import OutcomeUnknown
 from headgate.core.key import Principal, bounded
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Call, Family, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_store
 from headgate.stores.base import Store
@@ -129,13 +129,13 @@ def key(plan: Plan) -> str:
 def test_time_is_the_servers_unless_told(server: RedisServer, store: Store, quota: Quota) -> None:
     """An answer at the server's time is, up to the time that passed, that of a call told the server's time."""
     before = server_time(server)
-    real = store.check(family(quota).plan("user"), 3)
+    real = store.run(Call(Verb.CHECK, family(quota).plan("user"), 3))
     after = server_time(server)
     clock = ManualClock(before)
     told = open_store(server.address, clock=clock)
-    early = told.check(family(quota).plan("user"), 3)
+    early = told.run(Call(Verb.CHECK, family(quota).plan("user"), 3))
     clock.set(after)
-    late = told.check(family(quota).plan("user"), 3)
+    late = told.run(Call(Verb.CHECK, family(quota).plan("user"), 3))
     told.close()
     assert real.remaining == early.remaining == late.remaining == 2
     passed = after - before
@@ -147,13 +147,13 @@ def test_time_is_the_servers_unless_told(server: RedisServer, store: Store, quot
 def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, store: Store, quota: Quota) -> None:
     plan = family(quota).plan("user")
     for cost in (1, 3, 1, 1):
-        decision = store.check(plan, cost)
+        decision = store.run(Call(Verb.CHECK, plan, cost))
         ttl = int(server.command("PTTL", key(plan)))
         assert 0 < ttl <= -(-decision.reset_after_us // 1000) + MARGIN_MS
     assert not decision
-    store.refund(plan, 2)
+    store.run(Call(Verb.REFUND, plan, 2))
     assert 0 < int(server.command("PTTL", key(plan))) <= ttl
-    store.refund(plan, 5)
+    store.run(Call(Verb.REFUND, plan, 5))
     assert int(server.command("PTTL", key(plan))) <= MARGIN_MS, "nothing is used any more"
 
 
@@ -161,9 +161,13 @@ def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, s
 @pytest.mark.parametrize("quota", LONG, ids=str)
 def test_a_key_found_without_time_to_live_gets_one(server: RedisServer, store: Store, quota: Quota, verb: str) -> None:
     plan = family(quota).plan("user")
-    store.check(plan, 4)
+    store.run(Call(Verb.CHECK, plan, 4))
     assert server.command("PERSIST", key(plan)) == "1"
-    decision = store.peek(plan, 1) if verb == "peek" else store.check(plan, 1 if verb == "check" else 3)
+    decision = (
+        store.run(Call(Verb.PEEK, plan))
+        if verb == "peek"
+        else store.run(Call(Verb.CHECK, plan, 1 if verb == "check" else 3))
+    )
     assert decision.allowed == (verb != "denied check")
     assert 0 < int(server.command("PTTL", key(plan))) <= -(-decision.reset_after_us // 1000) + MARGIN_MS
 
@@ -174,11 +178,11 @@ def test_a_refused_check_and_a_peek_of_the_unknown_store_nothing(
 ) -> None:
     strict, wide = Family("none", [quota]), Quota(1, quota.window_us * 7)
     plan = Family(f"fresh-{quota.shape}", [wide, quota]).plan("user")
-    store.peek(plan, 1)
-    store.refund(strict.plan("nobody"), 1)
+    store.run(Call(Verb.PEEK, plan))
+    store.run(Call(Verb.REFUND, strict.plan("nobody")))
     keys = [scripts.key_of(space, principal).decode() for space, principal, _ in plan]
     assert server.command("EXISTS", *keys, key(strict.plan("nobody"))) == "0"
-    assert not store.check(plan, 2), "above what the wide limit has"
+    assert not store.run(Call(Verb.CHECK, plan, 2)), "above what the wide limit has"
     assert server.command("EXISTS", *keys) == "0"
 
 

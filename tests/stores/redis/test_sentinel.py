@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from headgate.core.errors import OutcomeUnknown, StoreUnavailable
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Plan, Verb
 from headgate.stores.base import Store
 from headgate.testing.conformance import family
 from tests.sentinels import SERVICE, RedisSentinels, redis_sentinels
@@ -37,43 +37,43 @@ class TestDiscovery:
     def test_any_sentinel_knows_the_primary(self, sentinels: RedisSentinels, opened: Open) -> None:
         plan = a_plan(10)
         for turn, watcher in enumerate(sentinels.watchers):
-            assert opened(sentinels.address_with(watcher)).check(plan, 1).remaining == 9 - turn
+            assert opened(sentinels.address_with(watcher)).run(Call(Verb.CHECK, plan)).remaining == 9 - turn
 
     @pytest.mark.parametrize("place", [0, 1, 3])
     def test_sentinels_that_are_dead_are_passed_over(self, sentinels: RedisSentinels, opened: Open, place: int) -> None:
         alive = [f"127.0.0.1:{watcher.port}" for watcher in sentinels.watchers]
         alive.insert(place, f"127.0.0.1:{free_port()}")
         address = f"redis+sentinel://{','.join(alive)}/limits?timeout=5&connect_timeout=5"
-        assert opened(address).check(a_plan(), 1)
+        assert opened(address).run(Call(Verb.CHECK, a_plan()))
 
     def test_all_sentinels_are_dead(self, opened: Open) -> None:
         places = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
         store = opened(f"redis+sentinel://{places}/limits?timeout=5&connect_timeout=5")
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match=r"Sentinel.*cannot connect"):
-                store.check(a_plan(), 1)
+                store.run(Call(Verb.CHECK, a_plan()))
 
     def test_a_service_that_nobody_knows(self, sentinels: RedisSentinels, opened: Open) -> None:
         store = opened(sentinels.address_with(*sentinels.watchers, service="limitz"))
         with pytest.raises(StoreUnavailable, match="does not know the service 'limitz'"):
-            store.check(a_plan(), 1)
+            store.run(Call(Verb.CHECK, a_plan()))
 
     def test_a_server_that_is_no_sentinel(self, server: RedisServer, opened: Open) -> None:
         store = opened(f"redis+sentinel://127.0.0.1:{server.port}/limits?timeout=5&connect_timeout=5")
         with pytest.raises(StoreUnavailable, match=r"(?i)sentinel"):
-            store.check(a_plan(), 1)
+            store.run(Call(Verb.CHECK, a_plan()))
 
     def test_a_database_number(self, sentinels: RedisSentinels, opened: Open) -> None:
         plan, address = a_plan(), sentinels.address.replace("/limits?", "/limits/{}?")
-        assert opened(address.format(3)).check(plan, 1).remaining == LIMIT - 1
-        assert opened(address.format(4)).check(plan, 1).remaining == LIMIT - 1
+        assert opened(address.format(3)).run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
+        assert opened(address.format(4)).run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
 
     def test_passwords_of_the_servers_and_of_the_sentinels(self, opened: Open) -> None:
         """They are not the same."""
         inner, outer = "hunter2", "hunter3"
         with redis_sentinels(password=inner, sentinel_password=outer) as own:
             right = f"{own.address}&sentinel_password={outer}"
-            assert opened(right).check(a_plan(), 1)
+            assert opened(right).run(Call(Verb.CHECK, a_plan()))
             for wrong in (
                 own.address,
                 f"{own.address}&sentinel_password=hunter4",
@@ -81,7 +81,7 @@ class TestDiscovery:
                 right.replace(f":{inner}@", ""),
             ):
                 with pytest.raises(StoreUnavailable, match=r"authentication is required|password is wrong") as caught:
-                    opened(wrong).check(a_plan(), 1)
+                    opened(wrong).run(Call(Verb.CHECK, a_plan()))
                 assert "hunter" not in str(caught.value)
 
 
@@ -108,8 +108,8 @@ class TestAStaleView:
         with stale(replica) as sentinel:
             store, plan = opened(guarded.address_with(sentinel, *guarded.watchers)), a_plan()
             with pytest.raises(StoreUnavailable, match="not the primary"):
-                store.check(plan, 1)
-            assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 1
+                store.run(Call(Verb.CHECK, plan))
+            assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 1
 
     def test_a_sentinel_that_takes_a_dead_server_for_the_primary_is_passed_over(
         self, guarded: RedisSentinels, opened: Open
@@ -117,8 +117,8 @@ class TestAStaleView:
         with own_folder() as folder, stale(RedisServer(folder)) as sentinel:
             store, plan = opened(guarded.address_with(sentinel, *guarded.watchers)), a_plan()
             with pytest.raises(StoreUnavailable, match="cannot connect"):
-                store.check(plan, 1)
-            assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 1
+                store.run(Call(Verb.CHECK, plan))
+            assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 1
 
     def test_a_primary_that_has_lost_its_replicas_makes_a_client_ask_another_sentinel(
         self, guarded: RedisSentinels, opened: Open
@@ -128,12 +128,14 @@ class TestAStaleView:
             replaced.start()
             with stale(replaced) as sentinel:
                 store, plan = opened(guarded.address_with(sentinel, *guarded.watchers)), a_plan()
-                assert store.check(plan, 1).remaining == LIMIT - 1
+                assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
                 replaced.ask("CONFIG", "SET", "min-replicas-to-write", "1")
                 with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
-                    store.check(plan, 1)
-                assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 1, "it is the other server's"
-                assert store.check(plan, 1).remaining == LIMIT - 2
+                    store.run(Call(Verb.CHECK, plan))
+                assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 1, (
+                    "it is the other server's"
+                )
+                assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - 2
 
 
 class TestFailover:
@@ -169,20 +171,20 @@ class TestFailover:
 
     def test_a_store_that_slept_meanwhile_finds_the_new_primary(self, own: RedisSentinels, opened: Open) -> None:
         store, plan = opened(own.address), a_plan()
-        assert store.peek(plan, 1)
-        assert opened(f"{own.address}&replicas=2").check(plan, 1).degraded == "", "it is on the replicas"
+        assert store.run(Call(Verb.PEEK, plan))
+        assert opened(f"{own.address}&replicas=2").run(Call(Verb.CHECK, plan)).degraded == "", "it is on the replicas"
         own.failover()
-        assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 2, "it has what the old one had"
+        assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 2, "it has what the old one had"
         for turn in range(3, 20):
-            assert store.check(plan, 1).remaining == LIMIT - turn
+            assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - turn
 
     def test_it_goes_on_without_sentinels_while_the_primary_lives(self, own: RedisSentinels, opened: Open) -> None:
         store, plan = opened(own.address), a_plan()
-        assert store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
         for watcher in own.watchers:
             watcher.stop()
         for turn in range(2, 10):
-            assert store.check(plan, 1).remaining == LIMIT - turn
+            assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - turn
 
     @staticmethod
     def verify(asked: Load, most: int) -> None:

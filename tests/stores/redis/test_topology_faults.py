@@ -14,6 +14,7 @@ import pytest
 
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, StoreUnavailable
+from headgate.core.plan import Call, Verb
 from headgate.stores.base import Store
 from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Statistics
 from headgate.testing.conformance import family
@@ -147,14 +148,14 @@ class TestACluster:
         first = own.primaries[0]
         (plan,) = plans_on(first, 1, 1000)
         (replica,) = own.replicas_of(first)
-        assert store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
         first.stop()
-        assert resumed(lambda: store.check(plan, 1))
+        assert resumed(lambda: store.run(Call(Verb.CHECK, plan)))
         first.start()
         until(lambda: own.is_at_peace and first in own.replicas_of(replica), "it comes back as a replica", GIVE_UP)
-        assert store.check(plan, 1)
+        assert store.run(Call(Verb.CHECK, plan))
         replica.stop()
-        assert resumed(lambda: store.check(plan, 1))
+        assert resumed(lambda: store.run(Call(Verb.CHECK, plan)))
 
 
 class TestAClusterWithoutReplicas:
@@ -167,20 +168,20 @@ class TestAClusterWithoutReplicas:
         store, (lost, *others) = opened(bare.address_with(*bare.nodes, options=OPTIONS)), bare.primaries
         (gone,) = plans_on(lost, 1, LIMIT)
         living = [plan for node in others for plan in plans_on(node, 3, 10_000)]
-        assert all(store.check(plan, 1) for plan in (gone, *living))
+        assert all(store.run(Call(Verb.CHECK, plan)) for plan in (gone, *living))
         lost.stop()
         for _ in range(5):
             with pytest.raises(StoreError):
-                store.check(gone, 1)
-            assert all(store.check(plan, 1) for plan in living)
+                store.run(Call(Verb.CHECK, gone))
+            assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
         until(lambda: "fail" in flags_of(others[0], lost), "the others notice", GIVE_UP)
         for _ in range(5):
             with pytest.raises(StoreUnavailable):
-                store.check(gone, 1)
-            assert all(store.check(plan, 1) for plan in living)
+                store.run(Call(Verb.CHECK, gone))
+            assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
         lost.start()
-        assert resumed(lambda: store.check(gone, 1)).remaining == LIMIT - 1
-        assert all(store.check(plan, 1) for plan in living)
+        assert resumed(lambda: store.run(Call(Verb.CHECK, gone))).remaining == LIMIT - 1
+        assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
 
     @each_kind
     def test_plans_over_several_shards_are_served_as_soon_as_a_shard_that_hung_is(self, kind: str) -> None:
@@ -210,29 +211,29 @@ class TestAClusterWithoutReplicas:
     def test_most_are_lost_and_the_cluster_is_down(self, bare: RedisCluster, opened: Open) -> None:
         store, (left, *lost) = opened(bare.address_with(*bare.nodes, options=OPTIONS)), bare.primaries
         (plan,) = plans_on(left, 1, LIMIT)
-        assert store.check(plan, 1).remaining == LIMIT - 1
+        assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
         for node in lost:
             node.stop()
         until(lambda: left.facts("CLUSTER", "INFO")["cluster_state"] == "fail", "the cluster is down", GIVE_UP)
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="cluster is down"):
-                store.check(plan, 1)
+                store.run(Call(Verb.CHECK, plan))
         for node in lost:
             node.start()
-        assert resumed(lambda: store.check(plan, 1)).remaining == LIMIT - 2, "refused, and so not charged"
+        assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 2, "refused, and so not charged"
 
     def test_a_slot_that_nobody_has(self, bare: RedisCluster, opened: Open) -> None:
         store, (first, *_) = opened(bare.address), bare.primaries
         one, other = plans_on(first, 2, LIMIT)
-        assert store.check(one, 1)
+        assert store.run(Call(Verb.CHECK, one))
         for node in bare.nodes:
             node.ask("CLUSTER", "DELSLOTS", slot_of(one[0]))
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
-                store.check(one, 1)
-            assert store.check(other, 1)
+                store.run(Call(Verb.CHECK, one))
+            assert store.run(Call(Verb.CHECK, other))
         first.ask("CLUSTER", "ADDSLOTS", slot_of(one[0]))
-        assert resumed(lambda: store.check(one, 1))
+        assert resumed(lambda: store.run(Call(Verb.CHECK, one)))
 
 
 class TestSentinels:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm, State
-from headgate.core.plan import Family, refund
+from headgate.core.plan import Call, Charge, Family, Verb, decide
 from headgate.core.quota import Quota
 from headgate.stores.redis import scripts
 from headgate.testing import ManualClock
@@ -61,7 +61,8 @@ class Histories:
         return self._taken(cost)
 
     def undo(self, cost: int, since: int) -> None:
-        (self.state,), decision = refund(self.plan, [self.state], cost, self.now, since)
+        call = Call(Verb.REFUND, self.plan, cost, charge=Charge((since,)))
+        (self.state,), decision = decide(call, [self.state], self.now)
         assert self.script.undo(self.plan, cost, since, self.now) == decision
 
     def left(self) -> int:

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.plan import blocking, most_restrictive
-from headgate.engine.ruling import rule_of
+from headgate.core.plan import combine
 from headgate.policy.envoy.answering import Code
 from headgate.server.rls import encoding
 from headgate.web.headers import MOST_SHOWN, ResponseHeaders
@@ -73,7 +72,7 @@ class Answers:
             is_ours: whether a refusal is our own fault.
         """
         if len(names) > MOST_SHOWN:  # header fields have an end
-            decision, names = msgspec.structs.replace(decision, parts=()), (rule_of(tuple(names), decision),)
+            decision, names = msgspec.structs.replace(decision, parts=(), index=0), (names[decision.index],)
         headers = self.options.headers
         told = encoding.headers(headers.of(decision, names, now=now)) if headers is not None else b""
         if code is Code.OK:
@@ -96,7 +95,4 @@ class Answers:
 
 def joint(decisions: Sequence[Decision]) -> Decision:
     """Return what single limits say together."""
-    parts = list(decisions)
-    decision = most_restrictive(parts) if all(part.allowed for part in parts) else blocking(parts)
-    reason = next((part.degraded for part in parts if part.degraded), "")
-    return msgspec.structs.replace(decision, degraded=reason) if reason else decision
+    return combine(decisions)

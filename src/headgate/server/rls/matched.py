@@ -9,7 +9,6 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine.descriptors import Answered
-from headgate.engine.ruling import rule_of
 from headgate.policy.envoy import Match, Outcome, RateLimit, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.server.rls import encoding
@@ -65,7 +64,7 @@ class MatchedAnswers:
         if not decisions:
             return self._answers.plain(statuses, self._fields(answered, ""))
         decision = joint(decisions)
-        rule = rule_of(tuple(names), decision)
+        rule = names[decision.index]
         fields = self._fields(answered, rule if rule != UNNAMED else "")
         is_ours = decision.degraded != "" and self._denies
         return self._answers.decided(answer.code, statuses, decision, names, fields=fields, now=now, is_ours=is_ours)

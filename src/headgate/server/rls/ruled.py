@@ -10,7 +10,6 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import RuleDecision, Ruling
-from headgate.engine.ruling import rule_of
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
@@ -106,7 +105,7 @@ def _joined(rulings: Sequence[Ruling], limits: Sequence[RuleDecision]) -> tuple[
     if len(rulings) == 1 and rulings[0].decision is not None:
         return rulings[0].decision, rulings[0].rule_id
     decision = joint([each.decision for each in limits])
-    return decision, rule_of(tuple([each.rule_id for each in limits]), decision)
+    return decision, limits[decision.index].rule_id
 
 
 def _status(ruling: Ruling, refund: bool) -> bytes:  # noqa: FBT001  one of a pair that is zipped

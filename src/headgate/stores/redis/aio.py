@@ -10,17 +10,19 @@ from functools import partial
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
-from headgate.core.errors import StoreError, UsageError
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.errors import UsageError
+from headgate.core.plan import Call, Family, shadowed
+from headgate.flows import drive_async
 from headgate.stores.base import AsyncCheck
-from headgate.stores.redis import scripts, spread
+from headgate.stores.redis import spread
 from headgate.stores.redis.address import Address, Cluster, Place
-from headgate.stores.redis.answers import Answer, decided
+from headgate.stores.redis.answers import Answer, answer_to
 from headgate.stores.redis.cluster_aio import AsyncCluster
 from headgate.stores.redis.discovery import Sentinels, SlotMap
 from headgate.stores.redis.flights import Flights
-from headgate.stores.redis.scripts import Question, question
+from headgate.stores.redis.scripts import Question, question_of
 from headgate.stores.traffic import Traffic, TrafficStatistics
+from headgate.stores.wrapping import plain_async_check
 
 
 class AsyncRedisStore:
@@ -51,40 +53,15 @@ class AsyncRedisStore:
         hurried._within = min(seconds, self._timeout)  # noqa: SLF001  it is one of us
         return hurried
 
-    async def check(self, plan: Plan, cost: int) -> Decision:
-        if self._is_spread(plan):
-            return await self._play(spread.check(plan, cost))
-        return decided(plan, await self._ask(question(scripts.CHECK, plan, cost)), cost)
-
-    async def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        if self._is_spread(plan):
-            return await self._play(spread.check(plan, cost, token))
-        return decided(plan, await self._ask(question(scripts.ONCE, plan, cost, token=token)), cost)
-
-    async def peek(self, plan: Plan, cost: int) -> Decision:
-        return await self._each(scripts.PEEK, plan, cost)
-
-    async def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        if charge is None:
-            return await self._each(scripts.REFUND, plan, cost)
-        if self._is_spread(plan):
-            return await self._play(spread.all_of(scripts.UNDO, plan, cost, charge.taken_at))
-        return decided(plan, await self._ask(question(scripts.UNDO, plan, cost, since=min(charge.taken_at))))
-
-    async def reset(self, plan: Plan) -> None:
-        await self._each(scripts.RESET, plan, 0)
+    async def run(self, call: Call) -> Decision:
+        if call.shadow:
+            return await drive_async(shadowed(call), self.run)
+        if self._slots is not None and spread.is_spread(call.plan):
+            return await self._spread(call)
+        return answer_to(call, await self._ask(question_of(call)))
 
     def bind(self, family: Family) -> AsyncCheck:
-        async def check(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return await self.peek(plan, 1)
-            cost = family.checked_cost(cost)
-            return decided(
-                plan, await self._ask(question(scripts.CHECK, plan, cost)), cost
-            )  # one principal: never spread
-
-        return check
+        return plain_async_check(self, family)
 
     async def ready(self) -> None:
         """Run the script on every server that decides. Raises StoreError."""
@@ -97,29 +74,14 @@ class AsyncRedisStore:
     async def close(self) -> None:
         await self._connections.close()
 
-    def _is_spread(self, plan: Plan) -> bool:
-        return self._slots is not None and spread.is_spread(plan)
-
-    async def _each(self, verb: bytes, plan: Plan, cost: int) -> Decision:
-        if self._is_spread(plan):
-            return await self._play(spread.all_of(verb, plan, cost))
-        return decided(plan, await self._ask(question(verb, plan, cost)))
-
-    async def _play(self, flow: spread.Flow) -> Decision:
+    async def _spread(self, call: Call) -> Decision:
         servers = self._connections.here()
         deadline = asyncio.get_running_loop().time() + (self._within or self._timeout)
-        try:
-            step = next(flow)
-            while True:
-                try:
-                    answer = await servers.ask(step.question, 0 if step.late else deadline)
-                except StoreError as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(answer)
-        except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision
+
+        async def ask(step: spread.Step) -> Answer:
+            return await servers.ask(step.question, 0 if step.late else deadline)
+
+        return await drive_async(spread.flow_of(call), ask)
 
     def _ask(self, asked: Question) -> Awaitable[Answer]:
         if self._within:

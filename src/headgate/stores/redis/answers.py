@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Plan, Verb, decide
 from headgate.stores.fallback import marked
 from headgate.stores.redis import scripts
 
@@ -24,6 +24,19 @@ class Unconfirmed(tuple[int, ...]):
 
 
 Answer: TypeAlias = Sequence[int]
+_TAKING = {Verb.CHECK, Verb.CHECK_ONCE}
+
+
+def answer_to(call: Call, answer: Answer) -> Decision:
+    """Return what the script has answered to a call."""
+    if call.verb is Verb.RESET:  # it says no more than that it is done
+        return nothing_used(call.plan, answer[0])
+    return decided(call.plan, answer, call.cost if call.verb in _TAKING else 0)
+
+
+def nothing_used(plan: Plan, now: int) -> Decision:
+    """Return what limits say that nothing was used of."""
+    return decide(Call(Verb.PEEK, plan), [None] * len(plan), now)[1]
 
 
 def decided(plan: Plan, answer: Answer, cost: int = 0) -> Decision:

@@ -19,7 +19,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown
 from headgate.core.key import Principal
 from headgate.core.numbers import fineness, rate
-from headgate.core.plan import Plan, blocking, most_restrictive
+from headgate.core.plan import Call, Plan, Verb, combine
 from headgate.core.pressure import Pressure, thresholds
 from headgate.core.quota import Quota
 from headgate.stores.redis.resp import bulk
@@ -55,6 +55,7 @@ _EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n"
 _ONE_KEY = b"*6\r\n" + _EVALSHA + b"$1\r\n1\r\n"
 
 CHECK, PEEK, REFUND, RESET, ONCE, UNDO = b"c", b"p", b"r", b"x", b"o", b"u"
+_VERBS = {Verb.CHECK: CHECK, Verb.PEEK: PEEK, Verb.REFUND: REFUND, Verb.RESET: RESET}
 
 _HEAD = Struct("<cHBdd")
 _QUOTA = Struct("<10d")
@@ -101,6 +102,16 @@ def question(verb: bytes, plan: Plan, cost: int, *, token: bytes | None = None, 
     if token is not None:
         keys.append(record_key(plan, token))
     return Question(plan, keys, *_argument(verb, plan, cost, len(keys) - len(plan), since), _replicas(verb, plan))
+
+
+def question_of(call: Call) -> Question:
+    """Return the question that makes a call of a store; its plan is all in one slot."""
+    verb, plan, cost, token, charge, _ = call
+    if verb is Verb.CHECK_ONCE:
+        return question(ONCE, plan, cost, token=token)
+    if charge is not None:
+        return question(UNDO, plan, cost, since=min(charge.taken_at))
+    return question(_VERBS[verb], plan, cost)
 
 
 def key_of(space: str, principal: Principal) -> bytes:
@@ -251,4 +262,4 @@ def decision_of(plan: Plan, answer: Sequence[int], cost: int = 0) -> Decision:
         state, when = _PRESSURES[pressure], now if allowed else 0
         decision = Decision(allowed == 1, quota.capacity, remaining, retry, reset, state, quota, delay, taken, when)
         decisions.append(decision)
-    return most_restrictive(decisions) if admitted else blocking(decisions)
+    return combine(decisions)

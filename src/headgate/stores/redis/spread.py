@@ -23,15 +23,13 @@ import logging
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeAlias
 
-import msgspec
-
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from headgate.core.plan import Limit, Plan, blocking, most_restrictive
+from headgate.core.plan import Call, Limit, Plan, Verb, combine
 from headgate.core.pressure import Pressure
 from headgate.stores.fallback import marked
 from headgate.stores.redis import scripts
-from headgate.stores.redis.answers import UNKNOWN, Answer, decided
+from headgate.stores.redis.answers import UNKNOWN, Answer, decided, nothing_used
 from headgate.stores.redis.discovery import SlotMap, slot_of
 from headgate.stores.redis.scripts import Question, key_of, question
 
@@ -82,6 +80,21 @@ def _server_of(slots: SlotMap, limit: Limit) -> str:
     return str(slots.owner(slot_of(key_of(limit.space, limit.principal))) or "")
 
 
+def flow_of(call: Call) -> Flow:
+    """Return the flow that makes a call of a store."""
+    if call.verb is Verb.CHECK:
+        return check(call.plan, call.cost)
+    if call.verb is Verb.CHECK_ONCE:
+        return check(call.plan, call.cost, call.token)
+    if call.verb is Verb.PEEK:
+        return all_of(scripts.PEEK, call.plan, call.cost)
+    if call.verb is Verb.RESET:
+        return _reset(call.plan)
+    if call.charge is None:
+        return all_of(scripts.REFUND, call.plan, call.cost)
+    return all_of(scripts.UNDO, call.plan, call.cost, call.charge.taken_at)
+
+
 def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
     """Take `cost` from all limits if all admit it."""
     pieces = pieces_of(plan)
@@ -108,7 +121,7 @@ def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
 
 
 def all_of(verb: bytes, plan: Plan, cost: int, taken_at: Sequence[int] = ()) -> Flow:
-    """Do what needs no all-or-nothing, in each slot: peek, refund, reset, and undo what was taken at those times."""
+    """Do what needs no all-or-nothing, in each slot: peek, refund, and undo what was taken at those times."""
     found: dict[int, Decision] = {}
     for piece in pieces_of(plan):
         try:
@@ -120,6 +133,13 @@ def all_of(verb: bytes, plan: Plan, cost: int, taken_at: Sequence[int] = ()) -> 
             raise
         found.update(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
     return _combined(found)
+
+
+def _reset(plan: Plan) -> Flow:
+    now = 0
+    for piece in pieces_of(plan):
+        now, *_ = yield Step(question(scripts.RESET, piece.plan, 0))
+    return nothing_used(plan, now)
 
 
 def _looked_at(piece: Piece, cost: int) -> Generator[Step, Answer, dict[int, Decision]]:
@@ -152,8 +172,4 @@ def _unknown(error: StoreError) -> OutcomeUnknown:
 
 
 def _combined(found: dict[int, Decision]) -> Decision:
-    decisions = [found[place] for place in sorted(found)]
-    admitted = all(decision.allowed for decision in decisions)
-    combined = most_restrictive(decisions) if admitted else blocking(decisions)
-    reasons = [decision.degraded for decision in decisions if decision.degraded]
-    return msgspec.structs.replace(combined, degraded=reasons[0]) if reasons else combined
+    return combine([found[place] for place in sorted(found)])

@@ -7,16 +7,17 @@ from time import monotonic
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
-from headgate.core.errors import StoreError
-from headgate.core.plan import Charge, Family, Plan
+from headgate.core.plan import Call, Family, shadowed
+from headgate.flows import drive
 from headgate.stores.base import Check
-from headgate.stores.redis import scripts, spread
+from headgate.stores.redis import spread
 from headgate.stores.redis.address import Address, Cluster, Place, Service
-from headgate.stores.redis.answers import decided
+from headgate.stores.redis.answers import answer_to
 from headgate.stores.redis.cluster_sync import BlockingCluster
 from headgate.stores.redis.discovery import Sentinels
 from headgate.stores.redis.pool import Pool
-from headgate.stores.redis.scripts import question
+from headgate.stores.redis.scripts import question_of
+from headgate.stores.wrapping import plain_check
 
 
 class RedisStore:
@@ -36,40 +37,15 @@ class RedisStore:
         if self._slots:  # otherwise there are no servers to be told apart
             self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
 
-    def check(self, plan: Plan, cost: int) -> Decision:
-        if self._is_spread(plan):
-            return self._play(spread.check(plan, cost))
-        return decided(plan, self._servers.ask(question(scripts.CHECK, plan, cost)), cost)
-
-    def check_once(self, plan: Plan, cost: int, token: bytes) -> Decision:
-        if self._is_spread(plan):
-            return self._play(spread.check(plan, cost, token))
-        return decided(plan, self._servers.ask(question(scripts.ONCE, plan, cost, token=token)), cost)
-
-    def peek(self, plan: Plan, cost: int) -> Decision:
-        return self._each(scripts.PEEK, plan, cost)
-
-    def refund(self, plan: Plan, cost: int, charge: Charge | None = None) -> Decision:
-        if charge is None:
-            return self._each(scripts.REFUND, plan, cost)
-        if self._is_spread(plan):
-            return self._play(spread.all_of(scripts.UNDO, plan, cost, charge.taken_at))
-        return decided(plan, self._servers.ask(question(scripts.UNDO, plan, cost, since=min(charge.taken_at))))
-
-    def reset(self, plan: Plan) -> None:
-        self._each(scripts.RESET, plan, 0)
+    def run(self, call: Call) -> Decision:
+        if call.shadow:
+            return drive(shadowed(call), self.run)
+        if self._slots is not None and spread.is_spread(call.plan):
+            return self._spread(call)
+        return answer_to(call, self._servers.ask(question_of(call)))
 
     def bind(self, family: Family) -> Check:
-        def check(key: str, cost: int = 1) -> Decision:
-            plan = family.plan(key)
-            if type(cost) is int and cost == 0:
-                return self.peek(plan, 1)
-            cost = family.checked_cost(cost)
-            return decided(
-                plan, self._servers.ask(question(scripts.CHECK, plan, cost)), cost
-            )  # one principal: never spread
-
-        return check
+        return plain_check(self, family)
 
     def ready(self) -> None:
         """Run the script on every server that decides. Raises StoreError."""
@@ -78,28 +54,9 @@ class RedisStore:
     def close(self) -> None:
         self._servers.close()
 
-    def _is_spread(self, plan: Plan) -> bool:
-        return self._slots is not None and spread.is_spread(plan)
-
-    def _each(self, verb: bytes, plan: Plan, cost: int) -> Decision:
-        if self._is_spread(plan):
-            return self._play(spread.all_of(verb, plan, cost))
-        return decided(plan, self._servers.ask(question(verb, plan, cost)))
-
-    def _play(self, flow: spread.Flow) -> Decision:
+    def _spread(self, call: Call) -> Decision:
         give_up = monotonic() + self._timeout
-        try:
-            step = next(flow)
-            while True:
-                try:
-                    answer = self._servers.ask(step.question, 0 if step.late else give_up)
-                except StoreError as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(answer)
-        except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision
+        return drive(spread.flow_of(call), lambda step: self._servers.ask(step.question, 0 if step.late else give_up))
 
 
 def _pool(place: Address | Service, clock: Clock | None) -> Pool:
