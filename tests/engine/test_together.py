@@ -185,7 +185,7 @@ def test_shadow_rules_of_all_requests_are_asked_at_the_same_time() -> None:
     """One after the other, a store that hangs would keep Envoy waiting once for each."""
     store = MemoryStore()
     flow = together(Policy(load(RULES)), [user(), user("bob"), ip(), user("bob", 2)], 0)
-    asked, rulings = played(flow, lambda call: verb_of(store, call))
+    asked, rulings = played(flow, lambda call: store.run(call))
     assert asked[-1] == [Verb.CHECK, Verb.CHECK, Verb.PEEK]  # the last one is too much for a limit of 1
     assert [[each.decision.allowed for each in ruling.shadow] for ruling in rulings] == [[True], [True], [], [False]]
 
@@ -271,16 +271,10 @@ def joint(*parts: Part) -> JointFlow:
     return together(Policy(load(RULES.replace("shadow: true", "enabled: false"))), parts, 0)
 
 
-def verb_of(store: MemoryStore, call: Call) -> Decision:
-    """Do what a flow asks for."""
-    decision: Decision = getattr(store, call.verb.value)(call.plan, call.cost)
-    return decision
-
-
 def test_a_refusal_takes_nothing_in_between_either() -> None:
     store = MemoryStore()
-    played(joint(user(cost=3)), lambda call: verb_of(store, call))
-    asked, rulings = played(joint(ip(cost=2), user()), lambda call: verb_of(store, call))
+    played(joint(user(cost=3)), lambda call: store.run(call))
+    asked, rulings = played(joint(ip(cost=2), user()), lambda call: store.run(call))
     assert asked == [[Verb.PEEK, Verb.PEEK]]
     assert [ruling.allowed for ruling in rulings] == [True, False]
 
@@ -290,8 +284,8 @@ def test_what_was_taken_is_given_back_if_others_are_quicker() -> None:
 
     def raced(call: Call) -> Decision:
         if call.verb is Verb.CHECK and call.cost == 2:
-            played(joint(user(cost=3)), lambda call: verb_of(store, call))
-        return verb_of(store, call)
+            played(joint(user(cost=3)), lambda call: store.run(call))
+        return store.run(call)
 
     asked, rulings = played(joint(ip(cost=2), user()), raced)
     assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK], [Verb.REFUND]]
@@ -306,12 +300,12 @@ def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
 
     def changing(call: Call) -> Decision:
         if call.verb is Verb.PEEK:
-            return verb_of(store, call)
+            return store.run(call)
         is_away = call.charge.degraded != "" if call.charge else call.cost == away
         answering = local if is_away else store
         if call.cost == 1:
-            verb_of(answering, Call(Verb.CHECK, call.plan, 3))  # others are quicker
-        decision = verb_of(answering, call)
+            answering.run(Call(Verb.CHECK, call.plan, 3))  # others are quicker
+        decision = answering.run(call)
         return marked(decision, "storage_unavailable") if is_away else decision
 
     asked, rulings = played(joint(ip(cost=2), user()), changing)

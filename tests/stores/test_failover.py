@@ -585,7 +585,7 @@ def test_what_the_store_says_in_between_counts_as_well(make: Callable[..., Subje
     subject.fail()
     assert subject.check().remaining == 4
     subject.heal()
-    subject.inner.check(subject.plan, 7)
+    subject.inner.run(Call(Verb.CHECK, subject.plan, 7))
     assert subject.check().remaining == 1
     subject.fail()
     assert [subject.check().allowed for _ in range(3)] == [True, False, False]
