@@ -185,7 +185,7 @@ def test_shadow_rules_of_all_requests_are_asked_at_the_same_time() -> None:
     """One after the other, a store that hangs would keep Envoy waiting once for each."""
     store = MemoryStore()
     flow = together(Policy(load(RULES)), [user(), user("bob"), ip(), user("bob", 2)], 0)
-    asked, rulings = played(flow, lambda call: store.run(call))
+    asked, rulings = played(flow, store.run)
     assert asked[-1] == [Verb.CHECK, Verb.CHECK, Verb.PEEK]  # the last one is too much for a limit of 1
     assert [[each.decision.allowed for each in ruling.shadow] for ruling in rulings] == [[True], [True], [], [False]]
 
@@ -273,8 +273,8 @@ def joint(*parts: Part) -> JointFlow:
 
 def test_a_refusal_takes_nothing_in_between_either() -> None:
     store = MemoryStore()
-    played(joint(user(cost=3)), lambda call: store.run(call))
-    asked, rulings = played(joint(ip(cost=2), user()), lambda call: store.run(call))
+    played(joint(user(cost=3)), store.run)
+    asked, rulings = played(joint(ip(cost=2), user()), store.run)
     assert asked == [[Verb.PEEK, Verb.PEEK]]
     assert [ruling.allowed for ruling in rulings] == [True, False]
 
@@ -284,7 +284,7 @@ def test_what_was_taken_is_given_back_if_others_are_quicker() -> None:
 
     def raced(call: Call) -> Decision:
         if call.verb is Verb.CHECK and call.cost == 2:
-            played(joint(user(cost=3)), lambda call: store.run(call))
+            played(joint(user(cost=3)), store.run)
         return store.run(call)
 
     asked, rulings = played(joint(ip(cost=2), user()), raced)
