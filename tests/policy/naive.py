@@ -15,9 +15,8 @@ from headgate.core.key import Principal, bounded, space
 from headgate.core.quota import Quota
 from headgate.policy.model import Entry, Rule, Ruleset, User
 from headgate.policy.paths import normalised
-from headgate.policy.prepared import share_of
+from headgate.policy.prepared import share_of, space_name
 from headgate.policy.request import Request
-from headgate.policy.terms import space_name
 
 
 class NaiveLimit(NamedTuple):

@@ -27,9 +27,9 @@ from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.prepared import rule_id_of, space_name
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.policy.selection import Limits, Selection, Verdict
-from headgate.policy.terms import rule_id_of, space_name
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from tests.policy.naive import NaiveAnswer, NaiveLimit, naive_plan

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidRule
-from headgate.policy.conditions import Indexed
-from headgate.policy.trie import Trie, matches, parsed
+from headgate.policy.trie import Conditions, Trie, matches, parsed
 
 PATTERNS = ["**", "/**", "/", "/a", "/a/", "/*", "/a/**", "/{x}/b", "/a/b", "/*/*", "/a/*/**", "/a/*/c", "/caf\u00e9"]
 
 
 def found(patterns: list[str], path: str) -> list[str]:
-    trie = Trie((parsed(pattern), Indexed(), pattern) for pattern in patterns)
+    trie = Trie((parsed(pattern), Conditions(), pattern) for pattern in patterns)
     return sorted(trie.find(path, "", "", {}))
 
 
@@ -80,24 +79,24 @@ def test_a_malformed_pattern_is_refused_with_the_reason(pattern: str, message: s
 @pytest.mark.parametrize(
     ("asked", "method", "tier", "facts", "expected"),
     [
-        (Indexed(), "", "", {}, True),
-        (Indexed(frozenset({"GET", "PUT"})), "PUT", "", {}, True),
-        (Indexed(frozenset({"GET", "PUT"})), "POST", "", {}, False),
-        (Indexed(frozenset({"GET"})), "", "", {}, False),
-        (Indexed(tier="pro"), "", "pro", {}, True),
-        (Indexed(tier="pro"), "", "", {}, False),
-        (Indexed(when={"a": "1"}), "", "", {"a": "1", "b": "2"}, True),
-        (Indexed(when={"a": "1"}), "", "", {"a": "2"}, False),
-        (Indexed(when={"a": "1"}), "", "", {"b": "1"}, False),
-        (Indexed(when={"a": "1", "b": "2"}), "", "", {"a": "1", "b": "2"}, True),
-        (Indexed(when={"a": "1", "b": "2"}), "", "", {"a": "2", "b": "1"}, False),
-        (Indexed(when={"a": "1", "b": "2"}), "", "", {"a": "1"}, False),
-        (Indexed(frozenset({"GET"}), "pro", {"a": "1"}), "GET", "pro", {"a": "1"}, True),
-        (Indexed(frozenset({"GET"}), "pro", {"a": "1"}), "GET", "free", {"a": "1"}, False),
+        (Conditions(), "", "", {}, True),
+        (Conditions(frozenset({"GET", "PUT"})), "PUT", "", {}, True),
+        (Conditions(frozenset({"GET", "PUT"})), "POST", "", {}, False),
+        (Conditions(frozenset({"GET"})), "", "", {}, False),
+        (Conditions(tier="pro"), "", "pro", {}, True),
+        (Conditions(tier="pro"), "", "", {}, False),
+        (Conditions(when={"a": "1"}), "", "", {"a": "1", "b": "2"}, True),
+        (Conditions(when={"a": "1"}), "", "", {"a": "2"}, False),
+        (Conditions(when={"a": "1"}), "", "", {"b": "1"}, False),
+        (Conditions(when={"a": "1", "b": "2"}), "", "", {"a": "1", "b": "2"}, True),
+        (Conditions(when={"a": "1", "b": "2"}), "", "", {"a": "2", "b": "1"}, False),
+        (Conditions(when={"a": "1", "b": "2"}), "", "", {"a": "1"}, False),
+        (Conditions(frozenset({"GET"}), "pro", {"a": "1"}), "GET", "pro", {"a": "1"}, True),
+        (Conditions(frozenset({"GET"}), "pro", {"a": "1"}), "GET", "free", {"a": "1"}, False),
     ],
 )
 def test_conditions_are_met_all_or_not_at_all(
-    asked: Indexed, method: str, tier: str, facts: dict[str, str], *, expected: bool
+    asked: Conditions, method: str, tier: str, facts: dict[str, str], *, expected: bool
 ) -> None:
     assert Trie([(("**",), asked, "it")]).find("/", method, tier, facts) == ["it"] * expected
 
@@ -113,10 +112,10 @@ def steps(count: int) -> int:
             return super().get(key, default)
 
     rules = [
-        (("a",), Indexed(frozenset({"GET"}), "", {"customer": str(number), "region": "eu"}), number)
+        (("a",), Conditions(frozenset({"GET"}), "", {"customer": str(number), "region": "eu"}), number)
         for number in range(count)
     ]
-    rules += [(("a",), Indexed(when={f"attribute-{number}": "x"}), -number) for number in range(1, count)]
+    rules += [(("a",), Conditions(when={f"attribute-{number}": "x"}), -number) for number in range(1, count)]
     facts = Counting({"customer": "7", "region": "eu", "attribute-3": "x"})
     assert sorted(Trie(rules).find("/a", "GET", "", facts)) == [-3, 7]
     return facts.looks

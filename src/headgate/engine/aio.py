@@ -16,7 +16,6 @@ from headgate.engine.charges import parse, refunded_by_name
 from headgate.engine.driving import driven
 from headgate.engine.explained import Explained, joined
 from headgate.engine.flow import refunded, ruled
-from headgate.engine.kept import KeptRequest
 from headgate.engine.leftover import used_up
 from headgate.engine.ruling import Passed, Reset, Ruling, passed, ruling_of
 from headgate.engine.together import Part, selected, together
@@ -100,15 +99,6 @@ class AsyncEngine:
         call = Call(Verb.CHECK, plan, cost)
         decision = memory.run(call) if memory is not None else await self._store.run(call)
         return ruling_of(selection, decision, policy.version)
-
-    async def check_kept(self, kept: KeptRequest) -> Ruling:
-        """Do as `check` does with a request that is asked again and again: what the rules say about it is kept."""
-        policy = self._book.policy()
-        selection, cost = kept.selection(policy, self._clock.now()), kept.request.cost
-        if selection.shadow or not (selection.enforced.plan and cost):
-            return await self._run(ruled(selection, Verb.CHECK, cost, policy.version))
-        call = Call(Verb.CHECK, selection.enforced.plan, cost)
-        return ruling_of(selection, await self._store.run(call), policy.version)
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""

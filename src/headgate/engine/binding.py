@@ -15,9 +15,9 @@ from headgate.live import LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
+from headgate.policy.prepared import rule_id_of
 from headgate.policy.request import Request, principal_name
 from headgate.policy.selection import Selection
-from headgate.policy.terms import rule_id_of
 
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
-from socket import inet_aton
+from socket import AF_INET, inet_pton
 from typing import NamedTuple
 
 from headgate.core.numbers import short
@@ -27,8 +27,8 @@ _REMEMBERED = 4096
 """Of short texts (no error is remembered), and reading one anew costs a few microseconds: nothing to be gained by
 flooding."""
 _ZONE = re.compile(r"%[^/%]+(?=/|$)")
-_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_is_ipv4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}").fullmatch
+_IPV4 = int(AF_INET)
+_LONGEST_IPV4 = 15
 _WITHIN_IPV6 = {0xFFFF, 0x64_FF9B << 64}
 """The 96 bits before an IPv4 address: IPv4-mapped, and NAT64."""
 
@@ -50,9 +50,10 @@ def address_of(text: str) -> Address:
     """Return the address, or network, that `text` is. Raises InvalidRequest."""
     if text == UNKNOWN:
         return Address(text, 0, 0, 0)
+    packed = _ipv4(text)
+    if packed is not None:
+        return Address(text, 4, int.from_bytes(packed), 32)
     try:
-        if _is_ipv4(text):  # ten times as fast as what follows; for IPv4 both accept the one canonical form alone
-            return Address(text, 4, int.from_bytes(inet_aton(text)), 32)
         if len(text) <= _LONGEST:
             return canonical_network(ip_network(_ZONE.sub("", text) if ":" in text else text, strict=False))
     except ValueError:
@@ -60,14 +61,28 @@ def address_of(text: str) -> Address:
     raise InvalidRequest(f"ip is an address such as 203.0.113.9, without a port, or 'unknown', not {short(text)}")
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def counted_by(text: str) -> str:
     """Return what stands for a client of that address in keys; see this module. Raises InvalidRequest."""
+    return text if _ipv4(text) is not None else _network_of(text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _network_of(text: str) -> str:
     address = address_of(text)
     if address.version != 6 or address.length != 128 or "/" in text:
         return address.text
     hosts = 128 - _COUNTED_BITS
     return f"{IPv6Address(address.number >> hosts << hosts)}/{_COUNTED_BITS}"
+
+
+def _ipv4(text: str) -> bytes | None:
+    """Return an IPv4 address as bytes; None for anything else. There is one way to write such an address."""
+    if len(text) > _LONGEST_IPV4 or ":" in text:
+        return None
+    try:
+        return inet_pton(_IPV4, text)
+    except (OSError, ValueError):
+        return None
 
 
 def canonical_network(network: IPv4Network | IPv6Network) -> Address:

@@ -10,29 +10,161 @@ What a request gets:
    must not switch off what is in force.
 4. If by that nothing is enforced, the default rule applies, if its own conditions are met.
 
-Everything that can be computed beforehand is; the rest depends on the request, not on the number of rules.
+Everything that can be computed beforehand is; the rest depends on the request, not on the number of rules. What it is
+for requests of one kind is worked out once, and remembered. Of one kind are requests whose paths match the same
+patterns, and which have the same method and tier, and principals and attributes of the same names; where a rule asks
+for the value of an attribute (`when`), also those that meet that condition or do not. Of others it depends who asks: a
+rule that is for some keys, or is enforced for some percent, and overrides. Such requests are tested, and what follows
+from the outcome is remembered, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-
-import msgspec
+from typing import Any, NamedTuple, TypeVar
 
 from headgate.core.errors import InvalidRule
 from headgate.core.numbers import short
-from headgate.policy.addresses import address_of
-from headgate.policy.conditions import Indexed
-from headgate.policy.facts import address_given, check_request, check_text, facts_of, shown
+from headgate.policy.addresses import address_of, counted_by
+from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import Entry, Ruleset, User
-from headgate.policy.prepared import Applied, PreparedRule, Special, ranks_of, replaced_among, share_of
-from headgate.policy.recipes import Recipes
-from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, Request, UnknownRule, principal_name
-from headgate.policy.selection import UNMATCHED, Selection, Verdict, select
-from headgate.policy.terms import Drafting, in_force
-from headgate.policy.trie import Trie, matches
+from headgate.policy.paths import normalised
+from headgate.policy.prepared import Applied, Drafting, Overridden, PreparedRule, Special, ranks_of, replaced_among
+from headgate.policy.request import (
+    ENDPOINT,
+    GLOBAL,
+    IP,
+    PRINCIPALS,
+    USER,
+    InvalidRequest,
+    Request,
+    UnknownRule,
+    principal_name,
+)
+from headgate.policy.selection import UNMATCHED, Selection, Steps, Verdict
+from headgate.policy.trie import Conditions, Ends, Trie, matches
+
+MOST = 4096
+"""Kinds of requests that are remembered; also forms, routes, and outcomes of tests."""
+MOST_ENDPOINTS = 8192
+"""Endpoints whose rules are remembered: many contain ids."""
+LONGEST = 512
+"""Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Memory(dict[K, V]):
+    """Remembers so many values; when there are more, it begins anew."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def keep(self, key: K, value: V) -> V:
+        """Remember a value, and return it."""
+        if len(self) >= self._most:
+            self.clear()
+        self[key] = value
+        return value
+
+
+class _Route:
+    """What all paths have in common that the same patterns match.
+
+    Args:
+        ends: the rules that have those patterns, by their numbers.
+    """
+
+    __slots__ = ("ends", "values")
+
+    def __init__(self, ends: Ends[int]) -> None:
+        self.ends = ends
+        self.values = tuple([item for end in ends for item in end.values.items()])
+        """What those rules ask for with `when`, by name."""
+
+
+class _Endpoint(NamedTuple):
+    """What follows from the path of a request."""
+
+    path: str
+    """In canonical form."""
+    route: _Route
+
+
+class _Form:
+    """What follows from the method and tier of a request, and from the names of its principals and attributes."""
+
+    __slots__ = ("has_ip", "is_listed", "is_plain", "method", "principals", "tier", "unmatched")
+
+    def __init__(self, request: Request, known: set[str], listed: set[str]) -> None:
+        check_request(request)
+        principals, attributes = request.principal, request.attributes
+        named = {name: principal_name(name) for name in (*principals, *attributes)}
+        self.method, self.tier = request.method.upper(), request.tier
+        self.principals = frozenset(principals)
+        self.has_ip = IP in self.principals
+        self.is_plain = not any(named[name] in PRINCIPALS and named[name] != name for name in principals) and (
+            IDENTITIES.isdisjoint([named[name] for name in attributes])
+        )
+        """Whether each name stands for itself: no principal by another name, no attribute that claims to be one."""
+        self.is_listed = not listed.isdisjoint({*named, *named.values(), ENDPOINT, GLOBAL})
+        """Whether it has what lists are about."""
+        self.unmatched = tuple([name for name in principals if named[name] not in known])
+        """See `Selection.unmatched_principals`."""
+
+
+class _Kind:
+    """What follows for all requests of one kind: the rules that may apply, and what has to be tested.
+
+    Args:
+        rules: that match but for what is tested, in order.
+        default: that applies if none of them is enforced, or none.
+        tier: of those who ask.
+        is_named: whether requests name the one rule, so that it is for any key.
+    """
+
+    __slots__ = ("_default", "_is_named", "_rules", "ids", "segments", "steps", "tests", "tier")
+
+    def __init__(
+        self, rules: Sequence[PreparedRule], default: Sequence[PreparedRule], tier: str, *, is_named: bool = False
+    ) -> None:
+        self._rules, self._default, self.tier, self._is_named = rules, default, tier, is_named
+        everything = (*rules, *default)
+        self.tests = tuple(
+            [rule for rule in everything if rule.is_enforced is None or (rule.only is not None and not is_named)]
+        )
+        """Rules of which it depends on values whether they match, and whether they are enforced."""
+        self.ids = tuple([rule.id for rule in everything])
+        self.segments: tuple[str, ...] | None = None
+        """For a named rule that counts by paths and more: those of its pattern, which the path must match."""
+        if is_named and len(rules[0].dimensions) > 1 and ENDPOINT in rules[0].dimensions:
+            self.segments = rules[0].segments
+        self.steps: Steps | None = None
+        """For those about whom nothing has to be tested, and nothing is special."""
+
+    def outcome(self, facts: Mapping[str, str], address: str) -> tuple[bool | None, ...]:
+        """Return whether each of `tests` is enforced; None: it does not match."""
+        outcome: list[bool | None] = []
+        for rule in self.tests:
+            is_met = rule.only is None or self._is_named or rule.only.find(facts, address) is not None
+            outcome.append(rule.enforces(rule.value(facts) or "") if is_met else None)
+        return tuple(outcome)
+
+    def applying(self, outcome: tuple[bool | None, ...]) -> list[tuple[PreparedRule, bool]]:
+        """Return the rules that apply, and whether they are enforced."""
+        tested = dict(zip(self.tests, outcome, strict=True))
+        states = {rule: tested.get(rule, rule.is_enforced) for rule in (*self._rules, *self._default)}
+        replaced = replaced_among([rule for rule in self._rules if rule.replaces and states[rule]])
+        chosen = [rule for rule in self._rules if rule.id not in replaced]
+        if not any(states[rule] for rule in self._rules):
+            chosen += self._default
+        return [(rule, state) for rule in chosen if (state := states[rule]) is not None]
 
 
 class Policy:
@@ -50,21 +182,8 @@ class Policy:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_allow",
-        "_default",
-        "_default_tier",
-        "_deny",
-        "_in_order",
-        "_names",
-        "_recipes",
-        "_trie",
-        "_users",
-        "enforcing",
-        "has_lists",
-        "rules",
-        "ruleset",
-        "version",
+        *("__weakref__", "_allow", "_default_tier", "_deny", "_endpoints", "_forms", "_in_order", "_kinds", "_known"),
+        *("_listed", "_ordinary", "_routes", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
     )
 
     def __init__(self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True) -> None:
@@ -79,24 +198,27 @@ class Policy:
         )
         self.rules: Mapping[str, PreparedRule] = MappingProxyType({rule.id: rule for rule in prepared})
         """All rules by id, in the order of the ruleset, the default last."""
-        self._in_order = prepared
+        self._in_order, self._ordinary = prepared, len(ruleset.rules)
         self._default_tier = ruleset.default_tier
-        ordinary = len(ruleset.rules)
-        self._trie = _trie_of(enumerate(prepared[:ordinary]))
-        self._default = _trie_of(enumerate(prepared[ordinary:], ordinary))
+        self._trie = Trie(  # of numbers, which are sorted faster than anything
+            (rule.segments, Conditions(rule.methods, rule.rule.tier, rule.rule.when), number)
+            for number, rule in enumerate(prepared)
+            if rule.rule.enabled
+        )
         self._users = {name: self._special(name, user, drafting) for name, user in ruleset.users.items()}
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
-        self.has_lists = bool(ruleset.allow or ruleset.deny)
-        self._names = {"user"} if ruleset.users else set[str]()
+        self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
+        self._known = {USER} if ruleset.users else set[str]()
         """What a rule counts by or asks for, or a list is about."""
-        for rule in everything:
-            self._names |= {*rule.dimensions, *rule.when}
-        self._names.update(entry.dimension for entry in (*ruleset.allow, *ruleset.deny))
-        looks_at_values = self.has_lists or any(rule.when or rule.key_pattern for rule in everything)
-        self._recipes = None if looks_at_values or not enforcing else Recipes(self._users)
+        self._known.update(self._listed, *[{*rule.dimensions, *rule.when} for rule in everything])
+        self._endpoints: Memory[str, _Endpoint] = Memory(MOST_ENDPOINTS)
+        self._routes: Memory[Ends[int], _Route] = Memory(MOST)
+        self._forms: Memory[tuple[Any, ...], _Form] = Memory(MOST)
+        self._kinds: Memory[tuple[Any, ...], _Kind] = Memory(MOST)
+        self._steps: Memory[tuple[Any, ...], Steps] = Memory(MOST)
 
-    def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
+    def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:  # noqa: C901  hot, in one piece
         """Return what is to be done about `request`.
 
         Args:
@@ -113,38 +235,51 @@ class Policy:
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
         try:
-            rule_id = request.rule_id
+            rule_id, principal, attributes = request.rule_id, request.principal, request.attributes
         except AttributeError:
             right = "a Request, such as Request({'user': '42'}, '/api/v1/orders', 'POST')"
             raise InvalidRequest(f"what is decided is {right}, not {short(request)}") from None
-        if rule_id != "":
-            return self._of_one_rule(request, now, asking=asking)
-        recipes = self._recipes
-        if recipes is None or not recipes.is_worth_it:
-            return self.worked_out(request, now, asking=asking)
-        selection = recipes.selection(request)
-        return self.worked_out(request, now, asking=asking, recipes=recipes) if selection is None else selection
-
-    def worked_out(
-        self, request: Request, now: int, *, asking: bool = True, recipes: Recipes | None = None
-    ) -> Selection:
-        """Return what `plan` returns, whatever is remembered of such requests; `recipes` are to remember it."""
-        facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        if self.has_lists:
-            listed = self.listed(facts, address_given(request))
+        if rule_id != "" and self._is_unknown(request):
+            return UNMATCHED
+        form = endpoint = None
+        if type(principal) is dict and type(attributes) is dict and type(request.address) is str:
+            try:
+                form = self._forms.get((request.method, request.tier, len(principal), *principal, *attributes))
+                endpoint = self._endpoints.get(request.endpoint)
+            except TypeError:  # one of them is not even something that can be looked up
+                form = None
+        facts: Mapping[str, str] = principal
+        if (
+            form is None
+            or not form.is_plain
+            or not _are_texts(principal)
+            or (attributes and not _are_texts(attributes))
+        ):
+            facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
+            form = self._form_of(request)
+        if endpoint is None:
+            endpoint = self._endpoint_of(request.endpoint)
+        route = endpoint.route
+        if (form.has_ip or form.is_listed or route.values) and facts is principal:
+            facts = _facts(request, endpoint.path, form)
+        if form.is_listed:
+            listed = self._of_listed(request, facts)
             if listed is not None:
                 return listed
-        applying = self.applying(request, facts, now)
-        selection = self.marked(select(applying, request.cost, asking=asking), request)
-        if recipes is not None:
-            recipes.remember(request, facts, applying, selection)
-        return selection
+        steps = None
+        if not (self._users or route.values):
+            kind = self._kinds.get((route if rule_id == "" else rule_id, form))
+            steps = kind.steps if kind is not None else None
+        if steps is None or not steps.since <= now < steps.until:
+            steps = self._steps_of(request, endpoint, form, facts, now)
+        if steps.needs_facts and facts is principal:
+            facts = _facts(request, endpoint.path, form)
+        return steps.selection(facts, request.cost, form.unmatched, asking=asking)
 
-    def marked(self, selection: Selection, request: Request) -> Selection:
-        """Return a selection that says which principals of the request no rule and no list knows."""
-        known = self._names
-        unmatched = tuple([name for name in request.principal if principal_name(name) not in known])
-        return msgspec.structs.replace(selection, unmatched_principals=unmatched) if unmatched else selection
+    def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
+        """Return the rules that apply, in the order of the ruleset, the default last; see `facts_of`."""
+        endpoint, form = self._endpoint_of(request.endpoint), self._form_of(request)
+        return self._steps_of(request, endpoint, form, facts, now).applying
 
     def request_of(self, client_id: str, rule_id: str) -> Request:
         """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
@@ -160,47 +295,6 @@ class Policy:
             )
         return Request({rule.dimension: client_id}, rule_id=rule_id)
 
-    def _of_one_rule(self, request: Request, now: int, *, asking: bool) -> Selection:
-        """Return what is to be done about a request that names its rule."""
-        check_request(request)
-        rule = self.rules.get(request.rule_id)
-        if rule is None or not rule.rule.enabled:
-            otherwise = self.ruleset.unknown_rule
-            if otherwise == "error" or (rule is None and not otherwise):
-                raise UnknownRule(request.rule_id, self.rules)
-            return UNMATCHED
-        names = {*map(principal_name, request.principal), *request.attributes}
-        if request.principal and names.isdisjoint(rule.dimensions):
-            given = ", ".join(map(shown, request.principal))
-            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
-        facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        value = rule.value(facts)
-        if value is None:
-            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
-        if len(rule.dimensions) > 1 and ENDPOINT in rule.dimensions and not matches(rule.segments, facts[ENDPOINT]):
-            raise InvalidRequest(
-                f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
-            )
-        if request.endpoint == "/" and ENDPOINT not in rule.dimensions:
-            del facts[ENDPOINT]  # nobody said it: no list is about it
-        if self.has_lists:
-            listed = self.listed(facts, address_given(request))
-            if listed is not None:
-                return listed
-        special = self.special_of(facts.get("user", ""))
-        applied = self.apply(rule, value, special, request.tier or self.tier_of(special), now)
-        return self.marked(select(self._as_enforced([applied]), request.cost, asking=asking), request)
-
-    def listed(self, facts: Mapping[str, str], address: str = "") -> Selection | None:
-        """Return what is to be done about somebody who is on a list; `address` is the whole one, as it was given."""
-        entry = self._deny.find(facts, address)
-        if entry is not None:
-            return Selection(Verdict.DENIED, reason=_on_list("deny", entry, facts, address))
-        entry = self._allow.find(facts, address)
-        if entry is not None:
-            return Selection(Verdict.ALLOWED, reason=_on_list("allow", entry, facts, address))
-        return None
-
     def special_of(self, user: str) -> Special | None:
         """Return what is special about a user, if anything."""
         return self._users.get(user)
@@ -209,58 +303,121 @@ class Policy:
         """Return the tier of a user who is special in that way, unless a request says otherwise; empty for none."""
         return (special.tier if special is not None else "") or self._default_tier
 
-    def applying(self, request: Request, facts: dict[str, str], now: int) -> list[Applied]:
-        """Return the rules that apply, in the order of the ruleset, the default last."""
-        special = self._users.get(facts.get("user", "")) if self._users else None
-        tier = request.tier or self.tier_of(special)
-        asked = facts[ENDPOINT], request.method.upper(), tier, facts
-        found = self._trie.find(*asked)
-        if len(found) > 1:
-            found.sort()
-        applying = []
-        is_enforced, replacing = False, list[PreparedRule]()
-        for place in found:
-            rule = self._in_order[place]
-            value = rule.value(facts)
-            if value is not None and (rule.only is None or rule.only.find(facts, address_given(request))):
-                applied = self.apply(rule, value, special, tier, now)
-                applying.append(applied)
-                if applied.is_enforced:
-                    is_enforced = True
-                    if rule.replaces:
-                        replacing.append(rule)
-        if replacing:
-            replaced = replaced_among(replacing)
-            applying = [applied for applied in applying if applied.rule.id not in replaced]
-        if not is_enforced:
-            for place in self._default.find(*asked):
-                rule = self._in_order[place]
-                value = rule.value(facts)
-                if value is not None and (rule.only is None or rule.only.find(facts, address_given(request))):
-                    applying.append(self.apply(rule, value, special, tier, now))
-        return self._as_enforced(applying)
+    def _is_unknown(self, request: Request) -> bool:
+        """Whether a request names a rule that is not there, and passes for that. Raises UnknownRule if it does not."""
+        rule = self.rules.get(request.rule_id) if type(request.rule_id) is str else None
+        if rule is not None and rule.rule.enabled:
+            return False
+        check_request(request)
+        otherwise = self.ruleset.unknown_rule
+        if otherwise == "error" or (rule is None and not otherwise):
+            raise UnknownRule(request.rule_id, self.rules)
+        return True
 
-    def _as_enforced(self, applying: list[Applied]) -> list[Applied]:
-        return (
-            applying
-            if self.enforcing
-            else [msgspec.structs.replace(applied, is_enforced=False) for applied in applying]
-        )
+    def _endpoint_of(self, endpoint: str) -> _Endpoint:
+        path = normalised(endpoint)
+        if self.ruleset.ignore_case:
+            path = path.lower()
+        ends = self._trie.ends(path)
+        found = _Endpoint(path, self._routes.get(ends) or self._routes.keep(ends, _Route(ends)))
+        return self._endpoints.keep(endpoint, found) if len(endpoint) <= LONGEST else found
 
-    def apply(self, rule: PreparedRule, value: str, special: Special | None, tier: str, now: int) -> Applied:
-        """Return what a rule means for somebody, at a time in microseconds since the epoch."""
-        override = special.overrides.get(rule.id) if special is not None else None
-        if override is None:
-            schedule = rule.schedules.by_tier.get(tier, rule.schedules.untiered)
-        else:
-            schedule = override.schedule(tier)
-        terms = schedule[0]
-        if now >= terms.until:
-            terms = in_force(schedule, now)
-        is_enforced = rule.is_enforced
-        if is_enforced is None:
-            is_enforced = share_of(rule.id, value) < rule.rule.enforce_percent
-        return Applied(rule, value, terms, is_enforced)
+    def _form_of(self, request: Request) -> _Form:
+        form = _Form(request, self._known, self._listed)
+        names = (*request.principal, *request.attributes)
+        if sum(map(len, (request.method, request.tier, *names))) > LONGEST:
+            return form
+        return self._forms.keep((request.method, request.tier, len(request.principal), *names), form)
+
+    def _of_listed(self, request: Request, facts: Mapping[str, str]) -> Selection | None:
+        """Return what is to be done about somebody who is on a list."""
+        if request.rule_id and request.endpoint == "/" and ENDPOINT not in self.rules[request.rule_id].dimensions:
+            facts = {name: value for name, value in facts.items() if name != ENDPOINT}  # nobody said it
+        address = address_given(request)
+        for verdict, name, entries in ((Verdict.DENIED, "deny", self._deny), (Verdict.ALLOWED, "allow", self._allow)):
+            entry = entries.find(facts, address)
+            if entry is not None:
+                return Selection(verdict, reason=_on_list(name, entry, facts, address))
+        return None
+
+    def _steps_of(
+        self, request: Request, endpoint: _Endpoint, form: _Form, facts: Mapping[str, str], now: int
+    ) -> Steps:
+        """Return what follows for a request at a time, whoever asks, and whatever is remembered."""
+        special = self._users.get(facts.get(USER, "")) if self._users else None
+        kind = self._kind_of(request, endpoint, form, facts, special)
+        outcome: tuple[bool | None, ...] = ()
+        if kind.tests:
+            if facts is request.principal:
+                facts = _facts(request, endpoint.path, form)
+            outcome = kind.outcome(facts, address_given(request))
+        overrides: tuple[Overridden | None, ...] = ()
+        if special is not None and special.overrides:
+            overrides = tuple([special.overrides.get(rule_id) for rule_id in kind.ids])
+        is_usual = not outcome and not any(overrides)
+        steps = kind.steps if is_usual else self._steps.get((kind, outcome, overrides))
+        if steps is None or not steps.since <= now < steps.until:
+            given = dict(zip(kind.ids, overrides, strict=False))
+            applying = [
+                Applied(rule, rule.terms(kind.tier, given.get(rule.id), now), is_enforced and self.enforcing)
+                for rule, is_enforced in kind.applying(outcome)
+            ]
+            steps = Steps(applying, form.principals if form.is_plain else ())
+            if is_usual:
+                kind.steps = steps
+            else:
+                self._steps.keep((kind, outcome, overrides), steps)
+        return steps
+
+    def _kind_of(
+        self, request: Request, endpoint: _Endpoint, form: _Form, facts: Mapping[str, str], special: Special | None
+    ) -> _Kind:
+        """Return the kind of a request, which perhaps has been seen before."""
+        route, rule_id = endpoint.route, request.rule_id
+        key: tuple[Any, ...] = (rule_id or route, form)
+        if special is not None and special.tier:
+            key = (*key, special.tier)
+        for name, values in route.values:
+            value = facts.get(name)
+            key = (*key, name, value if value in values else None)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if facts is request.principal:
+                facts = _facts(request, endpoint.path, form)
+            tier = form.tier or self.tier_of(special)
+            if rule_id:
+                kind = self._of_one_rule(self.rules[rule_id], request, facts, tier)
+            else:
+                kind = self._of_all_rules(route, form.method, tier, facts)
+            self._kinds.keep(key, kind)
+        if rule_id and kind.segments is not None and not matches(kind.segments, endpoint.path):
+            rule = self.rules[rule_id]
+            raise InvalidRequest(
+                f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
+            )
+        return kind
+
+    def _of_all_rules(self, route: _Route, method: str, tier: str, facts: Mapping[str, str]) -> _Kind:
+        """Return the rules that may apply to a request, and to all others of its kind."""
+        found: list[int] = []
+        for end in route.ends:
+            end.collect(found, method, tier, facts)
+        ordinary, default = list[PreparedRule](), list[PreparedRule]()
+        for number in sorted(found):
+            rule = self._in_order[number]
+            if facts.keys() >= set(rule.dimensions):
+                (ordinary if number < self._ordinary else default).append(rule)
+        return _Kind(ordinary, default, tier)
+
+    def _of_one_rule(self, rule: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> _Kind:
+        """Return what follows for requests that name their rule, whatever that is for."""
+        names = {*map(principal_name, request.principal), *request.attributes}
+        if request.principal and names.isdisjoint(rule.dimensions):
+            given = ", ".join(map(shown, request.principal))
+            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
+        if rule.value(facts) is None:
+            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
+        return _Kind([rule], [], tier, is_named=True)
 
     def _special(self, name: str, user: User, drafting: Drafting) -> Special:
         usual = user.tier, self._default_tier
@@ -274,15 +431,22 @@ class Policy:
         return Special(user.tier, overrides)
 
 
-def _trie_of(rules: Iterable[tuple[int, PreparedRule]]) -> Trie[int]:
-    """Return a trie that finds the places of rules: numbers are sorted faster than anything."""
-    return Trie(
-        (prepared.segments, Indexed(prepared.methods, prepared.rule.tier, prepared.rule.when), place)
-        for place, prepared in rules
-        if prepared.rule.enabled
-    )
+def _are_texts(values: Mapping[str, str]) -> bool:
+    """Whether all values are text, and none is empty; else it is looked at more closely what they are."""
+    for value in values.values():  # noqa: SIM110  on the way of every request: a generator takes twice as long
+        if type(value) is not str or not value:
+            return False
+    return True
+
+
+def _facts(request: Request, path: str, form: _Form) -> Mapping[str, str]:
+    """Return what `facts_of` returns for a request whose names and values are known to be plain."""
+    facts = {**request.attributes, **request.principal, ENDPOINT: path, GLOBAL: EVERYBODY}
+    if form.has_ip:
+        facts[IP] = counted_by(facts[IP])
+    return facts
 
 
 def _on_list(name: str, entry: Entry, facts: Mapping[str, str], address: str) -> str:
-    value = address_of(address).text if entry.dimension == "ip" and address else facts[entry.dimension]
+    value = address_of(address).text if entry.dimension == IP and address else facts[entry.dimension]
     return f"{entry.dimension} {shown(value)} is on the {name} list: {shown(entry.value)}"

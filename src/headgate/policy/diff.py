@@ -14,8 +14,8 @@ from typing import Any
 from headgate.core.key import space
 from headgate.policy.dumping import change_data, entry_data, rule_data
 from headgate.policy.model import Change, Entry, Rule, Ruleset
+from headgate.policy.prepared import space_name
 from headgate.policy.problems import render
-from headgate.policy.terms import space_name
 
 
 class State(StrEnum):

@@ -62,24 +62,21 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     tier = request.tier or policy.tier_of(special)
     if selection.reason:
         return Explanation(selection, facts, tier, ())
-    if request.rule_id:
-        return Explanation(selection, facts, tier, tuple(_of_one_rule(policy, request.rule_id, facts, tier, now)))
-    default = policy.ruleset.default.id if policy.ruleset.default is not None else None
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
+    if request.rule_id:
+        return Explanation(selection, facts, tier, tuple(_of_one_rule(policy, request.rule_id, applying, facts, tier)))
+    default = policy.ruleset.default.id if policy.ruleset.default is not None else None
     failures = {rule.id: next(_failures(rule, request, facts, tier), "") for rule in policy.rules.values()}
     replaced = replaced_among(
         rule
         for rule in policy.rules.values()
-        if rule.replaces
-        and not failures[rule.id]
-        and rule.id != default
-        and policy.apply(rule, rule.value(facts) or "", special, tier, now).is_enforced
+        if rule.replaces and not failures[rule.id] and rule.id != default and rule.enforces(rule.value(facts) or "")
     )
     considered = []
     for rule_id, failure in failures.items():
         if rule_id in applying:
             reason = "the default: no other rule is enforced" if rule_id == default else MATCHES
-            considered.append(_applying(applying[rule_id], tier, reason))
+            considered.append(_applying(applying[rule_id], facts, tier, reason))
         elif not failure and rule_id == default:
             considered.append(Considered(rule_id, False, "the default, and another rule is enforced"))
         else:
@@ -87,15 +84,15 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     return Explanation(selection, facts, tier, tuple(considered))
 
 
-def _of_one_rule(policy: Policy, rule_id: str, facts: Mapping[str, str], tier: str, now: int) -> Iterator[Considered]:
+def _of_one_rule(
+    policy: Policy, rule_id: str, applying: Mapping[str, Applied], facts: Mapping[str, str], tier: str
+) -> Iterator[Considered]:
     """Say that a rule applies because it is named, and the others do not."""
-    special = policy.special_of(facts.get("user", ""))
-    for rule in policy.rules.values():
-        if rule.id == rule_id and rule.rule.enabled:
-            applied = policy.apply(rule, rule.value(facts) or "", special, tier, now)
-            yield _applying(applied, tier, "named by the request")
+    for other in policy.rules:
+        if other in applying:
+            yield _applying(applying[other], facts, tier, "named by the request")
         else:
-            yield Considered(rule.id, False, "disabled" if rule.id == rule_id else f"the request names rule {rule_id}")
+            yield Considered(other, False, "disabled" if other == rule_id else f"the request names rule {rule_id}")
 
 
 def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> Iterator[str]:
@@ -121,7 +118,7 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
         yield f"{rule.dimension} {shown(facts.get(rule.dimension, ''))} is not {shown(rule.key_pattern)}"
 
 
-def _applying(applied: Applied, tier: str, reason: str) -> Considered:
+def _applying(applied: Applied, facts: Mapping[str, str], tier: str, reason: str) -> Considered:
     rule = applied.rule.rule
     if rule.shadow:
         reason += "; a shadow, which refuses nothing"
@@ -129,7 +126,7 @@ def _applying(applied: Applied, tier: str, reason: str) -> Considered:
         who = "one of them" if applied.is_enforced else "not one of them"
         reason += f"; enforced for {rule.enforce_percent} % of its principals, and this is {who}"
     quotas, source = applied.terms.quotas, _source(applied, tier)
-    return Considered(rule.id, True, reason, applied.is_enforced, quotas, source, limits_of(applied))
+    return Considered(rule.id, True, reason, applied.is_enforced, quotas, source, limits_of(applied, facts))
 
 
 def _source(applied: Applied, tier: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from headgate.core.errors import InvalidRule
-from headgate.policy.addresses import address_of, canonical_network
+from headgate.policy.addresses import Address, address_of, canonical_network
 from headgate.policy.model import Entry
 from headgate.policy.paths import normalised
 from headgate.policy.request import ENDPOINT, InvalidRequest
@@ -94,9 +94,9 @@ class _Networks:
         for (version, length), networks in sorted(by_length.items(), reverse=True):
             self._by_version.setdefault(version, []).append((length, networks))
 
-    def find(self, text: str) -> Entry | None:
+    def find(self, address: Address) -> Entry | None:
         """Return the smallest network that has all of this address, or network."""
-        _, version, number, own_length = address_of(text)
+        _, version, number, own_length = address
         for length, networks in self._by_version.get(version, ()):
             if length <= own_length:
                 unused = (32 if version == 4 else 128) - length
@@ -130,10 +130,11 @@ class Entries:
         for dimension, values in self._by_dimension.items():
             value = facts.get(dimension)
             if dimension == "ip":
-                value = address_of(address).text if address else value
-                found = self._networks.find(value) if value else None
-                if found is not None:
-                    return found
+                whole = address_of(address or value) if address or value else None
+                if whole is not None:
+                    value, found = whole.text, self._networks.find(whole)
+                    if found is not None:
+                        return found
             if value is not None:
                 found = values.find(value)
                 if found is not None:

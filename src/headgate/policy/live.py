@@ -10,7 +10,7 @@ from headgate.live import EVERY, FileSource, Live, Source
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import read_file
 from headgate.policy.model import Ruleset
-from headgate.policy.terms import space_name
+from headgate.policy.prepared import space_name
 
 _LOG = logging.getLogger("headgate.policy")
 _SPACES = 100

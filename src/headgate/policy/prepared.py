@@ -1,19 +1,207 @@
-"""Rules with all that can be computed before any request is seen."""
+"""Rules with all that can be computed before any request is seen: whom they are for, and on what terms.
+
+The *terms* of a rule are its quotas as they are in force: as written, as a tier or a user's override changes them, and
+until when. An override changes what the user's tier made of the rule. What a rule is for each tier is computed when the
+policy is built; an override is then checked with the tier of its user and with the default tier, and computed when it
+is needed first. If it makes no quota on top of a tier that only a request brings along, it changes the rule as written.
+A change that ends at `until` does so by itself, since what comes after it is there already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from hashlib import blake2b
 
 import msgspec
 
-from headgate.core.errors import InvalidRule
+from headgate.core.errors import InvalidQuota, InvalidRule
+from headgate.core.key import space
+from headgate.core.plan import Family
+from headgate.core.quota import Quota
 from headgate.policy.facts import together
 from headgate.policy.lists import Entries
-from headgate.policy.model import Entry, Rule
-from headgate.policy.terms import Drafting, Overridden, Terms
+from headgate.policy.model import Change, Entry, Rule
 from headgate.policy.trie import parsed
+
+FOREVER = 1 << 62
+"""Later than any time, in microseconds."""
+
+
+class Terms:
+    """The quotas of a rule that are in force for some time, and where their states live."""
+
+    __slots__ = ("capacity", "counted", "override", "quotas", "since", "tier_change", "until")
+
+    def __init__(
+        self,
+        rule: Rule,
+        quotas: tuple[Quota, ...],
+        times: tuple[int, int],
+        tier_change: Change | None,
+        override: Change | None,
+    ) -> None:
+        if rule.replicas:
+            quotas = tuple([replace(quota, replicas=max(quota.replicas, rule.replicas)) for quota in quotas])
+        self.quotas = quotas
+        name = space_name(rule)
+        self.counted = tuple([(space(name, quota), quota) for quota in quotas])
+        """The space where the states of each quota are kept, and the quota."""
+        self.capacity = min([quota.capacity for quota in quotas])
+        """The highest cost that all quotas could admit."""
+        self.since, self.until = times
+        """Microseconds since the epoch; before these times, and from the second one on, other terms are in force."""
+        self.tier_change = tier_change
+        """What the tier changed, if it did."""
+        self.override = override
+        """What the user's override changed, if it did."""
+
+
+Schedule = tuple[Terms, ...]
+"""Terms one after the other in time, the last ones forever."""
+
+
+class Overridden:
+    """The terms of a rule for those who have a certain override; made for a tier when they are needed first."""
+
+    __slots__ = ("_by_tier", "_override", "_rule", "_tiers")
+
+    def __init__(self, rule: Rule, override: Change, tiers: Mapping[str, Change]) -> None:
+        self._rule = rule
+        self._override = override
+        self._tiers = tiers
+        self._by_tier: dict[str, Schedule] = {}
+        """The empty text stands for all tiers that change nothing."""
+
+    def schedule(self, tier: str) -> Schedule:
+        """Return the terms for a tier."""
+        tier = tier if tier in self._tiers else ""
+        schedule = self._by_tier.get(tier)
+        if schedule is None:  # two threads may make it twice: equal ones
+            schedule = _schedule(self._rule, self._tiers.get(tier), self._override, _changed)
+            self._by_tier[tier] = schedule
+        return schedule
+
+    def check(self, tier: str) -> None:
+        """Raise InvalidRule if the override makes no quota on top of a tier."""
+        if tier not in self._tiers:
+            return
+        try:
+            _changed(self._rule, [self._tiers[tier], self._override])
+        except InvalidQuota as error:
+            raise InvalidRule(f"the override of rule {self._rule.id!r} on top of tier {tier!r}: {error}") from None
+
+
+class Drafting:
+    """Makes the terms of rules; equal quotas and equal overrides are made once."""
+
+    def __init__(self, tiers: Mapping[str, Mapping[str, Change]]) -> None:
+        self._tiers: dict[str, dict[str, Change]] = {}
+        """By rule id, then by tier."""
+        for tier, changes in tiers.items():
+            for rule_id, change in changes.items():
+                self._tiers.setdefault(rule_id, {})[tier] = change
+        self._made: dict[tuple[object, ...], tuple[Quota, ...]] = {}
+        self._overridden: dict[tuple[str, Change], Overridden] = {}
+        self._checked: set[tuple[str, Change, str]] = set()
+
+    def schedule(self, rule: Rule) -> Schedule:
+        """Return the terms of a rule for tiers that do not change it."""
+        return _schedule(rule, None, None, self._changed)
+
+    def schedules(self, rule: Rule) -> dict[str, Schedule]:
+        """Return the terms of a rule for the tiers that change it."""
+        changes = self._tiers.get(rule.id, {})
+        return {tier: _schedule(rule, change, None, self._changed) for tier, change in changes.items()}
+
+    def overridden(self, rule: Rule, override: Change, usual: Iterable[str]) -> Overridden:
+        """Return the terms of a rule for somebody who has that override, and usually is of one of those tiers.
+
+        Raises InvalidRule: the override makes no quota on top of such a tier.
+        """
+        overridden = self._overridden.get((rule.id, override))
+        if overridden is None:
+            overridden = Overridden(rule, override, self._tiers.get(rule.id, {}))
+            self._overridden[rule.id, override] = overridden
+        for tier in usual:
+            if (rule.id, override, tier) not in self._checked:
+                overridden.check(tier)
+                self._checked.add((rule.id, override, tier))
+        return overridden
+
+    def _changed(self, rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
+        """Return the quotas of a rule as a tier changes them, if one does."""
+        if not changes:
+            return rule.quotas
+        (change,) = changes
+        kept = tuple([quota.keeps_capacity for quota in (*rule.quotas, *(change.quotas or ()))])  # no part of equality
+        what = (rule.quotas, kept, replace(change, until=None))
+        made = self._made.get(what)
+        if made is None:
+            made = self._made[what] = _changed(rule, changes)
+        return made
+
+
+def _changed(rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
+    quotas = rule.quotas
+    for change in changes:
+        quotas = change.apply(quotas)
+    if len(quotas) > 1:
+        Family(rule.id, quotas)  # no two limits may count in one place
+    return quotas
+
+
+def _schedule(
+    rule: Rule,
+    tier_change: Change | None,
+    override: Change | None,
+    changed: Callable[[Rule, Sequence[Change]], tuple[Quota, ...]],
+) -> Schedule:
+    """Return the terms that result; those of the override alone where the two make no quota together."""
+    ends = {change.until for change in (tier_change, override) if change is not None and change.until is not None}
+    schedule: list[Terms] = []
+    for end in (*sorted(ends), FOREVER):
+        of_tier, of_user = _lasting(tier_change, end), _lasting(override, end)
+        try:
+            quotas = changed(rule, [change for change in (of_tier, of_user) if change is not None])
+        except InvalidQuota:
+            if of_tier is None or of_user is None:
+                raise
+            of_tier, quotas = None, changed(rule, [of_user])
+        since = schedule[-1].until if schedule else 0
+        schedule.append(Terms(rule, quotas, (since, end), of_tier, of_user))
+    return tuple(schedule)
+
+
+def _lasting(change: Change | None, end: int) -> Change | None:
+    """Return the change if it lasts as long as that."""
+    return change if change is not None and (change.until is None or end <= change.until) else None
+
+
+def space_name(rule: Rule) -> str:
+    """Return the name under which the states of a rule are kept: ``orders-user@user``.
+
+    It has the dimension, for user 42 is not the API key 42. No name has an ``@``: so the name of a limiter is never
+    that of a rule, and none of the parts can imitate another. With `reset_on_change` there is a fingerprint of
+    `updated_at` and of the quotas as written: not as tiers and overrides change them, for then whoever has two tiers,
+    or an override that ends, would get a fresh budget by that. All nodes must find the same name, those that start
+    later included, so nothing but what is written can be in it.
+    """
+    name = f"{rule.id}@{rule.dimension}"
+    if not rule.reset_on_change:
+        return name
+    numbers = [
+        f"{quota.shape},{quota.limit},{quota.burst},{quota.queue:d},{quota.refill_every_us}" for quota in rule.quotas
+    ]
+    if rule.updated_at:
+        numbers.append(f"@{rule.updated_at}")
+    return f"{name}#{blake2b(';'.join(numbers).encode(errors='surrogatepass'), digest_size=8).hexdigest()}"
+
+
+def rule_id_of(space: str) -> str:
+    """Return the id of the rule whose states are in a space."""
+    return space.partition("@")[0]
 
 
 class PreparedRule:
@@ -24,8 +212,8 @@ class PreparedRule:
     """
 
     __slots__ = (
-        *("dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank", "replaces", "rule", "schedules"),
-        "segments",
+        *("_by_tier", "_untiered", "dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank"),
+        *("replaces", "rule", "segments"),
     )
 
     def __init__(self, rule: Rule, drafting: Drafting, *, rank: int = 0, ignore_case: bool = False) -> None:
@@ -36,7 +224,7 @@ class PreparedRule:
         self.dimensions = rule.dimensions
         self.methods = rule.methods | {"HEAD"} if "GET" in rule.methods else rule.methods
         """All that it is for; none: all."""
-        self.schedules = drafting.schedules(rule)
+        self._untiered, self._by_tier = drafting.schedule(rule), drafting.schedules(rule)
         self.is_enforced: bool | None = None
         """None: that depends on the principal."""
         if rule.shadow or rule.enforce_percent in {0, 100}:
@@ -56,16 +244,25 @@ class PreparedRule:
             return facts.get(self.dimension)
         return together([facts.get(name) for name in self.dimensions])
 
+    def enforces(self, value: str) -> bool:
+        """Whether it is enforced for somebody who is counted under `value`; else it is a shadow."""
+        if self.is_enforced is None:
+            return share_of(self.id, value) < self.rule.enforce_percent
+        return self.is_enforced
+
+    def terms(self, tier: str, override: Overridden | None, now: int) -> Terms:
+        """Return the terms that are in force for somebody, at a time in microseconds since the epoch."""
+        schedule = self._by_tier.get(tier, self._untiered) if override is None else override.schedule(tier)
+        return next(terms for terms in schedule if now < terms.until)
+
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """A rule as it applies to one request."""
+    """A rule as it applies to some requests."""
 
     rule: PreparedRule
-    value: str
-    """Of the rule's dimension: who is counted."""
     terms: Terms
     is_enforced: bool
-    """For this principal; else it is a shadow."""
+    """For these principals; else it is a shadow."""
 
 
 class Special:

@@ -1,4 +1,4 @@
-"""Endpoint patterns, and all of them that a path matches, in time that depends on the path and not on their number.
+"""Endpoint patterns, and all rules whose pattern and conditions a request meets, however many rules there are.
 
 A pattern is a path whose segments are literal, ``*`` or ``{name}`` (any one segment), and, as the last one, ``**`` (any
 number of further segments, also none). ``**`` alone matches everything. Literal segments are put into the canonical
@@ -7,17 +7,21 @@ form of `headgate.policy.paths`, as the paths are that they are compared with.
 The walk follows the literal child and the ``*`` child of each node it reaches. So a path of n segments reaches as many
 nodes as there are beginnings of patterns that match its beginning: nearly always one or two for each segment, 2^n only
 where patterns mix literals and ``*`` at every place in all ways.
+
+Where a pattern ends there are the rules that have it. Those that ask for the same things besides (for a method and the
+attribute "region", say) make a group, and within a group they are found by the values they ask for, all at once, in a
+dict. So the cost depends on how many different groups there are that the request could meet, not on how many rules are
+in them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from headgate.core.errors import InvalidRule
 from headgate.core.numbers import short
-from headgate.policy.conditions import Conditions, Indexed
 from headgate.policy.paths import LONGEST, canonical_segment
 from headgate.policy.request import InvalidRequest
 
@@ -79,15 +83,92 @@ def _segment(text: str, *, is_last: bool) -> str:
     return segment
 
 
+class Conditions(NamedTuple):
+    """What a rule asks for besides its endpoint."""
+
+    methods: frozenset[str] = frozenset()
+    """In capitals; none: all."""
+    tier: str = ""
+    """Empty: all."""
+    when: Mapping[str, str] = {}
+    """Facts that must be equal."""
+
+
+class _Group(Generic[T]):
+    """Rules that ask for the same things, by the values they ask for."""
+
+    __slots__ = ("_by_values", "_has_methods", "_has_tier", "_names")
+
+    def __init__(self, names: tuple[str, ...], *, has_methods: bool, has_tier: bool) -> None:
+        self._names = names
+        self._has_methods = has_methods
+        self._has_tier = has_tier
+        self._by_values: dict[tuple[str | None, ...], list[T]] = {}
+
+    def add(self, asked: Conditions, item: T) -> None:
+        values = [asked.when[name] for name in self._names]
+        for method in asked.methods or ("",):
+            self._by_values.setdefault((method, asked.tier, *values), []).append(item)
+
+    def collect(self, found: list[T], method: str, tier: str, facts: Mapping[str, str]) -> None:
+        first = method if self._has_methods else "", tier if self._has_tier else ""
+        found += self._by_values.get((*first, *[facts.get(name) for name in self._names]), ())
+
+
+class End(Generic[T]):
+    """Where a pattern ends: all that have this pattern."""
+
+    __slots__ = ("_by_name", "_groups", "_unconditional", "_without_names", "values")
+
+    def __init__(self) -> None:
+        self._unconditional: list[T] = []
+        self._groups: dict[tuple[tuple[str, ...], bool, bool], _Group[T]] = {}
+        self._without_names: list[_Group[T]] = []
+        """Groups that ask for no attribute."""
+        self._by_name: dict[str, list[_Group[T]]] = {}
+        """The other groups, by one of the attributes each asks for."""
+        self.values: dict[str, set[str]] = {}
+        """All values that are asked for, by name."""
+
+    def add(self, asked: Conditions, item: T) -> None:
+        names = tuple(sorted(asked.when))
+        for name in names:
+            self.values.setdefault(name, set()).add(asked.when[name])
+        shape = names, bool(asked.methods), bool(asked.tier)
+        if not any(shape):
+            self._unconditional.append(item)
+            return
+        group = self._groups.get(shape)
+        if group is None:
+            group = self._groups[shape] = _Group(names, has_methods=shape[1], has_tier=shape[2])
+            (self._by_name.setdefault(names[0], []) if names else self._without_names).append(group)
+        group.add(asked, item)
+
+    def collect(self, found: list[T], method: str, tier: str, facts: Mapping[str, str]) -> None:
+        """Append to `found` all whose conditions are met by a method in capitals, a tier and facts."""
+        found += self._unconditional
+        for group in self._without_names:
+            group.collect(found, method, tier, facts)
+        by_name = self._by_name
+        if by_name:  # whichever is shorter; a group whose attribute is missing has nothing for us
+            for name in facts if len(facts) < len(by_name) else by_name:
+                for group in by_name.get(name, ()):
+                    group.collect(found, method, tier, facts)
+
+
+Ends = tuple[End[T], ...]
+"""All that a path reaches: the same for all paths that the same patterns match."""
+
+
 class _Node(Generic[T]):
     __slots__ = ("here", "literal", "rest", "wild")
 
     def __init__(self) -> None:
         self.literal: dict[str, _Node[T]] = {}
         self.wild: _Node[T] | None = None
-        self.here: Conditions[T] | None = None
+        self.here: End[T] | None = None
         """Patterns that end here."""
-        self.rest: Conditions[T] | None = None
+        self.rest: End[T] | None = None
         """Patterns that end here with ``**``."""
 
 
@@ -100,7 +181,7 @@ class Trie(Generic[T]):
 
     __slots__ = ("_root",)
 
-    def __init__(self, entries: Iterable[tuple[tuple[str, ...], Indexed, T]]) -> None:
+    def __init__(self, entries: Iterable[tuple[tuple[str, ...], Conditions, T]]) -> None:
         self._root: _Node[T] = _Node()
         for segments, conditions, item in entries:
             self._end_of(segments).add(conditions, item)
@@ -108,13 +189,20 @@ class Trie(Generic[T]):
     def find(self, path: str, method: str, tier: str, facts: Mapping[str, str]) -> list[T]:
         """Return all that match a canonical path, a method in capitals, a tier and facts; in no particular order."""
         found: list[T] = []
+        for end in self.ends(path):
+            end.collect(found, method, tier, facts)
+        return found
+
+    def ends(self, path: str) -> Ends[T]:
+        """Return the ends of all patterns that match a canonical path."""
+        found: list[End[T]] = []
         segments = segments_of(path)
         ways = [(self._root, segments)]
         while ways:
             node, segments = ways.pop()
             for place, segment in enumerate(segments, 1):
                 if node.rest is not None:
-                    node.rest.collect(found, method, tier, facts)
+                    found.append(node.rest)
                 child = node.literal.get(segment)
                 if child is None:
                     child = node.wild
@@ -124,22 +212,19 @@ class Trie(Generic[T]):
                     ways.append((node.wild, segments[place:]))
                 node = child
             else:
-                if node.here is not None:
-                    node.here.collect(found, method, tier, facts)
-                if node.rest is not None:
-                    node.rest.collect(found, method, tier, facts)
-        return found
+                found += [end for end in (node.here, node.rest) if end is not None]
+        return tuple(found)
 
-    def _end_of(self, segments: tuple[str, ...]) -> Conditions[T]:
+    def _end_of(self, segments: tuple[str, ...]) -> End[T]:
         node = self._root
         for segment in segments:
             if segment == REST:
-                node.rest = node.rest or Conditions()
+                node.rest = node.rest or End()
                 return node.rest
             if segment == ANY:
                 node.wild = node.wild or _Node()
                 node = node.wild
             else:
                 node = node.literal.setdefault(segment, _Node())
-        node.here = node.here or Conditions()
+        node.here = node.here or End()
         return node.here

@@ -9,7 +9,6 @@ from time import perf_counter_ns
 from msgspec import structs
 
 from headgate.engine import AsyncEngine, Part, Reset, Ruling
-from headgate.engine.kept import KeptRequest
 from headgate.observe.recorder import Recorder
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain
@@ -75,13 +74,6 @@ class Decisions:
         except UnknownRule as error:
             ruling = self._unmatched(error)
         self._ruled(ruling, request, perf_counter_ns() - began, self._api)
-        return ruling
-
-    async def check_kept(self, kept: KeptRequest) -> Ruling:
-        """Do as `check` does with a request that is asked again and again."""
-        began = perf_counter_ns()
-        ruling = await self.engine.check_kept(kept)
-        self._ruled(ruling, kept.request, perf_counter_ns() - began, self._api)
         return ruling
 
     async def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:

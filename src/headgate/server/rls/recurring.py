@@ -6,7 +6,6 @@ would cost more than it saves.
 
 from __future__ import annotations
 
-from headgate.engine.kept import KeptRequest
 from headgate.policy.request import Request
 
 MOST = 4096
@@ -21,7 +20,7 @@ class Recurring:
     __slots__ = ("_kept", "_seen", "find")
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, KeptRequest] = {}
+        self._kept: dict[bytes, Request] = {}
         self._seen = [0] * _SLOTS
         """Hashes of questions that came lately, each in a place of its own choice."""
         self.find = self._kept.get
@@ -36,4 +35,4 @@ class Recurring:
         elif len(raw) <= LONGEST:
             if len(self._kept) >= MOST:
                 self._kept.clear()
-            self._kept[raw] = KeptRequest(request)
+            self._kept[raw] = request

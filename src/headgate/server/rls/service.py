@@ -97,7 +97,7 @@ class RateLimitService:
             kept = self._recurring.find(raw)
             if kept is not None and decisions is not None:
                 now = decisions.engine.clock.now()
-                answer = self._ruled.one(await decisions.check_kept(kept), now)
+                answer = self._ruled.one(await decisions.check(kept), now)
             else:
                 question = decode(raw)
                 request = self._usual(question)

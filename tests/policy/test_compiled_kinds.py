@@ -1,4 +1,4 @@
-"""What is remembered of requests never changes what is decided about them."""
+"""What is remembered of kinds of requests never changes what is decided about them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import CostTooLarge, HeadgateError
 from headgate.core.quota import Quota
-from headgate.policy import recipes
+from headgate.policy import compiled
 from headgate.policy.compiled import Policy
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
-from headgate.policy.recipes import Recipes
 from headgate.policy.request import InvalidRequest, Request
-from headgate.policy.selection import UNMATCHED
 from tests.policy.naive import naive_plan
 from tests.policy.test_compiled import NOW, answer, requests, rulesets
 
@@ -26,21 +24,19 @@ PER_IP = Rule("per-ip", Quota.parse("10/minute"), dimension="ip")
 ADA = Request({"user": "ada"}, "/a", "GET")
 
 
-def plain(rule: Rule) -> Rule:
-    return replace(rule, when={}, shadow=False, enforce_percent=100)
-
-
-def without_values(ruleset: Ruleset) -> Ruleset:
-    """Return rules that do not look at values, most of which can be remembered."""
-    default = None if ruleset.default is None else plain(ruleset.default)
-    return replace(ruleset, rules=tuple(map(plain, ruleset.rules)), allow=(), deny=(), default=default)
-
-
-@given(rulesets().map(without_values), st.lists(requests(), min_size=3, max_size=6))
-def test_a_kind_of_request_that_was_seen_is_decided_as_if_it_was_new(ruleset: Ruleset, asked: list[Request]) -> None:
-    policy = Policy(ruleset)
+@given(rulesets(), st.lists(requests(), min_size=3, max_size=6), st.booleans())
+def test_a_kind_of_request_that_was_seen_is_decided_as_if_it_was_new(
+    ruleset: Ruleset,
+    asked: list[Request],
+    enforcing: bool,  # noqa: FBT001  drawn
+) -> None:
+    policy = Policy(ruleset, enforcing=enforcing)
     for request in asked * 2:
-        assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
+        for now in (NOW, NOW + 10_000_000, NOW):
+            fresh = Policy(ruleset, enforcing=enforcing)
+            assert policy.plan(request, now, asking=False) == fresh.plan(request, now, asking=False)
+            if enforcing:
+                assert answer(policy.plan(request, now)) == naive_plan(ruleset, request, now)
 
 
 WRONG: list[Any] = [None, 1, "", b"x", [], {}, "ü" * 70_000]
@@ -97,10 +93,17 @@ def test_a_cost_that_could_never_pass_is_refused_each_time() -> None:
             policy.plan(msgspec.structs.replace(ADA, cost=11), NOW)
 
 
-def test_what_is_only_in_force_for_a_time_is_not_remembered() -> None:
+def test_what_is_only_in_force_for_a_time_ends() -> None:
     ruleset = Ruleset((PER_USER,), tiers={"pro": {"per-user": Change(limit=99, until=NOW + 5)}})
     policy, request = Policy(ruleset), msgspec.structs.replace(ADA, tier="pro")
     found = [policy.plan(request, now).enforced.plan[0].quota.limit for now in (NOW, NOW + 4, NOW + 5, NOW)]
+    assert found == [99, 99, 10, 99]
+
+
+def test_the_override_of_a_user_ends() -> None:
+    override = Change(limit=99, until=NOW + 5)
+    policy = Policy(Ruleset((PER_USER,), users={"ada": User("", {"per-user": override})}))
+    found = [policy.plan(ADA, now).enforced.plan[0].quota.limit for now in (NOW, NOW + 4, NOW + 5, NOW)]
     assert found == [99, 99, 10, 99]
 
 
@@ -112,44 +115,68 @@ def test_what_is_only_in_force_for_a_time_is_not_remembered() -> None:
         Ruleset((replace(PER_USER, when={"user": "ada"}),)),
         Ruleset((replace(PER_USER, shadow=True),)),
         Ruleset((replace(PER_USER, enforce_percent=50),)),
+        Ruleset((replace(PER_USER, key_pattern="a*"),)),
     ],
-    ids=["allow", "deny", "when", "shadow", "percent"],
+    ids=["allow", "deny", "when", "shadow", "percent", "key"],
 )
-def test_rules_that_look_at_values_are_asked_each_time(ruleset: Ruleset) -> None:
+def test_rules_that_look_at_values_look_at_those_of_each_request(ruleset: Ruleset) -> None:
     policy = Policy(ruleset)
     for user in ("ada", "bob", "eve", "ada", "bob", "eve"):
         request = Request({"user": user}, "/a", "GET")
         assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
 
 
-def test_memory_is_bounded_and_given_up_where_no_request_is_like_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "MOST", 8)
-    ruleset = Ruleset((PER_USER,))
-    policy, known = Policy(ruleset), Recipes({})
-    for number in range(20):
-        request = Request({"user": "ada"}, f"/orders/{number}", "GET")
-        facts = {"user": "ada", "endpoint": request.endpoint, "global": "global"}
-        known.remember(request, facts, policy.applying(request, facts, NOW), UNMATCHED)
-        assert len(known) <= 8
-    assert not known.is_worth_it
+def test_a_rule_that_is_named_is_for_any_key_however_often() -> None:
+    policy = Policy(Ruleset((replace(PER_USER, key_pattern="a*"),)))
+    for _ in range(2):
+        assert policy.plan(Request({"user": "bob"}, rule_id="per-user"), NOW).matched
+        assert not policy.plan(Request({"user": "bob"}), NOW).matched
+
+
+def test_values_that_no_rule_asks_for_are_one_kind() -> None:
+    policy = Policy(Ruleset((replace(PER_USER, when={"region": "eu"}),)))
+    for number in range(3):
+        assert not policy.plan(Request({"user": "ada"}, attributes={"region": f"r{number}"}), NOW).matched
+        assert policy.plan(Request({"user": f"u{number}"}, attributes={"region": "eu"}), NOW).matched
+    assert remembered(policy)["_kinds"] == 2
+
+
+def test_paths_that_the_same_patterns_match_are_one_kind() -> None:
+    policy = Policy(Ruleset((PER_USER, replace(PER_IP, endpoint="/orders/**"))))
+    for number in range(10):
+        policy.plan(Request({"user": "ada"}, f"/orders/{number}", "GET"), NOW)
+    assert remembered(policy) == {"_endpoints": 10, "_forms": 1, "_kinds": 1, "_steps": 0}
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST", 8)
+    monkeypatch.setattr(compiled, "MOST_ENDPOINTS", 8)
+    users = {f"u{number}": User("", {"per-user": Change(limit=number + 1)}) for number in range(20)}
+    ruleset = Ruleset((PER_USER,), users=users)
+    policy = Policy(ruleset)
     for number in range(100):
-        request = Request({"user": "ada"}, f"/orders/{number}", "GET")
+        principal = {"user": f"u{number % 30}", f"x{number}": "x"}
+        request = Request(principal, f"/orders/{number}", "GET", tier=f"t{number}")
         assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
+        assert max(remembered(policy).values()) <= 8
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "memory"),
     [
-        Request({"user": "ada"}, "/" + "a" * recipes.LONGEST),
-        Request({"user": "ada", "a" * recipes.LONGEST: "x"}),
-        Request({"user": "ada"}, attributes={"a" * recipes.LONGEST: "x"}),
-        Request({"user": "ada"}, method="A" * recipes.LONGEST),
-        Request({"user": "ada"}, tier="a" * recipes.LONGEST),
+        (Request({"user": "ada"}, "/" + "a" * compiled.LONGEST), "_endpoints"),
+        (Request({"user": "ada", "a" * compiled.LONGEST: "x"}), "_forms"),
+        (Request({"user": "ada"}, attributes={"a" * compiled.LONGEST: "x"}), "_forms"),
+        (Request({"user": "ada"}, method="A" * compiled.LONGEST, tier="b"), "_forms"),
+        (Request({"user": "ada"}, tier="a" * (compiled.LONGEST + 1)), "_forms"),
     ],
     ids=["endpoint", "principal", "attribute", "method", "tier"],
 )
-def test_what_is_long_is_not_remembered(asked: Request) -> None:
-    policy, known = Policy(Ruleset((PER_USER,))), Recipes({})
-    facts = {"user": "ada", "endpoint": asked.endpoint, "global": "global"}
-    known.remember(asked, facts, policy.applying(asked, facts, NOW), UNMATCHED)
-    assert len(known) == 0
+def test_what_is_long_is_not_remembered(asked: Request, memory: str) -> None:
+    policy = Policy(Ruleset((PER_USER,)))
+    assert policy.plan(asked, NOW).matched
+    assert remembered(policy)[memory] == 0
+
+
+def remembered(policy: Policy) -> dict[str, int]:
+    return {name: len(getattr(policy, name)) for name in ("_endpoints", "_forms", "_kinds", "_steps")}
