@@ -14,10 +14,10 @@ fewest. Every row is shown, whether it passes or not.
 """
 
 METHOD = f"""\
-- **Matching** is `Policy.worked_out`: a request (user, path as it was sent, method) in, all limits with the keys of
-  their counters out. That includes to check the path and the values, and to look for lists, tiers and overrides.
-  Nothing is remembered from one request to the next; `Policy.plan`, which decisions use, remembers what rules mean for
-  requests of one kind, and takes a third of the time for those that it has seen before.
+- **Matching** is `Policy.plan`: a request (user, path as it was sent, method) in, all limits with the keys of their
+  counters out. That includes checking the path and the values, and looking for lists, tiers and overrides. What rules
+  mean for requests of one kind, and which rules a path leads to, is remembered; where each request is for another rule
+  and there are more rules than it remembers, it is worked out anew.
 - **The path** is `/api/v1/resource501/12345`, or one like it; every rule has a pattern such as `/api/v1/resource501/*`
   of its own. One more rule counts by address, on all paths: it takes part when the request has an address, and makes
   the second of two matching rules. Where all rules have the same endpoint, `/api/v1/orders/**`, they ask for another
