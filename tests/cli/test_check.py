@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.__main__ import main
-from headgate.cli.asking import Answer
-from headgate.cli.check import _tell
-from headgate.cli.terminal import Terminal
+from headgate.cli.check import ShownDecision, _tell
+from headgate.cli.command import Terminal
 from tests.server.process.certificates import Authority
 from tests.server.process.service import service
 from tests.servers import free_port
@@ -213,7 +212,7 @@ def test_callers_keys_and_tls(
 
 def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal.of(sys.stdout, sys.stderr)
-    _tell(Answer(allowed=True, degraded=True, reason="storage_unavailable", delay=1.5), terminal, peeked=False)
+    _tell(ShownDecision(allowed=True, degraded=True, reason="storage_unavailable", delay=1.5), terminal, peeked=False)
     out = capsys.readouterr().out
     assert "degraded: the store did not decide this (storage_unavailable); what was used there is not known" in out
     assert "its turn comes in 1.5 s" in out

@@ -11,8 +11,7 @@ import pytest
 
 from headgate.cli import __main__ as command_line
 from headgate.cli.__main__ import main
-from headgate.cli.command import Commands, add_command
-from headgate.cli.terminal import Terminal, coloured, safe
+from headgate.cli.command import Commands, Terminal, add_command, coloured, safe
 from headgate.core.errors import InvalidStore
 
 COMMAND = [sys.executable, "-m", "headgate.cli"]
@@ -98,7 +97,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 def test_no_socket_is_taken_for_a_standard_stream_that_is_closed() -> None:
     code = (
         "import os, sys; os.close(0); os.close(1); sys.stdin = sys.stdout = None\n"
-        "from headgate.cli.terminal import open_standard_streams; open_standard_streams()\n"
+        "from headgate.cli.command import open_standard_streams; open_standard_streams()\n"
         "print('unheard', flush=True); sys.stderr.write(os.readlink('/proc/self/fd/1'))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from headgate.cli.__main__ import main
-from headgate.cli.serve_options import add_options, options, settings_of, unknown_variables
+from headgate.cli.serve import add_options, options, settings_of, unknown_variables
 from headgate.server.settings import Settings
 from tests.server.process.service import Service, service
 

@@ -14,8 +14,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from headgate.cli import check, explain, operating, rules, serve
-from headgate.cli.command import WRONG_USAGE, Command
-from headgate.cli.terminal import Terminal, open_standard_streams, silence
+from headgate.cli.command import WRONG_USAGE, Command, Terminal, open_standard_streams, silence
 from headgate.core.errors import HeadgateError
 
 COMMANDS = (serve.add, check.add, rules.add, explain.add, operating.add)

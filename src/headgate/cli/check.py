@@ -1,28 +1,78 @@
-"""``headgate check``: one request to a running service, from the terminal."""
+"""``headgate check`` and ``headgate reset``: one question to a running service, from the terminal."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from headgate.cli.asking import CHECK, Answer, Limit, NoAnswer, answer_of, ask
-from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, add_command
-from headgate.cli.request_options import add_request_options, attributes_of, principal_of
-from headgate.cli.service_options import Target, add_service_options, parse_target, tls_of, url
-from headgate.cli.terminal import Terminal, safe
+import msgspec
+
+from headgate.cli.command import (
+    NO,
+    OK,
+    WRONG_USAGE,
+    Command,
+    Commands,
+    Terminal,
+    add_command,
+    add_principal_options,
+    add_request_options,
+    attributes_of,
+    principal_of,
+    safe,
+)
+from headgate.cli.service import CHECK, RESET, NoAnswer, add_service_options, asked
 from headgate.core.errors import UsageError
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 
+_Time = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
+"""Unix time in seconds, up to the year 9999."""
+T = TypeVar("T")
+
+
+class ShownLimit(msgspec.Struct, frozen=True):
+    """What one limit says."""
+
+    rule_id: str
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_at: _Time
+    retry_after: float
+    state: str
+
+
+class ShownDecision(msgspec.Struct, frozen=True):
+    """What the service decided; more members are welcome."""
+
+    allowed: bool
+    rule_id: str | None = None
+    retry_after: float | None = None
+    state: str = ""
+    degraded: bool | str | None = None
+    reason: str | None = None
+    matched: bool = True
+    delay: float = 0.0
+    limits: tuple[ShownLimit, ...] = ()
+    shadow: tuple[ShownLimit, ...] = ()
+    unmatched_principals: tuple[str, ...] = ()
+
+
+class _ShownReset(msgspec.Struct, frozen=True):
+    rules: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    reason: str = ""
+
 
 def add(commands: Commands) -> None:
-    """Add the command."""
+    """Add the commands."""
     parser = add_command(
         commands,
         "check",
-        _check,
+        _answered(_check),
         summary="ask a running service about one request, which is counted",
         more="Exit codes: 0 it may pass, 1 it is refused, 2 wrong usage, or the service did not decide.",
         examples="headgate check --user 42 --method POST /api/v1/orders\n"
@@ -31,45 +81,65 @@ def add(commands: Commands) -> None:
         "headgate check --url https://limits.example.com --ca ca.pem --ip 192.0.2.7 /",
     )
     parser.add_argument("endpoint", metavar="PATH", nargs="?", help="the path of the request, such as /api/v1/orders")
-    parser.add_argument("--url", default=url(), help="where the service is; or HEADGATE_URL [%(default)s]")
     add_request_options(parser)
     parser.add_argument("--rule", metavar="ID", help="ask one rule by its id, whatever the path")
     parser.add_argument("--peek", action="store_true", help="only ask, take nothing")
     parser.add_argument("--idempotency-key", metavar="KEY", help="count this once, however often it is sent")
-    add_service_options(parser, timeout="seconds to wait for the service [%(default)g]")
-    parser.add_argument("--json", action="store_true", help="write the service's answer as JSON, for programs")
+    reset = add_command(
+        commands,
+        "reset",
+        _answered(_reset),
+        summary="let a running service forget what somebody has used",
+        more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
+        "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"
+        "Exit codes: 0 something was reset, 1 nothing was, 2 wrong usage, or the service did not answer.",
+        examples="headgate reset --user 42\n"
+        "headgate reset --user 42 --method POST /api/v1/orders\n"
+        "headgate reset --ip 192.0.2.7 --rule small-ip\n"
+        "headgate reset --rule everybody",
+    )
+    reset.add_argument("endpoint", metavar="PATH", nargs="?", help="only what applies to this path")
+    add_principal_options(reset, "whose limits")
+    reset.add_argument("--method", default="", help="with a path: the HTTP method")
+    reset.add_argument("--rule", metavar="ID", help="only the limits of this rule")
+    for each in (parser, reset):
+        add_service_options(each)
+        each.add_argument("--json", action="store_true", help="write the service's answer as JSON, for programs")
+
+
+def _answered(run: Command) -> Command:
+    """Return the command, which says why a service did not answer rather than raise it."""
+
+    def answered(arguments: argparse.Namespace, terminal: Terminal) -> int:
+        try:
+            return run(arguments, terminal)
+        except NoAnswer as error:
+            first, *more = str(error).split("\n")
+        terminal.complain(terminal.styled(f"headgate: {safe(first)}", "red", err=True))
+        for line in more:
+            terminal.complain(safe(line))
+        return WRONG_USAGE
+
+    return answered
+
+
+def _answer(arguments: argparse.Namespace, terminal: Terminal, question: dict[str, Any], path: str, form: type[T]) -> T:
+    """Ask, and return the answer, which is also written if JSON is wanted. Raises NoAnswer."""
+    target, body = asked(arguments, question, path)
+    try:
+        answer = msgspec.json.decode(body, type=form)
+    except (ValueError, RecursionError) as error:
+        raise NoAnswer(f"{target.place} answers, but not like Headgate: {error}") from None
+    if arguments.json:
+        terminal.say_json(json.loads(body))
+    return answer
 
 
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    question = _question(arguments)
-    try:
-        target, body = asked(arguments, question)
-        answer = answer_of(target, body)
-    except NoAnswer as error:
-        return not_answered(error, terminal)
-    if arguments.json:
-        terminal.say(json.dumps(json.loads(body), indent=2))
-    else:
+    answer = _answer(arguments, terminal, _question(arguments), CHECK, ShownDecision)
+    if not arguments.json:
         _tell(answer, terminal, peeked=arguments.peek)
     return OK if answer.allowed else NO
-
-
-def asked(arguments: argparse.Namespace, question: dict[str, Any], path: str = CHECK) -> tuple[Target, bytes]:
-    """Ask the service that the arguments name; returns its address, and what it answers. Raises NoAnswer."""
-    target = parse_target(arguments.url)
-    tls = tls_of(arguments, target)
-    if not 0 < arguments.timeout <= 3600:
-        raise UsageError(f"--timeout is in seconds, up to 3600, not {arguments.timeout:g}")
-    return target, ask(target, question, path, tls=tls, caller_key=arguments.caller_key, timeout=arguments.timeout)
-
-
-def not_answered(error: NoAnswer, terminal: Terminal) -> int:
-    """Say why there is no answer; returns the exit code."""
-    first, *more = str(error).split("\n")
-    terminal.complain(terminal.styled(f"headgate: {safe(first)}", "red", err=True))
-    for line in more:
-        terminal.complain(safe(line))
-    return WRONG_USAGE
 
 
 def _question(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -103,7 +173,7 @@ def _question(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _tell(answer: Answer, terminal: Terminal, *, peeked: bool) -> None:
+def _tell(answer: ShownDecision, terminal: Terminal, *, peeked: bool) -> None:
     passes, refused = ("would pass", "would be refused") if peeked else ("allowed", "refused")
     word = terminal.styled(passes, "green") if answer.allowed else terminal.styled(refused, "red")
     terminal.say(f"{word}{safe(_because(answer))}")
@@ -121,12 +191,12 @@ def _tell(answer: Answer, terminal: Terminal, *, peeked: bool) -> None:
         _tell_limit(limit, terminal, shadow=True)
 
 
-def _why(answer: Answer) -> str:
+def _why(answer: ShownDecision) -> str:
     reason = answer.reason or (answer.degraded if isinstance(answer.degraded, str) else "")
     return f" ({reason})" if reason else ""
 
 
-def _because(answer: Answer) -> str:
+def _because(answer: ShownDecision) -> str:
     if answer.limits and not answer.allowed:
         again = f", for another {answer.retry_after:g} s" if answer.retry_after else ""
         return f": rule {answer.rule_id}{again}"
@@ -137,10 +207,35 @@ def _because(answer: Answer) -> str:
     return ": only shadows apply, which refuse nothing" if answer.matched else ": no rule applies"
 
 
-def _tell_limit(limit: Limit, terminal: Terminal, *, shadow: bool = False) -> None:
+def _tell_limit(limit: ShownLimit, terminal: Terminal, *, shadow: bool = False) -> None:
     name = terminal.styled(safe(limit.rule_id), "dim" if shadow else "bold")
     state = terminal.styled(safe(limit.state), _STATES.get(limit.state, "dim"))
     again = f", refused for another {limit.retry_after:g} s" if not limit.allowed else ""
     aside = ", a shadow that refuses nothing" if shadow else ""
     whole = datetime.fromtimestamp(limit.reset_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     terminal.say(f"  {name}: {limit.remaining} of {limit.limit} left, {state}{again}, all of it at {whole}{aside}")
+
+
+def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    principal, attributes = principal_of(arguments), attributes_of(arguments)
+    if not (principal or attributes or arguments.rule):
+        raise UsageError("say whose limits: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
+    question: dict[str, Any] = {"principal": {**principal, **attributes}}
+    if arguments.rule is not None:
+        question["rule_id"] = arguments.rule
+    if arguments.endpoint is not None:
+        question |= {"principal": principal, "attributes": attributes, "endpoint": arguments.endpoint}
+        question |= {"method": arguments.method.upper()} if arguments.method else {}
+    answer = _answer(arguments, terminal, question, RESET, _ShownReset)
+    if arguments.json:
+        return OK if answer.rules else NO
+    if answer.rules:
+        terminal.say(terminal.styled(f"reset: {safe(', '.join(answer.rules))}", "green"))
+    else:
+        reason = answer.reason or "no rule counts by that alone"
+        terminal.say(terminal.styled(f"nothing was reset: {safe(reason)}", "yellow"))
+    if answer.shared:
+        terminal.say(
+            f"others share these, which were left alone (name one with --rule): {safe(', '.join(answer.shared))}"
+        )
+    return OK if answer.rules else NO

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from headgate.cli.command import NO, OK, Commands, add_command
-from headgate.cli.request_options import add_request_options, attributes_of, named, principal_of
+from headgate.cli.command import (
+    NO,
+    OK,
+    Commands,
+    Terminal,
+    add_command,
+    add_request_options,
+    attributes_of,
+    named,
+    principal_of,
+    safe,
+)
 from headgate.cli.rule_files import for_envoy
-from headgate.cli.terminal import Terminal, safe
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.plan import Call, Verb
@@ -65,7 +73,7 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with Engine(load_file(arguments.rules), store=arguments.store) as engine:
         explained = engine.explain(_request(arguments))
     if arguments.json:
-        terminal.say(json.dumps(_data(explained), indent=2))
+        terminal.say_json(_data(explained))
     else:
         _tell(explained, terminal)
     return OK if explained.ruling.allowed else NO
@@ -89,7 +97,7 @@ def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace,
     states = [{"quota": str(each.quota), "remaining": each.remaining, "limit": each.limit} for each in limits]
     if arguments.json:
         told = {"allowed": allowed, "outcome": match.outcome, "rule": ".".join(match.stat), "problem": match.problem}
-        terminal.say(json.dumps({**told, "limits": states}, indent=2))
+        terminal.say_json({**told, "limits": states})
         return OK if allowed else NO
     word, colour = ("would pass", "green") if allowed else ("would be over the limit", "red")
     why = match.problem or ".".join(match.stat) or "no descriptor is for it"

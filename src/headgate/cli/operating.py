@@ -1,9 +1,8 @@
-"""What an operator does to a running service: ``headgate reset``, ``who`` and ``enforcement``."""
+"""``headgate who`` and ``headgate enforcement``: what an operator needs beside a running service."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -12,51 +11,28 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
-from headgate.cli.asking import RESET, NoAnswer
-from headgate.cli.check import asked, not_answered
-from headgate.cli.command import NO, OK, Commands, add_command
-from headgate.cli.request_options import add_principal_options, attributes_of, principal_of
-from headgate.cli.service_options import add_service_options, url
-from headgate.cli.terminal import Terminal, safe
+from headgate.cli.command import (
+    NO,
+    OK,
+    Commands,
+    Terminal,
+    add_command,
+    add_principal_options,
+    attributes_of,
+    principal_of,
+    safe,
+)
 from headgate.core.errors import UsageError
 from headgate.observe.principals import Principals
 from headgate.policy.addresses import counted_by
 
 WORKER = "headgate.server.worker"
-"""The module that a worker runs: see `headgate.server.child`."""
+"""The module that a worker runs: see `headgate.server.supervisor`."""
 _PASSWORD = re.compile(r"://[^/@ ]*@")
-
-
-class _Reset(msgspec.Struct, frozen=True):
-    rules: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
-    reason: str = ""
 
 
 def add(commands: Commands) -> None:
     """Add the commands."""
-    reset = add_command(
-        commands,
-        "reset",
-        _reset,
-        summary="let a running service forget what somebody has used",
-        more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
-        "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"
-        "Exit codes: 0 something was reset, 1 nothing was, 2 wrong usage, or the service did not answer.",
-        examples="headgate reset --user 42\n"
-        "headgate reset --user 42 --method POST /api/v1/orders\n"
-        "headgate reset --ip 192.0.2.7 --rule small-ip\n"
-        "headgate reset --rule everybody",
-    )
-    reset.add_argument("endpoint", metavar="PATH", nargs="?", help="only what applies to this path")
-    reset.add_argument("--url", default=url(), help="where the service is; or HEADGATE_URL [%(default)s]")
-    add_principal_options(reset, "whose limits")
-    reset.add_argument("--method", default="", help="with a path: the HTTP method")
-    reset.add_argument("--rule", metavar="ID", help="only the limits of this rule")
-    add_service_options(reset, timeout="seconds to wait for the service [%(default)g]")
-    reset.add_argument("--json", action="store_true", help="write the service's answer as JSON, for programs")
     who = add_command(
         commands,
         "who",
@@ -83,37 +59,6 @@ def add(commands: Commands) -> None:
     )
     switch.add_argument("state", choices=["on", "off"])
     switch.add_argument("--pid", type=int, help="the process; not needed where one service runs")
-
-
-def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    principal, attributes = principal_of(arguments), attributes_of(arguments)
-    if not (principal or attributes or arguments.rule):
-        raise UsageError("say whose limits: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
-    question: dict[str, object] = {"principal": {**principal, **attributes}}
-    if arguments.rule is not None:
-        question["rule_id"] = arguments.rule
-    if arguments.endpoint is not None:
-        question |= {"principal": principal, "attributes": attributes, "endpoint": arguments.endpoint}
-        question |= {"method": arguments.method.upper()} if arguments.method else {}
-    try:
-        target, body = asked(arguments, question, RESET)
-        answer = msgspec.json.decode(body, type=_Reset)
-    except NoAnswer as error:
-        return not_answered(error, terminal)
-    except ValueError as error:
-        return not_answered(NoAnswer(f"{target.place} answers, but not like Headgate: {error}"), terminal)
-    if arguments.json:
-        terminal.say(json.dumps(json.loads(body), indent=2))
-    elif answer.rules:
-        terminal.say(terminal.styled(f"reset: {safe(', '.join(answer.rules))}", "green"))
-    else:
-        reason = answer.reason or "no rule counts by that alone"
-        terminal.say(terminal.styled(f"nothing was reset: {safe(reason)}", "yellow"))
-    if answer.shared and not arguments.json:
-        terminal.say(
-            f"others share these, which were left alone (name one with --rule): {safe(', '.join(answer.shared))}"
-        )
-    return OK if answer.rules else NO
 
 
 def _who(arguments: argparse.Namespace, terminal: Terminal) -> int:

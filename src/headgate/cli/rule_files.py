@@ -1,12 +1,14 @@
-"""Files of rules as the command line names them: paths, folders, ``-`` for the standard input."""
+"""Files of rules as the command line names them (paths, folders, ``-`` for the standard input), and their problems."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from headgate.cli.command import Terminal, safe
 from headgate.core.errors import InvalidRule
 from headgate.live import yaml_files
 from headgate.policy import envoy
@@ -17,6 +19,9 @@ from headgate.policy.problems import Kind
 from headgate.policy.yaml_nodes import MAX_BYTES, decoded
 
 STDIN = "-"
+_LISTED = 3
+_WIDTH = 100
+"""Characters of a line that are shown."""
 _ENVOY = re.compile(r"""^(?:\{\s*)?["']?domain["']?\s*:""", re.MULTILINE)
 """By this a file of envoyproxy/ratelimit is known."""
 
@@ -57,6 +62,38 @@ def checked_text(text: str, name: str) -> Loaded:
     return loaded
 
 
+def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Problem]]]:
+    """Return what is in the files: a line for each that stands alone, and what is odd about it.
+
+    Those of envoyproxy/ratelimit stand together. Raises InvalidRules, with the problems of all of them.
+    """
+    found: list[tuple[str, Sequence[Problem]]] = []
+    problems: list[Problem] = []
+    descriptors: dict[str, str] = {}
+    for file in expanded(files):
+        name = shown(file)
+        try:
+            written = text(file)
+            if is_for_envoy(written):
+                descriptors[name] = written
+                continue
+            loaded = checked_text(written, name)
+        except InvalidRules as error:
+            problems += error.problems
+            continue
+        count = len(loaded.ruleset.rules)
+        found.append((f"{name}: {count} rule{'s' * (count != 1)}", loaded.warnings))
+    if descriptors:
+        try:
+            policy = envoy.load(descriptors, merge_domains=merge_domains)
+            found.append((f"{_names(descriptors)}: descriptors of {', '.join(policy.domains)}", policy.warnings))
+        except InvalidRules as error:
+            problems += error.problems
+    if problems:
+        raise InvalidRules(problems)
+    return found
+
+
 def expanded(files: Iterable[str]) -> Iterator[str]:
     """Return the files that are meant: of a folder its YAML files, in the order of their names. Raises InvalidRules."""
     for file in files:
@@ -79,3 +116,52 @@ def text(file: str) -> str:
 def shown(file: str) -> str:
     """Return what to call a file in messages."""
     return "stdin" if file == STDIN else file
+
+
+def _names(files: Iterable[str]) -> str:
+    names = [*files]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def tell_problems(problems: Iterable[Problem], terminal: Terminal, *, warning: bool = False) -> None:
+    """Write each problem with its line and a caret under the place."""
+    for problem in problems:
+        for line in _described(problem, terminal, warning=warning):
+            terminal.complain(line)
+        terminal.complain("")
+
+
+def _described(problem: Problem, terminal: Terminal, *, warning: bool = False) -> list[str]:
+    """Return the lines that describe a problem."""
+    word, colour = ("warning", "yellow") if warning else ("error", "red")
+    place = terminal.styled(safe(problem.place), "bold", err=True)
+    field = f"{safe(problem.path)}: " if problem.path else ""
+    lines = [f"{place}: {terminal.styled(word, colour, err=True)}: {field}{safe(problem.message)}"]
+    if problem.source.strip():
+        gutter = f"{problem.line:>6} | "
+        start = max(0, problem.column - _WIDTH + 20)
+        source = "".join(" " if character == "\t" else character for character in problem.source)
+        before = safe(source[start : problem.column - 1])
+        shown = safe(source[start : start + _WIDTH])
+        caret = terminal.styled("^", colour, err=True)
+        lines += [f"{gutter}{shown}", f"{' ' * (len(gutter) - 2)}| {' ' * len(before)}{caret}"]
+    if problem.accepted:
+        lines.append(f"       accepted: {safe(problem.accepted)}")
+    if problem.hint:
+        lines.append(f"       {safe(problem.hint)}")
+    return lines
+
+
+def problem_data(problem: Problem) -> dict[str, Any]:
+    """Return a problem as data for JSON."""
+    return {
+        "file": problem.file,
+        "line": problem.line or None,
+        "column": problem.column or None,
+        "path": problem.path,
+        "message": problem.message,
+        "accepted": problem.accepted,
+        "hint": problem.hint,
+        "kind": str(problem.kind),
+    }

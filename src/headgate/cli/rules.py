@@ -6,19 +6,21 @@ import argparse
 import json
 from typing import Any
 
-from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, add_command
-from headgate.cli.problems import tell, to_data
-from headgate.cli.rule_files import checked, for_envoy
-from headgate.cli.rules_diff import tell_diff
-from headgate.cli.rules_list import tell_rules
-from headgate.cli.rules_validate import validated
-from headgate.cli.terminal import Terminal, safe
-from headgate.policy.diff import compare
+from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, Terminal, add_command, safe
+from headgate.cli.rule_files import checked, for_envoy, problem_data, tell_problems, validated
+from headgate.policy.diff import Diff, FieldChange, State, compare
 from headgate.policy.dumping import to_data as rules_data
 from headgate.policy.loading import InvalidRules
+from headgate.policy.model import Rule, Ruleset
 from headgate.policy.problems import Kind
 from headgate.policy.schema import schema
 
+_HEAD = ("ID", "COUNTS BY", "ENDPOINT", "FOR", "LIMIT", "")
+_FATES = {
+    State.KEPT: ("what was used stays counted", "dim"),
+    State.PARTLY: ("some of its limits start afresh", "yellow"),
+    State.AFRESH: ("starts afresh: what was used is forgotten", "yellow"),
+}
 _CODES = "Exit codes: 0 {}, 1 {}, 2 wrong usage, or no such file."
 
 
@@ -88,10 +90,10 @@ def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
     warnings = [odd for _, each in found for odd in each]
     code = NO if warnings and arguments.strict else OK
     if arguments.json:
-        told = {"valid": code == OK, "problems": [], "warnings": [to_data(odd) for odd in warnings]}
-        _say_json(terminal, told)
+        told = {"valid": code == OK, "problems": [], "warnings": [problem_data(odd) for odd in warnings]}
+        terminal.say_json(told)
         return code
-    tell(warnings, terminal, warning=True)
+    tell_problems(warnings, terminal, warning=True)
     for line, odd in found:
         if odd:
             count = f"{len(odd)} warning{'s' * (len(odd) != 1)}"
@@ -106,16 +108,16 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     descriptors = for_envoy(arguments.file)
     if descriptors is not None:
         if arguments.json:
-            _say_json(terminal, {"descriptors": descriptors.described()})
+            terminal.say_json({"descriptors": descriptors.described()})
         else:
             for line in descriptors.described():
                 terminal.say(safe(line))
         return OK
     loaded = checked(arguments.file)
     if arguments.json:
-        _say_json(terminal, rules_data(loaded.ruleset))
+        terminal.say_json(rules_data(loaded.ruleset))
     else:
-        tell_rules(loaded.ruleset, terminal)
+        _tell_rules(loaded.ruleset, terminal)
     return OK
 
 
@@ -123,14 +125,14 @@ def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
     old, new = (checked(file).ruleset for file in (arguments.old, arguments.new))
     diff = compare(old, new)
     if arguments.json:
-        _say_json(terminal, diff.to_data())
+        terminal.say_json(diff.to_data())
     else:
-        tell_diff(diff, terminal)
+        _tell_diff(diff, terminal)
     return OK if diff.same else NO
 
 
 def _schema(_: argparse.Namespace, terminal: Terminal) -> int:
-    _say_json(terminal, schema())
+    terminal.say_json(schema())
     return OK
 
 
@@ -144,10 +146,10 @@ def _explained(run: Command) -> Command:
             problems = error.problems
         unread = any(problem.kind is Kind.FILE for problem in problems)
         if arguments.json:
-            data = [to_data(problem) for problem in problems]
-            _say_json(terminal, {"valid": False, "problems": data, "warnings": []})
+            data = [problem_data(problem) for problem in problems]
+            terminal.say_json({"valid": False, "problems": data, "warnings": []})
         else:
-            tell(problems, terminal)
+            tell_problems(problems, terminal)
             count, files = len(problems), {problem.file: None for problem in problems}
             where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
             told = f"{safe(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
@@ -158,5 +160,71 @@ def _explained(run: Command) -> Command:
     return explaining
 
 
-def _say_json(terminal: Terminal, data: Any) -> None:
-    terminal.say(json.dumps(data, indent=2))
+def _tell_rules(ruleset: Ruleset, terminal: Terminal) -> None:
+    """Write one line for each rule, and what else the file has."""
+    rows = [_row(rule) for rule in ruleset.rules]
+    if ruleset.default is not None:
+        rows.append(_row(ruleset.default, "when no other rule applies"))
+    if rows:
+        widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(len(_HEAD))]
+        for row in (_HEAD, *rows):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            terminal.say(terminal.styled(line, "bold") if row is _HEAD else line)
+    else:
+        terminal.say("no rules")
+    parts = {"tiers": ruleset.tiers, "users": ruleset.users, "allowed": ruleset.allow, "denied": ruleset.deny}
+    counts = ", ".join(f"{what}: {len(held)}" for what, held in parts.items() if held)
+    if counts:
+        terminal.say(f"\n{counts}")
+
+
+def _row(rule: Rule, note: str = "") -> tuple[str, ...]:
+    conditions = [" ".join(sorted(rule.methods)), f"tier {rule.tier}" if rule.tier else ""]
+    conditions.append(f"{rule.dimension} {rule.key_pattern}" if rule.key_pattern else "")
+    conditions += [f"{name}={value}" for name, value in rule.when.items()]
+    notes = ["disabled" * (not rule.enabled), "shadow" * rule.shadow, note]
+    if rule.enforce_percent < 100:
+        notes.append(f"enforced for {rule.enforce_percent}%")
+    if rule.replaces:
+        notes.append(f"replaces {', '.join(sorted(rule.replaces))}")
+    asked = ", ".join(part for part in conditions if part) or "all"
+    limit = "; ".join(map(str, rule.quotas))
+    cells = (rule.id, rule.dimension, rule.endpoint, asked, limit, ", ".join(part for part in notes if part))
+    return tuple(safe(cell) for cell in cells)
+
+
+def _tell_diff(diff: Diff, terminal: Terminal) -> None:
+    """Write what came, what went, and what changed from what to what."""
+    if diff.same:
+        terminal.say("no difference")
+        return
+    for sign, colour, rules in (("-", "red", diff.removed), ("+", "green", diff.added)):
+        for rule in rules:
+            quotas = "; ".join(map(str, rule.quotas))
+            terminal.say(terminal.styled(f"{sign} rule {rule.id}: {quotas} by {rule.dimension}", colour))
+    for change in diff.changed:
+        terminal.say(terminal.styled(f"~ rule {change.id}", "cyan"))
+        for field in change.fields:
+            terminal.say(f"    {_line(field)}")
+        told, colour = _FATES[change.state]
+        because = f" ({change.because})" if change.because else ""
+        terminal.say(terminal.styled(f"    {told}{because}", colour))
+    for field in diff.others:
+        sign = "+" if field.before is None else "-" if field.after is None else "~"
+        terminal.say(f"{sign} {_line(field)}")
+        if field.state in {State.PARTLY, State.AFRESH}:
+            told, colour = _FATES[field.state]
+            terminal.say(terminal.styled(f"    {told}", colour))
+    count = len(diff.added), len(diff.removed), len(diff.changed), len(diff.others)
+    terminal.say("\nrules: {} added, {} removed, {} changed; other changes: {}".format(*count))
+
+
+def _line(change: FieldChange) -> str:
+    name, before, after = safe(change.field), _written(change.before), _written(change.after)
+    if change.before is None:
+        return f"{name}: {after}" if change.after is not None else name
+    return f"{name}: {before} -> {after}" if change.after is not None else f"{name}: {before} -> not given"
+
+
+def _written(value: Any) -> str:
+    return safe(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

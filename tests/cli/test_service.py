@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.service_options import Target, Unreachable, caller_headers, client_tls, parse_target
+from headgate.cli.service import Target, Unreachable, caller_headers, client_tls, parse_target
 from headgate.core.errors import UsageError
 
 

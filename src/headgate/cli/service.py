@@ -1,10 +1,12 @@
-"""Which service is asked, and as whom: the options, and the address and credentials that come of them."""
+"""Asking a running service over HTTP: which one and as whom, by options; one question, and what it answers."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import ssl
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,6 +14,8 @@ import msgspec
 from headgate.core.errors import HeadgateError, UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+CHECK, RESET = "/api/v1/rate-limit/check", "/api/v1/rate-limit/reset"
+_MOST_BYTES = 1_048_576
 _PORTS = {"http": 80, "https": 443}
 _LONGEST_KEY = 2048
 """Characters of a caller key."""
@@ -35,6 +39,10 @@ class Target(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class NoAnswer(HeadgateError):
+    """The service did not decide."""
+
+
 class Unreachable(HeadgateError):
     """No service can be asked there."""
 
@@ -47,8 +55,9 @@ def url() -> str:
     return os.environ.get("HEADGATE_URL") or DEFAULT_URL
 
 
-def add_service_options(parser: argparse.ArgumentParser, *, timeout: str) -> None:
-    """Add the options; `timeout` says what it is for."""
+def add_service_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which service is asked, and as whom."""
+    parser.add_argument("--url", default=url(), help="where the service is; or HEADGATE_URL [%(default)s]")
     parser.add_argument(
         "--caller-key",
         metavar="KEY",
@@ -57,7 +66,9 @@ def add_service_options(parser: argparse.ArgumentParser, *, timeout: str) -> Non
     )
     for name, about in _FILES.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=about)
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help=timeout)
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=5.0, help="seconds to wait for the service [%(default)g]"
+    )
 
 
 def parse_target(text: str) -> Target:
@@ -107,6 +118,96 @@ def caller_headers(caller_key: str | None) -> dict[str, str]:
     if not (0 < len(caller_key) <= _LONGEST_KEY and caller_key.isascii() and caller_key.isprintable()):
         raise UsageError(f"a caller key is printable ASCII, up to {_LONGEST_KEY} characters")
     return {"authorization": f"Bearer {caller_key}"}
+
+
+class _Wrong(msgspec.Struct, frozen=True):
+    pointer: str = ""
+    detail: str = ""
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    """Why the service did not decide: RFC 9457."""
+
+    title: str = ""
+    detail: str = ""
+    errors: tuple[_Wrong, ...] = ()
+
+
+def asked(arguments: argparse.Namespace, question: dict[str, Any], path: str = CHECK) -> tuple[Target, bytes]:
+    """Ask the service that the arguments name; returns its address, and what it answers. Raises NoAnswer."""
+    target = parse_target(arguments.url)
+    tls = tls_of(arguments, target)
+    if not 0 < arguments.timeout <= 3600:
+        raise UsageError(f"--timeout is in seconds, up to 3600, not {arguments.timeout:g}")
+    return target, ask(target, question, path, tls=tls, caller_key=arguments.caller_key, timeout=arguments.timeout)
+
+
+def ask(
+    target: Target,
+    question: dict[str, Any],
+    path: str = CHECK,
+    *,
+    tls: ssl.SSLContext | None = None,
+    caller_key: str | None = None,
+    timeout: float = 5.0,
+) -> bytes:
+    """Return the answer, as JSON.
+
+    Args:
+        target: the service.
+        question: what the service is given.
+        path: where.
+        tls: how to speak TLS; None if it is not spoken.
+        caller_key: who calls, where the service wants to know.
+        timeout: seconds, to connect and for each part of the answer.
+
+    Raises:
+        Unreachable: there is no connection to it.
+        NoAnswer: what listens there did not decide; it says why.
+    """
+    headers = {"content-type": "application/json", **caller_headers(caller_key)}
+    if tls is None:
+        connection = HTTPConnection(target.host, target.port, timeout=timeout)
+    else:
+        connection = HTTPSConnection(target.host, target.port, timeout=timeout, context=tls)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise Unreachable(target, error) from None
+        connection.request("POST", path, msgspec.json.encode(question), headers)
+        response = connection.getresponse()
+        body = response.read(_MOST_BYTES)
+        if response.length:
+            raise NoAnswer(f"{target.place} hung up, or says more than an answer has")
+    except TimeoutError:
+        raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
+    except (OSError, HTTPException) as error:
+        hint = "" if tls else " (if it speaks TLS, use https://)"
+        raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
+    finally:
+        connection.close()
+    if response.status not in {200, 429}:
+        raise NoAnswer(_explained(target, response.status, body, response.headers.get("retry-after", "")))
+    return body
+
+
+def _explained(target: Target, status: int, body: bytes, retry_after: str) -> str:
+    """Say why a service did not decide, by what it answered."""
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except (ValueError, RecursionError):
+        problem = _Problem()
+    said = f"{target.place} answers {status}"
+    if text := problem.detail or problem.title:
+        said += f": {text}"
+    elif status == 404:
+        said += ": is it Headgate?"
+    if status == 401:
+        said += "\n  the key of a caller goes into HEADGATE_CALLER_KEY"
+    for wrong in problem.errors:
+        said += f"\n  {wrong.pointer or 'the request'} {wrong.detail}"
+    return f"{said}\n  try again in {retry_after} s" if status == 503 and retry_after.isdigit() else said
 
 
 def _why(target: Target, error: OSError) -> str:
