@@ -24,7 +24,7 @@ from headgate.server.wire.limits import WireLimits
 from headgate.stores import memory
 from headgate.stores.breaker import THRESHOLD
 from headgate.stores.fallback import MAX_SEEN
-from headgate.stores.redis import flights, pool
+from headgate.stores.redis import batching, pool
 from headgate.stores.redis.address import Address
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +42,11 @@ FIGURES = [
     ("operate", f"after {WORDS[THRESHOLD]} failures in a row"),
     ("operate", f"the last {MAX_SEEN:_} limits, at least".replace("_", " ")),
     ("operate", f"for {WORDS[ONCE_US // 60_000_000]} minutes the first admission is replayed"),
-    ("operate", f"in an event loop {flights.LONGEST_QUEUE:_} wait at most".replace("_", " ")),
-    ("deploy", f"one script call decides up to {flights.LARGEST_FLIGHT} requests"),
+    ("operate", f"in an event loop {batching.LONGEST_QUEUE:_} wait at most".replace("_", " ")),
+    ("deploy", f"one script call decides up to {batching.LARGEST_BATCH} requests"),
     ("deploy", f"| `timeout` | {ADDRESS.timeout:g}; {STORE_SECONDS:g} in [the service]"),
     ("deploy", f"| `connect_timeout` | {ADDRESS.connect_timeout:g} |"),
-    ("deploy", f"| `connections` | {flights.CONNECTIONS} (event loop), {pool.CONNECTIONS} (threads) |"),
+    ("deploy", f"| `connections` | {batching.CONNECTIONS} (event loop), {pool.CONNECTIONS} (threads) |"),
     ("deploy", f"{Settings().drain_seconds:g} s by default, and {supervisor._GRACE:g} s for what follows"),
     ("service", f"they are looked at every {WORDS[live.EVERY]}"),
     ("service", f"after a pause of up to {supervisor._LONGEST_PAUSE:g} s if it died young"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import InvalidCost, MemoryStore
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, marked
 from headgate.core.key import space
 from headgate.core.plan import Call, Limit, Verb
 from headgate.core.quota import Quota
@@ -20,7 +20,6 @@ from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
-from headgate.stores.fallback import marked
 from tests.clusters import RedisCluster, redis_cluster
 from tests.engine.conftest import Make
 from tests.servers import RedisServer, redis_server

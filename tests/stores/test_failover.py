@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from headgate import Algorithm, AsyncLimiter, InvalidCost, InvalidKey, InvalidStore, Limiter, Quota
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, marked
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.core.key import once_token
 from headgate.core.mode import Mode
@@ -23,7 +23,6 @@ from headgate.stores import open_store
 from headgate.stores.base import Check, Store
 from headgate.stores.breaker import Circuit
 from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Reason
-from headgate.stores.fallback import marked
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking

@@ -6,13 +6,13 @@ from headgate.latency import BUCKETS
 from headgate.stores.traffic import Traffic
 
 
-def test_flights_their_questions_and_durations_are_counted() -> None:
+def test_batches_their_calls_and_durations_are_counted() -> None:
     traffic = Traffic()
     assert traffic.statistics() == (0, 0, (0,) * (BUCKETS + 1))
-    traffic.landed(1, 5_000)
-    traffic.landed(30, 15_000)
-    traffic.landed(9, 15_000)
-    flights, questions, durations = traffic.statistics()
-    assert (flights, questions) == (3, 40)
+    traffic.replied(1, 5_000)
+    traffic.replied(30, 15_000)
+    traffic.replied(9, 15_000)
+    batches, calls, durations = traffic.statistics()
+    assert (batches, calls) == (3, 40)
     assert durations[:3] == (1, 2, 0)
     assert durations[-1] == 35_000

@@ -121,6 +121,12 @@ def _shown(decision: Decision) -> dict[str, Any]:
     return {name: kind(getattr(decision, name)) for name, kind in _SHOWN.items()} | {"limits": limits}
 
 
+def marked(decision: Decision, reason: str) -> Decision:
+    """Return `decision` with the reason why the store did not make it, or not as it should be made."""
+    parts = tuple([msgspec.structs.replace(part, degraded=reason) for part in decision.parts])
+    return msgspec.structs.replace(decision, parts=parts, degraded=reason)
+
+
 def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]:
     """Return an outcome computed `lag_us` in the future, for a clock that fell behind the state, as seen from now."""
     state, decision = outcome

@@ -155,6 +155,6 @@ def _of_store(engine: Watched) -> Iterable[Reading]:
             yield Reading(families.CIRCUIT_STATE, (shard,), _STATES[breaker.state])
     traffic = engine.traffic()
     if traffic is not None:
-        yield Reading(families.STORE_FLIGHTS, (), traffic.flights)
-        yield Reading(families.STORE_QUESTIONS, (), traffic.questions)
+        yield Reading(families.STORE_FLIGHTS, (), traffic.batches)
+        yield Reading(families.STORE_QUESTIONS, (), traffic.calls)
         yield Reading(families.STORE_DURATION, (), traffic.durations)

@@ -33,7 +33,7 @@ def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
     if not isinstance(store, str):
         return _given(store, clock, asynchronous=False)
     if _is_redis(store):
-        return _redis("sync").RedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
+        return _redis("store").RedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
     return _memory(store, clock)
 
 
@@ -41,7 +41,7 @@ def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | No
     """Do the same for callers in an event loop."""
     if isinstance(store, str):
         if _is_redis(store):
-            return _redis("aio").AsyncRedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
+            return _redis("store").AsyncRedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
         return AsyncMemoryStore(_memory(store, clock))
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(_given(store, clock, asynchronous=False))

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TypedDict, Unpack
 
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, marked
 from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
@@ -39,7 +39,7 @@ from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
 from headgate.stores.circuits import Circuits, Passage, Reason
-from headgate.stores.fallback import chosen, marked
+from headgate.stores.fallback import chosen
 from headgate.stores.memory import MAX_KEYS
 from headgate.stores.wrapping import (
     call_for,

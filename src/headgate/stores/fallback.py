@@ -265,12 +265,6 @@ def _left(quota: Quota, seen_at: int, used: int, now: int) -> int:
     return decision.remaining
 
 
-def marked(decision: Decision, reason: str) -> Decision:
-    """Return `decision` with the reason why the store did not make it."""
-    parts = tuple([msgspec.structs.replace(part, degraded=reason) for part in decision.parts])
-    return msgspec.structs.replace(decision, parts=parts, degraded=reason)
-
-
 def _refused(decision: Decision, wait_us: int) -> Decision:
     reset_us = max(decision.reset_after_us, wait_us)
     return msgspec.structs.replace(

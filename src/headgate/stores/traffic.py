@@ -8,35 +8,35 @@ from headgate.latency import BUCKETS, bucket_of
 
 
 class TrafficStatistics(NamedTuple):
-    """What came back so far. Flights that were lost are not in it: those are failures."""
+    """What came back so far. Batches that were lost are not in it: those are failures."""
 
-    flights: int
+    batches: int
     """Round trips."""
-    questions: int
-    """What was asked on them: divided by the flights, how many travel together."""
+    calls: int
+    """What was asked in them: divided by the batches, how many calls travel together."""
     durations: tuple[int, ...]
-    """How many flights took how long: the buckets of `headgate.latency`, then all nanoseconds together."""
+    """How many batches took how long: the buckets of `headgate.latency`, then all nanoseconds together."""
 
 
 class Traffic:
-    """Counts the flights of all connections of a store."""
+    """Counts the batches of all connections of a store."""
 
-    __slots__ = ("_durations", "_nanoseconds", "_questions")
+    __slots__ = ("_calls", "_durations", "_nanoseconds")
 
     def __init__(self) -> None:
-        self._questions = self._nanoseconds = 0
+        self._calls = self._nanoseconds = 0
         self._durations = [0] * BUCKETS
 
-    def landed(self, questions: int, elapsed_ns: int) -> None:
-        """Note a flight whose answers have come."""
-        self._questions += questions
+    def replied(self, calls: int, elapsed_ns: int) -> None:
+        """Note a batch whose replies have come."""
+        self._calls += calls
         self._nanoseconds += elapsed_ns
         self._durations[bucket_of(elapsed_ns)] += 1
 
     def statistics(self) -> TrafficStatistics:
         """Return what it has counted."""
         durations = (*self._durations, self._nanoseconds)
-        return TrafficStatistics(sum(self._durations), self._questions, durations)
+        return TrafficStatistics(sum(self._durations), self._calls, durations)
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store, open_store
 from headgate.stores.base import AsyncStore, Store
-from headgate.stores.redis.scripts import key_of
+from headgate.stores.redis.script import key_of
 from headgate.testing.conformance import family
 from tests.clusters import slots_of
 from tests.servers import RedisServer, until

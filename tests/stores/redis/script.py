@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from typing import Self
 
 import hiredis
 
 from headgate.core.decision import Decision
-from headgate.core.plan import Plan
-from headgate.stores.redis import scripts
-from headgate.stores.redis.resp import command
+from headgate.core.errors import StoreError
+from headgate.core.plan import Call, Charge, Plan, Verb
+from headgate.stores.redis import script
+from headgate.stores.redis.address import Address
 from tests.servers import RedisServer
+
+ADDRESS = Address()
+"""What errors would name."""
 
 
 class Script:
@@ -24,7 +27,7 @@ class Script:
     def __enter__(self) -> Self:
         self._socket = socket.create_connection(("127.0.0.1", self._server.port), 20)
         self._reader = hiredis.Reader()
-        self.converse(command(b"SCRIPT", b"LOAD", scripts.SCRIPT))
+        self.converse(script.LOAD)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,20 +42,24 @@ class Script:
             raise reply
         return reply
 
-    def answer(self, question: scripts.Question, now: int | None) -> Sequence[int]:
-        (answer,) = scripts.answers(self.converse(scripts.evaluation([question], now)), [question])
+    def run_all(self, calls: list[Call], now: int | None) -> list[Decision | StoreError]:
+        """Make several calls by one call of the script."""
+        queries = [script.query(call) for call in calls]
+        return script.decisions(self.converse(script.evaluation(queries, now)), queries, ADDRESS)
+
+    def run(self, call: Call, now: int | None) -> Decision:
+        (answer,) = self.run_all([call], now)
+        assert isinstance(answer, Decision), answer
         return answer
 
     def check(self, plan: Plan, cost: int, now: int) -> Decision:
-        return scripts.decision_of(plan, self.answer(scripts.question(scripts.CHECK, plan, cost), now), cost)
+        return self.run(Call(Verb.CHECK, plan, cost), now)
 
     def peek(self, plan: Plan, now: int) -> Decision:
-        return scripts.decision_of(plan, self.answer(scripts.question(scripts.PEEK, plan, 1), now))
+        return self.run(Call(Verb.PEEK, plan), now)
 
     def once(self, plan: Plan, cost: int, now: int, token: bytes) -> Decision:
-        question = scripts.question(scripts.ONCE, plan, cost, token=token)
-        return scripts.decision_of(plan, self.answer(question, now), cost)
+        return self.run(Call(Verb.CHECK_ONCE, plan, cost, token), now)
 
-    def undo(self, plan: Plan, cost: int, since: int, now: int, token: bytes | None = None) -> Decision:
-        question = scripts.question(scripts.UNDO, plan, cost, since=since, token=token)
-        return scripts.decision_of(plan, self.answer(question, now))
+    def undo(self, plan: Plan, cost: int, since: int, now: int, token: bytes = b"") -> Decision:
+        return self.run(Call(Verb.REFUND, plan, cost, token, Charge((since,) * len(plan))), now)

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headgate.core.calendar import DAY_US, Calendar
-from headgate.core.plan import Plan
+from headgate.core.decision import Decision
+from headgate.core.plan import Call, Plan, Verb
 from headgate.core.quota import Quota
-from headgate.stores.redis import scripts
+from headgate.stores.redis import script as scripts
 from headgate.testing import ManualClock
 from headgate.testing.conformance import CALENDARS, QUOTAS, family
 from tests.servers import RedisServer
-from tests.stores.redis.script import Script
+from tests.stores.redis.script import ADDRESS, Script
 
 HOUR = 3_600_000_000
 DAYS = Calendar("day", "Europe/Berlin")
@@ -28,11 +30,14 @@ def script(server: RedisServer) -> Iterator[Script]:
         yield script
 
 
-def told(now: int, thought: int, plan: Plan, cost: int = 1) -> bytes:
-    """Return a check of a server whose time is `now` by a process that thinks it is `thought`."""
-    question = scripts.question(scripts.CHECK, plan, cost)
-    undated = question._replace(argument=scripts._argument_at(question, thought), dated=False)
-    return scripts.evaluation([undated], now)
+def told(script: Script, now: int, thought: int, plan: Plan) -> Decision:
+    """Return the answer to a check of a server whose time is `now` by a process that thinks it is `thought`."""
+    asked = scripts.query(Call(Verb.CHECK, plan))
+    assert not asked.arguments
+    dated = replace(asked, arguments=scripts.arguments_at(asked.call, thought))
+    (answer,) = scripts.decisions(script.converse(scripts.evaluation([dated], now)), [dated], ADDRESS)
+    assert isinstance(answer, Decision)
+    return answer
 
 
 class TestClocksThatDiffer:
@@ -51,31 +56,30 @@ class TestClocksThatDiffer:
         calendar, now = Calendar(unit, zone), seconds * 1_000_000
         plan = family(Quota.per(5, calendar)).plan("user")
         with Script(server) as script:
-            reply = script.converse(told(now, now + wrong, plan))
-        ((_, allowed, remaining, _, reset, _, _),) = scripts.answers(reply, [scripts.question(scripts.CHECK, plan, 1)])
-        assert (allowed, remaining, now + reset) == (1, 4, calendar.bounds(now)[1])
+            answer = told(script, now, now + wrong, plan)
+        assert (answer.allowed, answer.remaining, now + answer.reset_after_us) == (True, 4, calendar.bounds(now)[1])
 
     @pytest.mark.parametrize("wrong", [-1000 * DAY_US, -3 * DAY_US, 3 * DAY_US, 1000 * DAY_US])
     def test_further_apart_no_window_is_longer_than_a_window(self, script: Script, wrong: int) -> None:
         plan = family(Quota.per(2, DAYS)).plan("user")
-        asked = [scripts.question(scripts.CHECK, plan, 1)]
-        found = [scripts.answers(script.converse(told(NOW, NOW + wrong, plan)), asked)[0][1:5] for _ in range(3)]
-        assert [allowed for allowed, *_ in found] == [1, 1, 0]
-        assert 0 < found[2][2] <= DAY_US
+        found = [told(script, NOW, NOW + wrong, plan) for _ in range(3)]
+        assert [answer.allowed for answer in found] == [True, True, False]
+        assert 0 < found[2].retry_after_us <= DAY_US
 
 
 class TestTheArgument:
     def test_is_the_same_within_a_period_and_another_in_the_next(self) -> None:
-        question = scripts.question(scripts.CHECK, family(QUOTAS[0], *CALENDARS).plan("user"), 1)
+        call = Call(Verb.CHECK, family(QUOTAS[0], *CALENDARS).plan("user"))
         start, end = DAYS.bounds(NOW)
-        arguments = [scripts._argument_at(question, now) for now in (start - 1, start, NOW, end - 1, end)]
+        arguments = [scripts.arguments_at(call, now) for now in (start - 1, start, NOW, end - 1, end)]
         assert arguments[1] == arguments[2] == arguments[3]
         assert len(set(arguments)) == 3
 
     def test_follows_this_process_where_the_time_is_the_servers(self, script: Script) -> None:
         plan = family(Quota.per(5, DAYS)).plan("user")
-        at, allowed, remaining, _, reset, _, _ = script.answer(scripts.question(scripts.CHECK, plan, 1), None)
-        assert (allowed, remaining, at + reset) == (1, 4, DAYS.bounds(at)[1])
+        answer = script.run(Call(Verb.CHECK, plan), None)
+        at = answer.taken_at_us
+        assert (answer.allowed, answer.remaining, at + answer.reset_after_us) == (True, 4, DAYS.bounds(at)[1])
 
 
 class TestUndo:

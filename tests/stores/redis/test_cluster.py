@@ -28,9 +28,9 @@ from headgate.stores.base import AsyncStore, Store
 from headgate.stores.breaker import THRESHOLD
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis.address import parse
-from headgate.stores.redis.cluster_sync import BlockingCluster
-from headgate.stores.redis.scripts import key_of
-from headgate.stores.redis.sync import RedisStore
+from headgate.stores.redis.cluster import BlockingCluster
+from headgate.stores.redis.script import key_of
+from headgate.stores.redis.store import RedisStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS, family

@@ -16,8 +16,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
 from headgate.stores.redis.address import parse
-from headgate.stores.redis.aio import AsyncRedisStore
-from headgate.stores.redis.sync import RedisStore
+from headgate.stores.redis.store import AsyncRedisStore, RedisStore
 from tests.servers import RedisServer
 
 WINDOW_US = 3650 * 24 * 3600 * 1_000_000  # nothing comes back while a test runs

@@ -19,7 +19,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,19 @@ from typing import Any
 import pytest
 
 from headgate.core.algorithms import Algorithm
+from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable, UsageError
 from headgate.core.plan import Call, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
-from headgate.stores.redis import flights, scripts, wire
+from headgate.stores.redis import batching, protocol
 from headgate.stores.redis.address import Address, parse
-from headgate.stores.redis.aio import AsyncRedisStore
-from headgate.stores.redis.flights import Flights
-from headgate.stores.redis.lane import Asked
+from headgate.stores.redis.batching import Batcher
+from headgate.stores.redis.connection import Pending
 from headgate.stores.redis.pool import Pool
-from headgate.stores.redis.resting import LONGEST_PAUSE
-from headgate.stores.redis.sync import RedisStore
+from headgate.stores.redis.protocol import LONGEST_PAUSE
+from headgate.stores.redis.script import key_of
+from headgate.stores.redis.store import AsyncRedisStore, RedisStore
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS, family
 from tests.proxy import Proxy, proxy
@@ -259,7 +260,7 @@ class TestTheServer:
             assert isinstance(answer, StoreUnavailable)
             assert "unknown command" in str(answer)
         with redis_server() as server:
-            server.command("LPUSH", scripts.key_of(plan[0].space, plan[0].principal).decode(), "alien")
+            server.command("LPUSH", key_of(plan[0].space, plan[0].principal).decode(), "alien")
             answer = outcome(lambda: opened(at(server, "timeout=5")).run(Call(Verb.CHECK, plan)))
             assert isinstance(answer, OutcomeUnknown)
 
@@ -281,23 +282,23 @@ class TestAccess:
             opened(f"redis://:hunter2@127.0.0.1:{server.port}?timeout=5").run(Call(Verb.CHECK, a_plan()))
 
     def test_a_user_with_only_the_needed_permissions(self, own: RedisServer, opened: Open) -> None:
-        own.command("ACL", "SETUSER", "headgate", "on", ">pw", *wire.PERMISSIONS.split())
+        own.command("ACL", "SETUSER", "headgate", "on", ">pw", *protocol.PERMISSIONS.split())
         store = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?timeout=5")
         for quota in QUOTAS:
             plan = family(quota).plan("user")
             for _ in range(6):
                 store.run(Call(Verb.CHECK, plan))
-            own.command("PERSIST", scripts.key_of(plan[0].space, plan[0].principal).decode())
+            own.command("PERSIST", key_of(plan[0].space, plan[0].principal).decode())
             store.run(Call(Verb.PEEK, plan))
             store.run(Call(Verb.REFUND, plan, 2))
             store.run(Call(Verb.RESET, plan))
         own.command("SCRIPT", "FLUSH")
         assert store.run(Call(Verb.CHECK, a_plan()))
 
-    @pytest.mark.parametrize("missing", wire.PERMISSIONS.split())
+    @pytest.mark.parametrize("missing", protocol.PERMISSIONS.split())
     def test_a_user_without_one_of_them(self, own: RedisServer, opened: Open, missing: str) -> None:
         """Each is needed; what is missing at the door is told at the door, and the message says what would be right."""
-        granted = [each for each in wire.PERMISSIONS.split() if each != missing]
+        granted = [each for each in protocol.PERMISSIONS.split() if each != missing]
         own.command("ACL", "SETUSER", "headgate", "on", ">pw", *granted)
         store, errors = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?timeout=5"), []
         log = family(Quota(40, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan(PERSON)  # rewritten if short
@@ -306,7 +307,7 @@ class TestAccess:
             steps = [*checks, lambda: store.run(Call(Verb.CHECK, plan, 5)), lambda: store.run(Call(Verb.RESET, plan))]  # noqa: B023
             errors += [answer for answer in map(outcome, steps) if isinstance(answer, StoreError)]
         assert errors
-        assert all("lacks a permission" in str(error) and wire.PERMISSIONS in str(error) for error in errors)
+        assert all("lacks a permission" in str(error) and protocol.PERMISSIONS in str(error) for error in errors)
         if missing in {"+evalsha", "+script|load", "~hg1:*"}:
             assert all(isinstance(error, StoreUnavailable) for error in errors)
 
@@ -537,7 +538,7 @@ class TestTheCallers:
         asyncio.run(run())
 
     def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(flights, "LONGEST_QUEUE", 10)
+        monkeypatch.setattr(batching, "LONGEST_QUEUE", 10)
         plan = a_plan()
 
         async def run() -> list[Any]:
@@ -567,7 +568,7 @@ class TestTheCallers:
         store.close()
 
     def test_a_fresh_question_is_not_given_up_with_a_late_one(self, between: Proxy) -> None:
-        """A flight has questions of different ages: each has its own deadline."""
+        """A batch has calls of different ages: each has its own deadline."""
         told = Told()
 
         async def run() -> None:
@@ -577,19 +578,20 @@ class TestTheCallers:
             first = asyncio.ensure_future(store.run(Call(Verb.PEEK, told.plans[1])))
             for _ in range(3):
                 await asyncio.sleep(0)
-            lane = flights_of(store).lanes[0]
-            question, answer, deadline, *_ = lane._flight[0]
-            second: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
-            # The same flight as if it had a second caller, who came much later.
-            lane._flight.append(Asked(question, second, deadline + GIVE_UP))
+            connection = batcher_of(store).connections[0]
+            pending = connection.batch[0]
+            second: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+            # The same batch as if it had a second caller, who came much later.
+            connection.batch.append(Pending(pending.query, second, pending.deadline + GIVE_UP))
             with pytest.raises(OutcomeUnknown):
                 await first
-            assert lane.is_open
+            assert connection.is_open
             assert not second.done()
-            lane._flight.pop()
-            lane._late()
-            assert answer.done()
-            assert not lane.is_open
+            connection.batch.pop()
+            connection._look_at = 0  # as if its time had come
+            connection._late()
+            assert pending.answer.done()
+            assert not connection.is_open
             between.open.set()
             assert (await store.run(Call(Verb.PEEK, told.plans[2]))).remaining == 1002
             await store.close()
@@ -677,11 +679,11 @@ class TestTheCallers:
         async def run() -> None:
             store = AsyncRedisStore(parse(own.address))
             assert await store.run(Call(Verb.CHECK, a_plan()))
-            for lane in flights_of(store).lanes:
+            for connection in batcher_of(store).connections:
                 for _ in range(2000):
-                    lane._failed(StoreUnavailable("again"))
-                assert lane._retry_at - asyncio.get_running_loop().time() <= LONGEST_PAUSE
-                lane._retry_at = 0
+                    connection._failed(StoreUnavailable("again"))
+                assert connection._retry_at - asyncio.get_running_loop().time() <= LONGEST_PAUSE
+                connection._retry_at = 0
             assert await store.run(Call(Verb.CHECK, a_plan()))
             await store.close()
 
@@ -722,16 +724,16 @@ async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
     return decision
 
 
-def flights_of(store: AsyncRedisStore) -> Flights:
+def batcher_of(store: AsyncRedisStore) -> Batcher:
     """The connections of a store to its only server."""
     found = store._connections.here()
-    assert isinstance(found, Flights)
+    assert isinstance(found, Batcher)
     return found
 
 
 def assert_clean(store: AsyncRedisStore) -> None:
-    assert not flights_of(store)._queue
-    for lane in flights_of(store).lanes:
-        assert not lane._flight
-        assert not lane._expected
-        assert not lane._reader.has_data()
+    assert not batcher_of(store)._queue
+    for connection in batcher_of(store).connections:
+        assert not connection.batch
+        assert not connection._expected
+        assert not connection._reader.has_data()

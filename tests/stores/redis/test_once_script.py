@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.key import bounded
-from headgate.core.plan import Family, Plan
+from headgate.core.plan import Call, Charge, Family, Plan, Verb
 from headgate.core.quota import Quota
-from headgate.stores.redis import scripts
+from headgate.stores.redis.script import key_of, record_key
 from headgate.testing import ManualClock
 from headgate.testing.conformance import QUOTAS, family
 from tests.servers import RedisServer
@@ -39,12 +39,12 @@ def script(server: RedisServer) -> Iterator[Script]:
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
 def test_asked_again_the_answer_is_the_same_and_nothing_is_taken(script: Script, quota: Quota) -> None:
     plan = family(quota).plan("user")
-    asked = scripts.question(scripts.ONCE, plan, 2, token=token(plan, "a"))
-    first = script.answer(asked, START)
+    asked = Call(Verb.CHECK_ONCE, plan, 2, token(plan, "a"))
+    first = script.run(asked, START)
     script.check(plan, 1, START + 5)
     for later in (START + 5, START + SECOND, START + RECORD - 1):
-        assert script.answer(asked, later) == first
-    assert first[0] == START
+        assert script.run(asked, later) == first
+    assert first.taken_at_us == START
     assert script.peek(plan, START + 5).remaining == 2
 
 
@@ -100,33 +100,36 @@ def test_a_plan_of_other_limits_does_not_get_the_answer_of_fewer(script: Script)
 def test_a_record_lives_for_five_minutes(script: Script, server: RedisServer) -> None:
     plan = family(*QUOTAS[:3]).plan("user")
     script.once(plan, 1, START, token(plan, "a"))
-    record = scripts.record_key(plan, token(plan, "a")).decode()
+    record = record_key(plan, token(plan, "a")).decode()
     assert 290_000 < int(server.command("PTTL", record)) <= 300_000
     assert not script.once(plan, 5, START, token(plan, "b"))
-    assert server.command("EXISTS", scripts.record_key(plan, token(plan, "b")).decode()) == "0"
+    assert server.command("EXISTS", record_key(plan, token(plan, "b")).decode()) == "0"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140), st.binary(min_size=16, max_size=16))
 def test_a_record_is_in_the_slot_of_its_plan_and_nowhere_else(principal: str, digest: bytes) -> None:
     plan = Family("name", [Quota(5, SECOND)]).plan(principal)
-    limit, record = scripts.key_of(plan[0].space, bounded(principal)), scripts.record_key(plan, digest)
+    limit, record = key_of(plan[0].space, bounded(principal)), record_key(plan, digest)
     tag, _, _ = limit.partition(b"}")
     assert record == tag + b"}!" + digest.hex().encode()
 
 
-@given(st.lists(st.tuples(st.sampled_from([scripts.ONCE, scripts.CHECK, scripts.UNDO]), st.sampled_from("abc"))))
-def test_many_in_one_call_are_answered_as_one_call_each(script: Script, asked: list[tuple[bytes, str]]) -> None:
-    def questions() -> list[scripts.Question]:
+@given(st.lists(st.tuples(st.sampled_from([Verb.CHECK_ONCE, Verb.CHECK, Verb.REFUND]), st.sampled_from("abc"))))
+def test_many_in_one_call_are_answered_as_one_call_each(script: Script, asked: list[tuple[Verb, str]]) -> None:
+    def calls() -> list[Call]:
         plan = family(Quota(5, SECOND), Quota(7, 60 * SECOND, algorithm=Algorithm.GCRA)).plan("user")
-        tokens = [None if verb == scripts.CHECK else token(plan, text) for verb, text in asked]
         return [
-            scripts.question(verb, plan, 1, token=each, since=START)
-            for (verb, _), each in zip(asked, tokens, strict=True)
+            Call(
+                verb,
+                plan,
+                token=b"" if verb is Verb.CHECK else token(plan, text),
+                charge=Charge((START, START)) if verb is Verb.REFUND else None,
+            )
+            for verb, text in asked
         ]
 
-    together = questions()
-    answers = scripts.answers(script.converse(scripts.evaluation(together, START)), together) if asked else []
-    assert answers == [script.answer(question, START) for question in questions()]
+    answers = script.run_all(calls(), START) if asked else []
+    assert answers == [script.run(call, START) for call in calls()]
 
 
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
@@ -134,11 +137,11 @@ def test_a_charge_that_two_requests_go_by_is_not_taken_back(script: Script, quot
     """Otherwise each copy of a request that another shard refuses would take it back once more."""
     plan = family(quota).plan("user")
     digest = token(plan, "a")
-    asked = scripts.question(scripts.ONCE, plan, 2, token=digest)
-    first = script.answer(asked, START)
-    assert script.answer(asked, START) == first, "a copy"
+    asked = Call(Verb.CHECK_ONCE, plan, 2, digest)
+    first = script.run(asked, START)
+    assert script.run(asked, START) == first, "a copy"
     assert [script.undo(plan, 2, START, START, digest).remaining for _ in range(2)] == [3, 3]
-    assert script.answer(asked, START) == first, "and a third one goes by it still"
+    assert script.run(asked, START) == first, "and a third one goes by it still"
 
 
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)

@@ -10,7 +10,7 @@ from headgate import OutcomeUnknown
 from headgate.core.plan import Call, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store
-from headgate.stores.redis.scripts import key_of
+from headgate.stores.redis.script import key_of
 from headgate.testing.conformance import family
 from tests.servers import RedisServer
 

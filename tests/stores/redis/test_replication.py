@@ -24,13 +24,14 @@ from headgate.policy.request import Request
 from headgate.stores import open_async_store
 from headgate.stores.base import Store
 from headgate.stores.failover import AsyncFailoverStore
-from headgate.stores.redis import scripts, wire
+from headgate.stores.redis import protocol, script
+from headgate.stores.redis.script import key_of
 from headgate.testing.conformance import family
 from tests.clusters import RedisCluster
 from tests.proxy import proxy
 from tests.servers import RedisServer, redis_server, until
 
-LUA = Path(scripts.__file__).with_name("lua")
+LUA = Path(script.__file__).with_name("lua")
 DEPLOY = Path(__file__).parents[3] / "docs" / "deploy.md"
 QUOTA = Quota(5, 3600 * 1_000_000)
 DURABLE = Quota(5, 3600 * 1_000_000, replicas=1)
@@ -111,7 +112,7 @@ def test_a_connection_that_ends_after_the_decision_does_not_lose_it(sleepy: Redi
     store.run(Call(Verb.PEEK, family(QUOTA).plan("other")))
 
     def cut() -> None:
-        key = scripts.key_of(plan[0].space, plan[0].principal)
+        key = key_of(plan[0].space, plan[0].principal)
         until(lambda: sleepy.ask("EXISTS", key), "it is decided")
         sleepy.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
@@ -164,7 +165,7 @@ def test_a_limit_that_demands_replicas_is_strict_where_they_are(
     store, plan = opened(primary.address), family(DURABLE).plan("billed")
     decisions = [store.run(Call(Verb.CHECK, plan)) for _ in range(6)]
     assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, "")] * 5 + [(False, "")]
-    key = scripts.key_of(plan[0].space, plan[0].principal)
+    key = key_of(plan[0].space, plan[0].principal)
     assert replica.ask("GET", key) == primary.ask("GET", key)
 
 
@@ -182,7 +183,7 @@ def test_nobody_waits_behind_those_who_wait_for_replicas(sleepy: RedisServer) ->
         durable, plan = family(DURABLE).plan("slow"), family(QUOTA).plan("quick")
         try:
             waiting = asyncio.ensure_future(store.run(Call(Verb.CHECK, durable)))
-            key = scripts.key_of(durable[0].space, durable[0].principal)
+            key = key_of(durable[0].space, durable[0].principal)
             await asyncio.to_thread(until, lambda: sleepy.ask("EXISTS", key), "it is decided")
             assert (await store.run(Call(Verb.CHECK, plan))).remaining == 4
             assert not waiting.done()
@@ -255,16 +256,16 @@ def test_a_server_without_memory_is_not_ready_although_it_answers_ping(opened: O
 
 
 def test_the_permissions_are_those_of_the_commands_in_the_script() -> None:
-    granted = {each.removeprefix("+").upper() for each in wire.PERMISSIONS.split() if each.startswith("+")}
+    granted = {each.removeprefix("+").upper() for each in protocol.PERMISSIONS.split() if each.startswith("+")}
     assert granted == {*COMMANDS, "EVALSHA", "SCRIPT|LOAD"}
     (line,) = [line for line in DEPLOY.read_text().splitlines() if "ACL SETUSER headgate on" in line]
     words = shlex.split(line)
-    assert {*words[words.index(">password") + 1 :]} == {*wire.PERMISSIONS.split(), "+info"}
+    assert {*words[words.index(">password") + 1 :]} == {*protocol.PERMISSIONS.split(), "+info"}
 
 
 def restricted(server: RedisServer, name: str, *rules: str, options: str = "") -> str:
     """Make a user with all permissions, changed by `rules`; return the address that it uses."""
-    server.ask("ACL", "SETUSER", name, "reset", "on", ">pw", *wire.PERMISSIONS.split(), "+info", *rules)
+    server.ask("ACL", "SETUSER", name, "reset", "on", ">pw", *protocol.PERMISSIONS.split(), "+info", *rules)
     return server.address.replace("127.0.0.1", f"{name}:pw@127.0.0.1") + options
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from headgate.core.errors import StoreUnavailable
 from headgate.stores.redis.address import Address, Cluster, Role
-from headgate.stores.redis.cluster_aio import AsyncCluster
+from headgate.stores.redis.cluster import AsyncCluster
 from headgate.stores.redis.discovery import SlotMap
 from headgate.stores.redis.pool import Pool
-from headgate.stores.redis.readiness import probe
+from headgate.stores.redis.script import probe, query
 from tests.servers import free_port
 
 
@@ -22,7 +22,7 @@ def test_threads_rest_after_a_failed_attempt_to_connect() -> None:
         pool = Pool(Address("127.0.0.1", silent.getsockname()[1], connect_timeout=0.05), None)
         for _ in range(50):
             with pytest.raises(StoreUnavailable, match="no answer"):  # why it rests is told, too
-                pool.ask(probe())
+                pool.ask(query(probe()))
         silent.setblocking(False)
         attempts = 0
         with contextlib.suppress(BlockingIOError):
@@ -38,7 +38,7 @@ def test_a_cluster_that_is_closed_opens_nothing_again() -> None:
         servers = AsyncCluster(cluster, None, asyncio.get_running_loop(), SlotMap(cluster))
         servers.close()
         with pytest.raises(StoreUnavailable, match="closed"):
-            await servers.ask(probe())
+            await servers.ask(query(probe()))
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(story())

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from headgate.stores.redis import wire
+from headgate.stores.redis import protocol
 from headgate.stores.redis.address import Address, Cluster, Role, Service
+from headgate.stores.redis.cluster import ATTEMPTS, Ask, Pass, route
 from headgate.stores.redis.discovery import SLOTS, Sentinels, SlotMap, slot_of
-from headgate.stores.redis.routing import ATTEMPTS, Ask, Pass, route
-from headgate.stores.redis.scripts import key_of
+from headgate.stores.redis.script import key_of
 
 A, B, C = (Address("127.0.0.1", port, role=Role.NODE) for port in (1, 2, 3))
 ANSWER = [1, 2, 3]
@@ -26,7 +26,7 @@ def slots_of(owner: Address = A) -> SlotMap:
 
 
 def said(text: str) -> StoreError:
-    return wire.refusal(A, Exception(text))
+    return protocol.refusal(A, Exception(text))
 
 
 def walk(slots: SlotMap, *happenings: object) -> tuple[list[Ask | Pass], object]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.algorithms import Algorithm, State
 from headgate.core.plan import Call, Charge, Family, Verb, decide
 from headgate.core.quota import Quota
-from headgate.stores.redis import scripts
+from headgate.stores.redis.script import key_of
 from headgate.testing import ManualClock
 from headgate.testing.conformance import QUOTAS, family
 from tests.core.quotas import odd_buckets, quotas
@@ -232,7 +232,7 @@ def test_a_charge_that_others_refill_by_stays(script: Script) -> None:
 def test_a_key_that_is_gone_stays_gone(script: Script, server: RedisServer) -> None:
     plan = family(QUOTAS[0]).plan("user")
     assert script.undo(plan, 3, START, START).remaining == 5
-    assert server.command("EXISTS", scripts.key_of(plan[0].space, plan[0].principal).decode()) == "0"
+    assert server.command("EXISTS", key_of(plan[0].space, plan[0].principal).decode()) == "0"
 
 
 def test_every_limit_of_a_plan_is_undone(script: Script) -> None:

@@ -1,7 +1,7 @@
 """Finding servers: the primary of a service by its Sentinels, the nodes of a cluster by each other.
 
-Nothing here waits. An *inquiry* is a generator that yields whom to ask what, and is sent the reply, or the exception
-that came instead of one; sync and async drive it in their own way.
+Nothing here waits. An *inquiry* is a flow (see `headgate.flows`) that yields whom to ask what, and is sent the reply,
+or the exception that came instead of one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 from headgate.core.errors import StoreUnavailable
 from headgate.stores.redis.address import Address, Cluster, Service
-from headgate.stores.redis.resp import command
+from headgate.stores.redis.protocol import command
 
 SLOTS = 16384
 _MAP = command(b"CLUSTER", b"SLOTS")

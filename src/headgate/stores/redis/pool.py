@@ -3,31 +3,216 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import select
+import socket
+from collections.abc import Sequence
+from math import ceil
 from queue import Empty, SimpleQueue
+from struct import pack
 from time import monotonic
 from typing import NamedTuple
 
+import hiredis
+
 from headgate.clock import Clock
-from headgate.core.errors import StoreBusy, StoreError, StoreUnavailable
-from headgate.stores.redis import readiness, scripts, wire
+from headgate.core.decision import Decision
+from headgate.core.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
+from headgate.flows import drive
+from headgate.stores.redis import protocol, script
 from headgate.stores.redis.address import Address
-from headgate.stores.redis.answers import Answer, Unconfirmed
-from headgate.stores.redis.connection import Connection
-from headgate.stores.redis.discovery import Inquiry, Sentinels, T
-from headgate.stores.redis.resting import pause_after
+from headgate.stores.redis.discovery import Sentinels
+from headgate.stores.redis.script import Query
 
 CONNECTIONS = 16
+_A_MOMENT = 0.001
+"""Seconds for which a connection that has just answered is taken to be alive."""
+
+
+class BlockingConnection:
+    """One conversation at a time; broken for good by its first failure.
+
+    Args:
+        address: whom to connect to.
+        greeting: what to say first, unless it is about limits.
+        patience: seconds for all that; default: what the address says.
+    """
+
+    def __init__(
+        self, address: Address, greeting: Sequence[bytes] | None = None, patience: float | None = None
+    ) -> None:
+        self.address = address
+        self._reader = hiredis.Reader()
+        self._used_at = 0.0
+        give_up = monotonic() + (address.connect_timeout if patience is None else patience)
+        self._socket = self._connected(give_up)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        try:
+            self._greet(protocol.greeting(address, script.LOAD) if greeting is None else greeting, give_up)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connected(self, give_up: float) -> socket.socket:
+        address = self.address
+        error: Exception | None = None
+        try:
+            if address.path:
+                places = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.path)]
+            else:
+                places = address.names.places(address.host, address.port, give_up)  # type: ignore[assignment]
+        except (OSError, ValueError) as unknown:  # ValueError: a host that cannot be a name
+            raise protocol.unconnected(address, unknown) from None
+        for family, kind, number, _, place in places:
+            connected = socket.socket(family, kind, number)
+            try:
+                connected.settimeout(max(0.001, give_up - monotonic()))
+                connected.connect(place)
+                return self._prepared(connected)
+            except OSError as failure:
+                connected.close()
+                error = failure
+            except BaseException:
+                connected.close()
+                raise
+        raise protocol.unconnected(address, error or OSError("no address"))
+
+    def _prepared(self, connected: socket.socket) -> socket.socket:
+        address = self.address
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if not address.path:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls:
+            return address.tls.context().wrap_socket(connected, server_hostname=address.host)
+        # Replies are waited for by poll, which is quicker than a socket with a time limit, and as exact.
+        seconds = max(address.timeout, address.connect_timeout)
+        connected.settimeout(None)
+        connected.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+        )
+        return connected
+
+    def _greet(self, greeting: Sequence[bytes], give_up: float) -> None:
+        for command in greeting:
+            try:
+                reply = self.converse([command], give_up)
+            except OutcomeUnknown as lost:
+                raise StoreUnavailable(str(lost)) from None
+            if error := protocol.objection(self.address, command, reply):
+                raise error
+
+    def converse(self, commands: list[bytes], give_up: float) -> object:
+        """Send `commands`, and return the reply to the last of them; an error reply is returned, not raised."""
+        if give_up <= monotonic():
+            raise StoreUnavailable(f"{self.address}: not reached in time")
+        try:
+            self._send(b"".join(commands), give_up)
+            for _ in commands:
+                reply = self._next(give_up)
+        except (TimeoutError, BlockingIOError):  # the latter: it could not be sent in time
+            self.close()
+            raise OutcomeUnknown(f"{self.address}: no answer in time") from None
+        except (OSError, hiredis.ProtocolError) as error:
+            self.close()
+            raise protocol.lost(self.address, error) from None
+        except BaseException:  # interrupted in the middle: the reply would be taken for the next one's
+            self.close()
+            raise
+        self._used_at = monotonic()
+        return reply
+
+    def is_replicated(self, replicas: int, give_up: float) -> bool:
+        """Wait until so many replicas have what was written here, for half of the time left; say whether they have.
+
+        What is lost meanwhile is this answer only, and the connection with it: what was written before is written.
+        """
+        seconds, pause, reminders, enough = max(0, give_up - monotonic()) / 2, protocol.REMIND_AFTER, 0, False
+        remind_at = monotonic() + seconds + pause
+        try:
+            self._send(protocol.replication(replicas, seconds), give_up)
+            while True:
+                try:
+                    reply = self._next(min(give_up, remind_at))
+                    break
+                except TimeoutError:
+                    if monotonic() >= give_up:
+                        raise
+                    self._send(protocol.REMINDER, give_up)
+                    reminders, pause, remind_at = reminders + 1, pause * 2, monotonic() + pause
+            enough = protocol.is_replicated(replicas, reply)
+            for _ in range(reminders):
+                self._next(give_up)
+        except (OSError, hiredis.ProtocolError):
+            self.close()
+        except BaseException:
+            self.close()
+            raise
+        self._used_at = monotonic()
+        return enough
+
+    def _send(self, data: bytes, give_up: float) -> None:
+        if self.address.tls:
+            self._socket.settimeout(_left(give_up))
+        self._socket.sendall(data)
+
+    def _next(self, give_up: float) -> object:
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._received(_left(give_up)))
+        return reply
+
+    def _received(self, left: float) -> bytes:
+        if self.address.tls:
+            self._socket.settimeout(left)
+        elif not self._poll.poll(ceil(left * 1000)):
+            raise TimeoutError
+        data = self._socket.recv(65_536)
+        if not data:
+            raise ConnectionResetError("closed by the server")
+        return data
+
+    def is_quiet(self, now: float) -> bool:
+        """Is the connection as it was left? The server may have closed it meanwhile, and then it is readable."""
+        if self._reader.has_data():
+            return False
+        return 0 <= now - self._used_at < _A_MOMENT or not self._poll.poll(0)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _left(give_up: float) -> float:
+    left = give_up - monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def ask_server(address: Address, command: bytes, seconds: float) -> object:
+    """Return the reply of a server to one command, on a connection of its own, or the exception that came instead."""
+    give_up = monotonic() + seconds
+    try:
+        connection = BlockingConnection(address, protocol.login(address), seconds)
+        try:
+            reply = connection.converse([command], give_up)
+        finally:
+            connection.close()
+    except StoreError as error:
+        return error
+    return protocol.refusal(address, reply) if isinstance(reply, Exception) else reply
 
 
 class _Loan(NamedTuple):
     """A connection in use."""
 
-    connection: Connection
+    connection: BlockingConnection
     give_up: float
     """When to stop waiting for an answer."""
     free: SimpleQueue[None]
-    idle: list[Connection]
+    idle: list[BlockingConnection]
     """Where it goes afterwards."""
 
 
@@ -43,7 +228,7 @@ class Pool:
     def __init__(self, address: Address, clock: Clock | None, sentinels: Sentinels | None = None) -> None:
         self._address, self._clock, self._sentinels = address, clock, sentinels
         self._replicas = address.replicas  # the most that were asked for
-        self._idle: list[Connection] = []
+        self._idle: list[BlockingConnection] = []
         self._failures, self._retry_at, self._trouble = 0, 0.0, ""
         self._begin()
 
@@ -57,11 +242,11 @@ class Pool:
         for connection in inherited:
             connection.close()
 
-    def ask(self, question: scripts.Question, give_up: float = 0, *, asking: bool = False) -> Answer:
-        """Return the answer to `question`.
+    def ask(self, query: Query, give_up: float = 0, *, asking: bool = False) -> Decision:
+        """Return the answer to a query.
 
         Args:
-            question: what to ask.
+            query: what to ask.
             give_up: when to stop waiting for the answer, as `monotonic` tells time; later if there is no connection
                 yet. Default: what the address says.
             asking: whether the server is asked for what it does not own yet.
@@ -69,8 +254,8 @@ class Pool:
         loan = self._loan(give_up)
         connection = loan.connection
         try:
-            reply, replicated = self._converse(connection, question, loan.give_up, asking=asking)
-            if isinstance(reply, Exception) and str(reply).partition(" ")[0] in wire.MISLED:
+            reply, replicated = self._converse(connection, query, loan.give_up, asking=asking)
+            if isinstance(reply, Exception) and str(reply).partition(" ")[0] in protocol.MISLED:
                 connection.close()
                 self.close()
                 if self._sentinels:
@@ -78,22 +263,24 @@ class Pool:
         finally:
             self._take_back(loan)
         if isinstance(reply, Exception):
-            raise wire.refusal(connection.address, reply)
-        answer = scripts.answers(reply, [question])[0]
-        return answer if replicated else Unconfirmed(answer)
+            raise protocol.refusal(connection.address, reply)
+        answer = script.decisions(reply, [query], connection.address)[0]
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer if replicated else script.unconfirmed(answer)
 
     def ready(self) -> None:
         """Raise StoreError unless the server could decide."""
-        self.ask(readiness.probe())
+        self.ask(script.query(script.probe()))
         self.vet()
 
     def vet(self) -> None:
         """Raise StoreError if the server would be refused now, were it not in use already."""
         loan = self._loan()
         try:
-            for command in wire.vetting(self._address, self._replicas):
+            for command in protocol.vetting(self._address, self._replicas):
                 reply = loan.connection.converse([command], loan.give_up)
-                if error := wire.objection(self._address, command, reply, strict=True):
+                if error := protocol.objection(self._address, command, reply, strict=True):
                     raise error
         finally:
             self._take_back(loan)
@@ -130,23 +317,23 @@ class Pool:
         free.put(None)
 
     def _converse(
-        self, connection: Connection, question: scripts.Question, give_up: float, *, asking: bool
+        self, connection: BlockingConnection, query: Query, give_up: float, *, asking: bool
     ) -> tuple[object, bool]:
-        commands = [wire.ASKING] if asking else []
+        commands = [protocol.ASKING] if asking else []
         reply: object = None
-        for attempt in range(wire.RELOADS + 1):  # a script that is forgotten has done nothing: load it, ask again
-            evaluation = scripts.evaluation([question], self._clock.now() if self._clock else None)
-            load = [wire.LOAD] if attempt else []
+        for attempt in range(protocol.RELOADS + 1):  # a script that is forgotten has done nothing: load it, ask again
+            evaluation = script.evaluation([query], self._clock.now() if self._clock else None)
+            load = [script.LOAD] if attempt else []
             reply = connection.converse([*load, *commands, evaluation], give_up)
-            if not wire.is_forgotten(reply):
+            if not protocol.is_forgotten(reply):
                 break
-        replicas = max(self._address.replicas, question.replicas)
+        replicas = max(self._address.replicas, query.replicas)
         if not replicas or isinstance(reply, Exception):
             return reply, True
         self._replicas = max(self._replicas, replicas)
         return reply, connection.is_replicated(replicas, give_up)
 
-    def _idle_connection(self, now: float) -> Connection | None:
+    def _idle_connection(self, now: float) -> BlockingConnection | None:
         while True:
             try:
                 connection = self._idle.pop()
@@ -156,20 +343,20 @@ class Pool:
                 return connection
             connection.close()
 
-    def _new_connection(self, now: float) -> Connection:
+    def _new_connection(self, now: float) -> BlockingConnection:
         """Connect, unless that has just failed: then rest."""
         if now < self._retry_at:
             raise StoreUnavailable(self._trouble)
         address = self._address
         try:
             if sentinels := self._sentinels:
-                address = inquire(sentinels.primary(), lambda: sentinels.patience)
-            connection = Connection(address)
+                address = drive(sentinels.primary(), lambda step: ask_server(*step, sentinels.patience))
+            connection = BlockingConnection(address)
         except StoreError as error:
             if sentinels:
                 sentinels.doubt(address)
             self._failures += 1
-            self._retry_at, self._trouble = monotonic() + pause_after(self._failures), str(error)
+            self._retry_at, self._trouble = monotonic() + protocol.pause_after(self._failures), str(error)
             raise
         self._failures = 0
         return connection
@@ -179,27 +366,3 @@ class Pool:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-
-def inquire(inquiry: Inquiry[T], patience: Callable[[], float]) -> T:
-    """Drive an inquiry; each server gets `patience` seconds."""
-    try:
-        address, question = next(inquiry)
-        while True:
-            address, question = inquiry.send(_inquired(address, question, patience()))
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
-
-
-def _inquired(address: Address, question: bytes, patience: float) -> object:
-    give_up = monotonic() + patience
-    try:
-        connection = Connection(address, wire.introduction(address), patience)
-        try:
-            reply = connection.converse([question], give_up)
-        finally:
-            connection.close()
-    except StoreError as error:
-        return error
-    return wire.refusal(address, reply) if isinstance(reply, Exception) else reply

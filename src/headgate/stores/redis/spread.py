@@ -14,37 +14,38 @@ No script reaches more than one slot, so such a plan is not atomic, but what it 
 
 Put the limit that refuses most often first, and the one that everybody shares last.
 
-Nothing here waits: a *flow* is a generator that yields questions, and is sent their answers, or thrown a StoreError.
+Shadow plans that share the slot of the call's own plan go with it, in one step; others are asked afterwards, and what
+they take is not taken back: they have no part in the answer.
+
+Nothing here waits: a *flow* (see `headgate.flows`) yields calls, each about limits in one slot.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from headgate.core.plan import Call, Limit, Plan, Verb, combine
-from headgate.core.pressure import Pressure
-from headgate.stores.fallback import marked
-from headgate.stores.redis import scripts
-from headgate.stores.redis.answers import UNKNOWN, Answer, decided, nothing_used
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine
 from headgate.stores.redis.discovery import SlotMap, slot_of
-from headgate.stores.redis.scripts import Question, key_of, question
+from headgate.stores.redis.script import key_of, unanswered
 
 _LOG = logging.getLogger("headgate.stores")
 
 
 class Step(NamedTuple):
-    """A question of a flow."""
+    """A call that a flow makes."""
 
-    question: Question
+    call: Call
     late: bool = False
-    """Whether it is asked even when the time for the whole is over: to take something back."""
+    """Whether it is made even when the time for the whole is over: to take something back."""
 
 
-Flow: TypeAlias = Generator[Step, Answer, Decision]
+Flow: TypeAlias = Generator[Step, Decision, Decision]
 
 
 class Piece(NamedTuple):
@@ -55,8 +56,11 @@ class Piece(NamedTuple):
     plan: Plan
 
 
-def is_spread(plan: Plan) -> bool:
-    """May the limits of `plan` be in several slots?"""
+def is_spread(call: Call) -> bool:
+    """May the limits of a call be in several slots?"""
+    plan = call.plan
+    if call.shadow or not plan:
+        return True
     first = plan[0].principal
     return any(limit.principal != first for limit in plan)
 
@@ -64,100 +68,110 @@ def is_spread(plan: Plan) -> bool:
 def pieces_of(plan: Plan) -> list[Piece]:
     """Return the limits of `plan` by slot, in the order of their first ones."""
     places: dict[int, list[int]] = {}
-    for place, (space, principal, _) in enumerate(plan):
-        places.setdefault(slot_of(key_of(space, principal)), []).append(place)
+    for place, limit in enumerate(plan):
+        places.setdefault(_slot(limit), []).append(place)
     return [Piece(tuple(group), tuple([plan[place] for place in group])) for group in places.values()]
 
 
 def servers_of(slots: SlotMap, plan: Plan) -> tuple[str, ...]:
     """Return the name of the server that each limit of `plan` lives on; empty where it is not known."""
-    if not is_spread(plan):
-        return (_server_of(slots, plan[0]),) * len(plan)
-    return tuple([_server_of(slots, limit) for limit in plan])
+    found: dict[object, str] = {}
+    for limit in plan:
+        if limit.principal not in found:
+            found[limit.principal] = str(slots.owner(_slot(limit)) or "")
+    return tuple([found[limit.principal] for limit in plan])
 
 
-def _server_of(slots: SlotMap, limit: Limit) -> str:
-    return str(slots.owner(slot_of(key_of(limit.space, limit.principal))) or "")
+def _slot(limit: Limit) -> int:
+    return slot_of(key_of("", limit.principal))
 
 
-def flow_of(call: Call) -> Flow:
-    """Return the flow that makes a call of a store."""
-    if call.verb is Verb.CHECK:
-        return check(call.plan, call.cost)
-    if call.verb is Verb.CHECK_ONCE:
-        return check(call.plan, call.cost, call.token)
-    if call.verb is Verb.PEEK:
-        return all_of(scripts.PEEK, call.plan, call.cost)
-    if call.verb is Verb.RESET:
-        return _reset(call.plan)
-    if call.charge is None:
-        return all_of(scripts.REFUND, call.plan, call.cost)
-    return all_of(scripts.UNDO, call.plan, call.cost, call.charge.taken_at)
+def decide(call: Call) -> Flow:
+    """Make a call whose limits may be in several slots."""
+    if not call.shadow:
+        return (yield from _decided(call))
+    home = {_slot(limit) for limit in call.plan}
+    near = [len(home) == 1 and {_slot(limit) for limit in plan} == home for plan in call.shadow]
+    together = tuple([plan for plan, is_near in zip(call.shadow, near, strict=True) if is_near])
+    decision = (yield from _decided(call._replace(shadow=together))) if call.plan else combine(())
+    answers, tried = iter(decision.shadow), []
+    verb = call.verb if decision.allowed else Verb.PEEK
+    for plan, is_near in zip(call.shadow, near, strict=True):
+        tried.append(next(answers) if is_near else (yield from _tried_out(Call(verb, plan, call.cost))))
+    return msgspec.structs.replace(decision, shadow=tuple(tried))
 
 
-def check(plan: Plan, cost: int, token: bytes | None = None) -> Flow:
-    """Take `cost` from all limits if all admit it."""
-    pieces = pieces_of(plan)
-    verb = scripts.CHECK if token is None else scripts.ONCE
+def _decided(call: Call) -> Flow:
+    pieces = pieces_of(call.plan)
+    if len(pieces) == 1:
+        return (yield Step(call))
+    if call.verb in {Verb.CHECK, Verb.CHECK_ONCE}:
+        return (yield from _all_or_nothing(call, pieces))
+    return (yield from _each(call, pieces))
+
+
+def _tried_out(call: Call) -> Flow:
+    try:
+        return (yield from _decided(call))
+    except StoreError:  # the call's own plan is decided, whatever becomes of this one
+        return unanswered(call.plan)
+
+
+def _all_or_nothing(call: Call, pieces: list[Piece]) -> Flow:
+    """Take the cost from all limits if all admit it."""
     taken: list[tuple[Piece, int]] = []
     found: dict[int, Decision] = {}
     for piece in pieces:
         try:
-            answer = yield Step(question(verb, piece.plan, cost, token=token))
+            decision = yield Step(call._replace(plan=piece.plan))
         except StoreError as error:
-            if not (yield from _taken_back(taken, cost, token)):
+            if not (yield from _taken_back(call, taken)):
                 raise _unknown(error) from None
             raise
-        decision = decided(piece.plan, answer, cost)
         found.update(zip(piece.places, decision.limits, strict=True))
         if not decision:
-            yield from _taken_back(taken, cost, token)
+            yield from _taken_back(call, taken)
             for other in pieces:
                 if other is not piece:
-                    found.update((yield from _looked_at(other, cost)))
+                    found.update((yield from _looked_at(other, call.cost)))
             break
-        taken.append((piece, answer[0]))
-    return _combined(found)
+        taken.append((piece, decision.taken_at_us))
+    return combine([found[place] for place in range(len(call.plan))])
 
 
-def all_of(verb: bytes, plan: Plan, cost: int, taken_at: Sequence[int] = ()) -> Flow:
-    """Do what needs no all-or-nothing, in each slot: peek, refund, and undo what was taken at those times."""
+def _each(call: Call, pieces: list[Piece]) -> Flow:
+    """Do what needs no all-or-nothing, in each slot: peek, refund, reset."""
     found: dict[int, Decision] = {}
-    for piece in pieces_of(plan):
+    for piece in pieces:
+        charge = call.charge
+        if charge is not None:
+            charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in piece.places]))
         try:
-            since = min([taken_at[place] for place in piece.places]) if taken_at else 0
-            answer = yield Step(question(verb, piece.plan, cost, since=since))
+            decision = yield Step(call._replace(plan=piece.plan, charge=charge))
         except StoreUnavailable as error:
-            if found and verb in {scripts.REFUND, scripts.UNDO}:  # some of it was done, so asking again is not safe
+            if found and call.verb is Verb.REFUND:  # some of it was done, so asking again is not safe
                 raise _unknown(error) from None
             raise
-        found.update(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
-    return _combined(found)
+        found.update(zip(piece.places, decision.limits, strict=True))
+    return combine([found[place] for place in range(len(call.plan))])
 
 
-def _reset(plan: Plan) -> Flow:
-    now = 0
-    for piece in pieces_of(plan):
-        now, *_ = yield Step(question(scripts.RESET, piece.plan, 0))
-    return nothing_used(plan, now)
-
-
-def _looked_at(piece: Piece, cost: int) -> Generator[Step, Answer, dict[int, Decision]]:
+def _looked_at(piece: Piece, cost: int) -> Generator[Step, Decision, dict[int, Decision]]:
     """Return what limits have, beside another that refuses. If they do not answer, the refusal stands without them."""
     try:
-        answer = yield Step(question(scripts.PEEK, piece.plan, cost))
+        decision = yield Step(Call(Verb.PEEK, piece.plan, cost))
     except StoreError:
-        unknown = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in piece.plan]
-        return {place: marked(each, UNKNOWN) for place, each in zip(piece.places, unknown, strict=True)}
-    return dict(zip(piece.places, decided(piece.plan, answer).limits, strict=True))
+        decision = unanswered(piece.plan)
+    return dict(zip(piece.places, decision.limits, strict=True))
 
 
-def _taken_back(taken: list[tuple[Piece, int]], cost: int, token: bytes | None) -> Generator[Step, Answer, bool]:
+def _taken_back(call: Call, taken: list[tuple[Piece, int]]) -> Generator[Step, Decision, bool]:
     """Undo what was taken, the last first; says whether all shards have. What cannot be undone stays taken."""
     done = True
     for piece, since in reversed(taken):
+        charge = Charge((since,) * len(piece.plan))
         try:
-            yield Step(question(scripts.UNDO, piece.plan, cost, token=token, since=since), late=True)
+            yield Step(Call(Verb.REFUND, piece.plan, call.cost, call.token, charge), late=True)
         except StoreError as error:
             done = False
             _LOG.warning("a request that was not admitted stays counted: %s", error)
@@ -169,7 +183,3 @@ def _unknown(error: StoreError) -> OutcomeUnknown:
     unknown = OutcomeUnknown(str(error))
     unknown.incident, unknown.server = error.incident, error.server
     return unknown
-
-
-def _combined(found: dict[int, Decision]) -> Decision:
-    return combine([found[place] for place in sorted(found)])

@@ -3,17 +3,18 @@
 -- KEYS   of each plan the keys of its limits, and that of its record if it has one; all keys are in one slot
 -- ARGV   [1] the time in microseconds, for tests; empty: this server's
 --        then one string per plan, packed without gaps:
---          verb, one letter: c check, p peek, r refund, x reset, o once, u undo
+--          verb, one letter: c check, p peek, r refund, x reset, o once, u undo, s try out
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
 --          cost, since: doubles
 --          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
 --          calm, warn, queue, fineness: doubles. With a calendar, when its period begins, when the next one does, and when that
 --          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
---        retry_after, reset_after, pressure, delay (all 0 for reset); integers of 8 bytes. If a plan of several fails
+--        retry_after, reset_after, pressure, delay; integers of 8 bytes. If a plan of several fails
 --        all its numbers are -1 (somebody has put something else under its key) or -2 (the user lacks a permission),
 --        nothing of it was done, and the others are answered.
 --
+-- try out is a check if the last check before it in this call was an admission, else a peek
 -- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing.
 --        The record is then marked by a byte at its end: more than one request goes by it
 -- undo   takes back a check made at the time `since`, and forgets its record; see common.lua. With a record it does so
@@ -77,7 +78,14 @@ local function decider()
 
     for index = 1, count do
       local key, log = KEYS[first + index], plan[index].log
-      if log then before[index] = log.load(key) else before[index] = call('GET', key) end
+      if verb == 'x' then
+        call('DEL', key)
+        before[index] = false
+      elseif log then
+        before[index] = log.load(key)
+      else
+        before[index] = call('GET', key)
+      end
     end
     local refused
     for index = 1, count do
@@ -106,14 +114,11 @@ local function decider()
     return concat(answer), not refused
   end
 
-  return function(plan, first)
-    local verb, count = plan.verb, plan.count
+  return function(plan, verb, first)
+    local count = plan.count
     local record = plan.records == 1 and KEYS[first + count + 1]
     if count > 1 or record then vet(KEYS[first + 1]) end
-    if verb == 'x' then
-      for index = 1, count do call('DEL', KEYS[first + index]) end
-      return pack('<i8', now) .. string.rep('\0', 48 * count)
-    elseif verb == 'o' then
+    if verb == 'o' then
       local recorded, size = call('GET', record), 8 + 48 * count
       local whole = recorded and (#recorded == size or #recorded == size + 1)
       if whole and now - unpack_from('<i8', recorded) < RECORD_US then
@@ -130,28 +135,28 @@ local function decider()
       end
       call('DEL', record)
     end
-    return (decided(plan, verb, first))
+    return decided(plan, verb, first)
   end
 end
 
 local decide
 
--- The answer to one plan, whose keys follow KEYS[first].
-local function answer(plan, first)
-  if plan.verb ~= 'c' or plan.count ~= 1 then
+-- The answer to one plan, whose keys follow KEYS[first], and, of a check, whether it is an admission.
+local function answer(plan, verb, first)
+  if verb ~= 'c' or plan.count ~= 1 then
     decide = decide or decider()
-    return decide(plan, first)
+    return decide(plan, verb, first)
   end
   local key, quota = KEYS[first + 1], plan[1]
   local before
   if quota.log then before = quota.log.load(key) else before = call('GET', key) end
   local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, plan.cost, now, key)
   save(key, quota, before, after, reset)
-  return pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay)
+  return pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay), allowed == 1
 end
 
 local several = #ARGV > 2
-local plans, replies, first = several and {}, several and {}, 0
+local plans, replies, first, admitted = several and {}, several and {}, 0, false
 for index = 2, #ARGV do
   local text = ARGV[index]
   local plan = several and plans[text]
@@ -174,8 +179,12 @@ for index = 2, #ARGV do
     end
     if several then plans[text] = plan end
   end
-  if not several then return answer(plan, first) end
-  local done, reply = pcall(answer, plan, first)
+  local verb = plan.verb
+  if not several then return (answer(plan, verb, first)) end
+  local tried = verb == 's'
+  if tried then verb = admitted and 'c' or 'p' end
+  local done, reply, passed = pcall(answer, plan, verb, first)
+  if not tried then admitted = done and passed end
   if not done then
     local text = tostring(type(reply) == 'table' and reply.err or reply)
     local denied = text:find('NOPERM', 1, true) or text:find('ACL failure', 1, true) or text:find("can't run", 1, true)

@@ -15,11 +15,12 @@ from headgate.core.plan import Call, Family, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_store
 from headgate.stores.base import Store
-from headgate.stores.redis import scripts
+from headgate.stores.redis import script as scripts
+from headgate.stores.redis.script import key_of
 from headgate.testing import ManualClock
 from headgate.testing.conformance import QUOTAS, family
 from tests.servers import RedisServer
-from tests.stores.redis.script import Script
+from tests.stores.redis.script import ADDRESS, Script
 
 MARGIN_MS = 1000
 LONG = [replace(quota, window_us=quota.window_us * 600) for quota in QUOTAS]
@@ -41,76 +42,76 @@ def hash_tag(key: bytes) -> bytes:
 def test_keys_are_equal_only_where_limit_and_principal_are(one: str, other: str, here: str, there: str) -> None:
     first: tuple[str, Principal] = (here, bounded(one))
     second: tuple[str, Principal] = (there, bounded(other))
-    assert (scripts.key_of(*first) == scripts.key_of(*second)) == (first == second)
+    assert (key_of(*first) == key_of(*second)) == (first == second)
 
 
 @given(_PRINCIPALS, _PRINCIPALS, _SPACES, _SPACES)
 def test_the_hash_tag_is_the_principal_whatever_it_is(one: str, other: str, here: str, there: str) -> None:
-    tags = {hash_tag(scripts.key_of(space, bounded(one))) for space in (here, there)}
+    tags = {hash_tag(key_of(space, bounded(one))) for space in (here, there)}
     assert len(tags) == 1
-    assert (hash_tag(scripts.key_of(here, bounded(other))) in tags) == (bounded(one) == bounded(other))
-    assert scripts.key_of(here, bounded(one)).startswith(b"hg1:{" + tags.pop() + b"}")
+    assert (hash_tag(key_of(here, bounded(other))) in tags) == (bounded(one) == bounded(other))
+    assert key_of(here, bounded(one)).startswith(b"hg1:{" + tags.pop() + b"}")
 
 
 def test_a_principal_cannot_imitate_a_digest() -> None:
     digest = bounded("x" * 200)
     assert isinstance(digest, bytes)
     principals: list[Principal] = [digest, digest.hex(), f"#{digest.hex()}", f"={digest.hex()}"]
-    assert len({scripts.key_of("a|tb:1", each) for each in principals}) == 4
+    assert len({key_of("a|tb:1", each) for each in principals}) == 4
 
 
-_VERBS = st.sampled_from([scripts.CHECK, scripts.CHECK, scripts.PEEK, scripts.REFUND, scripts.RESET])
+_VERBS = st.sampled_from([Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.REFUND, Verb.RESET])
 _ASKED = st.tuples(_VERBS, st.sampled_from("abc"), st.integers(1, 5), st.sampled_from([0, 1, 2]))
 
 
 @settings(max_examples=50)
 @given(picks=st.lists(st.sampled_from(QUOTAS), min_size=3, max_size=3), asked=st.lists(_ASKED, min_size=1, max_size=40))
 def test_one_call_for_many_plans_answers_as_one_call_each(
-    server: RedisServer, picks: list[Quota], asked: list[tuple[bytes, str, int, int]]
+    server: RedisServer, picks: list[Quota], asked: list[tuple[Verb, str, int, int]]
 ) -> None:
-    def questions() -> list[scripts.Question]:
+    def calls() -> list[Call]:
         families = [family(pick) for pick in picks]
-        return [scripts.question(verb, families[which].plan(key), cost) for verb, key, cost, which in asked]
+        return [Call(verb, families[which].plan(key), cost) for verb, key, cost, which in asked]
 
-    now, together = ManualClock.START, questions()
+    now = ManualClock.START
     with Script(server) as script:
-        answers = scripts.answers(script.converse(scripts.evaluation(together, now)), together)
-        assert answers == [script.answer(question, now) for question in questions()]
+        answers = script.run_all(calls(), now)
+        assert answers == [script.run(call, now) for call in calls()]
     assert len(answers) == len(asked)
 
 
 def test_an_answer_begins_with_the_time_of_the_decision(server: RedisServer) -> None:
-    asked = scripts.question(scripts.CHECK, family(*QUOTAS[:2]).plan("user"), 1)
+    asked = Call(Verb.CHECK, family(*QUOTAS[:2]).plan("user"))
     with Script(server) as script:
-        assert script.answer(asked, ManualClock.START)[0] == ManualClock.START
+        assert script.run(asked, ManualClock.START).taken_at_us == ManualClock.START
         before = server_time(server)
-        assert before <= script.answer(asked, None)[0] <= server_time(server)
+        assert before <= script.run(asked, None).taken_at_us <= server_time(server)
 
 
 @pytest.mark.parametrize("reply", [None, 7, [], "text", b"", b"7 bytes", bytes(55), bytes(57), bytes(112), [bytes(56)]])
-def test_a_reply_of_another_shape_is_no_answer(reply: object) -> None:
-    asked = [scripts.question(scripts.CHECK, family(QUOTAS[0]).plan("user"), 1)]
+def test_a_reply_of_another_shape_is_not_an_answer(reply: object) -> None:
+    asked = [scripts.query(Call(Verb.CHECK, family(QUOTAS[0]).plan("user")))]
     with pytest.raises(OutcomeUnknown):
-        scripts.answers(reply, asked)
+        scripts.decisions(reply, asked, ADDRESS)
     with pytest.raises(OutcomeUnknown):
-        scripts.answers(reply, [*asked, *asked, *asked])
-    assert len(scripts.answers(bytes(56), asked)) == 1
+        scripts.decisions(reply, [*asked, *asked, *asked], ADDRESS)
+    assert len(scripts.decisions(bytes(56), asked, ADDRESS)) == 1
 
 
 def test_equal_questions_are_encoded_equally_whoever_made_the_quota() -> None:
     for cost in range(1, 6):  # quotas come and go, and their addresses are used again
         for quota in QUOTAS:
-            made = [scripts.question(scripts.CHECK, Family("name", [replace(quota)]).plan("user"), cost) for _ in "ab"]
-            assert made[0].argument == made[1].argument
-    arguments = {scripts.question(scripts.CHECK, Family("name", [quota]).plan("user"), 1).argument for quota in QUOTAS}
+            made = [scripts.query(Call(Verb.CHECK, Family("name", [replace(quota)]).plan("user"), cost)) for _ in "ab"]
+            assert made[0].arguments == made[1].arguments
+    arguments = {scripts.query(Call(Verb.CHECK, Family("name", [quota]).plan("user"))).arguments for quota in QUOTAS}
     assert len(arguments) == len(QUOTAS)
 
 
 def test_what_is_remembered_of_questions_is_bounded() -> None:
     plan = Family("name", QUOTAS[:1]).plan("user")
     for cost in range(1, 10_000):
-        scripts.question(scripts.CHECK, plan, cost)
-    assert len(scripts._usual) <= scripts._MOST_USUAL
+        scripts.query(Call(Verb.CHECK, plan, cost))
+    assert len(scripts._prepared) <= scripts._MOST_PREPARED
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def store(server: RedisServer) -> Iterator[Store]:
 
 def key(plan: Plan) -> str:
     (limit,) = plan
-    return scripts.key_of(limit.space, limit.principal).decode()
+    return key_of(limit.space, limit.principal).decode()
 
 
 @pytest.mark.parametrize("quota", LONG, ids=str)
@@ -180,7 +181,7 @@ def test_a_refused_check_and_a_peek_of_the_unknown_store_nothing(
     plan = Family(f"fresh-{quota.shape}", [wide, quota]).plan("user")
     store.run(Call(Verb.PEEK, plan))
     store.run(Call(Verb.REFUND, strict.plan("nobody")))
-    keys = [scripts.key_of(space, principal).decode() for space, principal, _ in plan]
+    keys = [key_of(space, principal).decode() for space, principal, _ in plan]
     assert server.command("EXISTS", *keys, key(strict.plan("nobody"))) == "0"
     assert not store.run(Call(Verb.CHECK, plan, 2)), "above what the wide limit has"
     assert server.command("EXISTS", *keys) == "0"

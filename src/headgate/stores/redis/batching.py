@@ -1,9 +1,9 @@
-"""Connections of an event loop to one server, on which concurrent questions travel together.
+"""Concurrent calls of one server, gathered in batches.
 
-A question is sent at once when a connection is idle, and otherwise with the next *flight*: all questions that came
-meanwhile, in one call of the script. No timer decides; a flight leaves when a connection has its answer. One script
+A call is sent at once when a connection is idle, and otherwise with the next *batch*: all calls that came meanwhile, in
+one call of the script. No timer decides; a batch is sent when a connection has the replies to the last one. One script
 call that decides a hundred plans costs the server, and this process, a fraction of a hundred calls. (In a cluster a
-call reaches one slot only, so there a flight has several *legs*, one for each slot, that leave together.)
+script call reaches one slot only, so there a batch has one for each slot, and these are sent together.)
 
 Callers never touch a connection. A caller that is cancelled leaves its answer unread by anybody; the stream goes on.
 """
@@ -17,26 +17,26 @@ from functools import partial
 from operator import attrgetter
 
 from headgate.clock import Clock
+from headgate.core.decision import Decision
 from headgate.core.errors import StoreBusy, StoreUnavailable
-from headgate.stores.redis import readiness
+from headgate.stores.redis import script
 from headgate.stores.redis.address import Address
-from headgate.stores.redis.answers import Answer
+from headgate.stores.redis.connection import LOOK_EVERY, LOOK_FROM, LOOKS, SOON, AsyncConnection, Pending, fail
 from headgate.stores.redis.discovery import Sentinels
-from headgate.stores.redis.lane import LOOK_EVERY, LOOK_FROM, LOOKS, SOON, Asked, Lane, fail
-from headgate.stores.redis.scripts import Question
+from headgate.stores.redis.script import Query
 from headgate.stores.traffic import Traffic
 
 CONNECTIONS = 2
-LARGEST_FLIGHT = 128
+LARGEST_BATCH = 128
 LONGEST_QUEUE = 10_000
-LEAVES_EARLY = 32
-"""So many questions do not wait for more if a connection is free: the server decides while others still ask."""
+SENT_EARLY = 32
+"""So many calls do not wait for more if a connection is free: the server decides while others still ask."""
 
 _deadline = attrgetter("deadline")
 
 
-class Flights:
-    """The questions to one server.
+class Batcher:
+    """The calls of one server.
 
     Args:
         address: how to talk to it.
@@ -58,58 +58,60 @@ class Flights:
         replicas: int = 0,
     ) -> None:
         self._address, self._loop, self._replicas = address, loop, replicas or address.replicas
-        self._more = partial(Flights, address, clock, loop, sentinels, traffic)
-        self._durable: dict[int, Flights] = {}  # for more replicas: nobody else waits behind those who wait for them
-        self._queue: deque[Asked] = deque()
+        self._timeout = address.timeout
+        self._more = partial(Batcher, address, clock, loop, sentinels, traffic)
+        self._durable: dict[int, Batcher] = {}  # for more replicas: nobody else waits behind those who wait for them
+        self._queue: deque[Pending] = deque()  # the first deadline first
         self._dispatching = False
         self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
         self._looks = 0  # since then
-        self._alone = False  # did the last flight have one question only? Then the next leaves at once, too
+        self._alone = False  # was there only one call in the last batch? Then the next is sent at once, too
         count = address.connections or CONNECTIONS
-        self.lanes = [
-            Lane(address, clock, loop, self._free, sentinels, traffic=traffic, replicas=self._replicas)
+        self.connections = [
+            AsyncConnection(address, clock, loop, self._free, sentinels, traffic=traffic, replicas=self._replicas)
             for _ in range(count)
         ]
 
     def ask(
-        self, question: Question, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False
-    ) -> asyncio.Future[Answer]:
+        self, query: Query, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False
+    ) -> asyncio.Future[Decision]:
         """Return the answer to come.
 
         Args:
-            question: what to ask.
+            query: what to ask.
             deadline: when to stop waiting for it, by the loop's clock; default: what the address says.
             slot: that of the keys, in a cluster.
             asking: whether the server is asked for what it does not own yet; then it is asked alone.
             alone: whether not to ask together with others about the same slot.
         """
-        if question.replicas > self._replicas:
-            return self._for(question.replicas).ask(question, deadline, slot, asking=asking, alone=alone)
-        answer: asyncio.Future[Answer] = self._loop.create_future()
+        if query.replicas > self._replicas:
+            return self._for(query.replicas).ask(query, deadline, slot, asking=asking, alone=alone)
+        answer: asyncio.Future[Decision] = self._loop.create_future()
         queue = self._queue
-        if len(queue) >= LONGEST_QUEUE:
+        waiting = len(queue)
+        if waiting >= LONGEST_QUEUE:
             answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
             return answer
         now = self._loop.time()
         if deadline and deadline <= now:  # it was redirected, and that took all of its time
             answer.set_exception(self._not_reached())
             return answer
-        asked = Asked(question, answer, deadline or now + self._address.timeout, slot, asking, alone)
-        if queue and asked.deadline < queue[-1].deadline:  # it was redirected, and has waited elsewhere; or is hurried
-            queue.insert(bisect_right(queue, asked.deadline, key=_deadline), asked)
+        pending = Pending(query, answer, deadline or now + self._timeout, slot, asking, alone)
+        if waiting and pending.deadline < queue[-1].deadline:  # it was redirected, and has waited elsewhere; or hurries
+            queue.insert(bisect_right(queue, pending.deadline, key=_deadline), pending)
         else:
-            queue.append(asked)
-        if (self._alone and len(queue) == 1) or (
-            len(queue) == LEAVES_EARLY and any(each.is_free for each in self.lanes)
-        ):
+            queue.append(pending)
+        if self._alone and not waiting:
             self._dispatch()
         elif not self._dispatching:
             self._dispatching = True
             self._loop.call_soon(self._dispatch)
+        elif waiting + 1 == SENT_EARLY and any(each.is_free for each in self.connections):
+            self._dispatch()
         return answer
 
-    def _for(self, replicas: int) -> Flights:
-        """Return the flights of questions that need so many replicas."""
+    def _for(self, replicas: int) -> Batcher:
+        """Return the batcher of calls that need so many replicas."""
         durable = self._durable.get(replicas)
         if durable is None:
             durable = self._durable[replicas] = self._more(replicas=replicas)
@@ -117,18 +119,18 @@ class Flights:
 
     async def ready(self) -> None:
         """Raise StoreError unless the server could decide."""
-        await self.ask(readiness.probe())
+        await self.ask(script.query(script.probe()))
         await self.vet()
 
     async def vet(self) -> None:
         """Raise StoreError if the server would be refused now, were it not in use already."""
         for durable in tuple(self._durable.values()):
             await durable.vet()
-        for lane in self.lanes:
-            if lane.is_open:
+        for connection in self.connections:
+            if connection.is_open:
                 try:
-                    async with asyncio.timeout(self._address.timeout):
-                        await lane.vet()
+                    async with asyncio.timeout(self._timeout):
+                        await connection.vet()
                 except TimeoutError:
                     raise self._not_reached() from None
                 return
@@ -137,41 +139,47 @@ class Flights:
     def is_idle(self) -> bool:
         """Does nobody wait for an answer?"""
         others = all(durable.is_idle for durable in self._durable.values())
-        return others and not self._queue and all(lane.is_empty for lane in self.lanes)
+        return others and not self._queue and not any(connection.batch for connection in self.connections)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Hang up; whoever waits is told. Returns what is still to end."""
-        waiting, connecting = list(self._queue), [lane.connecting for lane in self.lanes if lane.connecting]
+        waiting = list(self._queue)
+        connecting = [each.connecting for each in self.connections if each.connecting]
         self._queue.clear()
-        for lane in self.lanes:
-            lane.close()
+        for connection in self.connections:
+            connection.close()
         fail(waiting, StoreUnavailable(f"{self._address}: the store was closed"))
         return connecting + [task for durable in self._durable.values() for task in durable.close()]
 
     def _dispatch(self) -> None:
         """Send what waits, as far as connections are free; where none is, open one."""
         self._dispatching = False
-        for lane in self.lanes:
-            if lane.is_free and (asked := self._boarding()):
-                self._alone = len(asked) == 1
-                lane.fly(asked)
+        for connection in self.connections:
+            if connection.is_free and (batch := self._next_batch()):
+                self._alone = len(batch) == 1
+                connection.send(batch)
         if self._queue:
-            for lane in self.lanes:
-                lane.connect()
-            if not any(lane.is_open or lane.is_connecting for lane in self.lanes):
+            for connection in self.connections:
+                connection.connect()
+            if not any(each.is_open or each.is_connecting for each in self.connections):
                 waiting = list(self._queue)
                 self._queue.clear()
-                fail(waiting, StoreUnavailable(str(self.lanes[0].last_error)))
+                fail(waiting, StoreUnavailable(str(self.connections[0].last_error)))
             self._watch()
 
-    def _boarding(self) -> list[Asked]:
-        """Take the questions of the next flight from the queue, but not those whose callers are gone."""
-        asked: list[Asked] = []
-        while self._queue and len(asked) < LARGEST_FLIGHT:
-            first = self._queue.popleft()
+    def _next_batch(self) -> list[Pending]:
+        """Take the next batch from the queue, but not those whose callers are gone."""
+        queue = self._queue
+        if len(queue) <= LARGEST_BATCH:
+            batch = [each for each in queue if not each.answer.done()]
+            queue.clear()
+            return batch
+        batch = []
+        while queue and len(batch) < LARGEST_BATCH:
+            first = queue.popleft()
             if not first.answer.done():
-                asked.append(first)
-        return asked
+                batch.append(first)
+        return batch
 
     def _watch(self) -> None:
         """See to it that nobody waits in the queue beyond the deadline."""
@@ -199,13 +207,13 @@ class Flights:
         fail(late, error)
 
     def _not_reached(self) -> StoreUnavailable:
-        if any(lane.awaits_replicas for lane in self.lanes):
+        if any(connection.awaits_replicas for connection in self.connections):
             return StoreBusy(f"{self._address}: all connections wait for replicas")
-        if any(lane.is_open for lane in self.lanes):
+        if any(connection.is_open for connection in self.connections):
             return StoreUnavailable(f"{self._address}: not asked in time, since it does not answer who asked before")
-        return StoreUnavailable(f"{self._address}: not reached in {self._address.timeout:g} s")
+        return StoreUnavailable(f"{self._address}: not reached in {self._timeout:g} s")
 
     def _free(self) -> None:
-        """A lane is free, or cannot be opened: see to those who wait."""
+        """A connection is free, or cannot be opened: see to those who wait."""
         if self._queue and not self._dispatching:
             self._dispatch()

@@ -1,18 +1,31 @@
-"""What goes over the wire besides questions: how a conversation begins, and what an error reply means."""
+"""The Redis protocol: commands, how a connection begins, and what an error reply means. Replies are read by hiredis."""
 
 from __future__ import annotations
+
+from random import uniform
 
 import hiredis
 
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from headgate.stores.redis import scripts
 from headgate.stores.redis.address import Address, Role
-from headgate.stores.redis.resp import command
+
+
+def bulk(text: bytes) -> bytes:
+    """Encode one argument."""
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def command(*words: bytes) -> bytes:
+    """Encode one command."""
+    return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
+
 
 OLDEST = 7
 """The first major version whose scripts refuse up front what they cannot do."""
 RELOADS = 5
-"""How often a question may find the script forgotten: somebody may flush the scripts all the time."""
+"""How often a call may find the script forgotten: somebody may flush the scripts all the time."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between attempts to connect."""
 PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +pttl +pexpire ~hg1:*"
 """What a user on the server needs."""
 _SOMETIMES = "+wait for replicas, +cluster|slots +asking in a cluster, +select for a database number"
@@ -42,7 +55,6 @@ has lost its replicas may have been replaced, and be the last to know.)"""
 _UNDONE = ("ERR unknown command", "ERR max number of clients")
 """The same, where the first word does not tell."""
 
-LOAD = command(b"SCRIPT", b"LOAD", scripts.SCRIPT)
 INFO = command(b"INFO")
 ASKING = command(b"ASKING")
 _WAIT_FOR_NONE = command(b"WAIT", b"0", b"1")
@@ -67,18 +79,24 @@ class Refused(StoreUnavailable):
         self.word, self.place = word, place
 
 
-def introduction(address: Address) -> list[bytes]:
-    """Return the commands that any conversation begins with; `objection` says what to think of their answers."""
+def pause_after(failures: int) -> float:
+    """Return how many seconds to rest after so many failures to connect: longer each time, not in step with others."""
+    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
+    return uniform(pause / 2, pause)
+
+
+def login(address: Address) -> list[bytes]:
+    """Return the commands that any connection begins with; `objection` says what to think of their replies."""
     if not (address.password or address.user):
         return []
     user = [address.user.encode()] if address.user else []
     return [command(b"AUTH", *user, address.password.encode())]
 
 
-def greeting(address: Address) -> list[bytes]:
-    """Return the commands that a conversation about limits begins with."""
+def greeting(address: Address, load: bytes) -> list[bytes]:
+    """Return the commands that a connection for limits begins with; `load` is the one that loads the script."""
     selection = [command(b"SELECT", b"%d" % address.database)] if address.database else []
-    return [*introduction(address), *selection, INFO, LOAD]
+    return [*login(address), *selection, INFO, load]
 
 
 def vetting(address: Address, replicas: int) -> list[bytes]:
@@ -131,7 +149,7 @@ def unconnected(address: Address, error: Exception) -> StoreUnavailable:
 
 
 def lost(address: Address, error: Exception | None) -> OutcomeUnknown:
-    """Return the error of a connection that ended with a question in the air."""
+    """Return the error of a connection that ended with a call under way."""
     if isinstance(error, hiredis.ProtocolError):
         return OutcomeUnknown(f"{address}: not a Redis server: it does not speak the protocol")
     return OutcomeUnknown(f"{address}: connection lost: {error or 'closed by the server'}")
@@ -179,7 +197,7 @@ def _mismatch(role: Role, facts: dict[str, str]) -> str | None:
     if clustered and role is not Role.NODE:
         return "this is a part of a cluster: use redis+cluster://"
     if role is Role.NODE and not clustered:
-        return "this is no part of a cluster: use redis://"
+        return "this is not a part of a cluster: use redis://"
     if role is Role.PRIMARY and facts.get("role", "master") != "master":
         return "the Sentinels named this server, but it is not the primary (yet, or any more)"
     return None

@@ -1,4 +1,4 @@
-"""The Redis store for callers in an event loop."""
+"""The Redis store, for callers that may block and for callers in an event loop."""
 
 from __future__ import annotations
 
@@ -7,31 +7,65 @@ import os
 from collections.abc import Awaitable
 from copy import copy
 from functools import partial
+from time import monotonic
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
-from headgate.core.plan import Call, Family, shadowed
-from headgate.flows import drive_async
-from headgate.stores.base import AsyncCheck
+from headgate.core.plan import Call, Family
+from headgate.flows import drive, drive_async
+from headgate.stores.base import AsyncCheck, Check
 from headgate.stores.redis import spread
-from headgate.stores.redis.address import Address, Cluster, Place
-from headgate.stores.redis.answers import Answer, answer_to
-from headgate.stores.redis.cluster_aio import AsyncCluster
+from headgate.stores.redis.address import Address, Cluster, Place, Service
+from headgate.stores.redis.batching import Batcher
+from headgate.stores.redis.cluster import AsyncCluster, BlockingCluster
 from headgate.stores.redis.discovery import Sentinels, SlotMap
-from headgate.stores.redis.flights import Flights
-from headgate.stores.redis.scripts import Question, question_of
+from headgate.stores.redis.pool import Pool
+from headgate.stores.redis.script import query
 from headgate.stores.traffic import Traffic, TrafficStatistics
-from headgate.stores.wrapping import plain_async_check
+from headgate.stores.wrapping import plain_async_check, plain_check
 
 
-class AsyncRedisStore:
-    """Keeps the state of limits in Redis or Valkey.
+class RedisStore:
+    """Keeps the state of limits in Redis or Valkey, for callers that may block.
 
     Args:
         place: the servers, and how to talk to them.
         clock: only for tests: makes the script decide at this clock's time rather than at the server's.
     """
+
+    def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._slots: SlotMap | None = None
+        self._servers: BlockingCluster | Pool
+        if isinstance(place, Cluster):
+            self._servers = BlockingCluster(place, clock)
+            self._slots, self._timeout = self._servers.slots, place.seeds[0].timeout
+            self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
+        elif isinstance(place, Service):
+            self._servers = Pool(place.primary, clock, Sentinels(place))
+        else:
+            self._servers = Pool(place, clock)
+
+    def run(self, call: Call) -> Decision:
+        if self._slots is None or not spread.is_spread(call):
+            return self._servers.ask(query(call))
+        give_up = monotonic() + self._timeout
+        return drive(spread.decide(call), lambda step: self._servers.ask(query(step.call), 0 if step.late else give_up))
+
+    def bind(self, family: Family) -> Check:
+        return plain_check(self, family)
+
+    def ready(self) -> None:
+        """Run the script on every server that decides. Raises StoreError."""
+        self._servers.ready()
+
+    def close(self) -> None:
+        self._servers.close()
+
+
+class AsyncRedisStore:
+    """The same for callers in an event loop: one loop at a time, whose concurrent calls share connections."""
 
     def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
@@ -54,17 +88,25 @@ class AsyncRedisStore:
         return hurried
 
     async def run(self, call: Call) -> Decision:
-        if call.shadow:
-            return await drive_async(shadowed(call), self.run)
-        if self._slots is not None and spread.is_spread(call.plan):
-            return await self._spread(call)
-        return answer_to(call, await self._ask(question_of(call)))
+        servers = self._connections.here()
+        if self._slots is None or not spread.is_spread(call):
+            deadline = asyncio.get_running_loop().time() + self._within if self._within else 0.0
+            return await servers.ask(query(call), deadline)
+        until = asyncio.get_running_loop().time() + (self._within or self._timeout)
+
+        def ask(step: spread.Step) -> Awaitable[Decision]:
+            return servers.ask(query(step.call), 0.0 if step.late else until)
+
+        return await drive_async(spread.decide(call), ask)
 
     def bind(self, family: Family) -> AsyncCheck:
         return plain_async_check(self, family)
 
     async def ready(self) -> None:
-        """Run the script on every server that decides. Raises StoreError."""
+        """Run the script on every server that decides, on every connection. Raises StoreError.
+
+        A service that calls this before it listens has warm connections when the first request comes.
+        """
         await self._connections.here().ready()
 
     def traffic(self) -> TrafficStatistics:
@@ -73,20 +115,6 @@ class AsyncRedisStore:
 
     async def close(self) -> None:
         await self._connections.close()
-
-    async def _spread(self, call: Call) -> Decision:
-        servers = self._connections.here()
-        deadline = asyncio.get_running_loop().time() + (self._within or self._timeout)
-
-        async def ask(step: spread.Step) -> Answer:
-            return await servers.ask(step.question, 0 if step.late else deadline)
-
-        return await drive_async(spread.flow_of(call), ask)
-
-    def _ask(self, asked: Question) -> Awaitable[Answer]:
-        if self._within:
-            return self._connections.here().ask(asked, asyncio.get_running_loop().time() + self._within)
-        return self._connections.here().ask(asked)
 
 
 def _timeout_of(place: Place) -> float:
@@ -101,7 +129,7 @@ class _Connections:
     def __init__(self, place: Place, clock: Clock | None, slots: SlotMap | None, traffic: Traffic) -> None:
         self._place, self._clock, self._slots, self._traffic = place, clock, slots, traffic
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._servers: Flights | AsyncCluster | None = None
+        self._servers: Batcher | AsyncCluster | None = None
         self._process = os.getpid()
 
     async def close(self) -> None:
@@ -111,7 +139,7 @@ class _Connections:
             await asyncio.wait(ending)
         await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
-    def here(self) -> Flights | AsyncCluster:
+    def here(self) -> Batcher | AsyncCluster:
         """Return the connections of this event loop."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop or self._servers is None:
@@ -120,14 +148,14 @@ class _Connections:
             self._servers = self._connected(loop)
         return self._servers
 
-    def _connected(self, loop: asyncio.AbstractEventLoop) -> Flights | AsyncCluster:
+    def _connected(self, loop: asyncio.AbstractEventLoop) -> Batcher | AsyncCluster:
         place = self._place
         if isinstance(place, Cluster):
             assert self._slots is not None  # noqa: S101  a cluster has them
             return AsyncCluster(place, self._clock, loop, self._slots, self._traffic)
         if isinstance(place, Address):
-            return Flights(place, self._clock, loop, traffic=self._traffic)
-        return Flights(place.primary, self._clock, loop, Sentinels(place), self._traffic)
+            return Batcher(place, self._clock, loop, traffic=self._traffic)
+        return Batcher(place.primary, self._clock, loop, Sentinels(place), self._traffic)
 
     def _leave(self) -> list[asyncio.Task[None]]:
         """Give up the event loop that the store was used in; returns what is still to end there."""

@@ -1,0 +1,299 @@
+"""A cluster: the way of a query to the server that has its slot, from redirection to redirection.
+
+The way is a flow (see `headgate.flows`), the same for both colours. It goes on only after errors that say that nothing
+was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Generator, Iterator
+from enum import Enum
+from itertools import count
+from time import monotonic, sleep
+from typing import NamedTuple, TypeAlias, cast
+
+from headgate.clock import Clock
+from headgate.core.decision import Decision
+from headgate.core.errors import StoreBusy, StoreError, StoreUnavailable
+from headgate.flows import drive, drive_async
+from headgate.locks import new_lock
+from headgate.stores.redis import connection, pool, script
+from headgate.stores.redis.address import Address, Cluster
+from headgate.stores.redis.batching import Batcher
+from headgate.stores.redis.discovery import SLOTS, SlotMap, slot_of
+from headgate.stores.redis.pool import Pool
+from headgate.stores.redis.protocol import Refused
+from headgate.stores.redis.script import Query
+from headgate.stores.traffic import Traffic
+
+ATTEMPTS = 16
+PAUSE = 0.01
+"""Seconds between attempts while keys move."""
+LAST_ATTEMPT = 0.03
+"""Seconds before the end of the caller's time after which there is no other attempt: its answer would come too late."""
+REFRESH_EVERY, HINT_EVERY = 0.1, 1.0
+"""Seconds between inquiries for the slot map: when an answer needs it, and when it would be good to have."""
+
+
+class Pass(Enum):
+    """A step that brings no answer."""
+
+    REFRESH = "ask for the slot map now"
+    HINT = "ask for it without waiting, or later: some of it is old"
+    PAUSE = "wait a moment"
+
+
+class Ask(NamedTuple):
+    """A step that brings the answer: ask this server."""
+
+    server: Address
+    asking: bool
+    """Whether to say first that the server is asked for what it does not own yet."""
+    alone: bool = False
+    """Whether not to ask together with others: while a slot moves, keys in both places cannot be asked for at once."""
+
+
+Route: TypeAlias = Generator[Ask | Pass, Decision | None, Decision]
+
+
+def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each answer
+    """Return the way of a query about keys in `slot`."""
+    owner, asking, moving, attempts = slots.owner(slot), False, False, 0
+    refused: StoreUnavailable | None = None
+    while attempts < ATTEMPTS:
+        if owner is None:
+            yield Pass.REFRESH
+            owner = slots.owner(slot)
+            if owner is None:
+                break
+        try:
+            return cast("Decision", (yield Ask(owner, asking, moving or asking)))
+        except StoreBusy:
+            raise
+        except StoreUnavailable as error:
+            word, place = (error.word, error.place) if isinstance(error, Refused) else ("", ("", 0))
+            refused = error if word or refused is None else refused
+        attempts += not moving  # while keys move, for as long as the caller has time
+        if word == "MOVED":
+            owner, asking = slots.learn(slot, owner, place), False
+            yield Pass.HINT
+        elif word == "ASK":
+            owner, asking = slots.named(owner, place), True
+        elif word == "TRYAGAIN":
+            yield Pass.PAUSE
+            owner, asking, moving = slots.owner(slot), False, True
+        elif moving:
+            raise StoreBusy(str(refused))
+        else:  # gone, or demoted: somebody else may have the slot by now
+            yield Pass.REFRESH
+            before, owner, asking = owner, slots.owner(slot), False
+            if owner == before:
+                raise refused
+    raise refused or StoreUnavailable(slots.trouble or f"no server of the cluster has slot {slot}")
+
+
+def pause(left: float) -> float:
+    """Return how many seconds to wait while keys move, for a caller that has so many left."""
+    return PAUSE if left > LAST_ATTEMPT else max(0, left)
+
+
+def query_slot(query: Query) -> int:
+    """Return the slot of the keys of a query."""
+    plan = query.call.plan or query.call.shadow[0]
+    return slot_of(script.key_of("", plan[0].principal))
+
+
+def probes(slots: SlotMap) -> Iterator[Query]:
+    """Return a query for each server of a cluster, whose map was just asked for. Raises StoreUnavailable."""
+    if slots.trouble:
+        raise StoreUnavailable(slots.trouble)
+    missing = [slot for slot in range(SLOTS) if slots.owner(slot) is None]
+    if missing:
+        raise StoreUnavailable(f"no server of the cluster has slot {missing[0]} and {len(missing) - 1} others")
+    unseen = {slots.owner(slot) for slot in range(SLOTS)}
+    for number in count():
+        if not unseen:
+            return
+        query = script.query(script.probe(f"headgate-{number}"))
+        owner = slots.owner(query_slot(query))
+        if owner in unseen:
+            unseen.discard(owner)
+            yield query
+
+
+class AsyncCluster:
+    """Asks the servers of a cluster, for callers in an event loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock | None,
+        loop: asyncio.AbstractEventLoop,
+        slots: SlotMap,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._slots, self._clock, self._loop, self._traffic = slots, clock, loop, traffic
+        self._timeout = cluster.seeds[0].timeout
+        self._batchers: dict[Address, Batcher] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at = -REFRESH_EVERY
+        self._closed = False
+
+    async def ask(self, query: Query, deadline: float = 0) -> Decision:
+        """Return the answer; `deadline` is when to stop waiting for it, by the loop's clock, if not the usual."""
+        slot = query_slot(query)
+        deadline = deadline or self._loop.time() + self._timeout
+
+        async def do(step: Ask | Pass) -> Decision | None:
+            if isinstance(step, Ask):
+                try:
+                    batcher = self._to(step.server)
+                    return await batcher.ask(query, deadline, slot, asking=step.asking, alone=step.alone)
+                except StoreError as error:
+                    error.server = str(step.server)
+                    raise
+            if step is Pass.PAUSE:
+                await asyncio.sleep(pause(deadline - self._loop.time()))
+            elif step is Pass.REFRESH:
+                await self._refresh(deadline, REFRESH_EVERY)
+            else:
+                self._refresh_later(HINT_EVERY)
+            return None
+
+        return await drive_async(route(self._slots, slot), do)
+
+    async def ready(self) -> None:
+        await self._refresh(self._loop.time() + self._timeout, 0)
+        await asyncio.gather(*[self.ask(probe) for probe in probes(self._slots)])
+        await asyncio.gather(*[self._to(server).vet() for server in self._slots.nodes])
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Hang up; whoever waits is told. Returns what is still to end."""
+        self._closed = True
+        ending = [task for batcher in self._batchers.values() for task in batcher.close()]
+        if self._refreshing:
+            self._refreshing.cancel()
+            ending.append(self._refreshing)
+        self._batchers.clear()
+        return ending
+
+    async def _refresh(self, deadline: float, every: float) -> None:
+        """Wait for a slot map that is at most `every` seconds old; one inquiry for all who wait."""
+        self._refresh_later(every)
+        if self._refreshing:
+            await asyncio.wait([self._refreshing], timeout=max(0, deadline - self._loop.time()))
+
+    def _refresh_later(self, every: float) -> None:
+        self._check_open()
+        under_way = self._refreshing and not self._refreshing.done()
+        if not under_way and self._loop.time() >= self._refreshed_at + every:
+            self._refreshing = self._loop.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        slots = self._slots
+        await drive_async(slots.refresh(), lambda step: connection.ask_server(*step, slots.patience))
+        self._refreshed_at = self._loop.time()
+        for server in tuple(self._batchers):
+            if server not in slots.nodes and self._batchers[server].is_idle:
+                self._batchers.pop(server).close()
+
+    def _to(self, server: Address) -> Batcher:
+        batcher = self._batchers.get(server)
+        if batcher is None:
+            self._check_open()
+            batcher = self._batchers[server] = Batcher(server, self._clock, self._loop, traffic=self._traffic)
+        return batcher
+
+    def _check_open(self) -> None:
+        """Let nobody who was on the way when the store was closed open anything again."""
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
+
+
+class BlockingCluster:
+    """Asks the servers of a cluster, for callers that may block."""
+
+    def __init__(self, cluster: Cluster, clock: Clock | None) -> None:
+        self.slots = SlotMap(cluster)
+        self._clock = clock
+        self._timeout = cluster.seeds[0].timeout
+        self._pools: dict[Address, Pool] = {}
+        self._refreshed_at = -REFRESH_EVERY
+        self._lock = new_lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nobody asks for the slot map yet; also in a forked child, which must not wait for a thread of its parent."""
+        self._refreshing = threading.Lock()
+        self._process = os.getpid()
+
+    def ask(self, query: Query, give_up: float = 0) -> Decision:
+        """Return the answer; `give_up` is when to stop waiting for it, as `monotonic` tells time, if not the usual."""
+        if self._process != os.getpid():
+            self._begin()
+        until = give_up or monotonic() + self._timeout
+
+        def do(step: Ask | Pass) -> Decision | None:
+            if isinstance(step, Ask):
+                try:
+                    return self._pool(step.server).ask(query, until, asking=step.asking)
+                except StoreError as error:
+                    error.server = str(step.server)
+                    raise
+            if step is Pass.PAUSE:
+                sleep(pause(until - monotonic()))
+            elif step is Pass.REFRESH:
+                self._refresh(until, REFRESH_EVERY)
+            elif monotonic() >= self._refreshed_at + HINT_EVERY and not self._refreshing.locked():
+                later = monotonic() + self.slots.patience
+                threading.Thread(target=self._refresh, args=(later, HINT_EVERY), daemon=True).start()
+            return None
+
+        return drive(route(self.slots, query_slot(query)), do)
+
+    def ready(self) -> None:
+        if self._process != os.getpid():
+            self._begin()
+        self._refresh(monotonic() + self._timeout, 0)
+        for probe in probes(self.slots):
+            self.ask(probe)
+        for server in self.slots.nodes:
+            self._pool(server).vet()
+
+    def close(self) -> None:
+        with self._lock:
+            pools, self._pools = self._pools, {}
+        for each in pools.values():
+            each.close()
+
+    def _refresh(self, give_up: float, every: float) -> None:
+        """Ask for the slot map, unless that was done less than `every` seconds ago; one thread for all."""
+        asked_at = monotonic()
+        if not self._refreshing.acquire(timeout=max(0, give_up - asked_at)):
+            return
+        try:
+            if asked_at >= self._refreshed_at + every:
+                self._renew(give_up)
+        finally:
+            self._refreshing.release()
+
+    def _renew(self, give_up: float) -> None:
+        def do(step: tuple[Address, bytes]) -> object:
+            return pool.ask_server(*step, min(self.slots.patience, max(0.01, give_up - monotonic())))
+
+        drive(self.slots.refresh(), do)
+        self._refreshed_at = monotonic()
+        with self._lock:
+            gone = [self._pools.pop(server) for server in tuple(self._pools) if server not in self.slots.nodes]
+        for each in gone:
+            each.close()
+
+    def _pool(self, server: Address) -> Pool:
+        found = self._pools.get(server)
+        if found is None:
+            with self._lock:
+                found = self._pools.setdefault(server, Pool(server, self._clock))
+        return found

@@ -1,0 +1,339 @@
+"""The script that decides on the server: its text, the encoding of calls for it, and the decoding of its reply.
+
+One script for all: its parts, the `.lua` files beside this one, are twins of the files of `headgate.core` and are put
+together here. It decides any number of plans in one call. What it takes and answers is described in `lua/plan.lua`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha1
+from importlib.resources import files
+from struct import Struct
+from time import time_ns
+from typing import TypeAlias
+
+import msgspec
+
+from headgate.core.decision import Decision, marked
+from headgate.core.errors import OutcomeUnknown, StoreError
+from headgate.core.key import Principal
+from headgate.core.numbers import fineness, rate
+from headgate.core.plan import Call, Limit, Plan, Verb, combine
+from headgate.core.pressure import Pressure, thresholds
+from headgate.core.quota import Quota
+from headgate.stores.redis.address import Address
+from headgate.stores.redis.protocol import bulk, command, denied
+
+_ALGORITHMS = {
+    "token_bucket": ("tb", "lb", "tb/every", "tb/once"),
+    "gcra": ("gcra",),
+    "fixed_window": ("fw", "fw/calendar"),
+    "sliding_window_counter": ("swc",),
+    "sliding_window_log": ("swl",),
+}
+"""The names of the steps that a file returns, each for the `name` it is asked for."""
+
+
+def _lua(part: str) -> str:
+    return files(__package__).joinpath("lua", f"{part}.lua").read_text("ascii")
+
+
+def _assembled() -> str:
+    """Return the script. Since each call of it runs all of it, an algorithm is defined only when asked for."""
+    cases = "".join(
+        f"if {' or '.join(f'name == {name!r}' for name in names)} then\n{_lua(part)}end\n"
+        for part, names in _ALGORITHMS.items()
+    )
+    return f"#!lua\n{_lua('calls')}\nlocal function step_named(name)\n{_lua('common')}{cases}end\n{_lua('plan')}"
+
+
+SCRIPT = _assembled().encode()
+SHA = sha1(SCRIPT, usedforsecurity=False).hexdigest().encode()
+LOAD = command(b"SCRIPT", b"LOAD", SCRIPT)
+
+NOT_REPLICATED = "not_replicated"
+"""Why a decision is degraded that the primary made, but that not enough replicas have: a failover may forget it."""
+UNANSWERED = "storage_unavailable"
+"""Why a part of a decision is degraded: the limit's shard did not say what it has, or something else is in its key."""
+
+_CHECK, _CHECK_ONCE = Verb.CHECK, Verb.CHECK_ONCE  # a name is found faster than a member
+_LETTERS = {Verb.CHECK: b"c", Verb.CHECK_ONCE: b"o", Verb.PEEK: b"p", Verb.REFUND: b"r", Verb.RESET: b"x"}
+_UNDO, _TRY_OUT = b"u", b"s"
+_PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
+_HEAD = Struct("<cHBdd")
+_QUOTA = Struct("<10d")
+_MOST_PREPARED = 4096
+_SERVER_TIME = b"$0\r\n\r\n"
+
+
+class Query(msgspec.Struct, frozen=True, gc=False):
+    """A call of a store, encoded for the script."""
+
+    call: Call
+    """All its limits are in one slot."""
+    keys: bytes
+    """Of its limits, in order, then of its record if it has one, and of its shadow plans; encoded for the wire."""
+    key_count: int
+    arguments: bytes
+    """One for each plan, encoded for the wire. Empty if they depend on the time, since there are calendars."""
+    replicas: int
+    """How many replicas must have what the answer took, by the strictest of the quotas; 0 if it takes nothing."""
+    size: int
+    """How many numbers answer it: for each plan the time, and then six for each limit."""
+    charge: int
+    """What an admission takes."""
+
+
+def query(call: Call) -> Query:
+    """Encode a call. All its keys must be in one slot.
+
+    A refund of a charge that was made with a token forgets the record of it, if it names the token, too.
+    """
+    verb, plan, cost, token, charge, shadow = call
+    if verb is _CHECK:
+        letter, taken = b"c", cost
+    else:
+        letter, taken = _LETTERS[verb], cost if verb is _CHECK_ONCE else 0
+    if not (shadow or token) and charge is None:
+        known = _prepared.get((letter, cost, *[id(limit[2]) for limit in plan]))
+        argument, replicas, _ = known or _prepare(letter, plan, cost)
+        count = len(plan)
+        return Query(call, _framed_keys(plan), count, argument, replicas, 1 + 6 * count, taken)
+    keys, count, arguments, size = [], 0, [], 0
+    for each_letter, each, records, since in _parts(call):
+        keys.append(_framed_keys(each))
+        count += len(each) + records
+        size += 1 + 6 * len(each)
+        if records or since:
+            arguments.append(_argument(each_letter, each, cost, records, since))
+        else:
+            known = _prepared.get((each_letter, cost, *[id(limit[2]) for limit in each]))
+            arguments.append((known or _prepare(each_letter, each, cost))[0])
+    if token:
+        keys.append(bulk(record_key(plan, token)))
+    whole = b"".join(arguments) if all(arguments) else b""
+    return Query(call, b"".join(keys), count, whole, _replicas(letter, plan), size, taken)
+
+
+def key_of(space: str, principal: Principal) -> bytes:
+    """Return the key in Redis. The hash tag is the principal, so that all its limits live in one slot.
+
+    The tag cannot end early or be empty, whatever the principal: braces in it are escaped, and it has a prefix that
+    tells text from a digest.
+    """
+    if isinstance(principal, bytes):
+        return f"hg1:{{#{principal.hex()}}}{space}".encode()
+    escaped = principal.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    return f"hg1:{{={escaped}}}{space}".encode()
+
+
+def record_key(plan: Plan, token: bytes) -> bytes:
+    """Return the key of what was answered to the request that `token` stands for, in the slot of the first limit.
+
+    No limit has that key: a name has no exclamation mark.
+    """
+    return key_of(f"!{token.hex()}", plan[0].principal)
+
+
+def _framed_keys(plan: Plan) -> bytes:
+    """Return the keys of limits as arguments of a command."""
+    frames = []
+    for space, principal, _ in plan:
+        if (
+            isinstance(principal, str)
+            and principal.isascii()
+            and not ("%" in principal or "{" in principal or "}" in principal)
+        ):
+            frames.append(f"${len(principal) + len(space) + 7}\r\nhg1:{{={principal}}}{space}\r\n")  # as most are
+        else:
+            frames.append(bulk(key_of(space, principal)).decode())
+    return "".join(frames).encode()
+
+
+_Part: TypeAlias = tuple[bytes, Plan, int, int]
+"""What to do with which limits, how many records go with it, and since when what is taken back was taken."""
+
+
+def _parts(call: Call) -> list[_Part]:
+    """Return what the script is to do with each plan of a call."""
+    verb, plan, _, token, charge, shadow = call
+    letter, since = (_LETTERS[verb], 0) if charge is None else (_UNDO, min(charge.taken_at))
+    tried = _TRY_OUT if plan and verb is _CHECK else letter
+    own: list[_Part] = [(letter, plan, 1 if token else 0, since)] if plan else []
+    return own + [(tried, each, 0, 0) for each in shadow]
+
+
+_Prepared: TypeAlias = tuple[bytes, int, list[Quota]]
+_prepared: dict[tuple[object, ...], _Prepared] = {}
+"""Arguments by verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept,
+so that nothing else takes their identity."""
+
+
+def _prepare(letter: bytes, plan: Plan, cost: int) -> _Prepared:
+    quotas = [quota for _, _, quota in plan]
+    prepared = _argument(letter, plan, cost), _replicas(letter, plan), quotas
+    if len(_prepared) >= _MOST_PREPARED:
+        _prepared.clear()
+    _prepared[letter, cost, *map(id, quotas)] = prepared
+    return prepared
+
+
+def _replicas(letter: bytes, plan: Plan) -> int:
+    return 0 if letter == b"p" else max([quota.replicas for _, _, quota in plan], default=0)
+
+
+def _argument(letter: bytes, plan: Plan, cost: int, records: int = 0, since: int = 0) -> bytes:
+    """Return the argument of a plan; empty if it depends on the time."""
+    if any(quota.calendar for _, _, quota in plan):
+        return b""
+    head = _HEAD.pack(letter, len(plan), records, cost, since)
+    return bulk(b"".join([head, *[_described(quota) for _, _, quota in plan]]))
+
+
+def arguments_at(call: Call, now: int | None) -> bytes:
+    """Return the arguments of a call with calendars. The server knows no time zones: it is told the periods.
+
+    These are the ones around `now`, or around this process's time if the time is the server's. That the two clocks
+    differ does no harm as long as it is by less than a period.
+    """
+    now = time_ns() // 1000 if now is None else now
+    arguments = []
+    for letter, plan, records, since in _parts(call):
+        quotas = [quota for _, _, quota in plan]
+        periods = [quota.calendar and quota.calendar.around(now) for quota in quotas]
+        head = _HEAD.pack(letter, len(plan), records, call.cost, since)
+        arguments.append(bulk(b"".join([head, *map(_described, quotas, periods)])))
+    return b"".join(arguments)
+
+
+@lru_cache(maxsize=4096)
+def _described(quota: Quota, period: tuple[int, int, int] | None = None) -> bytes:
+    fine = fineness(quota.limit, quota.window_us, quota.capacity) if quota.algorithm.is_bucket and quota.limit else 0
+    gain, _, unit = rate(quota.limit, quota.window_us, fine)
+    calm, warn = thresholds(quota)
+    every = max(quota.grain_us, quota.refill_every_us)
+    if period:
+        gain, unit, every = period
+    numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, calm, warn, quota.queue, fine)
+    return _step(quota).encode() + b"\0" + _QUOTA.pack(*numbers)
+
+
+def _step(quota: Quota) -> str:
+    """Return the name of the function in the script that is the twin of `quota.step`."""
+    if not quota.limit:
+        return "tb/once"
+    if quota.calendar:
+        return "fw/calendar"
+    return quota.algorithm.code if quota.refill_every_us == 1 else "tb/every"
+
+
+def evaluation(queries: Sequence[Query], now: int | None) -> bytes:
+    """Encode one call of the script that answers all `queries`, at the time `now` if that is not the server's."""
+    keys, plans, arguments = 0, 0, []
+    for each in queries:
+        keys += each.key_count
+        plans += len(each.call.shadow) + (1 if each.call.plan else 0)
+        arguments.append(each.arguments or arguments_at(each.call, now))
+    time = _SERVER_TIME if now is None else bulk(b"%d" % now)
+    return b"".join([_evalsha(keys, plans), *[each.keys for each in queries], time, *arguments])
+
+
+@lru_cache(maxsize=1024)
+def _evalsha(keys: int, plans: int) -> bytes:
+    return b"*%d\r\n%b%b%b" % (4 + keys + plans, bulk(b"EVALSHA"), bulk(SHA), bulk(b"%d" % keys))
+
+
+def decisions(reply: object, queries: Sequence[Query], address: Address) -> list[Decision | StoreError]:
+    """Return the answer to each of the queries that one call of the script was about, from its reply.
+
+    Raises:
+        OutcomeUnknown: this is not a reply of the script.
+    """
+    size = 0
+    for query in queries:
+        size += query.size
+    if type(reply) is not bytes or len(reply) != 8 * size:
+        raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
+    numbers = _numbers(size).unpack(reply)
+    answers: list[Decision | StoreError] = []
+    at = 0
+    for query in queries:
+        call = query.call
+        if numbers[at] < 0:
+            answers.append(_failure(numbers[at], address))
+        elif call.shadow:
+            answers.append(_with_shadows(call, query.charge, numbers, at))
+        else:
+            answers.append(_decision(call.plan, query.charge, numbers, at))
+        at += query.size
+    return answers
+
+
+@lru_cache(maxsize=1024)
+def _numbers(size: int) -> Struct:
+    return Struct(f"<{size}q")
+
+
+def _failure(first: int, address: Address) -> StoreError:
+    """Return why the script could not answer this call, though it answered others, going by its first number."""
+    if first == -2:
+        return denied(address)
+    return OutcomeUnknown(f"{address}: a key of this limit has something else in it")
+
+
+def _with_shadows(call: Call, charge: int, numbers: Sequence[int], at: int) -> Decision:
+    decision = combine(())
+    if call.plan:
+        decision = _decision(call.plan, charge, numbers, at)
+        at += 1 + 6 * len(call.plan)
+    charge, tried = charge if decision.allowed else 0, []
+    for plan in call.shadow:
+        unknown = numbers[at] < 0  # which does not make what the call's own plan took unknown
+        tried.append(unanswered(plan) if unknown else _decision(plan, charge, numbers, at))
+        at += 1 + 6 * len(plan)
+    return msgspec.structs.replace(decision, shadow=tuple(tried))
+
+
+def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decision:
+    """Return the decision of a plan that the script answered; `charge` is what it has taken if it is an admission."""
+    if len(plan) == 1:
+        now, allowed, remaining, retry, reset, pressure, delay = numbers[at : at + 7]
+        quota = plan[0][2]
+        if allowed:
+            return Decision(
+                True, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay, charge, now
+            )
+        return Decision(False, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay)
+    now, found = numbers[at], []
+    taken = 0 if 0 in numbers[at + 1 : at + 1 + 6 * len(plan) : 6] else charge
+    for _, _, quota in plan:
+        allowed, remaining, retry, reset, pressure, delay = numbers[at + 1 : at + 7]
+        at += 6
+        state, when = _PRESSURES[pressure], now if allowed else 0
+        found.append(Decision(allowed == 1, quota.capacity, remaining, retry, reset, state, quota, delay, taken, when))
+    return combine(found)
+
+
+def unanswered(plan: Plan) -> Decision:
+    """Return what is said of limits that did not say what they have, beside what others said."""
+    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in plan]
+    return marked(combine(nothing), UNANSWERED)
+
+
+def unconfirmed(decision: Decision) -> Decision:
+    """Return a decision of which not enough replicas have what it wrote."""
+    return marked(decision, NOT_REPLICATED)
+
+
+_PROBED = ("!ready0", Quota(1_000_000, 1_000_000)), ("!ready1", Quota(1_000_000, 2_000_000))
+
+
+def probe(principal: str = "headgate") -> Call:
+    """Return a call that reads and writes as any check does, on limits that nobody else uses: can the server decide?
+
+    It has two limits, since the script looks at all its permissions before it writes in several places. Beside this,
+    the server is vetted: see `headgate.stores.redis.protocol.vetting`.
+    """
+    return Call(Verb.CHECK, tuple([Limit(space, principal, quota) for space, quota in _PROBED]))
