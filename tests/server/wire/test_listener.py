@@ -24,7 +24,7 @@ from headgate.server.wire.admission import Refusal
 from headgate.server.wire.eager import start
 from headgate.server.wire.grpc.calls import Methods, StatusCode
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
 from tests.servers import until

@@ -13,19 +13,18 @@ from typing import Any
 from headgate.server.wire.admission import Admit
 from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.grpc.service import GrpcService
+from headgate.server.wire.http1.protocol import Http1Protocol
+from headgate.server.wire.http2.protocol import Http2Protocol
+from headgate.server.wire.http2.requests import HttpService
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.link import Link
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
+from headgate.server.wire.registry import ConnectionRegistry
+from headgate.server.wire.socket_end import FirstBytes
 from headgate.server.wire.tls import Tls
-from headgate.server.wire.transports.first import First
-from headgate.server.wire.transports.house import House
-from headgate.server.wire.transports.http1 import Http1
-from headgate.server.wire.transports.http2 import Http2
-from headgate.server.wire.transports.requests import HttpService
 
 _BACKLOG = 2048
 _ON_ITS_WAY = 0.1
-"""Seconds in which a request that was sent before we told that we are leaving has arrived."""
+"""Seconds for a request to arrive that was sent before the client learnt that we are leaving."""
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """Seconds of silence after which a client is probed, seconds between probes, and how many may go unanswered."""
 
@@ -40,17 +39,17 @@ class Listener:
 
     def __init__(self, limits: WireLimits = DEFAULT, admit: Admit | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._house = House(limits, admit, self._loop)
+        self._registry = ConnectionRegistry(limits, admit, self._loop)
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
-        self._factories: dict[socket.socket, tuple[Callable[[], First], Tls | None]] = {}
+        self._factories: dict[socket.socket, tuple[Callable[[], FirstBytes], Tls | None]] = {}
         self._late: set[asyncio.Task[None]] = set()
         """Connections that are accepted when the port is about to close."""
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._house.guests)
+        return len(self._registry.connections)
 
     async def serve_http(
         self,
@@ -67,22 +66,30 @@ class Listener:
             tls: without TLS if it is None.
             statuses: of malformed HTTP/1.1 requests, by path, in place of 400, 431 and others.
         """
-        house = self._house
+        registry = self._registry
 
-        def service(link: Link) -> HttpService:
-            return HttpService(link, handler, house.date)
+        def service(connection: Http2Protocol) -> HttpService:
+            return HttpService(connection, handler, registry.date)
 
-        await self._serve(lambda: Http1(house, handler, statuses=statuses), lambda: Http2(house, service), bound, tls)
+        await self._serve(
+            lambda: Http1Protocol(registry, handler, statuses=statuses),
+            lambda: Http2Protocol(registry, service),
+            bound,
+            tls,
+        )
 
     async def serve_grpc(self, methods: Methods, bound: socket.socket, tls: Tls | None = None) -> None:
         """Serve gRPC over HTTP/2 on a socket that listens."""
-        house, limits = self._house, replace(self._house.limits, free_resets=True)
+        registry, limits = self._registry, replace(self._registry.limits, free_resets=True)
 
-        def service(link: Link) -> GrpcService:
-            return GrpcService(link, methods)
+        def service(connection: Http2Protocol) -> GrpcService:
+            return GrpcService(connection, methods)
 
         await self._serve(
-            lambda: Http1(house, _only_http2, is_single=True), lambda: Http2(house, service, limits), bound, tls
+            lambda: Http1Protocol(registry, _only_http2, is_single=True),
+            lambda: Http2Protocol(registry, service, limits),
+            bound,
+            tls,
         )
 
     async def drain(self, grace: float) -> bool:
@@ -91,36 +98,36 @@ class Listener:
         Returns:
             Whether all was answered.
         """
-        house = self._house
-        house.is_draining = True
+        registry = self._registry
+        registry.is_draining = True
         self._stop_listening()
         for bound in self._sockets:
             self._take_the_rest(bound)
         self._close_ports()
-        for guest in list(house.guests):
-            guest.drain()
+        for connection in list(registry.connections):
+            connection.drain()
         end = self._loop.time() + grace
         await asyncio.sleep(min(_ON_ITS_WAY, grace))  # what was on its way arrives
-        while (house.guests or self._late) and self._loop.time() < end:
-            for guest in list(house.guests):
-                guest.finish_draining()
+        while (registry.connections or self._late) and self._loop.time() < end:
+            for connection in list(registry.connections):
+                connection.finish_draining()
             await asyncio.sleep(min(0.02, grace))
-        was_clean = not house.guests and not self._late
+        was_clean = not registry.connections and not self._late
         await self.close()
         return was_clean
 
     async def close(self) -> None:
         """Close all at once."""
-        self._house.is_draining = True
+        self._registry.is_draining = True
         self._stop_listening()
         self._close_ports()
         for task in self._late:
             task.cancel()
-        self._house.close()
+        self._registry.close()
         for server in self._servers:
             await server.wait_closed()
         self._servers.clear()
-        while self._house.guests:  # noqa: ASYNC110  they are gone in a turn or two
+        while self._registry.connections:  # noqa: ASYNC110  they are gone in a turn or two
             await asyncio.sleep(0)
 
     async def _serve(
@@ -130,15 +137,15 @@ class Listener:
         bound: socket.socket,
         tls: Tls | None,
     ) -> None:
-        house = self._house
+        registry = self._registry
         bound.setblocking(False)
         _probe_silent_clients(bound)
 
-        def factory() -> First:
-            return First(house, http1, http2)
+        def factory() -> FirstBytes:
+            return FirstBytes(registry, http1, http2)
 
         server = await self._loop.create_server(
-            factory, sock=bound.dup(), backlog=_BACKLOG, **_tls_options(tls, house.limits)
+            factory, sock=bound.dup(), backlog=_BACKLOG, **_tls_options(tls, registry.limits)
         )
         self._servers.append(server)
         self._sockets.append(bound)
@@ -149,7 +156,7 @@ class Listener:
             server.close()
 
     def _close_ports(self) -> None:
-        """Close what clients connect to; who waits in the queue of a port is reset."""
+        """Close what clients connect to; those that wait in the queue of a port are reset."""
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
@@ -166,8 +173,8 @@ class Listener:
 
     async def _welcome(self, bound: socket.socket, accepted: socket.socket) -> None:
         factory, tls = self._factories[bound]
-        with suppress(OSError):  # the client is gone, or speaks no TLS
-            await self._loop.connect_accepted_socket(factory, accepted, **_tls_options(tls, self._house.limits))
+        with suppress(OSError):  # the client is gone, or does not speak TLS
+            await self._loop.connect_accepted_socket(factory, accepted, **_tls_options(tls, self._registry.limits))
 
 
 def _tls_options(tls: Tls | None, limits: WireLimits) -> dict[str, Any]:
@@ -195,4 +202,4 @@ def _probe_silent_clients(bound: socket.socket) -> None:
 
 
 async def _only_http2(_: HttpRequest) -> HttpResponse:
-    return HttpResponse.of_problem(505, "This port speaks gRPC, over HTTP/2 alone.")
+    return HttpResponse.of_problem(505, "This port speaks gRPC, which needs HTTP/2.")

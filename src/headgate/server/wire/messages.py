@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from email.utils import formatdate
 from typing import Any, Self, TypeAlias
 
 import msgspec
@@ -75,6 +76,24 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
         path = target.partition(b"?")[0]
         _log.error("%s %s failed", method.decode(), path.decode(errors="replace"), exc_info=error)
         return cls.of_problem(500, "The request failed. The error is in the server's log.")
+
+
+class DateHeader:
+    """The ``date`` of responses, set anew by whoever has a clock. There is one for all connections of a process."""
+
+    __slots__ = ("line", "value")
+
+    value: bytes
+    line: bytes
+    """The whole line, as HTTP/1 sends it."""
+
+    def __init__(self) -> None:
+        self.set(0)
+
+    def set(self, seconds: float) -> None:
+        """Say what time it is, in seconds since 1970."""
+        self.value = formatdate(seconds, usegmt=True).encode()
+        self.line = b"date: " + self.value + b"\r\n"
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
-from headgate.server.wire.grpc.framing import HEAD, Messages, error_head, framed, status, timeout
+from headgate.server.wire.grpc.framing import HEAD, MessageReader, error_head, framed, status, timeout
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_other_timeouts_are_malformed(said: bytes) -> None:
 @given(st.lists(st.binary(max_size=50), max_size=8), st.integers(1, 40))
 def test_messages_are_cut_out_whatever_the_pieces(sent: list[bytes], step: int) -> None:
     data = b"".join([framed(message) for message in sent])
-    messages, seen = Messages(50), []
+    messages, seen = MessageReader(50), []
     for place in range(0, len(data), step):
         messages.receive(data[place : place + step])
         while (message := messages.take()) is not None:
@@ -44,7 +44,7 @@ def test_messages_are_cut_out_whatever_the_pieces(sent: list[bytes], step: int) 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
-    messages = Messages(20)
+    messages = MessageReader(20)
     messages.receive(data)
     with suppress(RpcError):
         while messages.take() is not None:
@@ -68,7 +68,7 @@ def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
     ],
 )
 def test_what_is_too_large_or_compressed_is_refused(data: bytes, encoding: bytes, code: StatusCode) -> None:
-    messages = Messages(10, encoding)
+    messages = MessageReader(10, encoding)
     messages.receive(data)
     with pytest.raises(RpcError) as raised:
         messages.take()
@@ -79,7 +79,7 @@ def test_what_is_too_large_or_compressed_is_refused(data: bytes, encoding: bytes
 def test_compressed_messages_are_decompressed_as_far_as_messages_may_be_large(
     encoding: bytes, compress: Callable[[bytes], bytes]
 ) -> None:
-    messages = Messages(2000, encoding)
+    messages = MessageReader(2000, encoding)
     for each in (b"", b"x", b"ab" * 1000):
         messages.receive(b"\1" + framed(compress(each))[1:])
         assert messages.take() == each
@@ -98,7 +98,7 @@ def test_every_answer_says_what_messages_may_be_compressed_with() -> None:
 
 
 def test_many_small_messages_are_taken_without_moving_the_rest_each_time() -> None:
-    messages = Messages(10)
+    messages = MessageReader(10)
     messages.receive(framed(b"") * 100_000)
     assert sum(1 for _ in iter(messages.take, None)) == 100_000
 

@@ -11,11 +11,9 @@ from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, St
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.grpc.service import GrpcService
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.connection import Connection
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.link import Link
-from headgate.server.wire.messages import NOBODY
+from tests.server.wire.http2.conversation import Unconnected
 
 LIMITS = WireLimits(message_bytes=50)
 
@@ -39,14 +37,6 @@ async def echo_all(stream: MessageStream) -> None:
 METHODS = Methods({b"/t/Echo": echo, b"/t/Later": echo_later}, {b"/t/All": echo_all})
 
 
-class Outlet:
-    """Writes nowhere."""
-
-    is_paused = False
-
-    def flush_soon(self) -> None: ...
-
-
 HEADS = st.fixed_dictionaries(
     {
         b":path": st.sampled_from([b"/t/Echo", b"/t/Later", b"/t/All", b"/t/None", b"/"]),
@@ -63,6 +53,7 @@ PAYLOADS = st.one_of(
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("open"), HEADS, st.booleans()),
+        st.tuples(st.just("whole"), HEADS, PAYLOADS),
         st.tuples(st.just("data"), st.integers(0, 5), PAYLOADS, st.booleans()),
         st.tuples(st.just("reset"), st.integers(0, 5)),
         st.tuples(st.just("turn")),
@@ -74,9 +65,9 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(1, 200))
 def test_any_calls_in_any_pieces(steps: list[tuple[str, *tuple[object, ...]]], size: int) -> None:  # noqa: C901  one step after the other
-    async def run() -> None:
-        machine = Connection(LIMITS)
-        service = GrpcService(Link(machine, NOBODY, LIMITS, None, Outlet()), METHODS)
+    async def run() -> None:  # noqa: C901  one step after the other
+        connection = Unconnected(LIMITS)
+        machine, service = connection.machine, GrpcService(connection.as_protocol(), METHODS)
         opened: list[int] = []
 
         def receive(data: bytes) -> None:
@@ -92,6 +83,12 @@ def test_any_calls_in_any_pieces(steps: list[tuple[str, *tuple[object, ...]]], s
                     first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
                     fields = [(name, value) for name, value in head.items() if name != b":path"]
                     receive(frames.headers(opened[-1], encode(first + fields), end=end, size=frames.FRAME_SIZE))
+                case ("whole", dict() as head, bytes() as payload):
+                    opened.append(2 * len(opened) + 1)
+                    first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
+                    fields = [(name, value) for name, value in head.items() if name != b":path"]
+                    block = encode(first + fields)
+                    receive(frames.headers(opened[-1], block) + frames.data(opened[-1], payload, end=True))
                 case ("data", int() as index, bytes() as payload, bool() as end) if index < len(opened):
                     receive(frames.data(opened[index], payload, end=end))
                 case ("reset", int() as index) if index < len(opened):

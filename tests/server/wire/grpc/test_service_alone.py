@@ -9,30 +9,19 @@ from headgate.server.wire.grpc.calls import MessageStream, Methods, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.grpc.service import GrpcService
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.connection import Connection
 from headgate.server.wire.http2.frames import ErrorCode
-from headgate.server.wire.http2.headers import encode
-from headgate.server.wire.limits import DEFAULT
-from headgate.server.wire.link import Link
-from headgate.server.wire.messages import NOBODY
+from headgate.server.wire.http2.hpack import encode
+from tests.server.wire.http2.conversation import Unconnected
 
 HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"api"), (b"content-type", b"application/grpc")]
-
-
-class Nowhere:
-    """Takes whatever is written."""
-
-    is_paused = False
-
-    def flush_soon(self) -> None: ...
 
 
 class Connected:
     """A client that is connected to a service."""
 
     def __init__(self, methods: Methods) -> None:
-        self.machine = Connection()
-        self.service = GrpcService(Link(self.machine, NOBODY, DEFAULT, None, Nowhere()), methods)
+        connection = Unconnected()
+        self.machine, self.service = connection.machine, GrpcService(connection.as_protocol(), methods)
         self.say(frames.PREFACE, frames.settings([]))
 
     def say(self, *data: bytes) -> None:

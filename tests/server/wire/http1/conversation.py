@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 
-from headgate.server.wire.http1.connection import Connection
-from headgate.server.wire.http1.head import Heads
-from headgate.server.wire.http1.responses import Date
+from headgate.server.wire.http1.connection import Http1Connection
+from headgate.server.wire.http1.parsing import Http1Heads
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.server.wire.messages import DateHeader, HttpRequest, HttpResponse
 
 
-def connection(limits: WireLimits = DEFAULT) -> Connection:
-    return Connection(limits, Heads(limits), Date())
+def connection(limits: WireLimits = DEFAULT) -> Http1Connection:
+    return Http1Connection(limits, Http1Heads(limits), DateHeader())
 
 
-def asked(machine: Connection, data: bytes, answer: HttpResponse | None = None) -> list[HttpRequest]:
+def asked(machine: Http1Connection, data: bytes, answer: HttpResponse | None = None) -> list[HttpRequest]:
     """Send bytes, answer each request as it comes, and return all of them."""
     response = HttpResponse(200, b"yes") if answer is None else answer
     requests: list[HttpRequest] = []

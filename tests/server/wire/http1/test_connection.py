@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.server.wire.http1.connection import Connection, Phase
-from headgate.server.wire.http1.head import Heads
-from headgate.server.wire.http1.responses import Date
+from headgate.server.wire.http1.connection import Http1Connection, Phase
+from headgate.server.wire.http1.parsing import Http1Heads
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import HttpResponse
+from headgate.server.wire.messages import DateHeader, HttpResponse
 
 from .conversation import asked, connection, request, statuses
 
@@ -108,7 +107,7 @@ def test_a_problem_says_what_is_wrong_and_that_the_connection_ends() -> None:
     sent = machine.outgoing()
     assert b"content-type: application/problem+json\r\n" in sent
     assert b"connection: close\r\n" in sent
-    assert sent.endswith(b'{"status":400,"title":"Bad Request","detail":"There must be one Host header."}')
+    assert sent.endswith(b'{"status":400,"title":"Bad Request","detail":"There must be exactly one Host header."}')
 
 
 @pytest.mark.parametrize(
@@ -327,7 +326,7 @@ def test_a_few_empty_lines_before_a_request_are_ignored_and_many_are_refused() -
 )
 def test_what_is_not_understood_has_the_status_of_its_path_where_there_is_one(data: bytes) -> None:
     """The document still says what was wrong; at another path the status is HTTP's own."""
-    machine = Connection(DEFAULT, Heads(DEFAULT), Date(), statuses={b"/ask": 403})
+    machine = Http1Connection(DEFAULT, Http1Heads(DEFAULT), DateHeader(), statuses={b"/ask": 403})
     assert asked(machine, data) == []
     answer = machine.outgoing()
     assert statuses(answer) == [403]
@@ -341,7 +340,7 @@ def test_what_is_not_understood_has_the_status_of_its_path_where_there_is_one(da
 
 def test_what_takes_too_long_has_the_status_of_its_path_too() -> None:
     for data in (b"GET /ask HTTP/1.1\r\nHost: ", request("Content-Length: 9", line="POST /ask HTTP/1.1")):
-        machine = Connection(DEFAULT, Heads(DEFAULT), Date(), statuses={b"/ask": 403})
+        machine = Http1Connection(DEFAULT, Http1Heads(DEFAULT), DateHeader(), statuses={b"/ask": 403})
         machine.receive(data)
         machine.expire()
         assert statuses(machine.outgoing()) == [403]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.wire.http1.chunked import ChunkedBody
-from headgate.server.wire.http1.connection import Connection
+from headgate.server.wire.http1.connection import Http1Connection
+from headgate.server.wire.http1.parsing import ChunkedBody
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.messages import HttpRequest
 
@@ -55,7 +55,7 @@ WORDS = [
 STREAMS = st.one_of(st.binary(max_size=400), st.lists(st.sampled_from(WORDS), max_size=30).map(b"".join))
 
 
-def kept(machine: Connection) -> int:
+def kept(machine: Http1Connection) -> int:
     body = machine._body
     of_body = len(body.rest) + sum(map(len, body._parts)) if isinstance(body, ChunkedBody) else sum(map(len, body))
     return len(machine._buffer) + of_body

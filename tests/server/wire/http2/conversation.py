@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import hpack
 
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.connection import Connection
-from headgate.server.wire.http2.events import Event, Opened, Received
+from headgate.server.wire.http2.connection import Http2Connection
 from headgate.server.wire.http2.frames import ErrorCode
-from headgate.server.wire.http2.headers import encode, integer, string
+from headgate.server.wire.http2.hpack import encode, integer, string
+from headgate.server.wire.http2.protocol import Http2Protocol
+from headgate.server.wire.http2.streams import Event, Opened, Received
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from headgate.server.wire.messages import Headers
+from headgate.server.wire.messages import NOBODY, Headers
 
 REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/check"), (b":authority", b"api")]
 BLOCK = encode(REQUEST)
@@ -57,11 +59,27 @@ def index(number: int) -> bytes:
     return integer(number, 7, 0x80)
 
 
+class Unconnected:
+    """What a service knows of a connection, without a socket: nothing is written anywhere."""
+
+    admission = None
+    peer = NOBODY
+    is_blocked = False
+
+    def __init__(self, limits: WireLimits = DEFAULT) -> None:
+        self.limits, self.machine = limits, Http2Connection(limits)
+
+    def flush_soon(self) -> None: ...
+
+    def as_protocol(self) -> Http2Protocol:
+        return cast("Http2Protocol", self)
+
+
 class Conversation:
     """A connection, by default one that has been greeted."""
 
     def __init__(self, limits: WireLimits = DEFAULT, *, greeting: bytes = GREETING) -> None:
-        self.server = Connection(limits)
+        self.server = Http2Connection(limits)
         self.now = 0.0
         self.first = split(self.server.outgoing())
         self.decoder = hpack.Decoder()

@@ -8,30 +8,30 @@ from dataclasses import replace
 import pytest
 
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.connection import Connection
-from headgate.server.wire.http2.events import Aborted, Received
+from headgate.server.wire.http2.connection import Http2Connection
 from headgate.server.wire.http2.frames import CONTINUATION, HEADERS, PRIORITY, ErrorCode, Setting
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
+from headgate.server.wire.http2.streams import Aborted, Received
 from headgate.server.wire.limits import DEFAULT
 from tests.server.wire.http2.conversation import BLOCK, OK, Conversation, index, indexed, unchecked
 
 LIMITS = replace(DEFAULT, resets=20, control_frames=50, streams=10)
 
 
-def kept(server: Connection) -> int:
+def kept(server: Http2Connection) -> int:
     """Return how much a connection keeps, roughly, in bytes and things."""
     streams = server._streams
     return (
         len(server._buffer)
-        + len(server._requests._block)
+        + len(server._blocks._block)
         + len(streams.open)
         + len(streams._dropped)
         + len(streams._skipped)
         + len(streams.blocked)
         + streams.held
         + streams.waiting
-        + server._requests.heads._decoder._table_size
-        + sum(len(block) for block in server._requests.heads.known)
+        + server._heads._decoder._table_size
+        + sum(len(block) for block in server._heads.known)
     )
 
 
@@ -39,7 +39,7 @@ def flood(client: Conversation, attack: Callable[[int], bytes], most: int) -> in
     """Attack until the connection is given up; return after how many times."""
     for count in range(1, most + 2):
         client.say(attack(count))
-        assert len(client.server._sender._out) <= 3
+        assert len(client.server._streams._out) <= 3
         if client.server.is_over:
             assert client.gave_up() is ErrorCode.ENHANCE_YOUR_CALM
             return count

@@ -1,11 +1,16 @@
-"""What a request must say of itself: RFC 9113 section 8, rule by rule."""
+"""What a request must say of itself (RFC 9113 section 8), and the cache of header blocks: it changes no meaning."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headgate.server.wire.http2.heads import Malformed, check_trailers, read_head
+from headgate.server.wire.http2.heads import Http2Head, Http2Heads, Malformed, check_trailers, read_head
+from headgate.server.wire.http2.hpack import Decoder, Undecodable
+from headgate.server.wire.limits import DEFAULT
 from headgate.server.wire.messages import Headers
+from tests.server.wire.http2.conversation import BLOCK, index, indexed, unchecked
 
 METHOD, SCHEME, PATH, AUTHORITY = (
     (b":method", b"GET"),
@@ -107,3 +112,80 @@ def test_trailers_are_checked_like_headers() -> None:
     for field in ((b":path", b"/"), (b"connection", b"close")):
         with pytest.raises(Malformed):
             check_trailers([field])
+
+
+def read(heads: Http2Heads, block: bytes) -> Http2Head:
+    """Read as a connection does."""
+    head = heads.known.get(block)
+    if head is None:
+        head = heads.read(block)
+        assert head is not None
+        heads.remember(block, head)
+    return head
+
+
+def test_the_same_block_is_read_once() -> None:
+    heads = Http2Heads(DEFAULT)
+    assert read(heads, BLOCK) is read(heads, BLOCK)
+
+
+def test_a_block_that_changes_the_table_is_read_each_time() -> None:
+    heads = Http2Heads(DEFAULT)
+    block = BLOCK + indexed([(b"x", b"1")])
+    assert read(heads, block) is not read(heads, block)
+    assert not heads.known
+
+
+def test_what_indices_mean_is_forgotten_when_the_table_changes() -> None:
+    heads = Http2Heads(DEFAULT)
+    read(heads, BLOCK + indexed([(b"x", b"1")]))
+    newest = BLOCK + index(62)
+    assert read(heads, newest).fields == [(b"x", b"1")]
+    read(heads, BLOCK + indexed([(b"x", b"2")]))
+    assert read(heads, newest).fields == [(b"x", b"2")]
+
+
+def test_trailers_change_the_table_too() -> None:
+    heads = Http2Heads(DEFAULT)
+    read(heads, BLOCK + indexed([(b"x", b"1")]))
+    newest = BLOCK + index(62)
+    read(heads, newest)
+    heads.fields(indexed([(b"x", b"2")]))
+    assert read(heads, newest).fields == [(b"x", b"2")]
+
+
+def test_few_blocks_are_kept_and_no_large_ones() -> None:
+    heads = Http2Heads(DEFAULT)
+    for number in range(1000):
+        read(heads, BLOCK + unchecked([(b"x", str(number).encode())]))
+        assert len(heads.known) <= 32
+    before = len(heads.known)
+    read(heads, BLOCK + unchecked([(b"x", b"y" * 5000)]))
+    assert len(heads.known) == before
+
+
+def test_a_head_says_whether_it_is_cached() -> None:
+    heads = Http2Heads(DEFAULT)
+    assert read(heads, BLOCK).is_cached
+    assert not read(heads, BLOCK + indexed([(b"x", b"1")])).is_cached, "it changes what blocks mean"
+    assert read(heads, BLOCK + index(62)).is_cached
+    assert not read(heads, BLOCK + unchecked([(b"x", b"y" * 5000)])).is_cached, "it is large"
+
+
+PARTS = st.sampled_from([indexed([(b"x", b"1")]), indexed([(b"y", b"2" * 3000)]), index(62), index(63), b""])
+
+
+@given(st.lists(st.lists(PARTS, max_size=4).map(lambda parts: BLOCK + b"".join(parts)), max_size=30))
+def test_the_cache_changes_nothing(blocks: list[bytes]) -> None:
+    """Whatever blocks come in whatever order."""
+    heads, plain = Http2Heads(DEFAULT), Decoder(DEFAULT.header_bytes, DEFAULT.headers)
+    read(heads, BLOCK + indexed([(b"a", b"1"), (b"b", b"2")]))
+    plain.decode(BLOCK + indexed([(b"a", b"1"), (b"b", b"2")]))
+    for block in blocks:
+        try:
+            expected = plain.decode(block)
+        except Undecodable:  # it refers to what is evicted, and the connection is over
+            with pytest.raises(Undecodable):
+                read(heads, block)
+            return
+        assert read(heads, block).headers == expected

@@ -11,10 +11,10 @@ from h2.errors import ErrorCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.wire.http2.connection import Connection
-from headgate.server.wire.http2.events import Aborted, Event, Opened, Received, Writable
+from headgate.server.wire.http2.connection import Http2Connection
 from headgate.server.wire.http2.frames import ErrorCode
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
+from headgate.server.wire.http2.streams import Aborted, Event, Opened, Received, Writable
 from headgate.server.wire.limits import DEFAULT, WireLimits
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/check"), (":authority", "api"), ("x-key", "user:42")]
@@ -28,7 +28,7 @@ class Pair:
 
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
-        self.server = Connection(limits)
+        self.server = Http2Connection(limits)
         self.client.initiate_connection()
         self.exchange()
 

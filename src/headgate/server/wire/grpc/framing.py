@@ -6,7 +6,7 @@ import zlib
 from urllib.parse import quote_from_bytes
 
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.messages import Fields
 
 PREFIX = 5
@@ -15,7 +15,7 @@ _SHOWN = "".join([chr(byte) for byte in range(0x21, 0x7F) if byte != 0x25])
 _TEXT = 1000
 """The most characters of the text that goes with a status."""
 _COMPACT = 65_536
-"""Bytes that were taken and are still kept."""
+"""Bytes that were taken and are not dropped yet."""
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 _CODINGS = {b"gzip": 31, b"deflate": 15}
@@ -56,7 +56,7 @@ def error_head(error: RpcError) -> bytes:
     return HEAD + encode(status(error))
 
 
-class Messages:
+class MessageReader:
     """Cuts what comes in on a stream into messages, when they are asked for.
 
     Args:
@@ -128,11 +128,9 @@ class Messages:
     def _unknown(self, flag: int) -> RpcError:
         if flag == 1 and self._encoding not in {b"", b"identity"}:
             name = self._encoding.decode(errors="replace")[:50]
-            text = f"Messages compressed with {name} are not read: send {_ACCEPTED[1].decode()}."
+            text = f"Messages compressed with {name} cannot be read: send {_ACCEPTED[1].decode()}."
             return RpcError(StatusCode.UNIMPLEMENTED, text)
-        return RpcError(
-            StatusCode.INTERNAL, "A message says that it is compressed, and grpc-encoding does not say how."
-        )
+        return RpcError(StatusCode.INTERNAL, "A message is marked as compressed, but grpc-encoding does not say how.")
 
 
 def _percent_encoded(text: bytes) -> bytes:

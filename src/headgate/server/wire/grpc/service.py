@@ -6,81 +6,134 @@ A unary call is run as soon as its message is there, and most are answered befor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Container
 from functools import partial
-from typing import Any
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
 from headgate.server.wire import eager
 from headgate.server.wire.grpc import framing
 from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, UnaryCall, error_of
-from headgate.server.wire.grpc.plans import Plan, Plans
+from headgate.server.wire.grpc.routing import Route, Routes
 from headgate.server.wire.grpc.streaming import StreamingCall
-from headgate.server.wire.http2.events import Aborted, Event, Opened, Received, Writable
 from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.http2.protocol import Http2Protocol
+from headgate.server.wire.http2.streams import Aborted, Event, Opened, Received, Writable
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.link import Link
 
+_RESOLUTION = 0.001
+"""Seconds that a timer of the loop may be early."""
+_SPARE = 64
+"""Deadlines of calls that have ended, beyond as many as there are calls, before they are swept out."""
 _LATE = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
 _SLOW = RpcError(StatusCode.DEADLINE_EXCEEDED, "The message took too long to arrive.")
 _LEAVING = RpcError(StatusCode.UNAVAILABLE, "This server is going away: call another one.")
 _CARDINALITY = RpcError(StatusCode.UNIMPLEMENTED, "A unary call has one message.")
 
 
-class _Unfinished:
+class _PartialCall:
     """A unary call whose message is incomplete."""
 
-    __slots__ = ("_since", "message", "messages", "plan")
+    __slots__ = ("_since", "message", "messages", "route")
 
-    def __init__(self, plan: Plan, limits: WireLimits, now: float) -> None:
-        self.plan, self._since = plan, now
-        self.messages = framing.Messages(limits.message_bytes, plan.encoding)
+    def __init__(self, route: Route, limits: WireLimits, now: float) -> None:
+        self.route, self._since = route, now
+        self.messages = framing.MessageReader(limits.message_bytes, route.encoding)
         self.message: bytes | None = None
 
-    def left(self, now: float) -> Plan:
-        """Return the plan with the time that is left of it."""
-        if self.plan.timeout is None:
-            return self.plan
-        return msgspec.structs.replace(self.plan, timeout=max(self.plan.timeout - (now - self._since), 0))
+    def left(self, now: float) -> Route:
+        """Return the route with the time that is left of it."""
+        if self.route.timeout is None:
+            return self.route
+        return msgspec.structs.replace(self.route, timeout=max(self.route.timeout - (now - self._since), 0))
+
+
+class Deadlines:
+    """The deadlines of the calls of one connection, with one timer for all of them.
+
+    Nearly all calls end in time, so nothing is done when they do; what is left of them is swept out now and then.
+
+    Args:
+        waiting: the streams of the calls that have not ended.
+        expire: called with a stream whose deadline has passed.
+    """
+
+    __slots__ = ("_expire", "_heap", "_loop", "_timer", "_waiting")
+
+    def __init__(self, waiting: Container[int], expire: Callable[[int], None]) -> None:
+        self._waiting, self._expire = waiting, expire
+        self._loop = asyncio.get_running_loop()
+        self._heap: list[tuple[float, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: int, seconds: float, calls: int) -> None:
+        """Let a call end in so many seconds; there are so many calls in all."""
+        if len(self._heap) > 2 * calls + _SPARE:
+            self._heap = [each for each in self._heap if each[1] in self._waiting]
+            heapify(self._heap)
+        deadline = self._loop.time() + seconds
+        heappush(self._heap, (deadline, stream))
+        if self._timer is None or deadline < self._timer.when():
+            self._set_timer()
+
+    def clear(self) -> None:
+        """Forget all of them: there are no calls."""
+        self._heap.clear()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._heap[0][0], self._ring) if self._heap else None
+
+    def _ring(self) -> None:
+        heap, now = self._heap, self._loop.time() + _RESOLUTION
+        while heap and (heap[0][0] <= now or heap[0][1] not in self._waiting):
+            stream = heappop(heap)[1]
+            if stream in self._waiting:
+                self._expire(stream)
+        self._set_timer()
 
 
 class GrpcService:
     """The calls of one connection.
 
     Args:
-        link: the connection.
+        connection: whose calls they are.
         methods: what can be called.
     """
 
     __slots__ = (
         "_admission",
+        "_connection",
+        "_deadlines",
         "_expected",
         "_limits",
-        "_link",
         "_loop",
         "_machine",
-        "_outlet",
-        "_plans",
+        "_peer",
+        "_routes",
         "_running",
         "_since",
         "_streams",
         "_waiting",
     )
 
-    def __init__(self, link: Link, methods: Methods) -> None:
-        self._link, self._machine, self._limits, self._outlet = link, link.machine, link.limits, link.outlet
-        self._admission = link.admission
-        self._plans = Plans(methods)
+    def __init__(self, connection: Http2Protocol, methods: Methods) -> None:
+        self._connection, self._machine, self._limits = connection, connection.machine, connection.limits
+        self._admission, self._peer = connection.admission, connection.peer
+        self._routes = Routes(methods)
         self._loop = asyncio.get_running_loop()
-        self._expected: dict[int, Plan | _Unfinished] = {}
+        self._expected: dict[int, Route | _PartialCall] = {}
         """Unary calls whose message has not come."""
         self._since: dict[int, float] = {}
         """When they were first looked at."""
-        self._waiting: dict[int, asyncio.TimerHandle | None] = {}
-        """Unary calls whose method waits for something, and their deadlines."""
+        self._waiting: set[int] = set()
+        """Unary calls whose method waits for something, and whose client waits for the answer."""
+        self._deadlines = Deadlines(self._waiting, self._expire)
         self._running = 0
-        """As many of these, and of those among them that nobody waits for any more."""
+        """Unary calls whose method waits, including those that nobody waits for any more."""
         self._streams: dict[int, StreamingCall] = {}
 
     @property
@@ -88,37 +141,39 @@ class GrpcService:
         """How many calls are in the hands of methods."""
         return self._running + len(self._streams)
 
-    def handle(self, events: list[Event]) -> None:
+    def handle(self, events: list[Event]) -> None:  # noqa: C901  one event after the other, and hot
         """Do what events ask for. What is to be sent is in the machine."""
-        expected = self._expected
         is_flooded = self._machine.waiting_bytes > self._limits.outgoing_bytes
+        largest, route_of = self._limits.message_bytes, self._routes.of
         for event in events:
-            if isinstance(event, Received):
-                stream, data = event.stream, event.data
-                plan = expected.get(stream)
-                if (
-                    type(plan) is Plan
-                    and event.ended
-                    and len(data) >= framing.PREFIX
-                    and data[0] == 0
-                    and int.from_bytes(data[1:5], "big") == len(data) - framing.PREFIX <= self._limits.message_bytes
-                ):
-                    del expected[stream]
-                    self._call(stream, plan, data[framing.PREFIX :])
-                elif plan is not None:
-                    self._receive(stream, plan, data, ended=event.ended)
-                elif stream in self._streams:
-                    self._streams[stream].receive(data, ended=event.ended)
-            elif isinstance(event, Opened):
-                plan = self._plans.of(event.head)
+            if isinstance(event, Opened):
+                stream, body = event.stream, event.body
+                route = route_of(event.head)
                 if is_flooded:
-                    self._machine.reset(event.stream, ErrorCode.REFUSED_STREAM)
-                elif plan.unary is not None and not event.ended:
-                    expected[event.stream] = plan
+                    self._machine.reset(stream, ErrorCode.REFUSED_STREAM)
+                elif route.unary is None:
+                    self._open(stream, route, body)
+                elif (
+                    body
+                    and len(body) >= framing.PREFIX
+                    and body[0] == 0
+                    and int.from_bytes(body[1:5], "big") == len(body) - framing.PREFIX <= largest
+                ):
+                    self._call(stream, route, body[framing.PREFIX :])
+                elif body is None:
+                    self._expected[stream] = route
                 else:
-                    self._open(event.stream, plan, ended=event.ended)
-            else:
-                self._note(event)
+                    self._receive(stream, route, body, ended=True)
+            elif isinstance(event, Received):
+                stream = event.stream
+                if (expected := self._expected.get(stream)) is not None:
+                    self._receive(stream, expected, event.data, ended=event.ended)
+                elif stream in self._streams:
+                    self._streams[stream].receive(event.data, ended=event.ended)
+            elif isinstance(event, Aborted):
+                self._abort(event.stream)
+            elif isinstance(event, Writable) and event.stream in self._streams:
+                self._streams[event.stream].widen()
 
     def look(self, now: float) -> None:
         """End calls whose message takes too long."""
@@ -128,7 +183,7 @@ class GrpcService:
             if now - start > self._limits.body_time:
                 del self._expected[stream], since[stream]
                 self._fail(stream, _SLOW)
-                self._outlet.flush_soon()
+                self._connection.flush_soon()
 
     def resume(self) -> None:
         """Tell streams that the connection takes more."""
@@ -146,29 +201,26 @@ class GrpcService:
         self._expected.clear()
         for stream in list(self._streams.values()):
             stream.cancel()
-        for timer in self._waiting.values():
-            if timer is not None:
-                timer.cancel()
         self._waiting.clear()
+        self._deadlines.clear()
+        del self._deadlines  # they know us as well: without this, both would wait for the garbage collector
 
-    def _open(self, stream: int, plan: Plan, *, ended: bool) -> None:
+    def _open(self, stream: int, route: Route, body: bytes | None) -> None:
         """Begin a call that is not unary, or cannot be made."""
-        if plan.refusal is not None:
-            self._machine.respond(stream, *plan.refusal)
-        elif plan.streaming is None:
-            self._fail(stream, _CARDINALITY)
+        if route.refusal is not None:
+            self._machine.respond(stream, *route.refusal)
         elif self._admission is not None and (
-            refusal := self._admission.admit_stream(plan.head.path, plan.head.headers)
+            refusal := self._admission.admit_stream(route.head.path, route.head.headers)
         ):
             self._fail(stream, refusal.error())
         else:
-            self._streams[stream] = StreamingCall(self._link, stream, plan, partial(self._over, stream))
-            if ended:
-                self._streams[stream].receive(b"", ended=True)
+            self._streams[stream] = StreamingCall(self._connection, stream, route, partial(self._over, stream))
+            if body is not None:
+                self._streams[stream].receive(body, ended=True)
 
-    def _receive(self, stream: int, plan: Plan | _Unfinished, data: bytes, *, ended: bool) -> None:
+    def _receive(self, stream: int, route: Route | _PartialCall, data: bytes, *, ended: bool) -> None:
         """Take a part of a message."""
-        call = _Unfinished(plan, self._limits, self._loop.time()) if isinstance(plan, Plan) else plan
+        call = _PartialCall(route, self._limits, self._loop.time()) if isinstance(route, Route) else route
         self._expected[stream] = call
         call.messages.receive(data)
         try:
@@ -176,10 +228,10 @@ class GrpcService:
                 call.message = call.messages.take()
         except RpcError as error:
             del self._expected[stream]
-            if call.plan.unreadable is None:
+            if call.route.unreadable is None:
                 self._fail(stream, error)
             else:
-                self._answer(stream, call.plan, call.plan.unreadable)
+                self._answer(stream, call.route, call.route.unreadable)
             return
         has_more = call.message is not None and call.messages.pending
         if has_more or (ended and call.message is None):
@@ -190,70 +242,65 @@ class GrpcService:
             del self._expected[stream]
             self._call(stream, call.left(self._loop.time()), call.message)
 
-    def _call(self, stream: int, plan: Plan, message: bytes) -> None:
+    def _call(self, stream: int, route: Route, message: bytes) -> None:
         """Run a unary call until it waits or ends."""
-        if plan.timeout == 0:
+        if route.timeout == 0:
             self._fail(stream, _LATE)
             return
         admission = self._admission
-        if admission is not None and (refusal := admission.admit(plan.head.path, plan.head.headers)) is not None:
+        if admission is not None and (refusal := admission.admit(route.head.path, route.head.headers)) is not None:
             self._fail(stream, refusal.error())
             return
-        method = plan.unary
+        method = route.unary
         assert method is not None  # noqa: S101  for the type checker
         try:
-            coroutine = method(UnaryCall(message, plan.head.fields, self._link.peer, plan.timeout))
+            coroutine = method(UnaryCall(message, route.head.fields, self._peer, route.timeout))
             awaited = coroutine.send(None)
         except StopIteration as stop:
-            self._answer(stream, plan, stop.value)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
-            self._fail(stream, error_of(error, plan.head.path))
+            self._answer(stream, route, stop.value)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
+            self._fail(stream, error_of(error, route.head.path))
         else:
-            self._wait(stream, plan, coroutine, awaited)
+            self._running += 1
+            self._waiting.add(stream)
+            if route.timeout is not None:
+                self._deadlines.add(stream, route.timeout, len(self._waiting))
+            eager.go_on(coroutine, awaited, partial(self._done, stream, route), partial(self._failed, stream, route))
             return
-        if self._admission is not None:
-            self._admission.release()
+        if admission is not None:
+            admission.release()
 
-    def _wait(self, stream: int, plan: Plan, coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> None:
-        timer = None
-        if plan.timeout is not None:
-            timer = self._loop.call_later(plan.timeout, self._expire, stream)
-        self._waiting[stream] = timer
-        self._running += 1
-        eager.go_on(coroutine, awaited, partial(self._done, stream, plan), partial(self._failed, stream, plan))
-
-    def _done(self, stream: int, plan: Plan, message: bytes) -> None:
+    def _done(self, stream: int, route: Route, message: bytes) -> None:
         if self._end_wait(stream):
-            self._answer(stream, plan, message)
-            self._outlet.flush_soon()
+            self._answer(stream, route, message)
+            self._connection.flush_soon()
 
-    def _failed(self, stream: int, plan: Plan, error: BaseException) -> None:
-        failure = error_of(error, plan.head.path)
+    def _failed(self, stream: int, route: Route, error: BaseException) -> None:
+        failure = error_of(error, route.head.path)
         if self._end_wait(stream):
             self._fail(stream, failure)
-            self._outlet.flush_soon()
+            self._connection.flush_soon()
 
     def _end_wait(self, stream: int) -> bool:
         """Return whether somebody still waits for the answer."""
         self._running -= 1
-        is_wanted = stream in self._waiting
-        timer = self._waiting.pop(stream, None)
-        if timer is not None:
-            timer.cancel()
         if self._admission is not None:
             self._admission.release()
-        return is_wanted
+        if stream not in self._waiting:
+            return False
+        self._waiting.remove(stream)
+        return True
 
     def _expire(self, stream: int) -> None:
-        if self._waiting.pop(stream, None) is not None:
-            self._fail(stream, _LATE)
-            self._outlet.flush_soon()
+        self._waiting.remove(stream)
+        self._fail(stream, _LATE)
+        self._connection.flush_soon()
 
-    def _answer(self, stream: int, plan: Plan, message: bytes) -> None:
+    def _answer(self, stream: int, route: Route, message: bytes) -> None:
         try:
             body = b"\0" + len(message).to_bytes(4, "big") + message
-        except TypeError as error:  # it answered with something else than bytes
-            self._fail(stream, error_of(error, plan.head.path))
+        except TypeError as error:  # it did not answer with bytes
+            self._fail(stream, error_of(error, route.head.path))
             return
         self._machine.respond(stream, framing.HEAD, body, framing.OK)
 
@@ -264,17 +311,14 @@ class GrpcService:
             head = framing.error_head(error_of(mistake, b"the status of a call"))
         self._machine.respond(stream, head, b"")
 
-    def _note(self, event: Event) -> None:
-        """See to events that have nothing to do with the beginning of a call."""
-        if isinstance(event, Aborted):
-            self._expected.pop(event.stream, None)
-            timer = self._waiting.pop(event.stream, None)
-            if timer is not None:
-                timer.cancel()
-            if (stream := self._streams.get(event.stream)) is not None:
-                stream.cancel()
-        elif isinstance(event, Writable) and (stream := self._streams.get(event.stream)) is not None:
-            stream.widen()
+    def _abort(self, stream: int) -> None:
+        """Give up a call whose client gave it up."""
+        self._expected.pop(stream, None)
+        self._waiting.discard(stream)
+        if not self._waiting:
+            self._deadlines.clear()
+        if stream in self._streams:
+            self._streams[stream].cancel()
 
     def _over(self, stream: int) -> None:
         """Forget a stream that has ended."""

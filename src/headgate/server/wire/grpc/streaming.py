@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 
 from headgate.server.wire.grpc import framing
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, error_of
-from headgate.server.wire.grpc.plans import Plan
-from headgate.server.wire.http2.headers import encode
-from headgate.server.wire.link import Link
+from headgate.server.wire.grpc.routing import Route
+from headgate.server.wire.http2.hpack import encode
+from headgate.server.wire.http2.protocol import Http2Protocol
 
 
 class StreamingCall:
-    """Implements `calls.Stream`.
+    """Implements `MessageStream`.
 
     The client may send as much as the window holds, and more when the method has taken that; the method waits when the
     client does not take what it sends.
@@ -21,6 +21,7 @@ class StreamingCall:
 
     __slots__ = (
         "_acknowledged",
+        "_connection",
         "_ended",
         "_error",
         "_forget",
@@ -30,8 +31,7 @@ class StreamingCall:
         "_messages",
         "_more",
         "_number",
-        "_outlet",
-        "_plan",
+        "_route",
         "_task",
         "_timer",
         "_window",
@@ -40,11 +40,11 @@ class StreamingCall:
         "peer",
     )
 
-    def __init__(self, link: Link, number: int, plan: Plan, forget: Callable[[], None]) -> None:
-        self.metadata, self.peer = plan.head.fields, link.peer
-        self._machine, self._outlet = link.machine, link.outlet
-        self._number, self._plan, self._forget = number, plan, forget
-        self._messages = framing.Messages(link.limits.message_bytes, plan.encoding)
+    def __init__(self, connection: Http2Protocol, number: int, route: Route, forget: Callable[[], None]) -> None:
+        self.metadata, self.peer = route.head.fields, connection.peer
+        self._machine, self._connection = connection.machine, connection
+        self._number, self._route, self._forget = number, route, forget
+        self._messages = framing.MessageReader(connection.limits.message_bytes, route.encoding)
         self._acknowledged = 0
         """Bytes of the next message that the client was told are dealt with, or it could never send all of it."""
         self._ended = False
@@ -57,12 +57,12 @@ class StreamingCall:
         self._more: asyncio.Future[None] | None = None
         self._window: asyncio.Future[None] | None = None
         self._written: asyncio.Future[None] | None = None
-        link.machine.withhold(number)
+        connection.machine.withhold(number)
         loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        if plan.timeout is not None:
+        if route.timeout is not None:
             late = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
-            self._timer = loop.call_later(plan.timeout, self.end, late)
+            self._timer = loop.call_later(route.timeout, self.end, late)
         self._task = loop.create_task(self._run())
         self._task.add_done_callback(self._finish)
 
@@ -94,12 +94,12 @@ class StreamingCall:
         before = machine.waiting_bytes
         machine.send_data(self._number, framing.framed(message), end=False)
         is_blocked = machine.waiting_bytes > before
-        self._outlet.flush_soon()
+        self._connection.flush_soon()
         if is_blocked:
             self._window = asyncio.get_running_loop().create_future()
             await self._window
         await asyncio.sleep(0)  # others go on, and what was sent is written
-        while self._outlet.is_paused:
+        while self._connection.is_blocked:
             self._written = asyncio.get_running_loop().create_future()
             await self._written
 
@@ -129,14 +129,14 @@ class StreamingCall:
             self._task.cancel()
 
     async def _run(self) -> None:
-        method = self._plan.streaming
+        method = self._route.streaming
         if method is not None:
             await method(self)
 
     def _acknowledge(self, size: int) -> None:
         if size:
             self._machine.acknowledge(self._number, size)
-            self._outlet.flush_soon()
+            self._connection.flush_soon()
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Tell the client how the call ended."""
@@ -147,14 +147,14 @@ class StreamingCall:
         if task.cancelled():
             error = error or RpcError(StatusCode.CANCELLED, "The call was cancelled.")
         elif (mistake := task.exception()) is not None:
-            failure = error_of(mistake, self._plan.head.path)
+            failure = error_of(mistake, self._route.head.path)
             error = error or failure
         if not self._is_cancelled:
             try:
                 self._send_status(error)
             except ValueError as mistake:  # its trailers cannot be sent
-                self._send_status(error_of(mistake, self._plan.head.path))
-            self._outlet.flush_soon()
+                self._send_status(error_of(mistake, self._route.head.path))
+            self._connection.flush_soon()
         self._forget()
 
     def _send_status(self, error: RpcError | None) -> None:

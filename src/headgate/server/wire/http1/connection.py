@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
+from http import HTTPStatus
 from types import MappingProxyType
 
-from headgate.server.wire.http1.chunked import ChunkedBody
-from headgate.server.wire.http1.head import CHUNKED, Head, Heads, Refused, path_of
-from headgate.server.wire.http1.responses import CONTINUE, Date, encode, of_refused
+from headgate.server.wire.http1.parsing import CHUNKED, BadRequest, ChunkedBody, Http1Head, Http1Heads, path_of
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.messages import NOBODY, HttpRequest, HttpResponse, Peer
+from headgate.server.wire.messages import NOBODY, WITHOUT_BODY, DateHeader, HttpRequest, HttpResponse, Peer
 
 
 class Phase(Enum):
@@ -34,13 +33,42 @@ class Phase(Enum):
     """Nothing: no request is read any more."""
 
 
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSE = b"connection: close\r\n"
+_NO_STORE = (b"cache-control", b"no-store")
+_LINES = {
+    status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase if status in set(HTTPStatus) else ''}\r\n".encode()
+    for status in range(200, 600)
+}
 _EMPTY_LINES = 100
 """That come at once: more than old clients send by mistake."""
-_LAST = Head(b"", b"", b"", [], 0, closes=True, expects=False, is_plain=False)
+_LAST = Http1Head(b"", b"", b"", [], 0, closes=True, expects=False, is_plain=False)
 """Stands for the request that could not be understood."""
 
 
-class Connection:
+def encode_response(response: HttpResponse, date: DateHeader, *, closes: bool = False, has_body: bool = True) -> bytes:
+    """Return a response as it is sent; `has_body` is false for an answer to HEAD, which has headers alone."""
+    status, body, headers = response.status, response.body, response.headers
+    parts = [_LINES[status], date.line]
+    for field in headers:
+        parts.append(b"%b: %b\r\n" % field)  # noqa: PERF401  a comprehension is a call, and there are few
+    lines = len(headers) + 4
+    if closes:
+        parts.append(_CLOSE)
+        lines += 1
+    if status in WITHOUT_BODY:
+        parts.append(b"\r\n")
+        lines -= 1
+        has_body = False
+    else:
+        parts.append(b"content-length: %d\r\n\r\n" % len(body))
+    head = b"".join(parts)
+    if head.count(b"\n") != lines or head.count(b"\r") != lines:
+        raise ValueError(f"A header of the response contains a line break: {headers!r:.200}")
+    return head + body if has_body else head
+
+
+class Http1Connection:
     """The server's side of a connection, for one peer.
 
     Requests are numbered in the order they come, from 0: `received` of them were handed out.
@@ -48,7 +76,7 @@ class Connection:
     Args:
         limits: of what a client may ask of it.
         heads: those that are known.
-        date: the time, for responses.
+        date: of responses.
         peer: who is at the other end.
         statuses: of requests that are not understood, by path, in place of 400, 431 and others: a proxy that asks on
             behalf of clients may know no status but one for "this does not pass".
@@ -79,20 +107,20 @@ class Connection:
     def __init__(
         self,
         limits: WireLimits,
-        heads: Heads,
-        date: Date,
+        heads: Http1Heads,
+        date: DateHeader,
         peer: Peer = NOBODY,
         statuses: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
         self._limits, self._heads, self._date, self._peer, self._statuses = limits, heads, date, peer, statuses
         self._buffer = b""
         """Not understood yet: a part of a head, or requests that wait because too many are in flight."""
-        self._head: Head | None = None
+        self._head: Http1Head | None = None
         """Of the request whose body is being read."""
         self._body: list[bytes] | ChunkedBody = []
         self._missing = 0
         """Bytes of the body, unless it comes in chunks."""
-        self._unanswered: deque[Head] = deque()
+        self._unanswered: deque[Http1Head] = deque()
         self._held: dict[int, HttpResponse] = {}
         """Responses whose turn has not come, by the number of the request."""
         self._continued: int | None = None
@@ -184,11 +212,11 @@ class Connection:
                 if raw.startswith(b"\r\n"):  # empty lines before a request are ignored
                     position, empty_lines = position + 2, empty_lines + 1
                     if empty_lines > _EMPTY_LINES:
-                        self._refuse(Refused(400, "There are too many empty lines before a request."))
+                        self._refuse(BadRequest(400, "There are too many empty lines before a request."))
                         break
                     continue
                 read = self._heads.read(raw)
-                if isinstance(read, Refused):
+                if isinstance(read, BadRequest):
                     self._refuse(read, path_of(raw))
                     break
                 head = read
@@ -212,12 +240,12 @@ class Connection:
             Exception: the response cannot be sent, as by a status or header that is none; another one can.
         """
         if number != self.answered:
-            encode(response, self._date)  # what cannot be sent is said to who answers, not when its turn comes
+            encode_response(response, self._date)  # what cannot be sent is said to who answers, not when its turn comes
             self._held[number] = response
             return
         head = self._unanswered[0]
         if head.is_plain and not self._is_draining:
-            self._outgoing.append(encode(response, self._date))
+            self._outgoing.append(encode_response(response, self._date))
             self._unanswered.popleft()
             self.answered += 1
         else:
@@ -238,7 +266,7 @@ class Connection:
         """Give up on a request that takes too long: it is answered 408 if its headers began to come."""
         if self.phase is Phase.HEADERS or self.phase is Phase.BODY:
             path = path_of(self._buffer) if self._head is None else self._head.path
-            self._refuse(Refused(408, "The request took too long to arrive."), path)
+            self._refuse(BadRequest(408, "The request took too long to arrive."), path)
         self._no_more = True
 
     def drain(self) -> None:
@@ -251,16 +279,16 @@ class Connection:
         if self.phase is Phase.IDLE:
             self._no_more = True
 
-    def _complete(self, head: Head, body: bytes, requests: list[HttpRequest]) -> None:
+    def _complete(self, head: Http1Head, body: bytes, requests: list[HttpRequest]) -> None:
         requests.append(HttpRequest(head.method, head.path, head.query, head.headers, body, self._peer))
         self._unanswered.append(head)
         self.received += 1
         if head.closes:
             self._no_more = True
 
-    def _begin_body(self, head: Head, is_waiting: bool) -> bool:  # noqa: FBT001  a fact, and private
+    def _begin_body(self, head: Http1Head, is_waiting: bool) -> bool:  # noqa: FBT001  a fact, and private
         if head.length > self._limits.body_bytes:
-            self._refuse(Refused(413, f"The body is longer than {self._limits.body_bytes} bytes."), head.path)
+            self._refuse(BadRequest(413, f"The body is longer than {self._limits.body_bytes} bytes."), head.path)
             return False
         self._head = head
         self._missing = head.length
@@ -271,7 +299,7 @@ class Connection:
                 self._send_held()
         return True
 
-    def _read_body(self, head: Head, data: bytes, position: int, requests: list[HttpRequest]) -> int:
+    def _read_body(self, head: Http1Head, data: bytes, position: int, requests: list[HttpRequest]) -> int:
         """Read from a body; return where it ends in `data`, or where `data` ends."""
         body = self._body
         if isinstance(body, ChunkedBody):
@@ -300,31 +328,35 @@ class Connection:
             data = data[2:]
         line = data.find(b"\r\n")
         if data and not b"A" <= data[:1] <= b"Z" and data != b"\r":
-            self._refuse(Refused(400, "This is no request of HTTP."))
+            self._refuse(BadRequest(400, "This is not an HTTP request."))
         elif data.count(b"\n") != data.count(b"\r\n"):
-            self._refuse(Refused(400, "A line does not end with CR LF."), path_of(data))
+            self._refuse(BadRequest(400, "A line does not end with CR LF."), path_of(data))
         elif line < 0 and len(data) > self._limits.target_bytes + 64:
-            self._refuse(Refused(414, f"The target is longer than {self._limits.target_bytes} bytes."))
+            self._refuse(BadRequest(414, f"The target is longer than {self._limits.target_bytes} bytes."))
         elif len(data) - max(line, 0) > self._limits.header_bytes + 64 and line >= 0:
-            refused = Refused(431, f"The headers are longer than {self._limits.header_bytes} bytes.")
+            refused = BadRequest(431, f"The headers are longer than {self._limits.header_bytes} bytes.")
             self._refuse(refused, path_of(data))
         else:
             self._buffer = data
 
-    def _refuse(self, refused: Refused, path: bytes = b"") -> None:
+    def _refuse(self, refused: BadRequest, path: bytes = b"") -> None:
         """Answer with a problem, when its turn comes, and read no more."""
         self._no_more = self.is_refused = True
         self._buffer, self._head, self._body = b"", None, []
         self._continued = None
         self._unanswered.append(_LAST)
         self.received += 1
-        self.answer(self.received - 1, of_refused(refused, self._statuses.get(path)))
+        response = HttpResponse.of_problem(refused.status, refused.detail)
+        status = self._statuses.get(path)
+        if status is not None:
+            response = HttpResponse(status, response.body, (*response.headers, _NO_STORE))
+        self.answer(self.received - 1, response)
 
-    def _send(self, head: Head, response: HttpResponse) -> None:
+    def _send(self, head: Http1Head, response: HttpResponse) -> None:
         """Send a response that is special: without a body, or the last."""
         is_last = len(self._unanswered) == 1
         closes = head.closes or (self._is_draining and is_last and self._head is None and not self._buffer)
-        self._outgoing.append(encode(response, self._date, closes=closes, has_body=head.method != b"HEAD"))
+        self._outgoing.append(encode_response(response, self._date, closes=closes, has_body=head.method != b"HEAD"))
         self._unanswered.popleft()
         self.answered += 1
         if closes:
@@ -336,4 +368,4 @@ class Connection:
             self._send(self._unanswered[0], response)
         if self._continued == self.answered:
             self._continued = None
-            self._outgoing.append(CONTINUE)
+            self._outgoing.append(_CONTINUE)

@@ -4,25 +4,22 @@ The laws:
 
 * `receive` takes any bytes, however they are split, and never raises for what a client does. A mistake on a stream
   resets that stream; a mistake on the connection ends it, with the reason in GOAWAY and in `fault`.
-* Sending on a stream that is gone is no mistake: the client may have reset it a moment ago. It does nothing.
+* Sending on a stream that is gone is not a mistake: the client may have reset it a moment ago. It does nothing.
 * Time comes in with the bytes. Deadlines are the transport's.
 * Everything that a client could make grow is bounded, by `WireLimits` or by the constants of these modules.
 
-Nearly all frames are HEADERS of a block that was seen before, or one DATA frame that is a whole body. These two are
-read in the loop itself; all others, and these when anything about them is unusual, go to the modules beside this one.
+Nearly all requests are HEADERS with a block that was seen before, and one DATA frame that is the whole body. Such a
+request is read in the loop itself; every other frame goes to the method for its type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.control import Control
-from headgate.server.wire.http2.events import Aborted, Event, Opened, Received
-from headgate.server.wire.http2.faults import ConnectionFault, protocol_error, size_error
 from headgate.server.wire.http2.frames import (
     ACK,
-    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -30,26 +27,49 @@ from headgate.server.wire.http2.frames import (
     HEADER_SIZE,
     HEADERS,
     LARGEST_ID,
+    LARGEST_WINDOW,
     PADDED,
     PREFACE,
     SETTINGS,
     WITH_PRIORITY,
+    ConnectionFault,
     ErrorCode,
     Setting,
+    protocol_error,
     read_header,
+    size_error,
 )
-from headgate.server.wire.http2.inflow import LOW, STREAM_WINDOW, Inflow
-from headgate.server.wire.http2.requests import Requests
-from headgate.server.wire.http2.state import State
-from headgate.server.wire.http2.streams import Stream
+from headgate.server.wire.http2.heads import HeaderBlocks, Http2Head, Http2Heads, Malformed, check_trailers
+from headgate.server.wire.http2.hpack import TABLE_SIZE, Undecodable, encode
+from headgate.server.wire.http2.streams import (
+    CONNECTION_WINDOW,
+    LOW,
+    STREAM_WINDOW,
+    Aborted,
+    Event,
+    Http2Stream,
+    Opened,
+    Received,
+    Streams,
+)
 from headgate.server.wire.limits import DEFAULT, WireLimits
 
 _LARGEST: Final = FRAME_SIZE << 8 | 0xFF
-_UNUSUAL_HEADERS: Final = PADDED | WITH_PRIORITY | END_HEADERS
-_UNUSUAL_DATA: Final = PADDED | END_STREAM
+_HEADERS_FLAGS: Final = PADDED | WITH_PRIORITY | END_HEADERS
+_DATA_FLAGS: Final = PADDED | END_STREAM
+_TOO_LARGE: Final = encode([(b":status", b"431"), (b"content-length", b"0")])
+_TOO_LONG: Final = encode([(b":status", b"414"), (b"content-length", b"0")])
+_NO_TUNNELS: Final = encode([(b":status", b"501"), (b"content-length", b"0")])
+_ANY: Final = (0, (1 << 32) - 1, ErrorCode.NO_ERROR)
+_RANGES: Final[dict[int, tuple[int, int, ErrorCode]]] = {
+    Setting.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
+    Setting.INITIAL_WINDOW_SIZE: (0, LARGEST_WINDOW, ErrorCode.FLOW_CONTROL_ERROR),
+    Setting.MAX_FRAME_SIZE: (FRAME_SIZE, frames.LARGEST_FRAME_SIZE, ErrorCode.PROTOCOL_ERROR),
+}
+"""What a client may set, and which mistake it is to set something else."""
 
 
-class Connection:
+class Http2Connection:
     """One connection; its SETTINGS are the first of what is `outgoing`.
 
     Args:
@@ -57,55 +77,51 @@ class Connection:
     """
 
     __slots__ = (
+        "_abuse",
+        "_blocks",
         "_buffer",
-        "_control",
         "_greeted",
-        "_guard",
-        "_inflow",
+        "_heads",
         "_leaving",
+        "_limits",
         "_over",
+        "_peer_leaves",
         "_preface",
-        "_requests",
-        "_sender",
-        "_state",
+        "_room",
         "_streams",
+        "acknowledge",
         "fault",
         "outgoing",
         "respond",
         "send_data",
         "send_headers",
+        "withhold",
     )
 
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
-        state = self._state = State(limits)
-        self._streams, self._guard = state.streams, state.guard
-        sender = self._sender = state.sender
-        sender.control(
-            frames.settings(
-                [
-                    (Setting.MAX_CONCURRENT_STREAMS, limits.streams),
-                    (Setting.INITIAL_WINDOW_SIZE, STREAM_WINDOW),
-                    (Setting.MAX_HEADER_LIST_SIZE, limits.header_bytes),
-                ]
-            )
-        )
-        self._inflow = Inflow(state)
-        self._requests = Requests(state, self._inflow)
-        self._control = Control(state)
+        self._limits = limits
+        self._heads, self._blocks = Http2Heads(limits), HeaderBlocks(limits)
+        streams = self._streams = Streams(limits)
+        self._abuse = streams.abuse
+        self._room = limits.streams
+        """How many streams may be open."""
         self._buffer = b""
         self._preface = PREFACE
         self._greeted = False
-        self._leaving = self._over = False
+        """The client's first SETTINGS have come."""
+        self._leaving = self._over = self._peer_leaves = False
         self.fault = ""
         """What the client did wrong that ended the connection, for logs; empty if nothing."""
-        self.outgoing = sender.outgoing
-        """Take what is to be written now."""
-        self.respond = sender.respond
-        """Send a whole response: (stream, header block, body, block of trailers)."""
-        self.send_headers = sender.send_headers
-        """Send headers or trailers: (stream, header block, end=)."""
-        self.send_data = sender.send_data
-        """Send data, as soon as the client's windows let it through: (stream, data, end=)."""
+        self.outgoing = streams.outgoing
+        self.respond, self.send_headers, self.send_data = streams.respond, streams.send_headers, streams.send_data
+        self.withhold, self.acknowledge = streams.withhold, streams.acknowledge
+        ours = {
+            Setting.MAX_CONCURRENT_STREAMS: limits.streams,
+            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Setting.MAX_HEADER_LIST_SIZE: limits.header_bytes,
+        }
+        streams.send_control(frames.settings(ours.items()))
+        streams.send_control(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def receive(self, data: bytes, now: float) -> list[Event]:  # noqa: C901, PLR0912  the hot path, in one piece
         """Return what these bytes bring.
@@ -117,12 +133,12 @@ class Connection:
         events: list[Event] = []
         if self._over:
             return events
-        self._guard.now = now
+        self._abuse.now = now
         if self._buffer:
             data = self._buffer + data
         position, end = 0, len(data)
-        requests, inflow, streams = self._requests, self._inflow, self._streams
-        is_open, known = streams.open, requests.heads.known
+        streams, known = self._streams, self._heads.known
+        is_open = streams.open
         try:
             if self._preface:
                 position = self._begin(data)
@@ -135,105 +151,60 @@ class Connection:
                 if stop > end:
                     break
                 position = stop
-                kind = word & 0xFF
-                if kind == DATA and flags & _UNUSUAL_DATA == END_STREAM:
-                    stream = is_open.get(number)
-                    size = stop - start
-                    if (
-                        stream is not None
-                        and not stream.held
-                        and not stream.ended
-                        and not stream.withholds  # so more than a frame is left of its window
-                        and (stream.missing < 0 or stream.missing == size)
-                        and not requests.number
-                    ):
-                        inflow.credit -= size
-                        if inflow.credit < LOW:
-                            inflow.replenish()
-                        stream.ended = True
-                        events.append(Received(number, data[start:stop], True))
-                        continue
-                elif (
-                    kind == HEADERS
-                    and flags & _UNUSUAL_HEADERS == END_HEADERS
+                if (
+                    word & 0xFF == HEADERS
+                    and flags & _HEADERS_FLAGS == END_HEADERS
                     and streams.last + 2 == number <= LARGEST_ID
+                    and (head := known.get(data[start:stop])) is not None
+                    and len(is_open) < self._room
+                    and not self._blocks.number
                 ):
-                    head = known.get(data[start:stop])
-                    if head is not None and len(is_open) < requests.room and not requests.number:
-                        ended = flags & END_STREAM == END_STREAM
-                        if not ended or head.content_length <= 0:
-                            streams.last = number
-                            is_open[number] = Stream(
-                                self._sender.initial_window, STREAM_WINDOW, head.content_length, ended
-                            )
-                            events.append(Opened(number, head.headers, ended, head))
-                            continue
-                self._read(kind, flags, number & LARGEST_ID, data[start:stop], events)
+                    body = None
+                    if flags & END_STREAM:
+                        body = b""
+                    elif stop + HEADER_SIZE <= end:
+                        next_word, next_flags, next_number = read_header(data, stop)
+                        begin = stop + HEADER_SIZE
+                        if (
+                            next_number == number
+                            and next_word & 0xFF == DATA
+                            and next_word <= _LARGEST
+                            and next_flags & _DATA_FLAGS == END_STREAM
+                            and begin + (next_word >> 8) <= end
+                        ):
+                            position = begin + (next_word >> 8)
+                            body = data[begin:position]
+                    if body is not None and (head.content_length < 0 or head.content_length == len(body)):
+                        streams.last = number
+                        is_open[number] = Http2Stream(streams.initial_window, STREAM_WINDOW, 0, True)
+                        streams.credit -= len(body)
+                        if streams.credit < LOW:
+                            streams.replenish()
+                        events.append(Opened(number, head, body))
+                        continue
+                    position = stop
+                self._read(word & 0xFF, flags, number & LARGEST_ID, data[start:stop], events)
         except ConnectionFault as fault:
             self._give_up(fault, events)
         else:
             self._buffer = data[position:] if position < end else b""
         return events
 
-    def _begin(self, data: bytes) -> int:
-        """Check what comes of the client's preface; return where it ends."""
-        size = min(len(data), len(self._preface))
-        if data[:size] != self._preface[:size]:
-            raise protocol_error("this is not HTTP/2")
-        self._preface = self._preface[size:]
-        return size
-
-    def _read(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Read a frame that the loop did not."""
-        if not self._greeted:
-            if kind != SETTINGS or flags & ACK:
-                raise protocol_error("the first frame must be SETTINGS")
-            self._greeted = True
-        requests = self._requests
-        if kind == CONTINUATION:
-            requests.read_continuation(flags, number, payload, events)
-        elif requests.number:
-            raise protocol_error("a header block is interrupted")
-        elif kind == HEADERS:
-            requests.read_headers(flags, number, payload, events)
-        elif kind == DATA:
-            self._inflow.read(flags, number, payload, events)
-        else:
-            self._control.read(kind, flags, number, payload, events)
-
-    def _give_up(self, fault: ConnectionFault, events: list[Event]) -> None:
-        self._sender.control(frames.goaway(self._streams.last, fault.code, fault.text.encode()))
-        self.fault = fault.text
-        self._over, self._buffer = True, b""
-        for number in list(self._streams.open):
-            self._streams.close(number)
-            events.append(Aborted(number))
-
     def reset(self, stream: int, code: ErrorCode) -> None:
         """Give a stream up."""
         if stream in self._streams.open:
-            self._state.reset(stream, code)
-
-    def withhold(self, stream: int) -> None:
-        """Let a client send only as much on a stream as was `acknowledge`d; for bodies without a foreseeable end."""
-        opened = self._streams.open.get(stream)
-        if opened is not None:
-            opened.withholds = True
-
-    def acknowledge(self, stream: int, size: int) -> None:
-        """Note that so many bytes of a stream that is withheld are dealt with."""
-        self._inflow.acknowledge(stream, size)
+            self._streams.reset(stream, code)
 
     def drain(self) -> None:
         """Ask the client to open no more streams; those that are on their way are still served."""
         if not self._leaving and not self._over:
-            self._sender.control(frames.goaway(LARGEST_ID, ErrorCode.NO_ERROR))
+            self._streams.send_control(frames.goaway(LARGEST_ID, ErrorCode.NO_ERROR))
 
     def finish_draining(self) -> None:
         """Refuse all further streams; the connection is over with the last of those that are open."""
         if not self._leaving and not self._over:
-            self._leaving, self._requests.room = True, 0
-            self._sender.control(frames.goaway(self._streams.last, ErrorCode.NO_ERROR))
+            self._leaving, self._room = True, 0
+            self._streams.send_control(frames.goaway(self._streams.last, ErrorCode.NO_ERROR))
 
     @property
     def open_streams(self) -> int:
@@ -248,7 +219,7 @@ class Connection:
     @property
     def resumed(self) -> int:
         """How often data that waited for a window could go on."""
-        return self._sender.resumed
+        return self._streams.resumed
 
     @property
     def held(self) -> int:
@@ -263,9 +234,216 @@ class Connection:
     @property
     def is_over(self) -> bool:
         """Whether the connection is to be closed, after `outgoing` is written."""
-        return self._over or ((self._leaving or self._control.peer_leaves) and not self._streams.open)
+        return self._over or ((self._leaving or self._peer_leaves) and not self._streams.open)
 
     @property
     def awaits_headers(self) -> bool:
         """Whether the client has begun what it should complete soon: its preface, a frame, a header block."""
-        return not self._greeted or self._requests.number != 0 or self._buffer != b""
+        return not self._greeted or self._blocks.number != 0 or self._buffer != b""
+
+    def _begin(self, data: bytes) -> int:
+        """Check what comes of the client's preface; return where it ends."""
+        size = min(len(data), len(self._preface))
+        if data[:size] != self._preface[:size]:
+            raise protocol_error("this is not HTTP/2")
+        self._preface = self._preface[size:]
+        return size
+
+    def _read(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        """Read a frame that the loop did not; those of unknown types mean nothing."""
+        if not self._greeted:
+            if kind != SETTINGS or flags & ACK:
+                raise protocol_error("the first frame must be SETTINGS")
+            self._greeted = True
+        if self._blocks.number and kind != frames.CONTINUATION:
+            raise protocol_error("a header block is interrupted")
+        read = _READERS.get(kind)
+        if read is None:
+            self._abuse.saw_control()
+        else:
+            read(self, flags, number, payload, events)
+
+    def _give_up(self, fault: ConnectionFault, events: list[Event]) -> None:
+        self._streams.send_control(frames.goaway(self._streams.last, fault.code, fault.text.encode()))
+        self.fault = fault.text
+        self._over, self._buffer = True, b""
+        for number in list(self._streams.open):
+            self._streams.close(number)
+            events.append(Aborted(number))
+
+    # Frames that carry requests
+
+    def _read_data(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        padded, ended = flags & PADDED == PADDED, flags & END_STREAM == END_STREAM
+        self._streams.receive(number, payload, events, padded=padded, ended=ended)
+
+    def _read_headers(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        self._read_block(number, self._blocks.begin(flags, number, payload), events)
+
+    def _read_continuation(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        self._read_block(number, self._blocks.go_on(flags, number, payload), events)
+
+    def _read_block(self, number: int, block: bytes | None, events: list[Event]) -> None:
+        """Read a header block if it is complete: it opens a stream, or ends it as trailers."""
+        if block is None:
+            return
+        streams, ended = self._streams, self._blocks.flags & END_STREAM == END_STREAM
+        stream = streams.open.get(number)
+        try:
+            if stream is not None:
+                self._read_trailers(number, stream, block, events, ended=ended)
+            elif number > streams.last:
+                self._open(number, block, events, ended=ended)
+            elif streams.was_skipped(number):
+                raise protocol_error("a stream with a lower number than the one before")
+            elif not streams.was_dropped(number):
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a stream that is over")
+            else:  # of a stream that we reset; they may still change the table
+                self._heads.fields(block)
+                self._abuse.saw_control()
+        except Undecodable as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        except Malformed:
+            streams.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+
+    def _open(self, number: int, block: bytes, events: list[Event], *, ended: bool) -> None:
+        streams, heads = self._streams, self._heads
+        streams.saw(number)
+        head, refusal = heads.known.get(block), None
+        if head is None:
+            head = heads.read(block)
+            refusal = self._refusal(head)
+            if head is not None and refusal is None:
+                heads.remember(block, head)
+        if len(streams.open) >= self._room:
+            self._abuse.saw_control()
+            streams.reset(number, ErrorCode.REFUSED_STREAM)
+            return
+        missing = -1 if head is None else head.content_length
+        if ended and missing > 0:
+            raise Malformed("a content-length without content")
+        streams.begin(number, missing, ended=ended)
+        if head is None or refusal is not None:
+            streams.respond(number, refusal or _TOO_LARGE, b"")
+            self._abuse.useful -= 1  # an answer, but not work that anybody wants
+            self._abuse.saw_reset()
+        else:
+            events.append(Opened(number, head, b"" if ended else None))
+
+    def _refusal(self, head: Http2Head | None) -> bytes | None:
+        """Return the header block of the answer to a request that goes no further."""
+        if head is None:
+            return _TOO_LARGE
+        if len(head.path) > self._limits.target_bytes:
+            return _TOO_LONG
+        return _NO_TUNNELS if head.method == b"CONNECT" else None
+
+    def _read_trailers(
+        self, number: int, stream: Http2Stream, block: bytes, events: list[Event], *, ended: bool
+    ) -> None:
+        fields = self._heads.fields(block)
+        if stream.ended:
+            self._streams.fail(number, ErrorCode.STREAM_CLOSED, events)
+            return
+        if fields is None or not ended:
+            raise Malformed("trailers that are too large, or do not end the stream")
+        check_trailers(fields)
+        if stream.missing > 0:
+            raise Malformed("less content than its content-length")
+        self._streams.end(stream)
+        events.append(Received(number, b"", True))
+
+    # Frames about the connection, its windows, or a stream as a whole
+
+    def _read_priority(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        """Check, and do nothing: priorities of this kind are deprecated (section 5.3.2)."""
+        self._abuse.saw_control()
+        if number == 0:
+            raise protocol_error("PRIORITY of the connection")
+        if number not in self._streams.open:
+            if len(payload) != 5 or frames.word(payload) & LARGEST_ID == number:
+                raise protocol_error("PRIORITY holds 5 bytes, and no stream depends on itself")
+        elif len(payload) != 5:
+            self._streams.fail(number, ErrorCode.FRAME_SIZE_ERROR, events)
+        elif frames.word(payload) & LARGEST_ID == number:
+            self._streams.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+
+    def _read_rst_stream(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        streams = self._streams
+        if number == 0 or streams.is_idle(number):
+            raise protocol_error("RST_STREAM of a stream that was never opened")
+        if len(payload) != 4:
+            raise size_error("RST_STREAM holds 4 bytes")
+        stream = streams.open.get(number)
+        if stream is None:
+            self._abuse.saw_control()
+            return
+        streams.close(number)
+        events.append(Aborted(number))
+        if not (stream.ended and self._limits.free_resets):
+            self._abuse.saw_reset()
+
+    def _read_settings(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        self._abuse.saw_control()
+        if number != 0:
+            raise protocol_error("SETTINGS of a stream")
+        if flags & ACK:
+            if payload:
+                raise size_error("an acknowledgement of SETTINGS holds nothing")
+            return
+        if len(payload) % 6:
+            raise size_error("SETTINGS hold 6 bytes each")
+        streams = self._streams
+        window = streams.initial_window
+        for what, value in frames.read_settings(payload):
+            low, high, code = _RANGES.get(what, _ANY)
+            if not low <= value <= high:
+                raise ConnectionFault(code, f"{Setting(what).name} is {low} to {high}, not {value}")
+            if what == Setting.INITIAL_WINDOW_SIZE:
+                window = value
+            elif what == Setting.MAX_FRAME_SIZE:
+                streams.frame_size = value
+            elif what == Setting.HEADER_TABLE_SIZE and value < TABLE_SIZE:
+                streams.send_empty_table()
+        streams.send_control(frames.SETTINGS_ACK)
+        streams.widen_all(window, events)
+
+    def _read_push_promise(self, _flags: int, _number: int, _payload: bytes, _events: list[Event]) -> None:
+        raise protocol_error("a client cannot push")
+
+    def _read_ping(self, flags: int, number: int, payload: bytes, _events: list[Event]) -> None:
+        self._abuse.saw_control()
+        if number != 0:
+            raise protocol_error("PING of a stream")
+        if len(payload) != 8:
+            raise size_error("PING holds 8 bytes")
+        if not flags & ACK:
+            self._streams.send_control(frames.ping(payload, ack=True))
+
+    def _read_goaway(self, _flags: int, number: int, payload: bytes, _events: list[Event]) -> None:
+        self._abuse.saw_control()
+        if number != 0:
+            raise protocol_error("GOAWAY of a stream")
+        if len(payload) < 8:
+            raise size_error("GOAWAY holds at least 8 bytes")
+        self._peer_leaves = True
+
+    def _read_window_update(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        self._abuse.saw_control()
+        if len(payload) != 4:
+            raise size_error("WINDOW_UPDATE holds 4 bytes")
+        self._streams.widen(number, frames.word(payload) & LARGEST_WINDOW, events)
+
+
+_READERS: Final[dict[int, Callable[[Http2Connection, int, int, bytes, list[Event]], None]]] = {
+    frames.DATA: Http2Connection._read_data,  # noqa: SLF001  the table of the class above
+    frames.HEADERS: Http2Connection._read_headers,  # noqa: SLF001
+    frames.PRIORITY: Http2Connection._read_priority,  # noqa: SLF001
+    frames.RST_STREAM: Http2Connection._read_rst_stream,  # noqa: SLF001
+    frames.SETTINGS: Http2Connection._read_settings,  # noqa: SLF001
+    frames.PUSH_PROMISE: Http2Connection._read_push_promise,  # noqa: SLF001
+    frames.PING: Http2Connection._read_ping,  # noqa: SLF001
+    frames.GOAWAY: Http2Connection._read_goaway,  # noqa: SLF001
+    frames.WINDOW_UPDATE: Http2Connection._read_window_update,  # noqa: SLF001
+    frames.CONTINUATION: Http2Connection._read_continuation,  # noqa: SLF001
+}

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113 sections 4 and 6): their numbers, and how they are written. Either side may use it."""
+"""Frames of HTTP/2 (RFC 9113 sections 4 and 6): their numbers, how they are written, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -66,6 +66,24 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
+class ConnectionFault(Exception):
+    """A client broke the protocol in a way that ends its connection."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+def protocol_error(text: str) -> ConnectionFault:
+    """Return the fault of most mistakes."""
+    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
+
+
+def size_error(text: str) -> ConnectionFault:
+    """Return the fault of a frame that is larger or smaller than its type allows."""
+    return ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, text)
+
+
 _HEADER = Struct(">IBI")
 _SETTING = Struct(">HI")
 _WORD = Struct(">I")
@@ -75,11 +93,6 @@ pack_header = _HEADER.pack
 """Return the nine bytes that begin a frame, of (length << 8 | type, flags, stream)."""
 read_header = _HEADER.unpack_from
 """Return (length << 8 | type, flags, stream with its reserved bit) of the frame at an offset of some bytes."""
-
-
-def header(kind: int, flags: int, stream: int, length: int) -> bytes:
-    """Return the nine bytes that begin a frame."""
-    return _HEADER.pack(length << 8 | kind, flags, stream)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -138,6 +151,13 @@ def reset(stream: int, code: ErrorCode) -> bytes:
 def window_update(stream: int, more: int) -> bytes:
     """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(more))
+
+
+def unpadded(payload: bytes) -> bytes:
+    """Return the content of a padded DATA or HEADERS frame; may raise ConnectionFault."""
+    if not payload or payload[0] >= len(payload):
+        raise protocol_error("the padding is longer than the frame")
+    return payload[1 : len(payload) - payload[0]]
 
 
 def word(payload: bytes) -> int:

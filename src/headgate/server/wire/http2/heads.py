@@ -1,34 +1,178 @@
-"""What the headers of a request must be (RFC 9113 section 8)."""
+"""The headers of a request: from frames to a block, from a block to fields, from fields to a checked `Http2Head`.
+
+Clients send the same block again and again: Envoy, grpcio and load generators put all fields of a call into the table
+at first, and then send indices. What such a block means changes only with the table, so it is looked up as a whole,
+with everything that was found out about it. The cache is emptied whenever the table changes; a block that changes the
+table itself is not cached.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from headgate.server.wire.http2.compression import Improper
-from headgate.server.wire.http2.events import Head
+import msgspec
+
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.frames import (
+    END_HEADERS,
+    LARGEST_ID,
+    PADDED,
+    WITH_PRIORITY,
+    ConnectionFault,
+    ErrorCode,
+    protocol_error,
+    size_error,
+    unpadded,
+)
+from headgate.server.wire.http2.hpack import PSEUDO, Decoder, ImproperField, size_of
+from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Headers
 
-_FORBIDDEN: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
-"""They speak of a connection of HTTP/1."""
-_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
+_CACHED: Final = 32
+"""Blocks at most, and of these bytes each, decoded: what a client can make us keep."""
+_CACHED_BYTES: Final = 4096
+_BLOCK_FACTOR: Final = 4
+"""How many times larger than all headers a block may be and still be answered; a larger one ends the connection."""
+_CONTINUATIONS: Final = 16
+_CONNECTION_FIELDS: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+"""They are about a connection of HTTP/1, and forbidden."""
 _SINGLE: Final = frozenset({b"host", b"content-length", b"content-type"})
-_SPECIAL: Final = _FORBIDDEN | _PSEUDO | _SINGLE | {b"te", b"cookie"}
-_NO_TARGET: Final = bytes(range(0x21)) + bytes(range(0x7F, 0x100))
-"""What a path or an authority may not contain."""
+_SPECIAL: Final = _CONNECTION_FIELDS | PSEUDO | _SINGLE | {b"te", b"cookie"}
+_NOT_IN_TARGETS: Final = bytes(range(0x21)) + bytes(range(0x7F, 0x100))
+"""Bytes that a path or an authority may not contain."""
 _METHOD: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SCHEME: Final = b"+-.0123456789abcdefghijklmnopqrstuvwxyz"
 
 
+class Http2Head(msgspec.Struct, frozen=True, gc=False):
+    """The headers of a request, checked. All requests with the same header block share one: it must not be changed."""
+
+    method: bytes
+    path: bytes
+    """With the query, as it was sent: begins with a slash, or is ``*``."""
+    scheme: bytes
+    authority: bytes
+    """The value of ``:authority``, or else of ``host``; empty without either."""
+    headers: Headers
+    """All of them, pseudo-headers first."""
+    fields: Headers
+    """All except pseudo-headers."""
+    content_length: int
+    """Negative if it is not given."""
+    is_cached: bool = False
+    """Whether requests that follow may share it: only then is it worthwhile to remember something about it."""
+
+
 class Malformed(Exception):
-    """Headers that no request has: its stream is reset."""
+    """Headers that no request may have: its stream is reset."""
 
 
-def read_head(headers: Headers, *, is_kept: bool = False) -> Head:
-    """Return what the headers of a request say; their characters are checked before, see `compression.Improper`.
+class HeaderBlocks:
+    """Puts header blocks together from HEADERS and CONTINUATION frames (RFC 9113 sections 6.2 and 6.10).
+
+    Each method returns the block when it is complete, and None until then; each may raise ConnectionFault.
+    """
+
+    __slots__ = ("_block", "_continuations", "_largest", "flags", "number")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._largest = limits.header_bytes * _BLOCK_FACTOR
+        self._block = bytearray()
+        self._continuations = 0
+        self.number = 0
+        """The stream whose block is incomplete: nothing but its continuation may follow. 0 if there is none."""
+        self.flags = 0
+        """Of the HEADERS frame with which the block began."""
+
+    def begin(self, flags: int, number: int, payload: bytes) -> bytes | None:
+        """Read a HEADERS frame."""
+        if number & 1 == 0:
+            raise protocol_error("HEADERS on a stream that a client cannot open")
+        if flags & PADDED:
+            payload = unpadded(payload)
+        if flags & WITH_PRIORITY:
+            if len(payload) < 5:
+                raise size_error("HEADERS with priority hold at least 5 bytes")
+            if frames.word(payload) & LARGEST_ID == number:
+                raise protocol_error("a stream depends on itself")
+            payload = payload[5:]
+        self.flags = flags
+        if flags & END_HEADERS:
+            return payload
+        self.number, self._continuations = number, 0
+        self._block += payload
+        return None
+
+    def go_on(self, flags: int, number: int, payload: bytes) -> bytes | None:
+        """Read a CONTINUATION frame."""
+        if number != self.number or number == 0:
+            raise protocol_error("CONTINUATION without HEADERS before it")
+        self._block += payload
+        self._continuations += 1
+        if self._continuations > _CONTINUATIONS or len(self._block) > self._largest:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block that does not end")
+        if not flags & END_HEADERS:
+            return None
+        block = bytes(self._block)
+        self._block.clear()
+        self.number = 0
+        return block
+
+
+class Http2Heads:
+    """Reads the header blocks of one client, and remembers those that it repeats.
 
     Args:
-        headers: all of them.
-        is_kept: see `Head`.
+        limits: how large headers may be.
+    """
+
+    __slots__ = ("_decoder", "_is_cacheable", "known")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._decoder = Decoder(limits.header_bytes, limits.headers)
+        self._is_cacheable = False
+        self.known: dict[bytes, Http2Head] = {}
+        """Heads by their blocks, to be looked up before `read`."""
+
+    def fields(self, block: bytes) -> Headers | None:
+        """Return the fields of a block, or None if they are too large. Every block must be read, except known ones.
+
+        Raises:
+            Undecodable: the connection cannot go on.
+        """
+        before = self._decoder.changes
+        fields = self._decoder.decode(block)
+        self._is_cacheable = self._decoder.changes == before
+        if not self._is_cacheable:
+            self.known.clear()
+        return fields
+
+    def read(self, block: bytes) -> Http2Head | None:
+        """Return the head that a block stands for, or None if it is too large.
+
+        Raises:
+            Undecodable: the connection cannot go on.
+            Malformed: the request cannot be served.
+        """
+        fields = self.fields(block)
+        if fields is None:
+            return None
+        return read_head(fields, is_cached=self._is_cacheable and size_of(fields) <= _CACHED_BYTES)
+
+    def remember(self, block: bytes, head: Http2Head) -> None:
+        """Make a head known that was just read, if it can be."""
+        if head.is_cached:
+            if len(self.known) >= _CACHED:
+                self.known.clear()
+            self.known[block] = head
+
+
+def read_head(headers: Headers, *, is_cached: bool = False) -> Http2Head:
+    """Return what the headers of a request say (RFC 9113 section 8).
+
+    Their characters were checked when they were decoded: see `hpack.ImproperField`.
 
     Raises:
         Malformed: they break a rule of section 8.
@@ -38,23 +182,14 @@ def read_head(headers: Headers, *, is_kept: bool = False) -> Head:
     authority = _authority(special)
     if method == b"CONNECT":
         if scheme or path or b":authority" not in special:
-            raise Malformed("CONNECT goes to an :authority, and has neither :scheme nor :path")
+            raise Malformed("CONNECT has an :authority, and neither :scheme nor :path")
     else:
         _check_target(method, scheme, path)
     fields = headers[pseudo:]
     if b"cookie" in special:
         fields = _with_one_cookie(fields)
         headers = headers[:pseudo] + fields
-    return Head(
-        method=method,
-        path=path,
-        scheme=scheme,
-        authority=authority,
-        headers=headers,
-        fields=fields,
-        content_length=_content_length(special),
-        is_kept=is_kept,
-    )
+    return Http2Head(method, path, scheme, authority, headers, fields, _content_length(special), is_cached)
 
 
 def check_trailers(fields: Headers) -> None:
@@ -68,21 +203,21 @@ def _special(headers: Headers) -> tuple[dict[bytes, bytes], int]:
     special: dict[bytes, bytes] = {}
     pseudo, pseudo_end = 0, False
     for field in headers:
-        if type(field) is Improper:
+        if type(field) is ImproperField:
             raise Malformed(f"a character of {field[0][:40]!r}, or of its value, is forbidden")
         name = field[0]
         if name not in _SPECIAL:
             pseudo_end = True
             continue
         value = field[1]
-        if name in _PSEUDO:
+        if name in PSEUDO:
             if pseudo_end or name in special:
                 raise Malformed(f"{name.decode()} comes twice, or after other headers")
             pseudo += 1
         else:
             pseudo_end = True
-            if name in _FORBIDDEN or (name == b"te" and value != b"trailers"):
-                raise Malformed(f"{name.decode()} is of HTTP/1")
+            if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
+                raise Malformed(f"{name.decode()} belongs to HTTP/1")
             if name in _SINGLE and special.get(name, value) != value:
                 raise Malformed(f"{name.decode()} comes twice")
         special[name] = value
@@ -97,18 +232,18 @@ def _authority(special: dict[bytes, bytes]) -> bytes:
         raise Malformed("host and :authority differ")
     if authority is None:
         return b""
-    if not authority or _has(authority, _NO_TARGET) or b"@" in authority:
-        raise Malformed("an authority that is none")
+    if not authority or _has(authority, _NOT_IN_TARGETS) or b"@" in authority:
+        raise Malformed("the authority is not a host")
     return authority
 
 
 def _check_target(method: bytes, scheme: bytes, path: bytes) -> None:
     if not method or method.translate(None, _METHOD):
-        raise Malformed("a request without a proper :method")
+        raise Malformed("the :method is missing or malformed")
     if not scheme or scheme.translate(None, _SCHEME):
-        raise Malformed("a request without a proper :scheme")
-    if _has(path, _NO_TARGET) or (path[:1] != b"/" and (path != b"*" or method != b"OPTIONS")):
-        raise Malformed("a :path begins with a slash, and has no spaces; OPTIONS may go to *")
+        raise Malformed("the :scheme is missing or malformed")
+    if _has(path, _NOT_IN_TARGETS) or (path[:1] != b"/" and (path != b"*" or method != b"OPTIONS")):
+        raise Malformed("a :path begins with a slash and has no spaces; only OPTIONS may ask for *")
 
 
 def _content_length(special: dict[bytes, bytes]) -> int:
@@ -116,7 +251,7 @@ def _content_length(special: dict[bytes, bytes]) -> int:
     if value is None:
         return -1
     if not value.isdigit() or len(value) > 18:
-        raise Malformed("a content-length that is not a number")
+        raise Malformed("the content-length is not a number")
     return int(value)
 
 

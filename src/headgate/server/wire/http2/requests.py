@@ -1,144 +1,184 @@
-"""Header blocks on their way in (RFC 9113 sections 4.3, 6.2, 6.10): they open streams, or end them as trailers."""
+"""HTTP requests on an HTTP/2 connection: events in, calls of the handler, responses out."""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from functools import partial
+from typing import TypeAlias
 
-from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.compression import Undecodable
-from headgate.server.wire.http2.decoding import Heads
-from headgate.server.wire.http2.events import Event, Head, Opened, Received
-from headgate.server.wire.http2.faults import ConnectionFault, protocol_error
-from headgate.server.wire.http2.frames import END_HEADERS, END_STREAM, LARGEST_ID, PADDED, WITH_PRIORITY, ErrorCode
-from headgate.server.wire.http2.headers import encode
-from headgate.server.wire.http2.heads import Malformed, check_trailers
-from headgate.server.wire.http2.inflow import STREAM_WINDOW, Inflow, unpadded
-from headgate.server.wire.http2.state import State
-from headgate.server.wire.http2.streams import Stream
+from headgate.server.wire import eager
+from headgate.server.wire.http2.frames import ErrorCode
+from headgate.server.wire.http2.heads import Http2Head
+from headgate.server.wire.http2.hpack import encode
+from headgate.server.wire.http2.protocol import Http2Protocol
+from headgate.server.wire.http2.streams import Aborted, Event, Opened, Received
+from headgate.server.wire.messages import WITHOUT_BODY, DateHeader, Handler, Headers, HttpRequest, HttpResponse
 
-_BLOCK_BYTES: Final = 4
-"""How many times larger than all headers a block may be and be answered; a larger one ends the connection."""
-_CONTINUATIONS: Final = 16
-_TOO_LARGE: Final = encode([(b":status", b"431"), (b"content-length", b"0")])
-_TOO_LONG: Final = encode([(b":status", b"414"), (b"content-length", b"0")])
-_NO_TUNNELS: Final = encode([(b":status", b"501"), (b"content-length", b"0")])
+_REMEMBERED = 64
+_Parts: TypeAlias = tuple[Http2Head, bytes, bytes, Headers]
+"""A head, its path, query, and headers, the host among them as in HTTP/1."""
 
 
-class Requests:
-    """The header blocks that come in on one connection."""
+class _PartialRequest:
+    """A request whose body is incomplete."""
 
-    __slots__ = ("_block", "_continuations", "_flags", "_inflow", "_state", "_streams", "heads", "number", "room")
+    __slots__ = ("head", "parts", "size")
 
-    def __init__(self, state: State, inflow: Inflow) -> None:
-        self._state, self._streams, self._inflow = state, state.streams, inflow
-        self.heads = Heads(state.limits)
-        self.room = state.limits.streams
-        """How many streams may be open."""
-        self.number = 0
-        """The stream whose block is incomplete: nothing but its continuation may follow. 0 if there is none."""
-        self._flags = 0
-        self._block = bytearray()
-        self._continuations = 0
+    def __init__(self, head: Http2Head) -> None:
+        self.head = head
+        self.parts: list[bytes] = []
+        self.size = 0
 
-    def read_headers(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Read a HEADERS frame; may raise ConnectionFault."""
-        if number & 1 == 0:
-            raise protocol_error("HEADERS of a stream that is no client's")
-        if flags & PADDED:
-            payload = unpadded(payload)
-        if flags & WITH_PRIORITY:
-            if len(payload) < 5:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS with priority hold 5 bytes or more")
-            if frames.word(payload) & LARGEST_ID == number:
-                raise protocol_error("a stream depends on itself")
-            payload = payload[5:]
-        if flags & END_HEADERS:
-            self._complete(flags, number, payload, events)
-        else:
-            self.number, self._flags, self._continuations = number, flags, 0
-            self._block += payload
 
-    def read_continuation(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Read a CONTINUATION frame; may raise ConnectionFault."""
-        if number != self.number or number == 0:
-            raise protocol_error("CONTINUATION of nothing")
-        self._block += payload
-        self._continuations += 1
-        if self._continuations > _CONTINUATIONS or len(self._block) > self._state.limits.header_bytes * _BLOCK_BYTES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        if flags & END_HEADERS:
-            block = bytes(self._block)
-            self._block.clear()
-            self.number = 0
-            self._complete(self._flags, number, block, events)
+class HttpService:
+    """The requests of one connection. It implements `Http2Service`."""
 
-    def _complete(self, flags: int, number: int, block: bytes, events: list[Event]) -> None:
-        ended = flags & END_STREAM == END_STREAM
-        stream = self._streams.open.get(number)
+    __slots__ = (
+        "_connection",
+        "_date",
+        "_expected",
+        "_handler",
+        "_known",
+        "_limits",
+        "_machine",
+        "_since",
+        "in_flight",
+    )
+
+    def __init__(self, connection: Http2Protocol, handler: Handler, date: DateHeader) -> None:
+        self._connection, self._machine, self._limits = connection, connection.machine, connection.limits
+        self._handler, self._date = handler, date
+        self._expected: dict[int, _PartialRequest] = {}
+        """Requests whose body has not come."""
+        self._since: dict[int, float] = {}
+        """When they were first looked at."""
+        self._known: dict[int, _Parts] = {}
+        """By the identity of the head, which is kept alive with it."""
+        self.in_flight = 0
+
+    def handle(self, events: list[Event]) -> None:
+        """Do what events ask for. What is to be sent is in the machine."""
+        is_flooded = self._machine.waiting_bytes > self._limits.outgoing_bytes
+        for event in events:
+            if isinstance(event, Opened):
+                stream, head, body = event.stream, event.head, event.body
+                if is_flooded:
+                    self._machine.reset(stream, ErrorCode.REFUSED_STREAM)
+                elif head.content_length > self._limits.body_bytes or (body and len(body) > self._limits.body_bytes):
+                    self._too_long(stream, head)
+                elif body is not None:
+                    self._ask(stream, head, body)
+                else:
+                    self._expected[stream] = _PartialRequest(head)
+            elif isinstance(event, Received):
+                self._receive(event.stream, event.data, ended=event.ended)
+            elif isinstance(event, Aborted):
+                self._expected.pop(event.stream, None)
+
+    def look(self, now: float) -> None:
+        """End requests that take too long to arrive."""
+        since = {stream: self._since.get(stream, now) for stream in self._expected}
+        self._since = since
+        for stream, start in list(since.items()):
+            if now - start > self._limits.body_time:
+                expected = self._expected.pop(stream)
+                late = HttpResponse.of_problem(408, "The request took too long to arrive.")
+                self._answer(stream, expected.head, late)
+                self._connection.flush_soon()
+
+    def resume(self) -> None:
+        """Do nothing: what is sent is whole responses."""
+
+    def leave(self) -> None:
+        """Do nothing: all requests have an end."""
+
+    def lose(self) -> None:
+        """Give everything up: the connection is gone."""
+        self._expected.clear()
+
+    def _receive(self, stream: int, data: bytes, *, ended: bool) -> None:
+        expected = self._expected.get(stream)
+        if expected is None:
+            return
+        expected.size += len(data)
+        expected.parts.append(data)
+        if len(expected.parts) > 1024:  # many small ones would take more room than their bytes
+            expected.parts = [b"".join(expected.parts)]
+        if expected.size > self._limits.body_bytes:
+            del self._expected[stream]
+            self._too_long(stream, expected.head)
+        elif ended:
+            del self._expected[stream]
+            self._ask(stream, expected.head, b"".join(expected.parts))
+
+    def _ask(self, stream: int, head: Http2Head, body: bytes) -> None:
+        """Run the handler until it waits or ends."""
+        known = self._known.get(id(head))
+        if known is None:
+            known = self._remember(head)
+        _, path, query, fields = known
+        connection = self._connection
+        admission = connection.admission
+        if admission is not None and (refusal := admission.admit(path, head.headers)) is not None:
+            self._answer(stream, head, refusal.response())
+            return
+        request = HttpRequest(head.method, path, query, fields, body, connection.peer)
         try:
-            if stream is not None:
-                self._end(number, stream, block, events, ended=ended)
-            elif number > self._streams.last:
-                self._begin(number, block, events, ended=ended)
-            else:
-                self._overlook(number, block)
-        except Undecodable as error:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
-        except Malformed:
-            self._state.fail(number, ErrorCode.PROTOCOL_ERROR, events)
-
-    def _begin(self, number: int, block: bytes, events: list[Event], *, ended: bool) -> None:
-        streams = self._streams
-        streams.saw(number)
-        head = self.heads.known.get(block)
-        refusal = None
-        if head is None:
-            head = self.heads.read(block)
-            refusal = self._refusal(head)
-            if head is not None and refusal is None:
-                self.heads.keep(block, head)
-        if len(streams.open) >= self.room:
-            self._state.guard.saw_control()
-            self._state.reset(number, ErrorCode.REFUSED_STREAM)
-            return
-        missing = -1 if head is None else head.content_length
-        if ended and missing > 0:
-            raise Malformed("a content-length, and no content")
-        streams.open[number] = Stream(self._state.sender.initial_window, STREAM_WINDOW, missing, ended)
-        if head is None or refusal is not None:
-            self._state.sender.respond(number, refusal or _TOO_LARGE, b"")
-            streams.useful -= 1  # an answer, and no work that anybody wants
-            self._state.guard.saw_reset()
+            coroutine = self._handler(request)
+            awaited = coroutine.send(None)
+        except StopIteration as stop:
+            self._answer(stream, head, stop.value)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
+            self._answer(stream, head, HttpResponse.of_failure(error, head.method, head.path))
         else:
-            events.append(Opened(number, head.headers, ended, head))
-
-    def _refusal(self, head: Head | None) -> bytes | None:
-        """Return the header block of the answer to a request that goes no further."""
-        if head is None:
-            return _TOO_LARGE
-        if len(head.path) > self._state.limits.target_bytes:
-            return _TOO_LONG
-        return _NO_TUNNELS if head.method == b"CONNECT" else None
-
-    def _end(self, number: int, stream: Stream, block: bytes, events: list[Event], *, ended: bool) -> None:
-        """Read trailers."""
-        fields = self.heads.fields(block)
-        if stream.ended:
-            self._state.fail(number, ErrorCode.STREAM_CLOSED, events)
+            self.in_flight += 1
+            done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
+            eager.go_on(coroutine, awaited, done, failed)
             return
-        if fields is None or not ended:
-            raise Malformed("trailers that are too large, or do not end the stream")
-        check_trailers(fields)
-        if stream.missing > 0:
-            raise Malformed("less content than its content-length")
-        self._inflow.end(stream)
-        events.append(Received(number, b"", True))
+        if admission is not None:
+            admission.release()
 
-    def _overlook(self, number: int, block: bytes) -> None:
-        """Read headers of a stream that is not open, for what they do to the table."""
-        if self._streams.was_skipped(number):
-            raise protocol_error("a stream with a lower number than the one before")
-        if not self._streams.was_dropped(number):
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS of a stream that is over")
-        self.heads.fields(block)
-        self._state.guard.saw_control()
+    def _remember(self, head: Http2Head) -> _Parts:
+        """Take a head apart, once for all requests that have it."""
+        path, _, query = head.path.partition(b"?")
+        fields = head.fields
+        if head.authority and all(name != b"host" for name, _ in fields):
+            fields = [(b"host", head.authority), *fields]
+        known = (head, path, query, fields)
+        if head.is_cached:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[id(head)] = known
+        return known
+
+    def _done(self, stream: int, head: Http2Head, response: HttpResponse) -> None:
+        self.in_flight -= 1
+        if self._connection.admission is not None:
+            self._connection.admission.release()
+        self._answer(stream, head, response)
+        self._connection.flush_soon()
+
+    def _failed(self, stream: int, head: Http2Head, error: BaseException) -> None:
+        self._done(stream, head, HttpResponse.of_failure(error, head.method, head.path))
+
+    def _too_long(self, stream: int, head: Http2Head) -> None:
+        detail = f"The body is longer than {self._limits.body_bytes} bytes."
+        self._answer(stream, head, HttpResponse.of_problem(413, detail))
+
+    def _answer(self, stream: int, head: Http2Head, response: HttpResponse) -> None:
+        try:
+            block = self._block(response)
+        except Exception as error:  # noqa: BLE001  a response that cannot be sent is a failure of the handler
+            response = HttpResponse.of_failure(error, head.method, head.path)
+            block = self._block(response)
+        has_body = head.method != b"HEAD" and response.status not in WITHOUT_BODY
+        self._machine.respond(stream, block, response.body if has_body else b"")
+
+    def _block(self, response: HttpResponse) -> bytes:
+        status = response.status
+        if not 200 <= status <= 599 or not isinstance(response.body, bytes):
+            raise ValueError(f"The handler did not return a response: {response!r:.200}")
+        fields = [(b":status", b"%d" % status), (b"date", self._date.value), *response.headers]
+        if status not in WITHOUT_BODY:
+            fields.append((b"content-length", b"%d" % len(response.body)))
+        return encode(fields)

@@ -1,22 +1,89 @@
-"""The streams of a connection: those that are open, and as much of the others as their late frames ask for."""
+"""The streams of a connection: everything that changes the state of a stream is in this file.
+
+Both halves of a stream are here: what the client may send before it has to wait, and what waits to be sent because the
+client's windows are full (RFC 9113 sections 5 and 6.9). Whatever is meant for a stream that is gone, goes nowhere.
+
+The connection's receive window is given back as soon as half of it is used, so one stream cannot stop another. A
+stream's window is given back likewise, except where the layer above withholds it until it has dealt with what came.
+What all streams together hold, received and not dealt with, is bounded apart from the windows: the stream that goes
+beyond is reset.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
+from headgate.server.wire.http2 import frames
+from headgate.server.wire.http2.abuse import AbuseGuard
+from headgate.server.wire.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_SIZE,
+    HEADERS,
+    LARGEST_WINDOW,
+    ConnectionFault,
+    ErrorCode,
+    protocol_error,
+)
+from headgate.server.wire.http2.heads import Http2Head
+from headgate.server.wire.limits import WireLimits
+
+STREAM_WINDOW: Final = 262_144
+CONNECTION_WINDOW: Final = 1_048_576
+HELD: Final = 8 * CONNECTION_WINDOW
+"""Bytes of unfinished bodies, and of data that is not acknowledged, on one connection."""
+LOW: Final = CONNECTION_WINDOW // 2
+_STREAM_LOW: Final = STREAM_WINDOW // 2
+_USEFUL_BYTES: Final = 1024
 _SKIPS: Final = 64
+_LAST_HEADERS: Final = END_STREAM | END_HEADERS
+_EMPTY_TABLE: Final = b"\x20"
+_pack = frames.pack_header
 
 
-class Stream(msgspec.Struct, gc=False):
-    """A request and its response. A stream that is over is forgotten, so there is none that is closed.
+class Opened(msgspec.Struct, frozen=True, gc=False):
+    """A request began. One that arrives at once is one event: `Opened` with its body, and no `Received`."""
+
+    stream: int
+    head: Http2Head
+    body: bytes | None
+    """The whole body, or None if it is still to come."""
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A part of the body; trailers are checked, and left out."""
+
+    stream: int
+    data: bytes
+    ended: bool
+
+
+class Aborted(msgspec.Struct, frozen=True, gc=False):
+    """A stream is over before its time: the client reset it, or broke the protocol. Nothing more can be sent on it."""
+
+    stream: int
+
+
+class Writable(msgspec.Struct, frozen=True, gc=False):
+    """All data that waited for the client's window is on its way, and the stream has not ended."""
+
+    stream: int
+
+
+Event: TypeAlias = Opened | Received | Aborted | Writable
+
+
+class Http2Stream(msgspec.Struct, gc=False):
+    """A request and its response. A stream that is over is forgotten, so there is no closed one.
 
     Attributes:
         window: bytes of DATA that the client lets us send; negative after it shrank what all streams may take.
         credit: bytes of DATA that we let the client send.
-        missing: bytes of the body yet to come by its content-length; negative if it named none.
+        missing: bytes of the body yet to come by its content-length; negative if that is not given.
         ended: the client has sent all of its request.
         held: bytes that the client sent and nobody has dealt with yet.
         withholds: credit comes from `acknowledge` only.
@@ -37,35 +104,98 @@ class Stream(msgspec.Struct, gc=False):
 
 
 class Streams:
-    """All streams of a connection, and what they hold together.
+    """All streams of a connection, and what they have in common: windows, and the bytes to be written.
 
-    Args:
-        remembered: how many streams that we dropped are remembered, to overlook frames that were on their way.
+    Streams that we drop are remembered for a while, up to as many as may be open, to overlook frames that were on their
+    way. Methods that take `events` may raise ConnectionFault.
     """
 
-    __slots__ = ("_dropped", "_remembered", "_skipped", "blocked", "held", "last", "open", "useful", "waiting")
+    __slots__ = (
+        "_before_block",
+        "_dropped",
+        "_out",
+        "_remembered",
+        "_skipped",
+        "abuse",
+        "blocked",
+        "credit",
+        "frame_size",
+        "held",
+        "initial_window",
+        "last",
+        "open",
+        "resumed",
+        "waiting",
+        "window",
+    )
 
-    def __init__(self, remembered: int) -> None:
-        self.open: dict[int, Stream] = {}
+    def __init__(self, limits: WireLimits) -> None:
+        self.abuse = AbuseGuard(limits)
+        self.open: dict[int, Http2Stream] = {}
         self.last = 0
         """The newest that the client opened."""
         self.held = 0
         """Bytes received that nobody has dealt with yet, of all streams."""
         self.waiting = 0
         """Bytes to be sent that wait for the client's windows, of all streams."""
-        self.blocked: OrderedDict[int, Stream] = OrderedDict()
+        self.blocked: OrderedDict[int, Http2Stream] = OrderedDict()
         """Those that wait for the connection's window alone, in the order in which they will get their turn."""
-        self.useful = 0
-        """Counts responses and larger amounts of data: work that a client wants, and no attacker."""
+        self.resumed = 0
+        """How often data that waited could go on: that much the client has done to take it."""
+        self.window = frames.DEFAULT_WINDOW
+        """Bytes of DATA that the client takes on the connection."""
+        self.initial_window = frames.DEFAULT_WINDOW
+        """Bytes of DATA that the client takes on a new stream."""
+        self.frame_size = FRAME_SIZE
+        """The largest frame that the client takes, in bytes."""
+        self.credit = CONNECTION_WINDOW
+        """Bytes of DATA that the client may send on the connection."""
+        self._out: list[bytes | memoryview] = []
+        self._before_block = b""
         self._dropped: dict[int, None] = {}
-        self._remembered = remembered
+        self._remembered = limits.streams
         self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPS)
+
+    def outgoing(self) -> bytes:
+        """Take what is to be written now."""
+        out = self._out
+        if not out:
+            return b""
+        taken = b"".join(out)
+        out.clear()
+        return taken
+
+    def send_control(self, frame: bytes) -> None:
+        """Send a frame that no window holds back."""
+        self._out.append(frame)
+
+    def send_empty_table(self) -> None:
+        """Tell the client, with the next block, that its table stays empty: it wants a smaller one (RFC 7541, 4.2)."""
+        self._before_block = _EMPTY_TABLE
+
+    # Opening and closing
 
     def saw(self, number: int) -> None:
         """Note that a client has used a number, so that it cannot use a lower one."""
         if number != self.last + 2 and number > 1:
             self._skipped.append((self.last, number))
         self.last = number
+
+    def begin(self, number: int, missing: int, *, ended: bool) -> None:
+        """Open a stream whose body has so many bytes to come, or a negative number if nobody knows."""
+        self.open[number] = Http2Stream(self.initial_window, STREAM_WINDOW, missing, ended)
+
+    def is_idle(self, number: int) -> bool:
+        """Whether a stream is yet to be opened; those of even numbers would be ours, and we open none."""
+        return number > self.last or number & 1 == 0
+
+    def was_dropped(self, number: int) -> bool:
+        """Whether late frames of a stream that is not open are to be overlooked."""
+        return number in self._dropped
+
+    def was_skipped(self, number: int) -> bool:
+        """Whether a stream that is not open never was, because the client used a higher number before."""
+        return any(low < number < high for low, high in self._skipped)
 
     def close(self, number: int) -> bool:
         """Forget a stream; return whether it was open."""
@@ -78,17 +208,277 @@ class Streams:
             self.blocked.pop(number, None)
         return True
 
-    def drop(self, number: int) -> bool:
-        """Forget a stream that the client believes open: it may go on sending for a while, which is no mistake."""
+    def reset(self, number: int, code: ErrorCode) -> bool:
+        """Reset a stream; return whether it was open."""
+        self._out.append(frames.reset(number, code))
+        return self._drop(number)
+
+    def fail(self, number: int, code: ErrorCode, events: list[Event]) -> None:
+        """Reset a stream for a mistake of the client's, unless it makes too many."""
+        if self.reset(number, code):
+            events.append(Aborted(number))
+        self.abuse.saw_reset()
+
+    def _drop(self, number: int) -> bool:
+        """Forget a stream that the client believes open: it may go on sending for a while, rightly."""
         self._dropped[number] = None
         if len(self._dropped) > self._remembered:
             del self._dropped[next(iter(self._dropped))]
         return self.close(number)
 
-    def was_dropped(self, number: int) -> bool:
-        """Whether late frames of a stream that is not open are to be overlooked."""
-        return number in self._dropped
+    # Receiving
 
-    def was_skipped(self, number: int) -> bool:
-        """Whether a stream that is not open never was, as the client used a higher number before."""
-        return any(low < number < high for low, high in self._skipped)
+    def replenish(self) -> None:
+        """Give back the connection's window."""
+        if self.credit < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+        self._out.append(frames.window_update(0, CONNECTION_WINDOW - self.credit))
+        self.credit = CONNECTION_WINDOW
+
+    def receive(  # noqa: C901, PLR0912  one rule after the other
+        self, number: int, payload: bytes, events: list[Event], *, padded: bool, ended: bool
+    ) -> None:
+        """Take a DATA frame."""
+        self.credit -= len(payload)
+        if self.credit < LOW:
+            self.replenish()
+        stream = self.open.get(number)
+        if stream is None:
+            if self.is_idle(number):
+                raise protocol_error("DATA on a stream that was never opened")
+            if not self.was_dropped(number):
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "DATA on a stream that is over")
+            self.abuse.saw_control()
+            return
+        if stream.ended:
+            self.fail(number, ErrorCode.STREAM_CLOSED, events)
+            return
+        stream.credit -= len(payload)
+        if stream.credit < 0:
+            self.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
+            return
+        data = frames.unpadded(payload) if padded else payload
+        size = len(data)
+        if stream.missing >= 0:
+            stream.missing -= size
+            if stream.missing < 0 or (ended and stream.missing):
+                self.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+                return
+        self.abuse.useful += size // _USEFUL_BYTES
+        if ended:
+            self.end(stream)
+        elif not size:
+            self.abuse.saw_control()
+        if stream.withholds or not ended:
+            stream.held += size
+            self.held += size
+            if self.held > HELD:
+                self.fail(number, ErrorCode.ENHANCE_YOUR_CALM, events)
+                return
+            self._grant(number, stream)
+        if size or ended:
+            events.append(Received(number, data, ended))
+
+    def end(self, stream: Http2Stream) -> None:
+        """Note that a request is complete: it is dealt with at once, unless it is acknowledged bit by bit."""
+        stream.ended = True
+        if stream.held and not stream.withholds:
+            self.held -= stream.held
+            stream.held = 0
+
+    def withhold(self, number: int) -> None:
+        """Let a client send only as much on a stream as was `acknowledge`d; for bodies without a foreseeable end."""
+        stream = self.open.get(number)
+        if stream is not None:
+            stream.withholds = True
+
+    def acknowledge(self, number: int, size: int) -> None:
+        """Note that so many bytes of a stream that is withheld are dealt with."""
+        stream = self.open.get(number)
+        if stream is not None:
+            size = min(size, stream.held)
+            stream.held -= size
+            self.held -= size
+            self._grant(number, stream)
+
+    def _grant(self, number: int, stream: Http2Stream) -> None:
+        """Give back a stream's window, when half of it can be."""
+        more = STREAM_WINDOW - stream.credit - (stream.held if stream.withholds else 0)
+        if more >= _STREAM_LOW and not stream.ended:
+            stream.credit += more
+            self._out.append(frames.window_update(number, more))
+
+    # Sending
+
+    def respond(self, number: int, head: bytes, body: bytes, trailers: bytes = b"") -> None:
+        """Send a whole response: a header block, a body, a block of trailers."""
+        stream = self.open.get(number)
+        if stream is None or stream.finished:
+            return
+        size = len(body)
+        if (
+            size > self.window
+            or size > stream.window
+            or size > FRAME_SIZE
+            or len(head) + len(trailers) > FRAME_SIZE
+            or stream.queue is not None
+            or self._before_block
+            or (trailers and not body)
+        ):
+            self.send_headers(number, head, end=not body and not trailers)
+            if body:
+                self.send_data(number, body, end=not trailers)
+            if trailers:
+                self.send_headers(number, trailers, end=True)
+            return
+        if trailers:
+            self._out += (
+                _pack(len(head) << 8 | HEADERS, END_HEADERS, number),
+                head,
+                _pack(size << 8 | DATA, 0, number),
+                body,
+                _pack(len(trailers) << 8 | HEADERS, _LAST_HEADERS, number),
+                trailers,
+            )
+        elif size:
+            self._out += (
+                _pack(len(head) << 8 | HEADERS, END_HEADERS, number),
+                head,
+                _pack(size << 8 | DATA, END_STREAM, number),
+                body,
+            )
+        else:
+            self._out += (_pack(len(head) << 8 | HEADERS, _LAST_HEADERS, number), head)
+        self.window -= size
+        stream.finished = True
+        self._finish(number, stream)
+
+    def send_headers(self, number: int, block: bytes, *, end: bool) -> None:
+        """Send headers, or trailers: what comes when data waits can only be trailers, and ends the stream."""
+        stream = self.open.get(number)
+        if stream is None or stream.finished:
+            return
+        if stream.queue is not None:
+            stream.trailers, stream.finished = block, True
+            return
+        stream.finished = end
+        self._out.append(self._headers(number, block, end=end))
+        if end:
+            self._finish(number, stream)
+
+    def send_data(self, number: int, data: bytes, *, end: bool) -> None:
+        """Send data as soon as the client's windows let it through."""
+        stream = self.open.get(number)
+        if stream is None or stream.finished:
+            return
+        stream.finished = end
+        if data:
+            self.abuse.useful += 1
+            self.waiting += len(data)
+            if stream.queue is not None:
+                stream.queue.append(memoryview(data))
+                return
+            stream.queue = deque((memoryview(data),))
+            self._pump(number, stream)
+        elif end and stream.queue is not None:
+            stream.trailers = b""
+        elif end:
+            self._out.append(frames.data(number, b"", end=True))
+            self._finish(number, stream)
+
+    def widen(self, number: int, more: int, events: list[Event]) -> None:
+        """Let so many bytes more through to the client, on a stream or, if its number is 0, on the connection."""
+        if number == 0:
+            if more == 0:
+                raise protocol_error("WINDOW_UPDATE by nothing")
+            self.window += more
+            if self.window > LARGEST_WINDOW:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
+            self._flush(events)
+            return
+        stream = self.open.get(number)
+        if stream is None:
+            if self.is_idle(number):
+                raise protocol_error("WINDOW_UPDATE of a stream that was never opened")
+            return
+        stream.window += more
+        if more == 0:
+            self.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+        elif stream.window > LARGEST_WINDOW:
+            self.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
+        else:
+            self._widened(number, stream, events)
+
+    def widen_all(self, initial_window: int, events: list[Event]) -> None:
+        """Change the windows of all open streams, some of which may become negative (section 6.9.2)."""
+        more, self.initial_window = initial_window - self.initial_window, initial_window
+        if not more:
+            return
+        for stream in self.open.values():
+            stream.window += more
+            if stream.window > LARGEST_WINDOW:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS widen a stream beyond 2^31-1 bytes")
+        for number, stream in list(self.open.items()):
+            if number in self.open:  # widening another may have ended it
+                self._widened(number, stream, events)
+
+    def _widened(self, number: int, stream: Http2Stream, events: list[Event]) -> None:
+        """Send what a stream's window lets through, which has changed."""
+        if stream.queue is not None and stream.window > 0:
+            self.blocked.setdefault(number, stream)
+            self._flush(events)
+
+    def _flush(self, events: list[Event]) -> None:
+        """Send what the connection's window lets through by now."""
+        blocked = self.blocked
+        while blocked and self.window > 0:
+            number, stream = blocked.popitem(last=False)
+            self.resumed += 1
+            if self._pump(number, stream) and not stream.finished:
+                events.append(Writable(number))
+
+    def _pump(self, number: int, stream: Http2Stream) -> bool:
+        """Send what the windows let through of a stream's queue; return whether it is empty.
+
+        If not, the stream is blocked, or waits for its own window: then nobody looks at it until that is wider.
+        """
+        queue = stream.queue
+        assert queue is not None  # noqa: S101  for the type checker
+        while queue:
+            room = min(self.window, stream.window, self.frame_size)
+            if room <= 0:
+                if stream.window > 0:
+                    self.blocked[number] = stream
+                return False
+            piece = queue.popleft()
+            if len(piece) > room:
+                queue.appendleft(piece[room:])
+                piece = piece[:room]
+            size = len(piece)
+            self.window -= size
+            stream.window -= size
+            self.waiting -= size
+            self.abuse.useful += size // _USEFUL_BYTES
+            last = not queue and stream.finished and not stream.trailers
+            self._out += (_pack(size << 8 | DATA, END_STREAM if last else 0, number), piece)
+        stream.queue = None
+        if stream.trailers:
+            self._out.append(self._headers(number, stream.trailers, end=True))
+        if stream.finished:
+            self._finish(number, stream)
+        return True
+
+    def _headers(self, number: int, block: bytes, *, end: bool) -> bytes:
+        block, self._before_block = self._before_block + block, b""
+        return frames.headers(number, block, end=end, size=self.frame_size)
+
+    def _finish(self, number: int, stream: Http2Stream) -> None:
+        """Close a stream whose response is sent; ask the client not to send the rest of its request, if any."""
+        self.abuse.useful += 1
+        if stream.ended and not stream.held:
+            del self.open[number]
+        elif stream.ended:
+            self.close(number)
+        else:
+            self._drop(number)
+            self._out.append(frames.reset(number, ErrorCode.NO_ERROR))

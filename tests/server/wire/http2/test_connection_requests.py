@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.events import Aborted, Received
 from headgate.server.wire.http2.frames import (
     CONTINUATION,
     END_HEADERS,
@@ -17,7 +16,8 @@ from headgate.server.wire.http2.frames import (
     WITH_PRIORITY,
     ErrorCode,
 )
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
+from headgate.server.wire.http2.streams import Aborted, Received
 from headgate.server.wire.limits import DEFAULT
 from headgate.server.wire.messages import Headers
 from tests.server.wire.http2.conversation import (
@@ -38,7 +38,7 @@ def test_a_request_opens_a_stream() -> None:
     client = Conversation()
     for stream in (1, 3, 5):  # the second from the cache
         event = opened(client.open(stream, end=stream == 5)[0])
-        assert (event.stream, event.headers, event.ended) == (stream, REQUEST, stream == 5)
+        assert (event.stream, event.head.headers, event.body) == (stream, REQUEST, b"" if stream == 5 else None)
         assert event.head.path == b"/check"
     assert client.server.open_streams == 3
 
@@ -53,7 +53,7 @@ def test_blocks_in_pieces_follow_each_other() -> None:
             frames.frame(CONTINUATION, 0, stream, block[7:9]),
             frames.frame(CONTINUATION, END_HEADERS, stream, block[9:]),
         )
-        assert opened(client.say(*pieces)[0]).headers == own
+        assert opened(client.say(*pieces)[0]).head.headers == own
 
 
 def test_numbers_may_be_left_out() -> None:
@@ -78,7 +78,7 @@ def test_numbers_may_be_left_out() -> None:
 def test_a_block_comes_in_many_shapes(frame: bytes) -> None:
     client = Conversation()
     (event,) = client.say(frame)
-    assert (opened(event).stream, opened(event).headers, opened(event).ended) == (1, REQUEST, False)
+    assert (opened(event).stream, opened(event).head.headers, opened(event).body) == (1, REQUEST, None)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_malformed_request_is_reset_and_others_go_on(fields: Headers, block: C
         assert client.open(stream, block=block(fields)) == []
         assert client.reset_with() == [(stream, ErrorCode.PROTOCOL_ERROR)]
     assert client.server.open_streams == 0
-    assert opened(client.open(5)[0]).headers == REQUEST
+    assert opened(client.open(5)[0]).head.headers == REQUEST
 
 
 @pytest.mark.parametrize("status", range(8, 15))

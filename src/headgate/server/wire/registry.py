@@ -1,23 +1,22 @@
-"""What all connections of a process share, and the one timer that looks after them."""
+"""The connections of a process: what they share, the order in which they are served, the timer that watches them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 from headgate.server.wire.admission import Admit
-from headgate.server.wire.http1.head import Heads
-from headgate.server.wire.http1.responses import Date
+from headgate.server.wire.http1.parsing import Http1Heads
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.messages import Peer
+from headgate.server.wire.messages import DateHeader
 
 _log = logging.getLogger(__name__)
 
 
-class Guest(Protocol):
-    """A connection, as the house sees it."""
+class Connected(Protocol):
+    """A connection, as the registry knows it."""
 
     @property
     def held(self) -> int:
@@ -41,8 +40,8 @@ class Guest(Protocol):
         ...
 
 
-class TakingTurns(Protocol):
-    """A connection that is served in turns."""
+class Batched(Protocol):
+    """A connection that is served together with others."""
 
     def serve(self) -> None:
         """Deal with what has arrived."""
@@ -57,96 +56,95 @@ class TakingTurns(Protocol):
         ...
 
 
-class House:
-    """One for each process.
+class ConnectionRegistry:
+    """There is one for each process.
 
     Times are those of the loop, in seconds, as coarse as the timer's `tick`: no request has a timer of its own.
 
-    In each turn of the loop all connections are read, then all that they ask is answered, and then all answers are
+    In each turn of the loop all connections are read, then all their requests are answered, and then all responses are
     sent. Connection by connection it would take a tenth longer, since each of the three evicts the others from the
     processor's caches, and since clients would be woken up one by one.
     """
 
-    __slots__ = ("_timer", "_turn", "admit", "date", "guests", "heads", "is_draining", "limits", "loop", "tick")
+    __slots__ = ("_batch", "_timer", "admit", "connections", "date", "heads", "is_draining", "limits", "loop", "tick")
 
     def __init__(self, limits: WireLimits, admit: Admit | None, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.admit, self.loop = limits, admit, loop
-        self.heads, self.date = Heads(limits), Date()
-        self.guests: set[Guest] = set()
+        self.heads, self.date = Http1Heads(limits), DateHeader()
+        self.connections: set[Connected] = set()
         self.is_draining = False
-        self._turn: list[TakingTurns] = []
+        self._batch: list[Batched] = []
         shortest = min(limits.header_time, limits.body_time, limits.idle_time, limits.write_time)
         self.tick = min(max(shortest / 4, 0.01), 0.5)
         self.date.set(time.time())
         self._timer: asyncio.TimerHandle | None = loop.call_later(self.tick, self._sweep)
 
-    def enter(self, guest: Guest) -> bool:
+    def add(self, connection: Connected) -> bool:
         """Count a new connection; false if there is no room for it."""
-        if len(self.guests) >= self.limits.connections:
+        if len(self.connections) >= self.limits.connections:
             return False
-        self.guests.add(guest)
+        self.connections.add(connection)
         return True
 
-    def leave(self, guest: Guest) -> None:
+    def remove(self, connection: Connected) -> None:
         """Forget a connection that is gone."""
-        self.guests.discard(guest)
+        self.connections.discard(connection)
 
-    def await_turn(self, guest: TakingTurns) -> None:
+    def serve_soon(self, connection: Batched) -> None:
         """Serve and flush a connection when all others are read."""
-        if not self._turn:
-            self.loop.call_soon(self._take_turns)
-        self._turn.append(guest)
+        if not self._batch:
+            self.loop.call_soon(self._serve)
+        self._batch.append(connection)
 
     def close(self) -> None:
         """Stop the timer, and close what is still open."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for guest in list(self.guests):
-            guest.abort()
+        for connection in list(self.connections):
+            connection.abort()
 
-    def _take_turns(self) -> None:
-        guests, self._turn = self._turn, []
-        for guest in guests:
+    def _serve(self) -> None:
+        batch, self._batch = self._batch, []
+        for connection in batch:
             try:
-                guest.serve()
+                connection.serve()
             except Exception:  # noqa: BLE001  whatever it is, the others have nothing to do with it
-                _give_up(guest)
-        for guest in guests:
+                _give_up(connection)
+        for connection in batch:
             try:
-                guest.flush()
+                connection.flush()
             except Exception:  # noqa: BLE001  likewise
-                _give_up(guest)
+                _give_up(connection)
 
     def _sweep(self) -> None:
         self._timer = self.loop.call_later(self.tick, self._sweep)
         self.date.set(time.time())
         now, held = self.loop.time(), 0
-        for guest in list(self.guests):
+        for connection in list(self.connections):
             try:
-                guest.look(now)
-                held += guest.held
-            except Exception:  # noqa: BLE001  the others are still looked after
-                _log.exception("A connection could not be looked after, and is closed")
-                guest.abort()
+                connection.look(now)
+                held += connection.held
+            except Exception:  # noqa: BLE001  the others are still watched
+                _give_up(connection)
         if held > self.limits.held_bytes:
             self._relieve(held)
 
     def _relieve(self, held: int) -> None:
         """Close connections until what is kept for the others is half of what may be."""
         closed = 0
-        for guest in sorted(self.guests, key=lambda guest: guest.held, reverse=True):
+        for connection in sorted(self.connections, key=lambda each: each.held, reverse=True):
             if held <= self.limits.held_bytes // 2:
                 break
-            held -= guest.held
-            guest.abort()
+            held -= connection.held
+            connection.abort()
             closed += 1
-        _log.warning("%d connections are closed that held the most memory: there was too little for all", closed)
+        _log.warning("%d connections that held the most memory were closed: there was too little for all", closed)
 
 
-def _give_up(guest: TakingTurns) -> None:
+def _give_up(connection: Connected | Batched) -> None:
     _log.exception("A connection failed, and is closed")
-    guest.abort()
+    connection.abort()
 
 
 class Stopwatch:
@@ -163,12 +161,3 @@ class Stopwatch:
         if state != self._state:
             self._state, self._since = state, now
         return now - self._since
-
-
-def peer_of(transport: asyncio.BaseTransport) -> Peer:
-    """Return who is at the other end."""
-    address = transport.get_extra_info("peername")
-    host = address[0] if isinstance(address, tuple) else None
-    certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
-    names = certificate.get("subjectAltName", ())
-    return Peer(host, tuple([f"{kind}:{name}" for kind, name in names]))

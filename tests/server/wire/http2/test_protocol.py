@@ -15,10 +15,10 @@ from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamRes
 from headgate.server.wire.grpc.calls import MessageStream, Methods, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.http2 import frames
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.hpack import encode
+from headgate.server.wire.http2.protocol import _TURN, Http2Protocol
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.messages import HttpRequest, HttpResponse
-from headgate.server.wire.transports.http2 import _TURN, Http2
 from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, read_all, serving
 from tests.server.wire.test_listener import Bouncer
 from tests.servers import until
@@ -124,8 +124,8 @@ class TestPatience:
                 await stream.send(b"x" * 995)
 
         async def look(server: Server, later: float) -> None:
-            for guest in list(server.listener._house.guests):
-                guest.look(server.loop.time() + later)
+            for connection in list(server.listener._registry.connections):
+                connection.look(server.loop.time() + later)
 
         with serving() as server:
             port = server.grpc(Methods({}, {b"/t.T/Steady": steady}))
@@ -154,7 +154,7 @@ class TestPatience:
 
 
 def is_paused(server: Server) -> bool:
-    return any(getattr(guest, "is_paused", False) for guest in server.listener._house.guests)
+    return any(getattr(connection, "is_blocked", False) for connection in server.listener._registry.connections)
 
 
 def test_a_client_that_ends_its_half_is_still_answered_and_then_closed() -> None:
@@ -248,11 +248,11 @@ class TestTurns:
             return HttpResponse(200, bytes(30_000_000))
 
         async def look() -> bool:
-            (guest,) = [each for each in server.listener._house.guests if isinstance(each, Http2)]
-            assert guest._end.transport is not None
-            if guest.is_paused:
-                states.append(guest._end.transport.is_reading())
-            return guest.is_paused
+            (connection,) = [each for each in server.listener._registry.connections if isinstance(each, Http2Protocol)]
+            assert connection._end.transport is not None
+            if connection.is_blocked:
+                states.append(connection._end.transport.is_reading())
+            return connection.is_blocked
 
         with (
             serving(new_loop=asyncio.new_event_loop) as server,
@@ -277,7 +277,7 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(i
         await asyncio.get_running_loop().create_future()
 
     def count() -> int:
-        return sum(type(each) is Http2 for each in gc.get_objects())
+        return sum(type(each) is Http2Protocol for each in gc.get_objects())
 
     with serving() as server:
         port = server.grpc(Methods({}, {b"/t.T/Wait": wait})) if is_streaming else server.http()

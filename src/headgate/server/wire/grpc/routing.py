@@ -1,4 +1,4 @@
-"""What the headers of a call ask for, worked out once for all calls with the same headers."""
+"""Which method a call asks for, and on what terms: worked out once for all calls with the same headers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import msgspec
 
 from headgate.server.wire.grpc import framing
 from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, StreamingMethod, UnaryMethod
-from headgate.server.wire.http2.events import Head
-from headgate.server.wire.http2.headers import encode
+from headgate.server.wire.http2.heads import Http2Head
+from headgate.server.wire.http2.hpack import encode
 from headgate.web import problem
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What to do with a call. Of `unary`, `streaming` and `refusal` one is set."""
+class Route(msgspec.Struct, frozen=True):
+    """What to do with a call: of `unary`, `streaming` and `refusal` one is set."""
 
-    head: Head
+    head: Http2Head
     unary: UnaryMethod | None = None
     streaming: StreamingMethod | None = None
     refusal: tuple[bytes, bytes] | None = None
@@ -23,11 +23,11 @@ class Plan(msgspec.Struct, frozen=True):
     """In seconds."""
     encoding: bytes = b"identity"
     unreadable: bytes | None = None
-    """The answer to a message that cannot be had; None for an error."""
+    """The answer to a message that cannot be read; None for an error."""
 
 
-class Plans:
-    """The plans of one connection."""
+class Routes:
+    """The routes of calls on one connection."""
 
     __slots__ = ("_known", "_methods")
 
@@ -35,45 +35,45 @@ class Plans:
 
     def __init__(self, methods: Methods) -> None:
         self._methods = methods
-        self._known: dict[int, Plan] = {}
-        """By the identity of the head, which the plan keeps alive."""
+        self._known: dict[int, Route] = {}
+        """By the identity of the head, which the route keeps alive."""
 
-    def of(self, head: Head) -> Plan:
-        """Return the plan for a call with this head."""
-        plan = self._known.get(id(head))
-        if plan is None:
-            plan = make(self._methods, head)
-            if head.is_kept:
+    def of(self, head: Http2Head) -> Route:
+        """Return the route for a call with this head."""
+        route = self._known.get(id(head))
+        if route is None:
+            route = make(self._methods, head)
+            if head.is_cached:
                 if len(self._known) >= self.REMEMBERED:
                     self._known.clear()
-                self._known[id(head)] = plan
-        return plan
+                self._known[id(head)] = route
+        return route
 
 
-def make(methods: Methods, head: Head) -> Plan:
+def make(methods: Methods, head: Http2Head) -> Route:
     """Work out what to do with a call."""
     values = dict(reversed(head.fields))  # the first of several counts
     kind = values.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/grpc" and not kind.startswith(b"application/grpc+"):
-        return Plan(head, refusal=_refusal(415, "This port speaks gRPC: the content type must be application/grpc."))
+        return Route(head, refusal=_refusal(415, "This port speaks gRPC: the content type must be application/grpc."))
     if head.method != b"POST":
-        return Plan(head, refusal=_refusal(405, "Calls of gRPC are made with POST.", (b"allow", b"POST")))
+        return Route(head, refusal=_refusal(405, "Calls of gRPC are made with POST.", (b"allow", b"POST")))
     seconds = None
     if (said := values.get(b"grpc-timeout")) is not None:
         seconds = framing.timeout(said)
         if seconds is None:
             text = "grpc-timeout must be up to 8 digits and one of H, M, S, m, u, n."
-            return Plan(head, refusal=(framing.error_head(RpcError(StatusCode.INVALID_ARGUMENT, text)), b""))
+            return Route(head, refusal=(framing.error_head(RpcError(StatusCode.INVALID_ARGUMENT, text)), b""))
     encoding = values.get(b"grpc-encoding", b"identity")
     unary = methods.unary.get(head.path)
     if unary is not None:
         unreadable = methods.unreadable.get(head.path)
-        return Plan(head, unary=unary, timeout=seconds, encoding=encoding, unreadable=unreadable)
+        return Route(head, unary=unary, timeout=seconds, encoding=encoding, unreadable=unreadable)
     streaming = methods.streaming.get(head.path)
     if streaming is not None:
-        return Plan(head, streaming=streaming, timeout=seconds, encoding=encoding)
+        return Route(head, streaming=streaming, timeout=seconds, encoding=encoding)
     text = f"There is no method {problem.shown(head.path.decode(errors='replace'))}."
-    return Plan(head, refusal=(framing.error_head(RpcError(StatusCode.UNIMPLEMENTED, text)), b""))
+    return Route(head, refusal=(framing.error_head(RpcError(StatusCode.UNIMPLEMENTED, text)), b""))
 
 
 def _refusal(status: int, detail: str, *more: tuple[bytes, bytes]) -> tuple[bytes, bytes]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 
+from headgate.server.wire.http1.protocol import Http1Protocol
 from headgate.server.wire.messages import HttpRequest, HttpResponse
-from headgate.server.wire.transports.http1 import Http1
 from tests.server.wire.http1.conversation import request
 from tests.server.wire.serving import Server, Turnstile, connect, read_responses, serving
 from tests.server.wire.test_listener import Bouncer
@@ -19,11 +19,11 @@ def test_what_arrives_with_the_end_of_the_client_is_answered() -> None:
     """Its turn has not come then."""
 
     async def arrive(server: Server) -> None:
-        (guest,) = [each for each in server.listener._house.guests if isinstance(each, Http1)]
-        assert guest._end.transport is not None
-        guest.data_received(GET)
-        if not guest.eof_received():  # as a transport does
-            guest._end.transport.close()
+        (connection,) = [each for each in server.listener._registry.connections if isinstance(each, Http1Protocol)]
+        assert connection._end.transport is not None
+        connection.data_received(GET)
+        if not connection.eof_received():  # as a transport does
+            connection._end.transport.close()
 
     with serving() as server, connect(server.http()) as client:
         client.sendall(GET)

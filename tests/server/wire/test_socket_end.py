@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.transports.socket_end import SocketEnd
+from headgate.server.wire.socket_end import SocketEnd
 from tests.server.wire.serving import PATIENCE
 
 LIMITS = WireLimits(write_time=10.0)
@@ -71,15 +71,15 @@ def test_nothing_is_read_while_it_is_held(new_loop: NewLoop) -> None:
             client.sendall(b"one")
             await reader.read(b"one")
             for _ in range(2):
-                end.hold()
+                end.pause()
             client.sendall(b"two")
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert (end.is_held, end.has_unread, reader.data) == (True, True, b"one")
+            assert (end.is_paused, end.has_unread, reader.data) == (True, True, b"one")
             for _ in range(2):
-                end.let_go()
+                end.resume()
             await reader.read(b"onetwo")
-            assert (end.is_held, end.has_unread) == (False, False)
+            assert (end.is_paused, end.has_unread) == (False, False)
 
     run(new_loop, work)
 
@@ -113,7 +113,7 @@ def test_a_client_that_still_sends_is_told_the_end_and_read_on(new_loop: NewLoop
 
 
 @pytest.mark.parametrize(
-    ("is_closing", "is_paused", "is_unsent", "patience"),
+    ("is_closing", "is_blocked", "is_unsent", "patience"),
     [
         (True, False, False, 2.0),
         (True, False, True, 10.0),
@@ -124,7 +124,7 @@ def test_a_client_that_still_sends_is_told_the_end_and_read_on(new_loop: NewLoop
 )
 @LOOPS
 def test_it_ends_when_the_client_takes_too_long(
-    new_loop: NewLoop, *, is_closing: bool, is_paused: bool, is_unsent: bool, patience: float | None
+    new_loop: NewLoop, *, is_closing: bool, is_blocked: bool, is_unsent: bool, patience: float | None
 ) -> None:
     async def work() -> None:
         async with connected() as (end, _, _client):
@@ -136,7 +136,7 @@ def test_it_ends_when_the_client_takes_too_long(
             end.is_closing = is_closing
 
             def look(now: float) -> bool:
-                return end.look(now, LIMITS, is_paused=is_paused)
+                return end.look(now, LIMITS, is_blocked=is_blocked)
 
             is_one = patience is not None
             longest = 1000.0 if patience is None else patience
@@ -148,11 +148,11 @@ def test_it_ends_when_the_client_takes_too_long(
 
 def test_without_a_connection_nothing_happens() -> None:
     end = SocketEnd()
-    end.hold()
-    end.let_go()
+    end.pause()
+    end.resume()
     end.abort()
     assert not end.close(is_sending=True)
-    assert (end.is_held, end.is_closing, end.unsent, end.has_unread, end.outlives_client) == (
+    assert (end.is_paused, end.is_closing, end.unsent, end.has_unread, end.outlives_client) == (
         False,
         False,
         0,

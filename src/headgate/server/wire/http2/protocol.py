@@ -1,32 +1,65 @@
-"""HTTP/2 connections: a service sees to their streams."""
+"""HTTP/2 connections on the loop's transports: a service sees to their streams."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias
 
-from headgate.server.wire.http2.connection import Connection
+from headgate.server.wire.admission import Admission
+from headgate.server.wire.http2.connection import Http2Connection
+from headgate.server.wire.http2.streams import Event
 from headgate.server.wire.limits import WireLimits
-from headgate.server.wire.link import Link, Service
-from headgate.server.wire.transports.house import House, Stopwatch, peer_of
-from headgate.server.wire.transports.socket_end import SocketEnd
+from headgate.server.wire.messages import NOBODY, Peer
+from headgate.server.wire.registry import ConnectionRegistry, Stopwatch
+from headgate.server.wire.socket_end import SocketEnd
 
 _log = logging.getLogger(__name__)
 
-
 _TURN = 16_384
 """Bytes that are looked at before other connections get their turn: some hundred requests, or a few milliseconds."""
-Serve: TypeAlias = Callable[[Link], Service]
-"""Makes the service of a connection."""
 
 
-class Http2(asyncio.Protocol):
-    """A connection. All that comes of some bytes is written at once.
+class Http2Service(Protocol):
+    """What is served on a connection: HTTP requests, or gRPC calls. What it sends is in the machine."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are in the hands of handlers."""
+        ...
+
+    def handle(self, events: list[Event]) -> None:
+        """Do what events ask for."""
+        ...
+
+    def look(self, now: float) -> None:
+        """End requests that take too long to arrive."""
+        ...
+
+    def resume(self) -> None:
+        """Note that the client takes what is written again."""
+        ...
+
+    def leave(self) -> None:
+        """End what has no end of its own, if all else is answered."""
+        ...
+
+    def lose(self) -> None:
+        """Give everything up: the connection is gone."""
+        ...
+
+
+class Http2Protocol(asyncio.Protocol):
+    """A connection. Everything that comes of some bytes is written at once.
 
     A client that sends faster than we answer would have the loop for itself: its transport reads, without a pause,
     whatever has arrived. So of many bytes a part is looked at, reading pauses, and the rest waits for its turn.
+
+    Args:
+        registry: where it belongs.
+        serve: makes the service of this connection.
+        limits: of this connection, if they are not those of the registry.
     """
 
     __slots__ = (
@@ -35,18 +68,20 @@ class Http2(asyncio.Protocol):
         "_flushing",
         "_has_ended",
         "_headers",
-        "_house",
-        "_machine",
+        "_registry",
         "_serve",
         "_service",
         "_unread",
-        "is_paused",
+        "admission",
+        "is_blocked",
+        "limits",
+        "machine",
+        "peer",
     )
 
-    def __init__(self, house: House, serve: Serve, limits: WireLimits | None = None) -> None:
-        self._house, self._serve = house, serve
-        self._machine = Connection(limits or house.limits)
-        self._service: Service
+    def __init__(self, registry: ConnectionRegistry, serve: Serve, limits: WireLimits | None = None) -> None:
+        self._registry, self._serve = registry, serve
+        self._service: Http2Service
         self._end = SocketEnd()
         self._flushing = False
         self._has_ended = False
@@ -55,20 +90,22 @@ class Http2(asyncio.Protocol):
         """Waits for its turn."""
         self._events = 0
         self._headers = Stopwatch()
-        self.is_paused = False
+        self.limits = limits or registry.limits
+        self.machine = Http2Connection(self.limits)
+        self.peer: Peer = NOBODY
+        self.admission: Admission | None = None
+        self.is_blocked = False
         """The client does not take what was written."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # those of uvloop are none by inheritance
-        house = self._house
-        house.guests.add(self)
-        peer = peer_of(transport)
-        self._end.transport = transport
-        admission = None if house.admit is None else house.admit(peer)
-        self._service = self._serve(Link(self._machine, peer, house.limits, admission, self))
-        transport.set_write_buffer_limits(high=house.limits.outgoing_bytes)
-        if house.is_draining:
-            self._machine.drain()
+        registry = self._registry
+        registry.connections.add(self)
+        self.peer = self._end.attach(transport, registry.limits)
+        if registry.admit is not None:
+            self.admission = registry.admit(self.peer)
+        self._service = self._serve(self)
+        if registry.is_draining:
+            self.machine.drain()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -77,12 +114,12 @@ class Http2(asyncio.Protocol):
             return
         if len(data) > _TURN:
             self._unread, data = data[_TURN:], data[:_TURN]
-            self._end.hold()
-            self._house.loop.call_soon(self._next_turn)
+            self._end.pause()
+            self._registry.loop.call_soon(self._next_turn)
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        events = self._machine.receive(data, self._house.loop.time())
+        events = self.machine.receive(data, self._registry.loop.time())
         if events:
             self._events += len(events)
             self._service.handle(events)
@@ -97,40 +134,40 @@ class Http2(asyncio.Protocol):
         self._flush()
         return self._end.outlives_client and (self._service.in_flight > 0 or self._unread != b"")
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the other end is gone, for whatever reason
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the reason does not matter
         self._end.transport, self._unread = None, b""
-        self._house.leave(self)
+        self._registry.remove(self)
         self._service.lose()
-        del self._service  # it knows us as well: without this, both would wait for the collector of garbage
-        if self._machine.fault:
-            _log.debug("An HTTP/2 connection ended: %s", self._machine.fault)
+        del self._service  # it knows us as well: without this, both would wait for the garbage collector
+        if self.machine.fault:
+            _log.debug("An HTTP/2 connection ended: %s", self.machine.fault)
 
     def pause_writing(self) -> None:
-        self.is_paused = True
-        self._end.hold()
+        self.is_blocked = True
+        self._end.pause()
 
     def resume_writing(self) -> None:
-        self.is_paused = False
+        self.is_blocked = False
         if self._unread:
-            self._house.loop.call_soon(self._next_turn)
+            self._registry.loop.call_soon(self._next_turn)
         else:
-            self._end.let_go()
+            self._end.resume()
         self._service.resume()
 
     def flush_soon(self) -> None:
         """Write what the machine has to send, with whatever else comes up in this turn of the loop."""
         if not self._flushing:
             self._flushing = True
-            self._house.loop.call_soon(self._flush_now)
+            self._registry.loop.call_soon(self._flush_now)
 
     @property
     def held(self) -> int:
-        return len(self._unread) + self._machine.held + self._end.unsent
+        return len(self._unread) + self.machine.held + self._end.unsent
 
     def look(self, now: float) -> None:
         """End what takes too long."""
-        limits, machine, end = self._house.limits, self._machine, self._end
-        if end.look(now, limits, is_paused=self.is_paused):
+        limits, machine, end = self._registry.limits, self.machine, self._end
+        if end.look(now, limits, is_blocked=self.is_blocked):
             return
         begun = self._headers.lasted((machine.awaits_headers, self._events), now)
         if machine.awaits_headers and begun > limits.header_time:
@@ -146,13 +183,13 @@ class Http2(asyncio.Protocol):
             self._give_up()
 
     def drain(self) -> None:
-        self._machine.drain()
+        self.machine.drain()
         self._flush()
 
     def finish_draining(self) -> None:
         end = self._end
         if end.transport is not None and not self._unread and not end.has_unread:
-            self._machine.finish_draining()
+            self.machine.finish_draining()
             self._service.leave()
             self._flush()
 
@@ -161,7 +198,7 @@ class Http2(asyncio.Protocol):
 
     def _next_turn(self) -> None:
         """Look at more of what waits, unless the client does not take what was written."""
-        if self.is_paused or not self._unread:
+        if self.is_blocked or not self._unread:
             return
         data, self._unread = self._unread[:_TURN], self._unread[_TURN:]
         try:
@@ -171,16 +208,16 @@ class Http2(asyncio.Protocol):
             self.abort()
             return
         if self._unread:
-            self._house.loop.call_soon(self._next_turn)
-        elif not self.is_paused:
-            self._end.let_go()
+            self._registry.loop.call_soon(self._next_turn)
+        elif not self.is_blocked:
+            self._end.resume()
 
     def _flush_now(self) -> None:
         self._flushing = False
         self._flush()
 
     def _flush(self) -> None:
-        end, machine = self._end, self._machine
+        end, machine = self._end, self.machine
         transport = end.transport
         if transport is None or end.is_closing:
             return
@@ -196,12 +233,16 @@ class Http2(asyncio.Protocol):
 
     def _give_up(self) -> None:
         """Say good-bye, and close."""
-        self._machine.finish_draining()
+        self.machine.finish_draining()
         self._flush()
         if not self._end.is_closing:
             self._close()
 
     def _close(self) -> None:
-        """Close; if reading is held, `_next_turn` lets go."""
+        """Close; if reading is paused, `_next_turn` resumes it."""
         end = self._end
-        end.close(is_sending=not self.is_paused and (self._machine.fault != "" or end.has_unread))
+        end.close(is_sending=not self.is_blocked and (self.machine.fault != "" or end.has_unread))
+
+
+Serve: TypeAlias = Callable[[Http2Protocol], Http2Service]
+"""Makes the service of a connection."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headgate.server.wire.http2.faults import ConnectionFault
-from headgate.server.wire.http2.frames import ErrorCode
-from headgate.server.wire.http2.streams import Streams
+from headgate.server.wire.http2.frames import ConnectionFault, ErrorCode
 from headgate.server.wire.limits import WireLimits
 
 _EXCUSED_BY_WORK: Final = 4
@@ -45,30 +43,31 @@ class Meter:
         return self._excused > useful
 
 
-class Guard:
+class AbuseGuard:
     """Watches one connection.
 
-    * Rapid reset (CVE-2023-44487): streams are opened and reset, and their work is in vain. It counts as well when
+    * Rapid reset (CVE-2023-44487): streams are opened and reset, and the work on them is in vain. It also counts when
       the client makes *us* reset them by a mistake on the stream (CVE-2025-8671).
     * Floods of PING, SETTINGS, PRIORITY, empty DATA, WINDOW_UPDATE of a byte, and other frames that bring nothing
       (CVE-2019-9511 to 9518).
     """
 
-    __slots__ = ("_control", "_resets", "_streams", "now")
+    __slots__ = ("_control", "_resets", "now", "useful")
 
-    def __init__(self, limits: WireLimits, streams: Streams) -> None:
-        self._streams = streams
+    def __init__(self, limits: WireLimits) -> None:
         self._resets = Meter(limits.resets, limits.reset_time)
         self._control = Meter(limits.control_frames, limits.reset_time)
         self.now = 0.0
         """Seconds of a monotonic clock, set whenever bytes come in."""
+        self.useful = 0
+        """Counts responses and larger amounts of data: work that a client wants, and an attacker does not."""
 
     def saw_reset(self) -> None:
         """Count a stream that was reset; raise ConnectionFault if they are too many."""
-        if self._resets.runs_over(self.now, self._streams.useful):
+        if self._resets.runs_over(self.now, self.useful):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
 
     def saw_control(self) -> None:
         """Count a frame that brings nothing; raise ConnectionFault if they are too many."""
-        if self._control.runs_over(self.now, self._streams.useful * _EXCUSED_BY_WORK):
+        if self._control.runs_over(self.now, self.useful * _EXCUSED_BY_WORK):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")

@@ -1,0 +1,297 @@
+"""The parts of a request, each understood in one way or refused: its head, and a body that comes in chunks.
+
+The head is the first line and the headers. llhttp (the `httptools` package) reads it, in its strict mode. What that
+lets through, and two servers in a row could understand differently, is refused here: more than one space in the first
+line, versions other than 1.0 and 1.1, fragments, transfer codings other than ``chunked``, several hosts or none.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import httptools
+import msgspec
+
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.messages import Headers
+
+CHUNKED = -1
+"""The length of a body whose end is told by its last chunk."""
+_NO_CALLBACKS = object()
+"""llhttp only checks: what it has checked is simple to take apart."""
+_Target: TypeAlias = tuple[bytes, bytes, bytes | None]
+"""Path, query, and the host if the target names one."""
+_MOST_DIGITS = 20
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
+_HOST = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
+_LINE = 1024
+"""The longest line before a chunk: its size and extensions, in bytes."""
+_USEFUL = 4
+"""Bytes of content that excuse one of sizes, extensions and line ends; a few thousand of these need no excuse."""
+_HEX = b"0123456789abcdefABCDEF"
+_UNSEEN = bytes(range(9)) + bytes(range(10, 32)) + b"\x7f"
+"""Control characters, which no line contains."""
+
+
+class Http1Head(msgspec.Struct, frozen=True, gc=False):
+    """What was understood."""
+
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: Headers
+    """Shared by all requests with the same head: nobody changes them."""
+    length: int
+    """Of the body, or `CHUNKED`."""
+    closes: bool
+    """The connection ends with the response."""
+    expects: bool
+    """The client waits for ``100 Continue`` before it sends the body."""
+    is_plain: bool = True
+    """The response has a body, and others may follow it."""
+
+
+class BadRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request that is answered with a problem, after which the connection is closed."""
+
+    status: int
+    detail: str
+
+
+class Http1Heads:
+    """Reads heads, and remembers those that clients repeat. One for all connections of a process."""
+
+    __slots__ = ("_known", "_limits", "find")
+
+    REMEMBERED = 1024
+    LONGEST = 2048
+    """In bytes: with it, what is remembered is bounded."""
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._known: dict[bytes, Http1Head] = {}
+        self.find = self._known.get
+        """Return the head that was read before from the very same bytes, if it is remembered."""
+
+    def read(self, raw: bytes) -> Http1Head | BadRequest:
+        """Understand a head: all bytes up to and with the empty line."""
+        head = _read(raw, self._limits)
+        if len(raw) <= self.LONGEST and isinstance(head, Http1Head):
+            if len(self._known) >= self.REMEMBERED:
+                self._known.clear()
+            self._known[raw] = head
+        return head
+
+
+def path_of(raw: bytes) -> bytes:
+    """Return the path of a request that may be incomplete or malformed; empty if it is not to be seen."""
+    parts = raw.partition(b"\r\n")[0].split(b" ", 2)
+    return parts[1].partition(b"?")[0] if len(parts) == 3 else b""
+
+
+def is_section(section: bytes) -> bool:
+    """Return whether these are well-formed header lines, each with its line end."""
+    try:
+        httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(b"GET / HTTP/1.1\r\n" + section + b"\r\n")
+    except httptools.HttpParserUpgrade:
+        return True
+    except httptools.HttpParserError:
+        return False
+    return True
+
+
+def _read(raw: bytes, limits: WireLimits) -> Http1Head | BadRequest:  # noqa: C901, PLR0911  one refusal after the other
+    line, _, section = raw.partition(b"\r\n")
+    parts = line.split(b" ")
+    if len(parts) != 3:
+        return BadRequest(400, "The request line is not: method, space, target, space, version.")
+    method, target, version = parts
+    if len(target) > limits.target_bytes:
+        return BadRequest(414, f"The target is longer than {limits.target_bytes} bytes.")
+    if len(section) > limits.header_bytes:
+        return BadRequest(431, f"The headers are longer than {limits.header_bytes} bytes.")
+    if not b"A" <= method[:1] <= b"Z":  # llhttp overlooks bare line feeds before it
+        return BadRequest(400, "This is not an HTTP request.")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        return BadRequest(505, "The version is neither HTTP/1.1 nor HTTP/1.0.")
+    try:
+        httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # the client offers to change the protocol; we stay
+    except httptools.HttpParserInvalidMethodError:
+        return BadRequest(501, "The method is unknown.")
+    except httptools.HttpParserError as error:
+        if str(error) == "Request has invalid `Transfer-Encoding`":
+            return BadRequest(501, "The only transfer coding is chunked.")
+        return BadRequest(400, f"{error}.")
+    where = _target(method, target)
+    if isinstance(where, BadRequest):
+        return where
+    cut = [each.partition(b":") for each in section[:-4].split(b"\r\n")] if len(section) > 2 else []
+    if len(cut) > limits.headers:
+        return BadRequest(431, f"There are more than {limits.headers} headers.")
+    fields = [(name.lower(), value.strip(b" \t")) for name, _, value in cut]
+    return _framed(method, where, fields, is_old=version == b"HTTP/1.0")
+
+
+def _target(method: bytes, target: bytes) -> _Target | BadRequest:  # noqa: PLR0911  one form after the other
+    if method == b"CONNECT":
+        return BadRequest(501, "CONNECT is not served: this is not a proxy.")
+    if b"#" in target:
+        return BadRequest(400, "The target has a fragment.")
+    if target.startswith(b"/"):
+        path, _, query = target.partition(b"?")
+        return path, query, None
+    if target == b"*":
+        return (b"*", b"", None) if method == b"OPTIONS" else BadRequest(400, "Only OPTIONS may ask for *.")
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in {b"http", b"https"}:
+        return BadRequest(400, "The target is neither a path nor an http or https address.")
+    located, _, query = rest.partition(b"?")
+    host, slash, path = located.partition(b"/")
+    if not _is_host(host):
+        return BadRequest(400, "The host of the target is malformed.")
+    return slash + path or b"/", query, host
+
+
+def _framed(  # noqa: C901, PLR0911, PLR0912  one header after the other
+    method: bytes, where: _Target, fields: Headers, *, is_old: bool
+) -> Http1Head | BadRequest:
+    """Say how long the body is, and whether the connection goes on, from what the headers say of it."""
+    path, query, named = where
+    hosts, codings, length, closes, expects = 0, 0, 0, is_old, False
+    for name, value in fields:
+        if name not in _FRAMING:
+            continue
+        if name == b"host":
+            hosts += 1
+            if not _is_host(value) and value:
+                return BadRequest(400, "The Host header is malformed.")
+        elif name == b"content-length":
+            if len(value) > _MOST_DIGITS:  # zeros at the beginning, for llhttp knows how large a number may be
+                return BadRequest(400, f"The Content-Length has more than {_MOST_DIGITS} digits.")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            codings, length = codings + 1, CHUNKED
+            if value.lower() != b"chunked" or codings > 1:
+                return BadRequest(501, "The only transfer coding is chunked, and it is given once.")
+        elif name == b"connection":
+            closes = closes or b"close" in [token.strip(b" \t") for token in value.lower().split(b",")]
+        elif name == b"expect":
+            if value.lower() != b"100-continue":
+                return BadRequest(417, "The only expectation that can be met is 100-continue.")
+            expects = not is_old
+    if hosts > 1 or (not hosts and not is_old):
+        return BadRequest(400, "There must be exactly one Host header.")
+    if codings and is_old:
+        return BadRequest(400, "HTTP/1.0 has no transfer codings.")
+    if named is not None:  # RFC 9112 3.2.2: the host in the target counts
+        fields = [(name, named if name == b"host" else value) for name, value in fields]
+    return Http1Head(method, path, query, fields, length, closes, expects, not closes and method != b"HEAD")
+
+
+def _is_host(host: bytes) -> bool:
+    return bool(host) and not host.translate(None, _HOST)
+
+
+class ChunkedBody:
+    """A body in the making. Extensions and trailers are checked and left out."""
+
+    __slots__ = ("_at_end", "_left", "_limits", "_overhead", "_parts", "_size", "refused", "rest")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._parts: list[bytes] = []
+        self._size, self._overhead = 0, 0
+        self._left = 0
+        """Of the chunk that is being read, its line end included; 0 before a line with a size."""
+        self._at_end = False
+        """The last chunk is read, and trailers may follow."""
+        self.rest = b""
+        """Bytes that are not understood yet; after the end of the body, those that follow it."""
+        self.refused: BadRequest | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes are there, or announced, of the body."""
+        return self._size
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Take more of the body, and return it all when it is complete; None when it is not, or was `refused`."""
+        data = self.rest + data if self.rest else data
+        position = 0
+        while not self._at_end:
+            if self._left:
+                taken = min(self._left, len(data) - position)
+                chunk = data[position : position + taken]
+                if not self._take(chunk):
+                    return None
+                position += taken
+                if self._left:
+                    self.rest = b""
+                    return None
+            end = data.find(b"\n", position, position + _LINE)
+            if end < 0:
+                self.rest = data[position:]
+                if len(self.rest) >= _LINE:
+                    self.refused = BadRequest(400, f"The line before a chunk is longer than {_LINE} bytes.")
+                return None
+            if not self._begin(data[position : end + 1]):
+                return None
+            position = end + 1
+        return self._end(data[position:])
+
+    def _begin(self, line: bytes) -> bool:
+        """Read a size and extensions."""
+        size, extension, extensions = line[:-2].partition(b";")
+        self._overhead += len(line) + 2
+        if not line.endswith(b"\r\n") or not size or len(size) > 8 or size.translate(None, _HEX):
+            self.refused = BadRequest(
+                400, "A chunk does not begin with its size in hexadecimal digits, and a line end."
+            )
+        elif extension and len(extensions.translate(None, _UNSEEN)) != len(extensions):
+            self.refused = BadRequest(400, "A chunk extension contains a control character.")
+        elif self._overhead > self._limits.header_bytes + self._size // _USEFUL:
+            self.refused = BadRequest(
+                400, "The chunks are too small, or their extensions too long, for what they hold."
+            )
+        elif (length := int(size, 16)) + self._size > self._limits.body_bytes:
+            self.refused = BadRequest(413, f"The body is longer than {self._limits.body_bytes} bytes.")
+        else:
+            self._size += length
+            self._left = length + 2 if length else 0
+            self._at_end = not length
+        return self.refused is None
+
+    def _take(self, chunk: bytes) -> bool:
+        """Take a part of a chunk; the two bytes at its end are its line end."""
+        before, self._left = self._left, self._left - len(chunk)
+        content = before - 2
+        if len(chunk) > content:
+            ending = chunk[max(content, 0) :]
+            if ending != b"\r\n"[2 - min(before, 2) :][: len(ending)]:
+                self.refused = BadRequest(400, "A chunk does not end where its size says.")
+                return False
+            chunk = chunk[: max(content, 0)]
+        if chunk:
+            self._parts.append(chunk)
+            if len(self._parts) > 1024:  # many small ones would take more room than their bytes
+                self._parts = [b"".join(self._parts)]
+        return True
+
+    def _end(self, data: bytes) -> bytes | None:
+        """Read trailers up to the empty line."""
+        if data.startswith(b"\r\n"):
+            self.rest = data[2:]
+            return b"".join(self._parts)
+        end = data.find(b"\r\n\r\n")
+        if end > self._limits.header_bytes or (end < 0 and len(data) > self._limits.header_bytes):
+            self.refused = BadRequest(431, f"The trailers are longer than {self._limits.header_bytes} bytes.")
+        elif end < 0:
+            self.rest = data
+        elif not is_section(data[: end + 2]):
+            self.refused = BadRequest(400, "The trailers are malformed.")
+        else:
+            self.rest = data[end + 4 :]
+            return b"".join(self._parts)
+        return None

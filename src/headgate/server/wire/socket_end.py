@@ -1,0 +1,209 @@
+"""Our end of a connection's socket, whatever its protocol: who is at the other end, when it is read from, how it ends.
+
+A new connection is a `FirstBytes` until its protocol is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+from headgate.server.wire.http1.connection import encode_response
+from headgate.server.wire.http2.frames import PREFACE
+from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.messages import HttpResponse, Peer
+from headgate.server.wire.registry import ConnectionRegistry, Stopwatch
+
+_LINGER = 2.0
+"""Seconds for a client to read the last of what was sent and close, while it may still be sending."""
+_DISTINCTIVE = 4
+"""Bytes of the preface of HTTP/2 with which no HTTP/1 request begins."""
+
+
+class SocketEnd:
+    """What a connection does with its transport. Without a transport, nothing is done."""
+
+    __slots__ = ("is_closing", "is_paused", "transport", "watch")
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        """There is one from when the connection is made until it is lost."""
+        self.is_closing = False
+        """All is written, and what still arrives is of no interest."""
+        self.is_paused = False
+        """Nothing is read for now."""
+        self.watch = Stopwatch()
+        """Tells for how long the connection has been as it is."""
+
+    def attach(self, transport: asyncio.BaseTransport, limits: WireLimits) -> Peer:
+        """Take the transport of a new connection; return who is at its other end."""
+        self.transport = cast("asyncio.Transport", transport)  # those of uvloop do not inherit from it
+        self.transport.set_write_buffer_limits(high=limits.outgoing_bytes)
+        address = transport.get_extra_info("peername")
+        certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
+        names = certificate.get("subjectAltName", ())
+        return Peer(
+            address[0] if isinstance(address, tuple) else None, tuple([f"{kind}:{name}" for kind, name in names])
+        )
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written, and that the client does not take."""
+        transport = self.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes have arrived that were not read yet."""
+        transport = self.transport
+        return transport is not None and _has_unread(transport)
+
+    @property
+    def outlives_client(self) -> bool:
+        """Whether a client that sends no more can still be answered; over TLS it cannot."""
+        transport = self.transport
+        return transport is not None and not self.is_closing and transport.get_extra_info("ssl_object") is None
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        transport = self.transport
+        if not self.is_paused and transport is not None and not transport.is_closing():
+            self.is_paused = True
+            transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        transport = self.transport
+        if self.is_paused and transport is not None and not transport.is_closing():
+            self.is_paused = False
+            transport.resume_reading()
+
+    def look(self, now: float, limits: WireLimits, *, is_blocked: bool) -> bool:
+        """End it if the client takes too long to close, or to take what was written; false if it does neither."""
+        if self.is_closing:
+            longest = limits.write_time if self.unsent else min(_LINGER, limits.write_time)
+            waited = self.watch.lasted("closing", now)
+        elif is_blocked:
+            longest = limits.write_time
+            waited = self.watch.lasted("blocked", now)
+        else:
+            return False
+        if waited > longest:
+            self.abort()
+        return True
+
+    def close(self, *, is_sending: bool) -> bool:
+        """Close so that the last bytes arrive: they are lost if the socket is closed while the client still sends.
+
+        Args:
+            is_sending: the client does, as far as we know.
+
+        Returns:
+            Whether it is left to the client to close, and what it sends until then is still to be read.
+        """
+        transport = self.transport
+        if transport is None:
+            return False
+        self.is_closing = True
+        if is_sending and transport.can_write_eof():
+            with suppress(OSError):  # the client is gone already, which is not worth a log line
+                transport.write_eof()
+            return True
+        transport.close()
+        return False
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class FirstBytes(asyncio.Protocol):
+    """A connection whose protocol is not known yet: ALPN says it, or the first bytes; then it is handed over.
+
+    Args:
+        registry: where it belongs.
+        http1: makes the protocol of a connection of HTTP/1.
+        http2: likewise of HTTP/2.
+    """
+
+    __slots__ = ("_data", "_http1", "_http2", "_registry", "_transport", "_watch")
+
+    def __init__(
+        self, registry: ConnectionRegistry, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._registry, self._http1, self._http2 = registry, http1, http2
+        self._data = b""
+        self._transport: asyncio.Transport | None = None
+        self._watch = Stopwatch()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # those of uvloop do not inherit from it
+        self._transport = transport
+        tls = transport.get_extra_info("ssl_object")
+        if not self._registry.add(self):
+            if tls is not None:  # to close it properly would take time
+                transport.abort()
+                return
+            refusal = HttpResponse.of_problem(503, "There are too many connections.")
+            transport.write(encode_response(refusal, self._registry.date, closes=True))
+            transport.close()
+        elif tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._hand_over(self._http2, b"")
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if self._data[:_DISTINCTIVE] == PREFACE[:_DISTINCTIVE]:
+            self._hand_over(self._http2, self._data)
+        elif not PREFACE.startswith(self._data):
+            self._hand_over(self._http1, self._data)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the reason does not matter
+        self._registry.remove(self)
+        self._transport = None
+
+    @property
+    def held(self) -> int:
+        return 0
+
+    def look(self, now: float) -> None:
+        limits = self._registry.limits
+        waited = self._watch.lasted(bool(self._data), now)
+        if waited > (limits.header_time if self._data else limits.idle_time):
+            self.abort()
+
+    def drain(self) -> None:
+        """Wait for `finish_draining`: a request may be on its way."""
+
+    def finish_draining(self) -> None:
+        if self._transport is not None and not self._data and not _has_unread(self._transport):
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _hand_over(self, successor: Callable[[], asyncio.Protocol], data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._registry.remove(self)
+        protocol = successor()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if data:
+            protocol.data_received(data)
+
+
+def _has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes have arrived at the socket that were not read yet."""
+    try:
+        unread = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+    except (AttributeError, OSError, ValueError):  # it is closed already
+        return False
+    return bool(struct.unpack("i", unread)[0])
