@@ -48,6 +48,19 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 """Which parts of the package a part may import, besides itself."""
+SERVER_MAY_IMPORT = {
+    "wire": set[str](),
+    "protos": set(),
+    "decisions": set(),
+    "readiness": set(),
+    "admission": {"wire"},
+    "traced": {"wire"},
+    "api": {"decisions", "readiness", "wire"},
+    "identity": {"api"},
+    "rls": {"decisions", "protos", "wire"},
+    "rpc": {"api", "decisions", "protos", "readiness", "settings", "wire"},
+}
+"""Which parts of `headgate.server` a part of it may import, besides itself; others may import all."""
 LIMITER = headgate.Limiter("1/minute; 5/hour")
 NOT_PURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "threading", "time", "typing_extensions"}
 
@@ -267,6 +280,18 @@ def test_imports_go_one_way(path: Path) -> None:
         return
     ours = {part_of(name) for name in imports(path) if name.startswith("headgate.")}
     assert ours - {part} <= MAY_IMPORT[part], f"{path} imports too much"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "server").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_inside_the_server_go_one_way(path: Path) -> None:
+    """The wire knows nothing of what is served on it, nor the APIs of the process that serves them."""
+    part = path.relative_to(ROOT / "server").with_suffix("").parts[0]
+    ours = {name for name in imports(path) if name.startswith("headgate.")}
+    if part in SERVER_MAY_IMPORT:
+        inside = {name.split(".")[2] for name in ours if part_of(name) == "server"}
+        assert inside - {part} <= SERVER_MAY_IMPORT[part], f"{path} imports too much"
+    if part == "wire":
+        assert {part_of(name) for name in ours} <= {"live", "server", "web"}, f"{path} imports too much"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda path: path.name)
