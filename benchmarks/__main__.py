@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from benchmarks import accuracy, decisions, environment, memory, operations, trace
-from benchmarks.on_redis import running as on_redis
+from benchmarks.in_memory import accuracy, decisions, operations
+from benchmarks.in_memory.report import MemoryResults
+from benchmarks.in_memory.scenarios import MANY_KEYS, Kind, Row, all_scenarios
+from benchmarks.on_redis import measuring as on_redis
 from benchmarks.on_redis.cases import Amount
-from benchmarks.report import MemoryResults, Results, render, summary
-from benchmarks.rules import running as by_rules
-from benchmarks.scenarios import MANY_KEYS, Kind, all_scenarios
+from benchmarks.report import Results, environment, render, summary
+from benchmarks.rules import measuring as by_rules
 from benchmarks.service import measuring as by_service
 from benchmarks.service.load import LoadError, require
 from benchmarks.timing import Pace
-from benchmarks.verdicts import Row
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -45,7 +45,7 @@ FULL = Size(
     Pace(1.0, 7, 60),
     Pace(1.0, 7, 60),
     MANY_KEYS,
-    memory.KEYS,
+    operations.KEYS,
     1.0,
     Amount(4000, 640, 100, 200),
     Pace(2, 7, 100),
@@ -54,17 +54,19 @@ FULL = Size(
     by_service.Amount(1.0, Pace(0, 5, 5)),
 )
 ONCE = Pace(0, 1, 1)
+SOME_ROWS = "floor|uvicorn|grpcio|http|http_denied|grpc|rls|rls_redis|descriptors_denied_redis|shadow_redis|http_pair"
+"""Enough for every table of the report; tests start each kind of server."""
 QUICK = Size(
     ONCE,
     ONCE,
     20,
     50,
     0.02,
-    Amount(200, 128, 20, 100),
+    Amount(200, 128, 20, 100, (Kind.GCRA, Kind.FIXED_WINDOW)),
     ONCE,
     (10, 100, 1000),
     ONCE,
-    by_service.Amount(0.1, ONCE, users=100, warm_up=False),
+    by_service.Amount(0.1, ONCE, 100, warm_up=False, rows=SOME_ROWS),
 )
 PARTS = ("memory", "redis", "rules", "service")
 
@@ -82,7 +84,7 @@ class Progress:
 
 def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     """Measure everything, or the named parts of it."""
-    found = environment.describe()
+    found = environment()
     in_memory = run_in_memory(size) if "memory" in parts else None
     redis = None
     if "redis" in parts:
@@ -101,7 +103,7 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
 def run_in_memory(size: Size) -> MemoryResults:
     """Measure what needs no server."""
     scenarios = all_scenarios(size.many_keys)
-    progress = Progress(len(scenarios) + len(Kind) + len(memory.tasks(size.memory_keys)) + 1)
+    progress = Progress(len(scenarios) + len(Kind) + len(operations.tasks(size.memory_keys)) + 1)
     rows = []
     for scenario in scenarios:
         row = decisions.measure(scenario, size.decisions)
@@ -112,10 +114,10 @@ def run_in_memory(size: Size) -> MemoryResults:
         measured.append(operations.measure(kind, size.operations))
         progress.done(f"{kind}: peek, refund, AsyncLimiter.check")
     footprints = []
-    for footprint in memory.measure(size.memory_keys):
+    for footprint in operations.footprints(size.memory_keys):
         footprints.append(footprint)
         progress.done(f"{footprint.kind}, {footprint.contender}: {footprint.bytes_per_key:.0f} bytes per key")
-    outcome = accuracy.replay(trace.generate(size.trace_scale))
+    outcome = accuracy.replay(accuracy.generate(size.trace_scale))
     progress.done("accuracy of the sliding window counter")
     return MemoryResults(rows, measured, footprints, outcome)
 
@@ -148,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     parts = [options.only] if options.only else PARTS
     size = QUICK if options.quick else FULL
-    size = replace(size, service=replace(size.service, rows=options.rows, other=options.other))
+    if options.rows or options.other:
+        service = replace(size.service, rows=options.rows, other=options.other, latency=False)
+        size = replace(size, service=service)
     if "service" in parts:
         try:
             require()

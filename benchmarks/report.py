@@ -1,39 +1,44 @@
-"""Renders docs/benchmarks.md: all of it in short, then what and why, verdicts, method, and the numbers."""
+"""Renders docs/benchmarks.md: all of it in short, then where the numbers come from, and each part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import platform
 from dataclasses import dataclass
-from itertools import groupby
+from importlib.metadata import version
 
-from benchmarks import method
-from benchmarks.accuracy import ALL, Accuracy
-from benchmarks.contenders import PEERS
-from benchmarks.memory import LOG_ADMISSIONS, Footprint
+from benchmarks.in_memory import report as in_memory
+from benchmarks.in_memory.report import MemoryResults
 from benchmarks.on_redis import report as on_redis
-from benchmarks.on_redis.running import RedisResults
-from benchmarks.operations import NAMES, Operations
+from benchmarks.on_redis.measuring import RedisResults
 from benchmarks.rules import report as by_rules
-from benchmarks.rules.running import RulesResults
-from benchmarks.scenarios import Kind
+from benchmarks.rules.measuring import RulesResults
 from benchmarks.service import report as by_service
 from benchmarks.service.measuring import ServiceResults
-from benchmarks.tables import between, percent, table, times
-from benchmarks.timing import Figure
-from benchmarks.trace import PATTERNS
-from benchmarks.verdicts import LEAST_TIMES_FASTER, MOST_TIMES_FLOOR, Row, verdict
+from benchmarks.tables import table
 
-LIBRARIES = ("headgate", "limits", "throttled-py", "pyrate-limiter")
+WHAT = """\
+What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; what it
+costs to find the rules for a request; and what a check costs over the wire.
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryResults:
-    """All that was measured in memory."""
-
-    rows: list[Row]
-    operations: list[Operations]
-    footprints: list[Footprint]
-    accuracy: Accuracy
+Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
+"""
+VERSIONS = (
+    "headgate",
+    "limits",
+    "throttled-py",
+    "pyrate-limiter",
+    "msgspec",
+    "redis",
+    "hiredis",
+    "coredis",
+    "uvloop",
+    "hpack",
+    "uvicorn",
+    "httptools",
+    "grpcio",
+    "protobuf",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,10 @@ class Results:
 
 def render(results: Results) -> str:
     """Return the report as Markdown."""
-    parts = ["# Benchmarks\n", method.REPORT, in_short(results)]
+    parts = ["# Benchmarks\n", WHAT, in_short(results)]
     parts += ["## Environment\n", table(("", ""), results.environment.items())]
     if results.memory:
-        parts.append(_in_memory(results.memory))
+        parts.append(in_memory.render(results.memory))
     if results.redis:
         parts.append(on_redis.render(results.redis))
     if results.rules:
@@ -66,7 +71,7 @@ def in_short(results: Results) -> str:
     """Return the whole in ten lines: figures, what they are compared with, and how many aims were reached."""
     lines: list[tuple[str, str, str]] = []
     if results.memory:
-        lines += _memory_in_short(results.memory.rows)
+        lines += in_memory.in_short(results.memory.rows)
     if results.redis:
         lines += on_redis.in_short(results.redis.rows)
     if results.rules:
@@ -83,7 +88,7 @@ def summary(results: Results) -> str:
     """Return the verdicts alone."""
     parts = []
     if results.memory:
-        parts.append(_verdicts(results.memory.rows))
+        parts.append(in_memory.summary(results.memory))
     if results.redis:
         parts.append(on_redis.summary(results.redis.rows))
     if results.rules:
@@ -93,177 +98,28 @@ def summary(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _memory_in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
-    for limits, group in groupby(rows, lambda row: len(row.scenario.limits)):
-        few = list(group)
-        name = {1: "one limit", 3: "three limits"}.get(limits, f"{limits} limits")
-        ratios = [row.times_faster for row in few if row.times_faster is not None]
-        faster = between(ratios, 1, "times as fast as the fastest peer")
-        yield f"decision in memory, {name}", between([row.ours.best for row in few], 0, "ns"), faster
+def environment() -> dict[str, str]:
+    """Return facts by name. None of them tells whose machine it is."""
+    return {
+        "CPU": _cpu(),
+        "cores": str(os.cpu_count()),
+        "load of others, before": f"{os.getloadavg()[0]:.1f} processes on average of the last minute",
+        "system": f"{_distribution()}, {platform.machine()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        **{name: version(name) for name in VERSIONS},
+    }
 
 
-def _in_memory(results: MemoryResults) -> str:
-    parts = [
-        "## Memory\n",
-        method.WHAT,
-        "### Verdicts\n",
-        _verdicts(results.rows),
-        "### Method\n",
-        method.METHOD,
-        "### Decisions: one limit\n",
-        method.DECISIONS,
-        _decisions([row for row in results.rows if len(row.scenario.limits) == 1]),
-        "### Decisions: three limits\n",
-        method.THREE_LIMITS,
-        _decisions([row for row in results.rows if len(row.scenario.limits) > 1]),
-        "### Every call that was timed\n",
-        method.EVERY_CALL,
-        _every_call(results.rows),
-        "### Other operations\n",
-        method.OPERATIONS,
-        _operations(results.operations),
-        "### Memory per key\n",
-        method.MEMORY,
-        _memory(results.footprints),
-        "### Accuracy of the sliding window counter\n",
-        method.accuracy(results.accuracy),
-        _accuracy(results.accuracy),
-        method.accuracy_reading(results.accuracy),
-    ]
-    return "\n".join(parts)
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123  a kernel's table, not a file of ours
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
 
 
-def _verdicts(rows: list[Row]) -> str:
-    """Return how many rows pass, and the worst of each algorithm, as Markdown."""
-    parts = ["The worst row of each algorithm and path, over one key and many; all rows are further down.\n"]
-    for limits, group in groupby(rows, lambda row: len(row.scenario.limits)):
-        few = list(group)
-        judged = [row for row in few if row.beats_peers is not None]
-        name = {1: "One limit", 3: "Three limits"}.get(limits, f"{limits} limits")
-        within, faster = sum(row.within_floor for row in few), sum(row.beats_peers is True for row in judged)
-        parts.append(
-            f"**{name}** per request: {within} of {len(few)} rows are within {MOST_TIMES_FLOOR:g}x of the floor,\n"
-            f"{faster} of {len(judged)} are at least {LEAST_TIMES_FASTER:g}x faster than the fastest peer.\n"
-        )
-        parts.append(_worst(few))
-    return "\n".join(parts)
-
-
-def _worst(rows: list[Row]) -> str:
-    head = (
-        "algorithm, path",
-        "x floor",
-        f"within {MOST_TIMES_FLOOR:g}x",
-        "x faster than fastest peer",
-        f"{LEAST_TIMES_FASTER:g}x faster",
-    )
-    lines = []
-    for (kind, path), group in groupby(rows, lambda row: (row.scenario.kind, row.scenario.path)):
-        few = list(group)
-        highest = max(few, key=lambda row: row.times_floor)
-        closest = min(few, key=lambda row: row.times_faster or 0)
-        floor = times(highest.times_floor), verdict(highest.within_floor)
-        peers = times(closest.times_faster), verdict(closest.beats_peers)
-        lines.append((f"{kind}, {path}", *floor, *peers))
-    return table(head, lines)
-
-
-def _decisions(rows: list[Row]) -> str:
-    head = (
-        "algorithm, path, keys",
-        "floor",
-        "headgate",
-        "x floor",
-        f"within {MOST_TIMES_FLOOR:g}x",
-        "fastest peer, equal work",
-        "x faster",
-        f"{LEAST_TIMES_FASTER:g}x faster",
-        "fastest bare call",
-        "x faster than bare",
-    )
-    return table(head, map(_decision, rows))
-
-
-def _decision(row: Row) -> tuple[object, ...]:
-    equal, bare = row.fastest_equal, row.fastest_bare
-    return (
-        f"{row.scenario.kind}, {row.scenario.path}, {row.scenario.keys:,}",
-        _ns(row.floor),
-        _ns(row.ours),
-        times(row.times_floor),
-        verdict(row.within_floor),
-        f"{equal.name} {_ns(equal.figure)}" if equal else "none",
-        times(row.times_faster),
-        verdict(row.beats_peers),
-        f"{bare.name} {_ns(bare.figure)}" if bare else "none",
-        times(row.times_faster_than_bare),
-    )
-
-
-def _every_call(rows: list[Row]) -> str:
-    head = ("algorithm, path, keys, limits", "floor", "headgate")
-    works = [(peer.name, peer.work) for peer in PEERS]
-    lines = []
-    for row in rows:
-        found = {(peer.name, peer.work): peer.figure for peer in row.peers}
-        scenario = row.scenario
-        name = f"{scenario.kind}, {scenario.path}, {scenario.keys:,}, {len(scenario.limits)}"
-        lines.append((name, _spread(row.floor), _spread(row.ours), *(_spread(found.get(work)) for work in works)))
-    return table((*head, *(f"{name}: {work}" for name, work in works)), lines)
-
-
-def _operations(measured: list[Operations]) -> str:
-    lines = [(each.kind, *(_spread(each.figures[name]) for name in NAMES)) for each in measured]
-    return table(("algorithm", *NAMES), lines)
-
-
-def _memory(footprints: list[Footprint]) -> str:
-    lines = []
-    for kind in Kind:
-        for admissions in (1, LOG_ADMISSIONS):
-            found = {each.contender: each for each in footprints if (each.kind, each.admissions) == (kind, admissions)}
-            if found:
-                keys = next(iter(found.values())).keys
-                sizes = (f"{found[name].bytes_per_key:,.0f}" if name in found else "-" for name in LIBRARIES)
-                lines.append((kind, f"{keys:,}", admissions, *sizes))
-    return table(("algorithm", "keys", "admissions per key", *LIBRARIES), lines)
-
-
-def _accuracy(accuracy: Accuracy) -> str:
-    head = (
-        "clients",
-        "requests",
-        "wrongly decided, counting all",
-        "mean rate error",
-        "enforcing: over-admitted",
-        "refused with room",
-        "of these, room for one",
-        "refused by counter",
-        "refused by log",
-    )
-    what = {pattern.name: f"{pattern.name}: {pattern.what}" for pattern in PATTERNS} | {ALL: "**all**"}
-    return table(
-        head,
-        (
-            (
-                what[name],
-                f"{tally.requests:,}",
-                percent(tally.misjudged, tally.requests),
-                percent(tally.rate_errors, tally.requests, 1),
-                percent(tally.over_admitted, tally.requests),
-                percent(tally.refused_with_room, tally.requests),
-                percent(tally.refused_with_room_for_one, tally.refused_with_room, 0),
-                f"{tally.counter_refusals:,}",
-                f"{tally.log_refusals:,}",
-            )
-            for name, tally in accuracy.tallies.items()
-        ),
-    )
-
-
-def _ns(figure: Figure) -> str:
-    return f"{figure.best:,.0f}"
-
-
-def _spread(figure: Figure | None) -> str:
-    return "-" if figure is None else f"{figure.best:,.0f} +{100 * figure.spread:.0f} %"
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()

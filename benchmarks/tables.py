@@ -1,4 +1,4 @@
-"""Markdown tables, and how numbers look in them."""
+"""Markdown tables, and how numbers and verdicts look in them."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def between(values: Iterable[float], digits: int, unit: str) -> str:
     found = list(values)
     low, high = (f"{value:,.{digits}f}" for value in (min(found), max(found)))
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def verdict(passed: bool | None) -> str:  # noqa: FBT001  the verdict on a bool
+    """Say it in a word."""
+    return "n/a" if passed is None else "PASS" if passed else "**FAIL**"

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.contenders.base import Contender
-from benchmarks.contenders.floor import Floor
-from benchmarks.contenders.headgate_memory import HeadgateMemory
-from benchmarks.contenders.headgate_redis import HeadgateRedis
-from benchmarks.contenders.limits_memory import LimitsMemory
-from benchmarks.contenders.limits_redis import LimitsRedis
-from benchmarks.contenders.pyrate_memory import PyrateMemory
-from benchmarks.contenders.pyrate_redis import PyrateRedis
-from benchmarks.contenders.redis_base import RedisContender
-from benchmarks.contenders.redis_floor import ClusterIncr, CoalescedIncr, CoredisIncr, Incr, SingleIncr
-from benchmarks.contenders.throttled_memory import ThrottledMemory
-from benchmarks.contenders.throttled_redis import ThrottledRedis
+from benchmarks.contenders.base import Contender, RedisContender
+from benchmarks.contenders.floors import ClusterIncr, CoalescedIncr, CoredisIncr, Floor, Incr, SingleIncr
+from benchmarks.contenders.headgate import HeadgateMemory, HeadgateRedis
+from benchmarks.contenders.limits import LimitsMemory, LimitsRedis
+from benchmarks.contenders.pyrate import PyrateMemory, PyrateRedis
+from benchmarks.contenders.throttled import ThrottledMemory, ThrottledRedis
 
 FLOOR: Contender = Floor()
 OURS: Contender = HeadgateMemory()

@@ -1,20 +1,140 @@
-"""Measures one case: open everybody, see that they limit, take turns, look at every answer."""
+"""Measures the Redis part: who calls how, who takes turns, and what the server keeps. Every answer is looked at."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from time import process_time_ns
-from typing import Protocol
+from dataclasses import dataclass
+from time import perf_counter_ns, process_time_ns
+from typing import Any, Protocol
 
 from benchmarks.contenders import REDIS_CLUSTER_FLOOR, REDIS_FLOOR, REDIS_OTHER_FLOORS, REDIS_OURS, REDIS_PEERS
-from benchmarks.contenders.redis_base import RedisContender
-from benchmarks.on_redis.cases import Case, Way
-from benchmarks.on_redis.driving import Driver, WrongAnswer, driver, prove, verify
-from benchmarks.on_redis.figures import Cost, Row
-from benchmarks.on_redis.servers import Cluster, Server
+from benchmarks.contenders.base import AsyncCall, Blocking, Concurrent, RedisContender
+from benchmarks.in_memory.operations import LOG_ADMISSIONS
+from benchmarks.in_memory.scenarios import Kind, Limit
+from benchmarks.on_redis.cases import (
+    ALLOWING,
+    CALLERS,
+    KINDS,
+    PROVING,
+    Amount,
+    Case,
+    Cost,
+    Row,
+    Way,
+    all_cases,
+    cluster_cases,
+)
+from benchmarks.on_redis.servers import Cluster, Server, redis_cluster, redis_server
 from benchmarks.timing import Figure, Pace, alternate
+
+Address = Callable[[RedisContender], str]
+
+
+class WrongAnswer(AssertionError):
+    """A contender did not answer as the case demands, so its time would mean nothing."""
+
+
+class Driver(Protocol):
+    """Calls one contender."""
+
+    def run(self, keys: Sequence[str]) -> tuple[int, list[Any]]:
+        """Ask once for each key; returns nanoseconds for all, and the answers."""
+        ...
+
+    def allowed(self, answer: Any) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """One caller that blocks."""
+
+    def __init__(self, subject: Blocking) -> None:
+        self._subject = subject
+        self.allowed = subject.allowed
+
+    def run(self, keys: Sequence[str]) -> tuple[int, list[Any]]:
+        call, answers = self._subject.call, []
+        start = perf_counter_ns()
+        for key in keys:
+            answers.append(call(key))  # noqa: PERF401  the loop that the others have
+        return perf_counter_ns() - start, answers
+
+    def close(self) -> None:
+        self._subject.close()
+
+
+class InLoop:
+    """So many callers in an event loop, each asking for the next key as soon as it has its answer."""
+
+    def __init__(self, subject: Concurrent, runner: asyncio.Runner, callers: int) -> None:
+        self._subject, self._runner, self._callers = subject, runner, callers
+        self.allowed = subject.allowed
+
+    def run(self, keys: Sequence[str]) -> tuple[int, list[Any]]:
+        return self._runner.run(_together(self._subject.call, keys, self._callers))
+
+    def close(self) -> None:
+        self._runner.run(_awaited(self._subject))
+
+
+async def _together(call: AsyncCall, keys: Sequence[str], callers: int) -> tuple[int, list[Any]]:
+    turn, answers = iter(keys), []
+
+    async def caller() -> None:
+        for key in turn:
+            answers.append(await call(key))  # noqa: PERF401  answers come in any order, and each is awaited alone
+
+    start = perf_counter_ns()
+    if callers == 1:
+        await caller()
+    else:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(callers):
+                group.create_task(caller())
+    return perf_counter_ns() - start, answers
+
+
+async def _awaited(subject: Concurrent) -> None:
+    await subject.close()
+    await asyncio.sleep(0)
+
+
+def driver(contender: RedisContender, server: str, case: Case, runner: asyncio.Runner) -> Driver:
+    """Open the contender for the case."""
+    if case.way is Way.BLOCKING:
+        return Alone(contender.open(server, case.kind, case.limits))
+    return InLoop(runner.run(contender.open_async(server, case.kind, case.limits)), runner, case.callers)
+
+
+def prove(contender: RedisContender, server: str, case: Case, runner: asyncio.Runner) -> None:
+    """Raise WrongAnswer unless the contender admits as many as the limit says, and then refuses."""
+    limits = PROVING[: len(case.limits)]
+    if case.way is Way.BLOCKING:
+        tried: Driver = Alone(contender.open(server, case.kind, limits))
+    else:
+        tried = InLoop(runner.run(contender.open_async(server, case.kind, limits)), runner, 1)
+    try:
+        units = limits[0].units
+        _, answers = tried.run(["user:to be refused"] * (units + 1))
+        found = [tried.allowed(answer) for answer in answers]
+    finally:
+        tried.close()
+    if found != [True] * units + [False]:
+        raise WrongAnswer(f"{case}: {contender.name} ({contender.work}) does not limit to {units}: {found}")
+
+
+def verify(contender: RedisContender, driver: Driver, case: Case, answers: list[Any]) -> None:
+    """Raise WrongAnswer unless every answer is the one that the case is about."""
+    if not contender.is_floor:
+        wrong = sum(driver.allowed(answer) is not case.allows for answer in answers)
+        if wrong:
+            expected = "allowed" if case.allows else "denied"
+            raise WrongAnswer(
+                f"{case}: {wrong} of {len(answers)} answers of {contender.name} ({contender.work}) are not {expected}"
+            )
 
 
 class Measured(Protocol):
@@ -84,9 +204,6 @@ def _can_be_called(contender: RedisContender, case: Case) -> bool:
     return contender.blocks or case.way is not Way.BLOCKING
 
 
-Address = Callable[[RedisContender], str]
-
-
 def _with_second_try(
     case: Case, server: Measured, contenders: Sequence[RedisContender], address: Address, pace: Pace
 ) -> list[Cost]:
@@ -111,3 +228,83 @@ def _measure(
             course.prepare()
         figures = alternate({label: course.round for label, course in courses.items()}, pace)
         return [course.cost(figures[label]) for label, course in courses.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What the server keeps for one client after `admissions` admissions under `limits` limits."""
+
+    kind: Kind
+    limits: int
+    admissions: int
+    contender: str
+    bytes_per_client: float
+
+
+def footprints(server: Server, clients: int) -> Iterator[Footprint]:
+    """Yield the footprint of every algorithm in every library that has it."""
+    libraries = {peer.name: peer for peer in REDIS_PEERS}  # what is asked besides does not change what is kept
+    contenders = [REDIS_FLOOR, REDIS_OURS, *libraries.values()]
+    for kind, limits, admissions in footprint_tasks():
+        server.forget()
+        for database, contender in enumerate(contenders):
+            if contender.takes_part(kind):
+                names = [f"user:{number:08}" for number in range(clients)] * admissions
+                _take(server.address(database), contender, kind, limits, names)
+                kept = server.bytes_used(database) / clients
+                yield Footprint(kind, len(limits), admissions, contender.name, kept)
+
+
+def footprint_tasks() -> list[tuple[Kind, tuple[Limit, ...], int]]:
+    """Return what is measured: algorithm, limits, admissions per client."""
+    one = [(kind, ALLOWING[:1], 1) for kind in KINDS]
+    return [*one, (Kind.SLIDING_WINDOW_LOG, ALLOWING[:1], LOG_ADMISSIONS), (Kind.GCRA, ALLOWING, 1)]
+
+
+def _take(server: str, contender: RedisContender, kind: Kind, limits: tuple[Limit, ...], names: list[str]) -> None:
+    with asyncio.Runner() as runner:
+        driven = InLoop(runner.run(contender.open_async(server, kind, limits)), runner, CALLERS)
+        driven.run(names)
+        driven.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RedisResults:
+    """All that was measured on Redis."""
+
+    server: str
+    """The server's version."""
+    rows: list[Row]
+    footprints: list[Footprint]
+
+
+def steps(amount: Amount) -> int:
+    """Return how many steps there are to report."""
+    return len(all_cases(amount)) + len(footprint_tasks()) + len(cluster_cases(amount))
+
+
+def run(amount: Amount, pace: Pace, done: Callable[[str], None]) -> RedisResults:
+    """Measure everything; `done` is told of each step."""
+    rows: list[Row] = []
+    with redis_server() as server:
+        for case in all_cases(amount):
+            rows.append(measure(case, server, pace))
+            done(told(rows[-1]))
+        found = []
+        for kept in footprints(server, amount.clients):
+            found.append(kept)
+            if kept.contender == "headgate":
+                done(f"{kept.kind}: {kept.bytes_per_client:.0f} bytes per client")
+        version = server.version
+    with redis_cluster() as cluster:
+        for case in cluster_cases(amount):
+            rows.append(measure_cluster(case, cluster, pace))
+            done(told(rows[-1]))
+    return RedisResults(version, rows, found)
+
+
+def told(row: Row) -> str:
+    """Say in a line what came out."""
+    peers = "" if row.times_peer is None else f", {row.times_peer:.2f}x the fastest peer"
+    each = f"{row.ours.time.median / 1000:.0f} us" if row.case.callers == 1 else f"{row.ours.per_second:,.0f}/s"
+    return f"{row.case}: {each}, {row.times_floor:.2f}x INCR{peers}, server {row.ours.server_us:.1f} us"

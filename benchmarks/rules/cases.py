@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from benchmarks.scenarios import ALLOWING, DAY
+from benchmarks.in_memory.scenarios import ALLOWING, DAY
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Matching

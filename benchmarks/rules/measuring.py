@@ -1,18 +1,113 @@
-"""Measures one arrangement of rules: build it in all sizes, see that the right rules are found, take turns."""
+"""Measures the part about rules: the right ones must be found, sizes take turns, and whole decisions are beside it."""
 
 from __future__ import annotations
 
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from benchmarks.rules.cases import Arrangement, Built, Case
-from benchmarks.rules.figures import Building, Row
-from benchmarks.timing import Pace, Round, alternate, time_calls
+from benchmarks.contenders import FLOOR
+from benchmarks.contenders.headgate import quotas
+from benchmarks.in_memory.decisions import WrongPath
+from benchmarks.in_memory.scenarios import ALLOWING, Kind, Path
+from benchmarks.rules.cases import ARRANGEMENTS, Arrangement, Built, Case, for_endpoint, rules_of_endpoints
+from benchmarks.timing import Figure, Pace, Round, alternate, time_calls
+from headgate import Limiter
+from headgate.engine.sync import Engine
+from headgate.policy.request import Request
 
+SIZES = (10, 1000, 100_000)
+"""How many rules there are."""
 CALLS = 1000
 """Requests per round."""
+DECISIONS = ALLOWING[0].units
+"""A round takes a fresh user from untouched to used up."""
+APART = 65_535
+"""The number of a user that no round has: who has used up everything, or on the allow path the one to verify with."""
+MOST_US = 5.0
+"""To match a request takes at most so many microseconds."""
+MOST_GROWTH = 1.2
+"""With the most rules it takes at most so many times as long as with the fewest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case, measured with several numbers of rules."""
+
+    case: str
+    envoy: bool
+    everywhere: bool
+    """Whether every request is for another rule; otherwise all are for the same one."""
+    times: dict[int, Figure]
+    """By the number of rules, ascending: what matching takes."""
+    floors: dict[int, Figure]
+    """What a lookup in a dict of that size takes."""
+
+    @property
+    def fewest(self) -> int:
+        return min(self.times)
+
+    @property
+    def most(self) -> int:
+        return max(self.times)
+
+    @property
+    def slowest_us(self) -> float:
+        """Microseconds, with the number of rules for which it takes longest."""
+        return max(time.best for time in self.times.values()) / 1000
+
+    @property
+    def growth(self) -> float:
+        """The time with the most rules over that with the fewest."""
+        return self.times[self.most].over(self.times[self.fewest])
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.slowest_us <= MOST_US
+
+    @property
+    def is_flat(self) -> bool:
+        return self.growth <= MOST_GROWTH
+
+    def times_floor(self, rules: int) -> float:
+        """Return the time over that of the lookup, with so many rules."""
+        return self.times[rules].over(self.floors[rules])
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a whole decision in memory takes, with so many matching rules."""
+
+    matching: int
+    path: str
+    floor: Figure
+    """A clock read and a dict read-modify-write per limit."""
+    limiter: Figure
+    """`Limiter.check`: the same limits without rules."""
+    plan: Figure
+    """`Policy.plan`: matching alone."""
+    engine: Figure
+    """`Engine.check`."""
+
+    @property
+    def times_limiter(self) -> float:
+        return self.engine.over(self.limiter)
+
+    @property
+    def times_floor(self) -> float:
+        return self.engine.over(self.floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """How long a step of making rules takes."""
+
+    step: str
+    seconds: dict[int, float]
+    """By the number of rules, ascending."""
 
 
 class WrongMatch(AssertionError):
@@ -77,3 +172,91 @@ class Course:
 
 def _round(course: Course, call: Callable[[Any], object]) -> Round:
     return lambda number: time_calls(call, course.requests(number))
+
+
+def decision_tasks() -> list[tuple[int, Path]]:
+    """Return what is measured: how many rules match, and the answer."""
+    return [(matching, path) for path in Path for matching in (1, 2)]
+
+
+def decide(rules: int, pace: Pace) -> Iterator[Decided]:
+    """Yield what a decision takes with so many rules, of which one or two match."""
+    policy = rules_of_endpoints(rules)
+    for matching, path in decision_tasks():
+        limits = ALLOWING[:matching]
+        with Engine(policy) as engine, Limiter(quotas(Kind.GCRA, limits)) as limiter:
+            request = partial(_request, rules // 2, matching)
+            calls: dict[str, tuple[Callable[[Any], object], Callable[[int], object]]] = {
+                "floor": (FLOOR.open(Kind.GCRA, limits).call, _key),
+                "limiter": (limiter.check, _key),
+                "plan": (partial(policy.plan, now=0), request),
+                "engine": (engine.check, request),
+            }
+            if path is Path.DENY:
+                for _ in range(DECISIONS):
+                    limiter.check(_key(APART))
+                    engine.check(request(APART))
+            rounds = {name: _decisions(call, ask, path) for name, (call, ask) in calls.items()}
+            figures = alternate(rounds, pace)
+            for _ in range(DECISIONS):
+                answers = limiter.check(_key(APART)).allowed, engine.check(request(APART)).allowed
+                if answers != (path is Path.ALLOW,) * 2:
+                    raise WrongPath(f"{matching} matching rules: Limiter and Engine answered {answers}, not {path}")
+        yield Decided(matching, path, **figures)
+
+
+def _decisions(call: Callable[[Any], object], ask: Callable[[int], object], path: Path) -> Round:
+    return lambda number: time_calls(call, [ask(number if path is Path.ALLOW else APART)] * DECISIONS)
+
+
+def _key(number: int) -> str:
+    return f"user:{number}"
+
+
+def _request(rule: int, matching: int, number: int) -> Request:
+    principal = {"user": _key(number)}
+    if matching > 1:
+        principal["ip"] = f"203.0.{number >> 8}.{number & 255}"
+    return for_endpoint(rule, principal)
+
+
+@dataclass(frozen=True, slots=True)
+class RulesResults:
+    """All that was measured of rules."""
+
+    rows: list[Row]
+    decided: list[Decided]
+    rules_decided_by: int
+    """How many rules there were for `decided`."""
+    building: list[Building]
+
+
+def steps() -> int:
+    """Return how many steps there are to report."""
+    return sum(len(arrangement.cases) for arrangement in ARRANGEMENTS) + len(decision_tasks())
+
+
+def run(sizes: Sequence[int], pace: Pace, done: Callable[[str], None]) -> RulesResults:
+    """Measure everything; `done` is told of each step."""
+    rows: list[Row] = []
+    building: list[Building] = []
+    for arrangement in ARRANGEMENTS:
+        for found in measure(arrangement, sizes, pace):
+            if isinstance(found, Row):
+                rows.append(found)
+                done(told(found))
+            else:
+                building.append(found)
+    decided = []
+    few = sizes[len(sizes) // 2]
+    for each in decide(few, pace):
+        decided.append(each)
+        engine = f"{each.engine.best / 1000:.2f} us, {each.times_limiter:.2f}x Limiter.check"
+        done(f"Engine.check, {each.matching} matching, {each.path}: {engine}")
+    return RulesResults(rows, decided, few, building)
+
+
+def told(row: Row) -> str:
+    """Say in a line what came out."""
+    what = "Envoy" if row.envoy else "rules"
+    return f"{what}, {row.case}: {row.slowest_us:.2f} us, {row.growth:.2f}x from {row.fewest:,} to {row.most:,} rules"

@@ -60,6 +60,7 @@ class Amount:
     """Whether there is a round before those that count."""
     rows: str = ""
     """A regular expression; rows whose whole id it matches are measured. Empty: all."""
+    latency: bool = True
     other: str = ""
     """The interpreter of another environment, whose Headgate is measured beside this one."""
 
@@ -209,7 +210,7 @@ def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str
     times = alternate({name: _turn(subject, amount.seconds) for name, subject in subjects.items()}, amount.pace)
     costs = {name: subject.cost(times[name]) for name, subject in subjects.items()}
     for name, cost in costs.items():
-        if name in PROMPT and not amount.rows:
+        if name in PROMPT and amount.latency:
             costs[name] = _with_latency(cost, subjects[name], amount.seconds)
         done(told(costs[name]))
     return costs

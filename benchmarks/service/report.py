@@ -24,8 +24,7 @@ from benchmarks.service.figures import (
 from benchmarks.service.load import CONNECTIONS, GRPC_CONNECTIONS, STREAMS
 from benchmarks.service.measuring import OTHER, RUNS, ServiceResults
 from benchmarks.service.servers import Cores
-from benchmarks.tables import between, percent, table, times
-from benchmarks.verdicts import verdict
+from benchmarks.tables import between, percent, table, times, verdict
 
 WHAT = f"""\
 What a check costs `headgate serve` on one processor core, over HTTP, gRPC and Envoy's rate limit service (RLS), allowed

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import accuracy, trace
-from benchmarks.accuracy import ALL
-from benchmarks.trace import LIMIT, MINUTE, START, Request
+from benchmarks.in_memory import accuracy
+from benchmarks.in_memory.accuracy import ALL, LIMIT, MINUTE, START, Request
 
 
 def requests(*times: int) -> list[Request]:
@@ -14,10 +13,10 @@ def requests(*times: int) -> list[Request]:
 
 
 def test_the_trace_is_the_same_in_every_run_and_in_order() -> None:
-    first, second = trace.generate(0.01), trace.generate(0.01)
+    first, second = accuracy.generate(0.01), accuracy.generate(0.01)
     assert first == second
     assert first == sorted(first)
-    assert {request.pattern for request in first} == {pattern.name for pattern in trace.PATTERNS}
+    assert {request.pattern for request in first} == {pattern.name for pattern in accuracy.PATTERNS}
 
 
 def test_within_one_window_the_counter_is_never_wrong() -> None:

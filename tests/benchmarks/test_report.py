@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 from benchmarks.__main__ import PARTS, QUICK, main, run
+from benchmarks.in_memory.scenarios import Kind
 from benchmarks.report import Results, render
-from benchmarks.scenarios import Kind
-from benchmarks.service.rows import all_rows
+from benchmarks.service.measuring import chosen
 from benchmarks.tables import percent, table
 
 
@@ -110,7 +110,7 @@ def test_what_was_measured_is_complete() -> None:
     assert {each.contender for each in redis.footprints} == libraries | {"redis-py"}
     assert all(set(row.times) == {10, 100, 1000} for row in rules.rows)
     assert service.costs.rows["rls_redis"].store_us > 0
-    assert set(service.costs.rows) == {name for name, row in all_rows().items() if row.setup.is_here}
+    assert set(service.costs.rows) == set(chosen(QUICK.service))
 
 
 def test_as_a_command_it_writes_the_report_and_the_raw_numbers(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""The package `limits`, on Redis."""
+"""The package `limits`, in memory and on Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from limits.aio.strategies import FixedWindowRateLimiter as AsyncFixedWindowRate
 from limits.aio.strategies import MovingWindowRateLimiter as AsyncMovingWindowRateLimiter
 from limits.aio.strategies import RateLimiter as AsyncRateLimiter
 from limits.aio.strategies import SlidingWindowCounterRateLimiter as AsyncSlidingWindowCounterRateLimiter
-from limits.storage import RedisStorage
+from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import (
     FixedWindowRateLimiter,
     MovingWindowRateLimiter,
@@ -20,18 +20,46 @@ from limits.strategies import (
     SlidingWindowCounterRateLimiter,
 )
 
-from benchmarks.contenders.base import Call
-from benchmarks.contenders.redis_base import AsyncCall, Blocking, Concurrent, first
-from benchmarks.scenarios import Kind, Limit
+from benchmarks.contenders.base import AsyncCall, Blocking, Call, Concurrent, Subject, first
+from benchmarks.in_memory.scenarios import Kind, Limit
 
 _STRATEGIES: dict[Kind, tuple[type[RateLimiter], type[AsyncRateLimiter]]] = {
     Kind.FIXED_WINDOW: (FixedWindowRateLimiter, AsyncFixedWindowRateLimiter),
     Kind.SLIDING_WINDOW_LOG: (MovingWindowRateLimiter, AsyncMovingWindowRateLimiter),
     Kind.SLIDING_WINDOW_COUNTER: (SlidingWindowCounterRateLimiter, AsyncSlidingWindowCounterRateLimiter),
 }
-
-
+"""For callers that block, and for an event loop."""
 Client = Literal["redispy", "coredis"]
+
+
+class LimitsMemory:
+    """`hit`, which answers yes or no, with or without `get_window_stats`, which tells remaining and reset time.
+
+    Several limits are asked in turn until one refuses; the statistics are then those of all of them.
+    """
+
+    name = "limits"
+
+    def __init__(self, *, equal: bool) -> None:
+        self.equal = equal
+        self.work = "hit + get_window_stats" if equal else "hit"
+
+    def takes_part(self, kind: Kind, _limits: int) -> bool:
+        return kind in _STRATEGIES
+
+    def open(self, kind: Kind, limits: tuple[Limit, ...]) -> Subject:
+        storage = MemoryStorage()
+        limiter = _STRATEGIES[kind][0](storage)
+        items = _items(limits)
+        bare: Call = partial(limiter.hit, items[0]) if len(items) == 1 else _each(limiter, items)
+
+        def settle() -> None:
+            storage.timer.join()
+
+        if not self.equal:
+            return Subject(bare, allowed=bool, take=bare, settle=settle)
+        call = _one_with_stats(limiter, items[0]) if len(items) == 1 else _with_stats(limiter, items)
+        return Subject(call, allowed=first, take=bare, settle=settle)
 
 
 class LimitsRedis:
@@ -89,9 +117,11 @@ def _items(limits: tuple[Limit, ...]) -> list[RateLimitItem]:
 
 
 def _each(limiter: RateLimiter, items: Sequence[RateLimitItem]) -> Call:
+    hit = limiter.hit
+
     def call(key: str) -> bool:
         for item in items:  # noqa: SIM110  a generator would make the peer slower
-            if not limiter.hit(item, key):
+            if not hit(item, key):
                 return False
         return True
 
@@ -104,6 +134,15 @@ def _each_async(limiter: AsyncRateLimiter, items: Sequence[RateLimitItem]) -> As
             if not await limiter.hit(item, key):
                 return False
         return True
+
+    return call
+
+
+def _one_with_stats(limiter: RateLimiter, item: RateLimitItem) -> Call:
+    hit, stats = limiter.hit, limiter.get_window_stats
+
+    def call(key: str) -> tuple[bool, object]:
+        return hit(item, key), stats(item, key)
 
     return call
 

@@ -1,17 +1,55 @@
-"""The floors on Redis: the least that a limiter has to ask, through the usual clients. They limit nothing."""
+"""The floors: the least that any limiter written in Python has to do, or to ask of Redis. They limit nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from time import time_ns
 
 import coredis
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 
-from benchmarks.contenders.redis_base import Blocking, Concurrent
-from benchmarks.scenarios import Kind, Limit
+from benchmarks.contenders.base import Blocking, Call, Concurrent, Subject
+from benchmarks.in_memory.scenarios import Kind, Limit
+
+
+class Floor:
+    """Reads the clock once, and reads, changes and writes one dictionary entry per limit."""
+
+    name = "floor"
+    work = "a clock read and a dict read-modify-write per limit"
+    equal = False
+
+    def takes_part(self, _kind: Kind, _limits: int) -> bool:
+        return True
+
+    def open(self, _: Kind, limits: tuple[Limit, ...]) -> Subject:
+        call = _one() if len(limits) == 1 else _several(len(limits))
+        return Subject(call, allowed=always, take=call)
+
+
+def _one() -> Call:
+    counts: dict[str, int] = {}
+    find = counts.get
+
+    def floor(key: str) -> int:
+        counts[key] = find(key, 0) + 1
+        return time_ns()
+
+    return floor
+
+
+def _several(limits: int) -> Call:
+    tables: list[dict[str, int]] = [{} for _ in range(limits)]
+
+    def floor(key: str) -> int:
+        for counts in tables:
+            counts[key] = counts.get(key, 0) + 1
+        return time_ns()
+
+    return floor
 
 
 class Incr:

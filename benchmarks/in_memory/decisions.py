@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from benchmarks.contenders import FLOOR, OURS, PEERS
 from benchmarks.contenders.base import Contender, Subject
-from benchmarks.scenarios import Path, Scenario
+from benchmarks.in_memory.scenarios import Path, Peer, Row, Scenario
 from benchmarks.timing import Pace, Round, alternate, time_calls
-from benchmarks.verdicts import Peer, Row
 
 CALLS_PER_ROUND = 1000
 """On one key: the limit of the allow path, so a round takes a fresh key from untouched to used up."""

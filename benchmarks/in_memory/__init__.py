@@ -1,0 +1,1 @@
+"""The part of the benchmark that needs no server: the library in memory."""
