@@ -15,7 +15,7 @@ import pytest
 from headgate import CachedStore, MemoryStore
 from headgate.cli.__main__ import main
 from headgate.core.errors import InvalidRule
-from headgate.policy.schema import schema
+from headgate.policy.forms import rules_schema
 from tests.policy.written import BAD, FILES, GOOD
 
 Printed = pytest.CaptureFixture[str]
@@ -249,7 +249,7 @@ def test_a_difference_needs_two_good_files(capsys: Printed) -> None:
 
 def test_the_schema(capsys: Printed) -> None:
     assert main(["rules", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == schema()
+    assert json.loads(capsys.readouterr().out) == rules_schema()
 
 
 @pytest.mark.parametrize(("name", "code"), [("good/design.yaml", 0), ("bad/misspelt.yaml", 1), ("none.yaml", 2)])

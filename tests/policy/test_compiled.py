@@ -280,7 +280,8 @@ class TestTiersAndOverrides:
     @pytest.mark.parametrize("given", [{"users": {"u1": User("pro", {"r": Change(burst=5)})}}, {"default_tier": "pro"}])
     def test_an_override_that_makes_no_quota_on_top_of_the_usual_tier_is_refused(self, given: dict[str, Any]) -> None:
         with pytest.raises(
-            InvalidRule, match="user 'u1': the override of rule 'r' on top of tier 'pro': fixed_window has no burst"
+            InvalidRule,
+            match=r"u1.overrides.r: 'r' cannot be changed like that on top of tier 'pro': fixed_window has no",
         ):
             self.policy(tiers=self.FIXED, **{"users": {"u1": User("", {"r": Change(burst=5)})}, **given})
 

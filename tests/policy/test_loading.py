@@ -16,12 +16,11 @@ from headgate import Algorithm, Quota
 from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidRule
 from headgate.core.mode import Mode
-from headgate.policy import yaml_nodes
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import InvalidRules, from_data, load, load_file, loads_json, read, read_file
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.problems import MOST
-from headgate.policy.yaml_nodes import Document, resolved
+from headgate.policy.yaml_text import Document, decoded, resolved
 from tests.policy.written import BAD, FILES, GOOD
 
 MINUTE, DAY = 60_000_000, 86_400_000_000
@@ -308,12 +307,11 @@ def test_a_file_that_cannot_be_read_is_a_problem_too(tmp_path: Path) -> None:
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text("version: 1 " + "#" * 100)
-    for module in ("headgate.policy.loading", "headgate.policy.yaml_nodes"):
-        monkeypatch.setattr(f"{module}.MAX_BYTES", 100)
+    monkeypatch.setattr("headgate.policy.yaml_text.MAX_BYTES", 100)
     for reading in (partial(load_file, path), partial(load, "version: 1 # " + "é" * 60)):
         with pytest.raises(InvalidRules, match="more than 100 bytes"):
             reading()
-    monkeypatch.setattr("headgate.policy.yaml_nodes.MAX_NODES", 10)
+    monkeypatch.setattr("headgate.policy.yaml_text.MAX_NODES", 10)
     for text in (
         "version: 1\nx-a: [1, 2, 3, 4, 5, 6, 7, 8]",
         "x-a: &a [1, 2, 3]\nx-b: *a\nx-c: *a",
@@ -412,7 +410,7 @@ def test_the_lines_of_a_document_are_those_of_yaml() -> None:
     document = Document("version: 1\r\n# \x85rules: 5\nrules: 5", "f")
     assert document.locate(("rules",), at_key=True) == (3, 1) or document.source(4) == "rules: 5"
     assert document.source(0) == document.source(99) == ""
-    assert yaml_nodes.decoded("é".encode(), "f") == "é"
+    assert decoded("é".encode(), "f") == "é"
 
 
 def test_one_fault_is_told_once() -> None:

@@ -13,19 +13,18 @@ from jsonschema import Draft202012Validator
 from headgate.core.errors import InvalidKey
 from headgate.core.key import checked_name
 from headgate.policy.dumping import to_data
-from headgate.policy.forms import CHANGE, FILE, RULE, USER
-from headgate.policy.kinds import NAME, Text
+from headgate.policy.forms import CHANGE, FILE, RULE, USER, rules_schema
 from headgate.policy.loading import InvalidRules, from_data
 from headgate.policy.model import Ruleset
-from headgate.policy.problems import Findings, Kind
-from headgate.policy.schema import schema
-from headgate.policy.yaml_nodes import Document
+from headgate.policy.problems import Findings, ProblemKind
+from headgate.policy.schema import NAME, Text
+from headgate.policy.yaml_text import Document
 from tests.policy.written import BAD, GOOD, rulesets
 
-VALIDATOR = Draft202012Validator(schema())
+VALIDATOR = Draft202012Validator(rules_schema())
 OTHER_FORM = "seed"  # files of that form begin with this; no editor needs a schema for them
 NO_DATA = {"not_utf8", "utf16"}
-FIELDS = [*FILE.fields, *RULE.shape.fields, *RULE.shape.spellings, "until", "overrides", "misspelt", "x-1"]
+FIELDS = [*FILE.fields, *RULE.record.fields, *RULE.record.spellings, "until", "overrides", "misspelt", "x-1"]
 junk: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -39,7 +38,7 @@ junk: st.SearchStrategy[Any] = st.one_of(
 
 
 def test_the_schema_is_one() -> None:
-    Draft202012Validator.check_schema(schema())
+    Draft202012Validator.check_schema(rules_schema())
 
 
 def is_well_formed(data: Any) -> bool:
@@ -47,7 +46,7 @@ def is_well_formed(data: Any) -> bool:
     try:
         from_data(data)
     except InvalidRules as error:
-        return all(problem.kind is Kind.MEANING for problem in error.problems)
+        return all(problem.kind is ProblemKind.MEANING for problem in error.problems)
     return True
 
 
@@ -78,8 +77,8 @@ def test_edges_of_every_field_are_the_same_for_both(value: Any) -> None:
     }
     for path, fields in (
         ([], FILE.fields),
-        (["rules", 0], RULE.shape.fields),
-        (["tiers", "t", "a"], CHANGE.shape.fields),
+        (["rules", 0], RULE.record.fields),
+        (["tiers", "t", "a"], CHANGE.record.fields),
         (["users", "u"], USER.fields),
     ):
         for field in fields:
@@ -130,7 +129,7 @@ def test_a_name_is_one_for_keys_and_for_files(name: str) -> None:
 
 
 def test_every_field_is_described() -> None:
-    described = schema()
+    described = rules_schema()
     for properties in (
         described["properties"],
         described["properties"]["rules"]["items"]["properties"],

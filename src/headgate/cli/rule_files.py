@@ -15,8 +15,8 @@ from headgate.policy import envoy
 from headgate.policy.compiled import Policy
 from headgate.policy.envoy import DescriptorPolicy
 from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
-from headgate.policy.problems import Kind
-from headgate.policy.yaml_nodes import MAX_BYTES, decoded
+from headgate.policy.problems import ProblemKind
+from headgate.policy.yaml_text import MAX_BYTES, decoded
 
 STDIN = "-"
 _LISTED = 3
@@ -48,7 +48,7 @@ def checked(file: str) -> Loaded:
     names = [*expanded([file])]
     if len(names) > 1:
         message = f"this folder has {len(names)} files of rules: name one of them"
-        raise InvalidRules([Problem(message, file=file, kind=Kind.FILE)])
+        raise InvalidRules([Problem(message, file=file, kind=ProblemKind.FILE)])
     return checked_text(text(names[0]), shown(names[0]))
 
 
@@ -58,7 +58,7 @@ def checked_text(text: str, name: str) -> Loaded:
     try:
         Policy(loaded.ruleset)
     except InvalidRule as error:  # what only the compiled policy knows
-        raise InvalidRules([Problem(str(error), file=name, kind=Kind.MEANING)]) from None
+        raise InvalidRules([Problem(str(error), file=name, kind=ProblemKind.MEANING)]) from None
     return loaded
 
 
@@ -104,7 +104,7 @@ def expanded(files: Iterable[str]) -> Iterator[str]:
         found = [str(path) for path in yaml_files(folder)]
         if not found:
             message = "no file in this folder ends in .yaml or .yml"
-            raise InvalidRules([Problem(message, file=file, kind=Kind.FILE)])
+            raise InvalidRules([Problem(message, file=file, kind=ProblemKind.FILE)])
         yield from found
 
 

@@ -10,10 +10,10 @@ from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, Termina
 from headgate.cli.rule_files import checked, for_envoy, problem_data, tell_problems, validated
 from headgate.policy.diff import Diff, FieldChange, State, compare
 from headgate.policy.dumping import to_data as rules_data
+from headgate.policy.forms import rules_schema
 from headgate.policy.loading import InvalidRules
 from headgate.policy.model import Rule, Ruleset
-from headgate.policy.problems import Kind
-from headgate.policy.schema import schema
+from headgate.policy.problems import ProblemKind
 
 _HEAD = ("ID", "COUNTS BY", "ENDPOINT", "FOR", "LIMIT", "")
 _FATES = {
@@ -132,7 +132,7 @@ def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _schema(_: argparse.Namespace, terminal: Terminal) -> int:
-    terminal.say_json(schema())
+    terminal.say_json(rules_schema())
     return OK
 
 
@@ -144,7 +144,7 @@ def _explained(run: Command) -> Command:
             return run(arguments, terminal)
         except InvalidRules as error:
             problems = error.problems
-        unread = any(problem.kind is Kind.FILE for problem in problems)
+        unread = any(problem.kind is ProblemKind.FILE for problem in problems)
         if arguments.json:
             data = [problem_data(problem) for problem in problems]
             terminal.say_json({"valid": False, "problems": data, "warnings": []})

@@ -14,7 +14,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.quota import Quota
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.times import length_text, moment_text
-from headgate.policy.yaml_nodes import resolved, yaml_module
+from headgate.policy.yaml_text import resolved, yaml_module
 
 _BARE = Rule("bare", (Quota(1, 1),))
 _WHOM = ("name", "dimension", "key_pattern", "endpoint", "methods", "tier", "when")

@@ -1,204 +1,116 @@
-"""Every field of a file of rules: its name, its kind, and what it means. Loader and JSON Schema are made of this."""
+"""Every form that operators write, declared once: rules, tiers, users with their overrides, lists, and a file of all.
+
+From these tables come the loading of YAML and JSON, every message about what is wrong, and the JSON Schema for editors.
+The schema knows the form of single fields and which go together. What needs the whole file (whether a rule that is
+named exists) or arithmetic (whether a quota can be computed exactly) only the loader knows.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from ipaddress import ip_network
 
-from headgate.core.algorithms import Algorithm
+from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.grammar import MAX_TEXT
 from headgate.core.mode import Mode
-from headgate.core.numbers import EXACT
 from headgate.core.quota import MAX_REPLICAS
-from headgate.policy.kinds import NAME, Choice, Constant, FieldKind, Flag, Many, Rate, Schema, Table, Text, Whole
-from headgate.policy.model import MOST_DIMENSIONS, TOGETHER
-from headgate.policy.problems import Findings, Kind, Path, shown
-from headgate.policy.shapes import Field, Shape
-from headgate.policy.times import Length, Moment, Zone
+from headgate.policy.model import MOST_DIMENSIONS, TOGETHER, Change, Entry, Rule, User
+from headgate.policy.problems import Findings, Path, ProblemKind, shown
+from headgate.policy.quotas import (
+    ALL_OF_QUOTA,
+    ALL_WAYS,
+    AS_TEXT,
+    BURST_OR_CAPACITY,
+    IN_PART,
+    LIMIT,
+    LIMITS_FIELD,
+    QUOTA_FIELDS,
+    SECONDS,
+    QuotaForm,
+    culprit,
+    quotas_of,
+    way_of,
+    window_us,
+)
+from headgate.policy.schema import (
+    DIALECT,
+    NAME,
+    NAMED,
+    Choice,
+    Constant,
+    Field,
+    Flag,
+    Form,
+    ListOf,
+    MapOf,
+    Record,
+    Schema,
+    Text,
+    Values,
+    Whole,
+)
+from headgate.policy.times import Moment
 
 DIMENSIONS = ("user", "ip", "apikey", "endpoint", "global")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 ALLOW, ERROR = "allow", "error"
-_ALGORITHMS = (*(str(algorithm) for algorithm in Algorithm), "sliding_window")
-_PERCENT = Whole(1, 100)
-_QUOTA_TEXT = Text('a quota such as "100/minute", "10/s burst 20", "10/s; 5000/day gcra"', most=MAX_TEXT, numbers=False)
-_NAMED = "1 to 64 of A-Z a-z 0-9 _ . : / -"
-RULE_ID = Text(f"a rule's id: {_NAMED}", NAME, 64)
+DEFAULT_ID = "default"
+RULE_ID = Text(f"a rule's id: {NAMED}", NAME, 64)
+_MEANING = ProblemKind.MEANING
 _TIER = Text("the name of a tier, up to 64 characters", most=64)
 
-QUOTA_FIELDS = {
-    "limit": Field(Whole(0), "How many units may pass, or come back, in each window."),
-    "window": Field(
-        Length(calendar=True),
-        "The window: a length such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",
-    ),
-    "burst": Field(Whole(-EXACT), "How many units beyond the limit may pass at once. Not for window algorithms."),
-    "algorithm": Field(Choice(_ALGORITHMS), "How it counts; default: token_bucket."),
-    "calendar": Field(
-        Zone(), "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
-    ),
-    "queue": Field(Flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
-    "capacity": Field(
-        Whole(1),
-        "How many units may pass at once, instead of `burst`: it stays when a tier or an override changes the limit. "
-        "With `refill_rate`, the bucket.",
-    ),
-    "refill_rate": Field(Rate(), "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."),
-    "min_refill_interval_ms": Field(
-        Whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
-    ),
-    "refill_every": Field(Length(), "Token bucket only: it is refilled in steps this far apart, such as 10ms."),
-    "warn_percent": Field(_PERCENT, "Usage, in percent, above which a key is in the warning state; default: 80."),
-    "calm_percent": Field(_PERCENT, "Usage, in percent, below which it leaves the warning state; default: 70."),
-    "quota": Field(_QUOTA_TEXT, 'The whole quota as text, such as "10/s burst 20; 5000/day".'),
-}
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """One of the ways to write a quota: fields that it needs, and fields that it may have besides."""
-
-    needs: tuple[str, ...]
-    may: tuple[str, ...]
-
-    @property
-    def sign(self) -> str:
-        """The field by which it is known."""
-        return self.needs[-1]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (*self.needs, *self.may)
-
-
-_THRESHOLDS = ("warn_percent", "calm_percent")
-BY_WINDOW = Way(
-    ("limit", "window"), ("burst", "capacity", "algorithm", "calendar", "queue", "refill_every", *_THRESHOLDS)
-)
-BY_BUCKET = Way(("capacity", "refill_rate"), ("min_refill_interval_ms", *_THRESHOLDS))
-BY_TEXT = Way(("quota",), _THRESHOLDS)
-SEVERAL = Way(("limits",), ())
-IN_PART = Way((), ("limit", "burst", "capacity", "window", "algorithm"))
-"""What a tier or an override may change of a rule's only limit."""
-
-
-class AsText(dict[str, object]):
-    """The field of a quota for which text stands: problems with it are problems of the whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quotas:
-    """A shape of which some fields make up a quota, in one of several ways."""
-
-    shape: Shape
-    ways: tuple[Way, ...]
-    as_text: bool = False
-    """Whether the text of a quota may stand for the whole."""
-    name: str = ""
-    """Under which the JSON Schema defines it, to refer to it where it is used."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> dict[str, object] | None:
-        if self.as_text and isinstance(value, str):
-            text = _QUOTA_TEXT.read(value, path, findings)
-            return None if text is None else AsText(quota=text)
-        read = self.shape.read(value, path, findings)
-        if type(value) is not dict or read is None:
-            return None
-        value = self.shape.named(value)
-        return read if self._is_one_way(value, path, findings) and self._has_quota(value, read) else None
-
-    @staticmethod
-    def _has_quota(value: dict[str, object], read: dict[str, object]) -> bool:
-        """Were all fields of the quota right? What it means can be said then, even if other fields are wrong."""
-        return len(value) == len(read) or all(key in read for key in value if key in ALL_OF_QUOTA)
-
-    def way(self, given: object) -> Way:
-        """Return which way was meant, from the fields that are given."""
-        keys = given if isinstance(given, dict) else {}
-        for way, sign in ((SEVERAL, "limits"), (BY_TEXT, "quota"), (BY_BUCKET, "refill_rate")):
-            if sign in keys and way in self.ways:
-                return way
-        if IN_PART in self.ways and not (keys.keys() & ALL_OF_QUOTA) - set(IN_PART.may):
-            return IN_PART
-        if "capacity" in keys and not keys.keys() & {"limit", "window"}:
-            return BY_BUCKET
-        return BY_WINDOW
-
-    def _is_one_way(self, value: dict[str, object], path: Path, findings: Findings) -> bool:
-        before = findings.count
-        way = self.way(value)
-        given = [key for key in value if key in ALL_OF_QUOTA and key in self.shape.fields]
-        for key in given:
-            if key not in way.fields:
-                others = ", ".join(name for name in way.fields if name != way.sign)
-                accepted = f"besides {way.sign!r}: {others or 'no other field of a quota'}"
-                findings.add((*path, key), f"{key!r} does not go with {way.sign!r}", accepted, at_key=True)
-        misspelt = self.shape.misspelt(value, findings) & ALL_OF_QUOTA
-        missing = [name for name in way.needs if name not in value and name not in misspelt]
-        if not given:
-            if way.needs and not misspelt:
-                ways = "limit and window, capacity and refill_rate, or quota" + ", or limits" * (SEVERAL in self.ways)
-                findings.add(path, f"{self.shape.what} needs a quota", ways)
-        elif missing:
-            missed = " and ".join(repr(name) for name in missing)
-            findings.add(path, f"{missed} missing", f"{' and '.join(way.needs)} together")
-        return findings.count == before and not misspelt
-
-    def schema(self) -> Schema:
-        return {"$ref": f"#/$defs/{self.name}"} if self.name else self.definition()
-
-    def definition(self) -> Schema:
-        quota_fields = [name for name in self.shape.fields if name in ALL_OF_QUOTA]
-        ways = []
-        for way in self.ways:
-            others = {name: False for name in quota_fields if name not in way.fields}
-            others |= {other: False for other, name in self.shape.spellings.items() if name in others}
-            ways.append({"properties": others} | self.shape.needing(way.needs))
-        schema = self.shape.schema() | {"anyOf": ways}
-        return {"anyOf": [_QUOTA_TEXT.schema() | {"type": "string"}, schema]} if self.as_text else schema
-
-
-_SECONDS = {"window_seconds": "window"}
-_SPELLINGS = {"rule_id": "id", "key_type": "dimension", "endpoint_pattern": "endpoint", **_SECONDS}
-"""Other names of fields, as some documents have them."""
-LIMIT = Quotas(
-    Shape("a limit", QUOTA_FIELDS, spellings=_SECONDS), (BY_WINDOW, BY_BUCKET, BY_TEXT), as_text=True, name="limit"
-)
-_ALL_WAYS = (BY_WINDOW, BY_BUCKET, BY_TEXT, SEVERAL)
-_LIMITS = {
-    "limits": Field(
-        Many(LIMIT, "a list such as [{limit: 10, window: 1s}, {limit: 250, window: 1d}]"),
-        "Several limits that apply together, instead of one; each has fields of its own.",
-    ),
-}
-ALL_OF_QUOTA = {**QUOTA_FIELDS, **_LIMITS}.keys()
-
-
-@dataclass(frozen=True, slots=True)
 class Dimension:
     """What a rule counts by: one name, or a list of names."""
 
-    of: Text
+    _one = Text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)
 
     def read(self, value: object, path: Path, findings: Findings) -> str | None:
         if type(value) is not list:
-            return self.of.read(value, path, findings)
+            return self._one.read(value, path, findings)
         if not 0 < len(value) <= MOST_DIMENSIONS:
             findings.add(path, f"has {len(value)} names", f"1 to {MOST_DIMENSIONS} names, such as [user, endpoint]")
             return None
-        names = [self.of.read(name, (*path, index), findings) for index, name in enumerate(value)]
+        names = [self._one.read(name, (*path, index), findings) for index, name in enumerate(value)]
         return TOGETHER.join([name for name in names if name is not None]) if None not in names else None
 
     def schema(self) -> Schema:
-        several = {"type": "array", "items": self.of.schema(), "minItems": 1, "maxItems": MOST_DIMENSIONS}
-        return {"anyOf": [self.of.schema(), several]}
+        several = {"type": "array", "items": self._one.schema(), "minItems": 1, "maxItems": MOST_DIMENSIONS}
+        return {"anyOf": [self._one.schema(), several]}
+
+
+def _rule(read: Values, path: Path, findings: Findings) -> Rule | None:
+    quotas = quotas_of(read, path, findings)
+    if quotas is None or "id" not in read:
+        return None
+    given = {name: value for name, value in read.items() if name not in ALL_OF_QUOTA and name != AS_TEXT}
+    for name in ("methods", "replaces"):
+        if name in read:  # that a rule replaces itself is said where all that it replaces is looked at
+            given[name] = frozenset(read[name]) - {None, read["id"] if name == "replaces" else None}
+    return made_rule({"quotas": quotas, **given}, path, findings)
+
+
+def made_rule(given: Values, path: Path, findings: Findings, written: Mapping[str, str] | None = None) -> Rule | None:
+    """Return a rule, perhaps without fields that are noted as wrong: others may refer to it all the same.
+
+    `written` says which fields have other names in the file.
+    """
+    try:
+        return Rule(**given)
+    except InvalidRule as error:
+        (field,) = error.fields or ("",)
+        message = str(error).removeprefix(f"rule {given['id']!r}: ").removeprefix(f"{field}: ")  # the path says it
+        findings.add((*path, (written or {}).get(field, field)) if field else path, message, kind=_MEANING)
+        others = {name: value for name, value in given.items() if name != field}
+        return made_rule(others, path, findings, written) if len(others) < len(given) else None
 
 
 _RULE_FIELDS = {
     "id": Field(RULE_ID, "Names the rule, in keys and answers; what was used is counted under it.", required=True),
     "name": Field(Text("text", most=200), "For people."),
     "dimension": Field(
-        Dimension(Text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)),
+        Dimension(),
         "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
         "[user, endpoint] counts each user on each path. By default user.",
     ),
@@ -207,7 +119,7 @@ _RULE_FIELDS = {
         "The paths it is for: literal, * for one segment, ** for the rest; default: all.",
     ),
     "methods": Field(
-        Many(
+        ListOf(
             Text("an HTTP method in capitals", "[A-Z][A-Z-]{0,19}", 20, METHODS, numbers=False),
             "a list such as [GET, POST]",
         ),
@@ -219,22 +131,22 @@ _RULE_FIELDS = {
     ),
     "tier": Field(_TIER, "Only for principals of this tier."),
     "when": Field(
-        Table(Text("text", most=512, flags=True), "attributes and their values, such as {region: eu}"),
+        MapOf(Text("text", most=512, flags=True), "attributes and their values, such as {region: eu}"),
         "Attributes that must be equal.",
     ),
     **QUOTA_FIELDS,
-    **_LIMITS,
+    **LIMITS_FIELD,
     "shadow": Field(Flag(), "Counts and is reported, but never refuses."),
     "enabled": Field(Flag(), "Whether the rule applies at all."),
     "enforce_percent": Field(
         Whole(0, 100), "For so many percent of its principals the rule refuses; for the others it is a shadow."
     ),
     "replaces": Field(
-        Many(RULE_ID, "a list of ids of rules"),
+        ListOf(RULE_ID, "a list of ids of rules"),
         "Ids of rules that do not apply when this one does; a rule that is itself replaced replaces nothing.",
     ),
     "on_store_failure": Field(
-        Choice(tuple(str(mode) for mode in Mode)), "What to answer when the store does not; default: the engine's."
+        Choice({str(mode): mode for mode in Mode}), "What to answer when the store does not; default: the engine's."
     ),
     "replicas": Field(
         Whole(0, MAX_REPLICAS),
@@ -245,81 +157,140 @@ _RULE_FIELDS = {
     "created_at": Field(Moment(as_written=True), "When the rule was made."),
     "updated_at": Field(Moment(as_written=True), "When the rule was last changed."),
 }
-RULE = Quotas(Shape("a rule", _RULE_FIELDS, spellings=_SPELLINGS), _ALL_WAYS)
-_DEFAULT_FIELDS = {**_RULE_FIELDS, "id": Field(RULE_ID, "Names the rule; default: `default`.")}
-_DEFAULT_RULE = Quotas(Shape("the default", _DEFAULT_FIELDS, spellings=_SPELLINGS), _ALL_WAYS, as_text=True)
+_SPELLINGS = {"rule_id": "id", "key_type": "dimension", "endpoint_pattern": "endpoint", **SECONDS}
+"""Other names of fields, as some documents have them."""
+RULE = QuotaForm(Record("a rule", _RULE_FIELDS, spellings=_SPELLINGS, make=_rule), ALL_WAYS)
 
 
-@dataclass(frozen=True, slots=True)
+def _default_rule(read: Values, path: Path, findings: Findings) -> Rule | None:
+    return _rule({"id": DEFAULT_ID, **read}, path, findings)
+
+
 class Default:
-    """The default: the word allow, the text of a quota, or a rule that needs no id."""
+    """What applies when no rule does: the word allow, the text of a quota, or a rule that needs no id."""
 
-    def read(self, value: object, path: Path, findings: Findings) -> object:
+    _rule = QuotaForm(
+        Record(
+            "the default",
+            {**_RULE_FIELDS, "id": Field(RULE_ID, f"Names the rule; default: `{DEFAULT_ID}`.")},
+            spellings=_SPELLINGS,
+            make=_default_rule,
+        ),
+        ALL_WAYS,
+        as_text=True,
+    )
+
+    def read(self, value: object, path: Path, findings: Findings) -> Rule | None:
         if value == ALLOW:
-            return ALLOW
-        if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and not re.search("[0-9]", value):
-            accepted = 'allow, or a quota such as "100/minute"'
-            findings.add(
-                path, f"{shown(value)} is not a default", accepted, findings.near(value, [ALLOW]), kind=Kind.MEANING
-            )
             return None
-        return _DEFAULT_RULE.read(value, path, findings)
+        if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and not re.search("[0-9]", value):
+            message, accepted = f"{shown(value)} is not a default", 'allow, or a quota such as "100/minute"'
+            findings.add(path, message, accepted, findings.near(value, [ALLOW]), kind=_MEANING)
+            return None
+        rule: Rule | None = self._rule.read(value, path, findings)
+        return rule
 
     def schema(self) -> Schema:
-        return _DEFAULT_RULE.schema()  # the word is text, like a quota
+        return self._rule.schema()  # the word is text, like a quota
 
 
-CHANGE = Quotas(
-    Shape(
+def _change(read: Values, path: Path, findings: Findings) -> Change | None:
+    until = read.get("until")
+    if way_of(read, CHANGE.ways) is not IN_PART:
+        quotas = quotas_of(read, path, findings)
+        return None if quotas is None else Change(quotas=quotas, until=until)
+    given = {name: read[name] for name in ("limit", "burst", "capacity", "algorithm", "until") if name in read}
+    if "burst" in read and "capacity" in read:
+        findings.add((*path, "capacity"), BURST_OR_CAPACITY, kind=_MEANING)
+        return None
+    try:
+        return Change(window_us=window_us(read["window"]) if "window" in read else None, **given)
+    except InvalidQuota as error:
+        findings.add((*path, culprit(error, read, "window")), str(error), kind=_MEANING)
+        return None
+
+
+CHANGE = QuotaForm(
+    Record(
         "a change",
         {
             **QUOTA_FIELDS,
-            **_LIMITS,
+            **LIMITS_FIELD,
             "until": Field(Moment(), "When the change ends by itself, such as 2026-12-01T00:00:00Z."),
         },
-        spellings=_SECONDS,
+        spellings=SECONDS,
+        make=_change,
     ),
-    (IN_PART, *_ALL_WAYS),
+    (IN_PART, *ALL_WAYS),
     name="change",
 )
-_CHANGES = Table(CHANGE, "ids of rules and what changes, such as {orders-user: {limit: 1000}}", or_nothing=True)
-USER = Shape(
+_CHANGES = MapOf(CHANGE, "ids of rules and what changes, such as {orders-user: {limit: 1000}}", or_nothing=True)
+
+
+def _user(read: Values, _path: Path, _findings: Findings) -> User:
+    return User(**read)
+
+
+USER = Record(
     "a user",
     {
         "tier": Field(_TIER, "The tier of the user."),
         "overrides": Field(_CHANGES, "By rule: what is different for this user, perhaps only until some moment."),
     },
+    make=_user,
 )
-_ENTRIES = Many(
-    Table(
+
+
+class ListEntry:
+    """One entry of an allow list or a deny list: a dimension and its value."""
+
+    _form = MapOf(
         Text("text, in which * stands for any characters", most=512),
         "one dimension and its value, such as ip: 10.0.0.0/8",
         exactly=1,
-    ),
-    "a list such as [{ip: 10.0.0.0/8}, {user: bot-*}]",
-    or_nothing=True,
-)
-_ANY_KEY = r"[\s\S]{1,512}"
+    )
+
+    def read(self, value: object, path: Path, findings: Findings) -> Entry | None:
+        for dimension, text in (self._form.read(value, path, findings) or {}).items():
+            try:
+                return Entry(dimension, text)
+            except InvalidRule as error:
+                findings.add((*path, dimension), str(error), hint=_network(text), kind=_MEANING)
+        return None
+
+    def schema(self) -> Schema:
+        return self._form.schema()
 
 
-def _table(of: FieldKind, accepted: str, keys: str) -> Table:
-    return Table(of, accepted, keys=keys, or_nothing=True)
+def _network(text: str) -> str:
+    try:
+        return f"Did you mean '{ip_network(text, strict=False)}'?"
+    except ValueError:
+        return ""
 
 
-FILE = Shape(
+ENTRY = ListEntry()
+_ENTRIES = ListOf(ENTRY, "a list such as [{ip: 10.0.0.0/8}, {user: bot-*}]", or_nothing=True)
+
+
+def _table(of: Form, accepted: str, longest: int) -> MapOf:
+    return MapOf(of, accepted, keys=rf"[\s\S]{{1,{longest}}}", or_nothing=True)
+
+
+FILE = Record(
     "a file of rules",
     {
         "version": Field(Constant(1), "The version of this form: write version: 1.", required=True),
         "rules": Field(
-            Many(RULE, "a list of rules, each beginning with '- id: ...'", or_nothing=True),
+            ListOf(RULE, "a list of rules, each beginning with '- id: ...'", or_nothing=True),
             "The rules. Every rule that matches a request applies, unless another one replaces it.",
         ),
         "tiers": Field(
-            _table(_CHANGES, "tiers, and in each what changes by rule", r"[\s\S]{1,64}"),
+            _table(_CHANGES, "tiers, and in each what changes by rule", 64),
             "By tier, then by rule: what is different for its principals.",
         ),
         "users": Field(
-            _table(USER, 'users by their id, such as "12345": {tier: premium}', _ANY_KEY),
+            _table(USER, 'users by their id, such as "12345": {tier: premium}', 512),
             "What is special about single users.",
         ),
         "default_tier": Field(_TIER, "The tier of users who have none."),
@@ -337,3 +308,14 @@ FILE = Shape(
     },
     extensions=True,
 )
+
+
+def rules_schema() -> Schema:
+    """Return the JSON Schema of a file of rules, in YAML or JSON."""
+    return {
+        "$schema": DIALECT,
+        "title": "Rules of Headgate",
+        "description": "Rate limits: whom and what they are for, and how much may pass.",
+        **FILE.schema(),
+        "$defs": {form.name: form.definition() for form in (LIMIT, CHANGE)},
+    }

@@ -1,16 +1,17 @@
 """What an operator writes, as values: rules, tiers, users, lists, and what happens when nothing matches.
 
-A value that exists is acceptable: everything is checked when it is made (raises InvalidRule). How these values look in
-YAML or JSON is the business of `headgate.policy.loading`; what they mean for a request, of `headgate.policy.compiled`.
+A value that exists is acceptable: everything is checked when it is made (raises InvalidRule), and a `Ruleset` also as a
+whole. How these values look in YAML or JSON is said in `headgate.policy.forms`; what they mean for a request, in
+`headgate.policy.compiled`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
@@ -19,7 +20,11 @@ from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Family
 from headgate.core.quota import MAX_REPLICAS, Quota
-from headgate.policy.request import GLOBAL, principal_name
+from headgate.policy.checks import check
+from headgate.policy.paths import normalised
+from headgate.policy.problems import Findings, Path
+from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, principal_name
+from headgate.policy.trie import parsed
 
 T = TypeVar("T")
 TOGETHER = "+"
@@ -60,6 +65,7 @@ class Change:
             object.__setattr__(self, "quotas", _several("a change: quotas", self.quotas, Quota))
             if not self.quotas:
                 raise InvalidRule("a change: quotas has at least one")
+            _check_apart("a change", self.quotas)
 
     def apply(self, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
         """Return `quotas` as changed. Raises InvalidQuota if that makes no quota."""
@@ -126,47 +132,49 @@ class Rule:
 
     def __post_init__(self) -> None:
         _named("rule id", self.id)
-        self._check_types()
-        object.__setattr__(self, "dimension", _dimensions(self.id, self.dimension))
-        self._check_pattern()
+        where = f"rule {self.id!r}"
+        self._check_types(where)
         if not self.quotas:
-            raise InvalidRule(f"rule {self.id!r} has no limit")
-        if len(self.quotas) > 1:
-            try:
-                Family(self.id, self.quotas)  # no two limits may count in one place
-            except InvalidQuota as error:
-                raise InvalidRule(f"rule {self.id!r}: {error}") from None
+            raise InvalidRule(f"{where} has no limit")
+        _check_apart(where, self.quotas)
+        object.__setattr__(self, "dimension", _dimensions(where, self.dimension))
+        self._check_patterns(where)
         for method in self.methods:
             if not _METHOD.fullmatch(method):
-                raise InvalidRule(f"rule {self.id!r}: {method!r} is not an HTTP method: write it as POST")
-        if type(self.enforce_percent) is not int or not 0 <= self.enforce_percent <= 100:
-            raise InvalidRule(f"rule {self.id!r}: enforce_percent is a whole number from 0 to 100")
-        if type(self.replicas) is not int or not 0 <= self.replicas <= MAX_REPLICAS:
-            raise InvalidRule(f"rule {self.id!r}: replicas is a whole number from 0 to {MAX_REPLICAS}")
+                raise InvalidRule(f"{where}: {method!r} is not an HTTP method: write it as POST", fields=("methods",))
+        for name, most in (("enforce_percent", 100), ("replicas", MAX_REPLICAS)):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= most:
+                raise InvalidRule(f"{where}: {name} is a whole number from 0 to {most}", fields=(name,))
         if self.id in self.replaces:
-            raise InvalidRule(f"rule {self.id!r} cannot replace itself")
+            raise InvalidRule(f"{where} cannot replace itself", fields=("replaces",))
 
     @property
     def dimensions(self) -> tuple[str, ...]:
         """What is counted apart, one by one."""
         return tuple(self.dimension.split(TOGETHER))
 
-    def _check_pattern(self) -> None:
+    def _check_patterns(self, where: str) -> None:
         derive = object.__setattr__
         if self.endpoint == "*":
             derive(self, "endpoint", "**")
+        try:
+            parsed(self.endpoint)
+        except InvalidRule as error:
+            raise InvalidRule(f"{where}: {error}", fields=("endpoint",)) from None
         if self.key_pattern in {"", "*"}:
             derive(self, "key_pattern", "")
             return
         if self.dimension == GLOBAL or TOGETHER in self.dimension:
-            raise InvalidRule(f"rule {self.id!r}: key_pattern is for rules of one dimension, and not for global ones")
+            wrong = f"{where}: key_pattern is for rules of one dimension, and not for global ones"
+            raise InvalidRule(wrong, fields=("key_pattern",))
         try:
             Entry(self.dimension, self.key_pattern)
         except InvalidRule as error:
-            raise InvalidRule(f"rule {self.id!r}: key_pattern: {error}") from None
+            raise InvalidRule(f"{where}: key_pattern: {error}", fields=("key_pattern",)) from None
 
-    def _check_types(self) -> None:
-        where, derive = f"rule {self.id!r}", object.__setattr__  # the instance is frozen; this is a part of its making
+    def _check_types(self, where: str) -> None:
+        derive = object.__setattr__  # the instance is frozen; this is a part of its making
         derive(self, "quotas", _several(f"{where}: quotas", self.quotas, Quota))
         _texts(where, self, ("name", "key_pattern", "endpoint", "tier", "created_at", "updated_at"))
         _flags(where, self, ("shadow", "enabled", "reset_on_change"))
@@ -178,7 +186,7 @@ class Rule:
             _mapping(f"{where}: when", self.when, str)
             when = {principal_name(name): value for name, value in self.when.items()}
             if len(when) < len(self.when):
-                raise InvalidRule(f"{where}: 'when' has two names of one principal")
+                raise InvalidRule(f"{where}: 'when' has two names of one principal", fields=("when",))
             derive(self, "when", when)
         if self.on_store_failure is not None and type(self.on_store_failure) is not Mode:
             derive(self, "on_store_failure", _mode(where, self.on_store_failure))
@@ -213,6 +221,11 @@ class Entry:
         if not self.value or len(self.value) > 512:
             raise InvalidRule("an entry of a list has 1 to 512 characters")
         object.__setattr__(self, "network", self._network())
+        if self.dimension == ENDPOINT and "*" not in self.value:
+            try:
+                normalised(self.value)
+            except InvalidRequest as error:
+                raise InvalidRule(f"an entry of a list: {error}") from None
 
     def _network(self) -> Network | None:
         if self.dimension != "ip" or "*" in self.value:
@@ -247,21 +260,21 @@ class Ruleset:
 
     def __post_init__(self) -> None:
         self._check_types()
-        known: dict[str, Rule] = {}
-        for rule in (*self.rules, *([self.default] if self.default else [])):
-            if rule.id in known:
-                raise InvalidRule(f"two rules have the id {rule.id!r}")
-            known[rule.id] = rule
-        for rule in self.rules:
-            for other in sorted(other for other in rule.replaces if other not in known):
-                raise InvalidRule(f"rule {rule.id!r} replaces {other!r}, which does not exist")
-        changes = [(f"tier {tier!r}", changed) for tier, changed in self.tiers.items()]
-        changes += [(f"user {user!r}", special.overrides) for user, special in self.users.items()]
-        for where, changed in changes:
-            for rule_id, change in changed.items():
-                _check_change(where, rule_id, change, known)
-        if self.unknown_rule not in {"", "allow", "error"}:
-            raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
+        findings = Findings()
+        places: list[tuple[Path, Rule]] = [(("rules", index), rule) for index, rule in enumerate(self.rules)]
+        references = [((*path, "replaces"), rule.id, other) for path, rule in places for other in sorted(rule.replaces)]
+        places += [(("default",), self.default)] if self.default else []
+        check(self, [(rule.id, path) for path, rule in places], references, findings)
+        findings.check()
+
+    @classmethod
+    def unchecked(cls, **given: Any) -> Self:
+        """Return rules of which all parts are right, but which nobody has looked at as a whole."""
+        ruleset = object.__new__(cls)
+        for known in fields(cls):
+            otherwise = known.default if known.default_factory is MISSING else known.default_factory()
+            object.__setattr__(ruleset, known.name, given.get(known.name, otherwise))
+        return ruleset
 
     def _check_types(self) -> None:
         for name, kind in (("rules", Rule), ("allow", Entry), ("deny", Entry)):
@@ -276,18 +289,17 @@ class Ruleset:
             raise InvalidRule(f"default is a Rule, not {short(self.default)}")
         _texts("the rules", self, ("default_tier", "unknown_rule"))
         _flags("the rules", self, ("ignore_case",))
+        if self.unknown_rule not in {"", "allow", "error"}:
+            raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
 
 
-def _check_change(where: str, rule_id: str, change: Change, known: Mapping[str, Rule]) -> None:
-    rule = known.get(rule_id)
-    if rule is None:
-        raise InvalidRule(f"{where} changes rule {rule_id!r}, which does not exist")
-    try:
-        quotas = change.apply(rule.quotas)
-        if len(quotas) > 1:
-            Family(rule_id, quotas)
-    except InvalidQuota as error:
-        raise InvalidRule(f"{where}, rule {rule_id!r}: {error}") from None
+def _check_apart(where: str, quotas: tuple[Quota, ...]) -> None:
+    """Refuse two limits that would count in one place."""
+    if len(quotas) > 1:
+        try:
+            Family("limits", quotas)
+        except InvalidQuota as error:
+            raise InvalidRule(f"{where}: {error}", fields=("limits",)) from None
 
 
 def _named(what: str, name: str) -> None:
@@ -297,13 +309,15 @@ def _named(what: str, name: str) -> None:
         raise InvalidRule(f"bad {what}: {error}") from None
 
 
-def _dimensions(rule_id: str, text: str) -> str:
+def _dimensions(where: str, text: str) -> str:
     names = [_dimension(name) for name in text.split(TOGETHER)] if isinstance(text, str) else [_dimension(text)]
     if len(names) > 1:
         if not len(set(names)) == len(names) <= MOST_DIMENSIONS:
-            raise InvalidRule(f"rule {rule_id!r} counts by up to {MOST_DIMENSIONS} different dimensions, not by {text}")
+            wrong = f"{where} counts by up to {MOST_DIMENSIONS} different dimensions, not by {text}"
+            raise InvalidRule(wrong, fields=("dimension",))
         if GLOBAL in names:
-            raise InvalidRule(f"rule {rule_id!r}: global counts all as one: it does not go with other dimensions")
+            wrong = f"{where}: global counts all as one: it does not go with other dimensions"
+            raise InvalidRule(wrong, fields=("dimension",))
     return TOGETHER.join(names)
 
 

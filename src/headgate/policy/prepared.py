@@ -299,41 +299,11 @@ def replaced_among(rules: Iterable[PreparedRule]) -> dict[str, str]:
 def ranks_of(rules: Iterable[Rule]) -> dict[str, int]:
     """Return a number for each rule that replaces others, or is replaced: lower than the numbers of those it replaces.
 
-    Raises InvalidRule: rules replace each other in a circle.
+    There is no circle among them: a `Ruleset` would not have it.
     """
-    rules = tuple(rules)
-    check_circles(rules)
     order = TopologicalSorter({rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled})
     return {rule_id: -place for place, rule_id in enumerate(order.static_order())}
 
 
 def _rank(rule: PreparedRule) -> int:
     return rule.rank
-
-
-def check_circles(rules: Iterable[Rule]) -> None:
-    """Refuse rules that replace each other in a circle: where all of them match, none would apply."""
-    circle = circle_among(rules)
-    if circle:
-        raise InvalidRule(f"rules replace each other in a circle: {' -> '.join([*circle, circle[0]])}")
-
-
-def circle_among(rules: Iterable[Rule]) -> list[str]:
-    """Return the ids of rules that replace each other in a circle, each the next one; empty if there is none."""
-    replaces = {rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled}
-    done: set[str] = set()
-    for start in replaces:
-        trail: dict[str, None] = {}
-        stack = [(start, False)]
-        while stack:
-            rule_id, is_left = stack.pop()
-            if is_left:
-                del trail[rule_id]
-                done.add(rule_id)
-            elif rule_id in trail:
-                return [*trail][[*trail].index(rule_id) :]
-            elif rule_id not in done:
-                trail[rule_id] = None
-                stack.append((rule_id, True))
-                stack += [(other, False) for other in sorted(replaces.get(rule_id, ()), reverse=True)]
-    return []

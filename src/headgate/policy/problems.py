@@ -1,4 +1,4 @@
-"""What is wrong with a file of rules: every problem, where it is, and what would be right."""
+"""What is wrong with rules, in a file or as data: every problem, where it is, and what would be right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import lru_cache
 
 from headgate.core.errors import InvalidRule
 from headgate.core.numbers import short
@@ -22,13 +21,13 @@ _LONGEST_WORD = 100
 _MOST_NAMES = 2000
 
 
-class Kind(StrEnum):
+class ProblemKind(StrEnum):
     """Who could have found it."""
 
     FILE = "file"
     """The file cannot be read at all."""
     SYNTAX = "syntax"
-    """It is no YAML, or no JSON."""
+    """It is not YAML, or not JSON."""
     FORM = "form"
     """A field is missing, unknown, or of the wrong type: what the JSON Schema says, too."""
     MEANING = "meaning"
@@ -54,7 +53,7 @@ class Problem:
     """Counted from 1."""
     source: str = ""
     """The line, as written."""
-    kind: Kind = Kind.FORM
+    kind: ProblemKind = ProblemKind.FORM
 
     @property
     def place(self) -> str:
@@ -88,15 +87,22 @@ class InvalidRules(InvalidRule):
 
 
 class Findings:
-    """The problems found so far, each at its place in the data."""
+    """The problems found so far, each at its place in the data, and what is odd without being wrong.
 
-    __slots__ = ("_found", "_near", "_patience", "count")
+    Args:
+        where: knows where the data is written; by default it came without a text.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_found", "_near", "_odd", "_patience", "count", "where")
+
+    def __init__(self, where: Locator | None = None) -> None:
+        self.where = where or Locator("")
+        self.count = 0
+        """How many problems there are."""
         self._found: list[tuple[Path, bool, Problem]] = []
+        self._odd: list[tuple[Path, bool, Problem]] = []
         self._near: dict[tuple[str, tuple[str, ...]], str] = {}
         self._patience = PATIENCE
-        self.count = 0
 
     def add(
         self,
@@ -105,7 +111,7 @@ class Findings:
         accepted: str = "",
         hint: str = "",
         *,
-        kind: Kind = Kind.FORM,
+        kind: ProblemKind = ProblemKind.FORM,
         at_key: bool = False,
     ) -> None:
         """Note a problem with the value at `path`, or with its key."""
@@ -113,9 +119,15 @@ class Findings:
         if self.count <= MOST:
             self._found.append((path, at_key, Problem(message, accepted, hint, render(path), kind=kind)))
 
+    def warn(self, path: Path, message: str, accepted: str = "", hint: str = "", *, at_key: bool = False) -> None:
+        """Note that the value at `path`, or its key, has hardly the effect that was meant."""
+        if len(self._odd) < MOST:
+            self._odd.append((path, at_key, Problem(message, accepted, hint, render(path))))
+
     def near(self, word: object, names: Iterable[str]) -> str:
         """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
-        return _question(self.near_name(word, names))
+        near = self.near_name(word, names)
+        return f"Did you mean {near!r}?" if near else ""
 
     def near_name(self, word: object, names: Iterable[str]) -> str:
         """Return the name that a misspelt one was probably meant to be, or nothing.
@@ -124,25 +136,37 @@ class Findings:
         without a suggestion.
         """
         known = tuple(names)
-        if not isinstance(word, str) or not _is_comparable(word, known) or self.count >= MOST:
+        if not isinstance(word, str) or len(word) > _LONGEST_WORD or len(known) > _MOST_NAMES or self.count >= MOST:
             return ""
         near = self._near.get((word, known))
         if near is None:
             if self._patience <= 0:
                 return ""
             self._patience -= len(word) * len(known)
-            near = self._near[word, known] = nearest_name(word, known)
+            folded = {name.lower().replace("-", "_"): name for name in known}
+            found = get_close_matches(word.lower().replace("-", "_"), folded, 1, cutoff=0.65)
+            near = self._near[word, known] = folded[found[0]] if found else ""
         return near
 
-    def located(self, where: Locator) -> list[Problem]:
-        """Return the problems with their places in the file."""
-        problems = []
-        for path, at_key, problem in self._found:
+    def problems(self) -> list[Problem]:
+        """Return the problems with their places in the file, from its top to its end."""
+        return self._located(self._found)
+
+    def warnings(self) -> list[Problem]:
+        """Return what is odd, likewise."""
+        return self._located(self._odd)
+
+    def check(self) -> None:
+        """Raise InvalidRules if there are problems."""
+        if self.count:
+            raise InvalidRules(self.problems())
+
+    def _located(self, found: Iterable[tuple[Path, bool, Problem]]) -> list[Problem]:
+        where, problems = self.where, []
+        for path, at_key, problem in found:
             line, column = where.locate(path, at_key=at_key)
-            problems.append(
-                replace(problem, file=where.name, line=line, column=column, source=where.source(line)),
-            )
-        return problems
+            problems.append(replace(problem, file=where.name, line=line, column=column, source=where.source(line)))
+        return in_order(problems)
 
 
 class Locator:
@@ -199,32 +223,6 @@ def shown(value: object) -> str:
 def unlike(value: object, what: str) -> str:
     """Say that what was found is not what was wanted: ``unlike("x", "is not a list")``."""
     return "has no value" if value is None else f"{shown(value)} {what}"
-
-
-def nearest(word: object, names: Iterable[str]) -> str:
-    """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
-    return _question(nearest_name(word, names))
-
-
-def nearest_name(word: object, names: Iterable[str]) -> str:
-    """Return the name that a misspelt one was probably meant to be, or nothing."""
-    known = tuple(names)
-    return _nearest(word, known) if isinstance(word, str) and _is_comparable(word, known) else ""
-
-
-def _is_comparable(word: str, names: tuple[str, ...]) -> bool:
-    return len(word) <= _LONGEST_WORD and len(names) <= _MOST_NAMES  # comparing takes time
-
-
-def _question(near: str) -> str:
-    return f"Did you mean {near!r}?" if near else ""
-
-
-@lru_cache(maxsize=1000)
-def _nearest(word: str, names: tuple[str, ...]) -> str:
-    folded = {name.lower().replace("-", "_"): name for name in names}
-    near = get_close_matches(word.lower().replace("-", "_"), folded, 1, cutoff=0.65)
-    return folded[near[0]] if near else ""
 
 
 def _printable(text: str) -> str:

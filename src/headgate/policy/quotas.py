@@ -1,70 +1,260 @@
-"""From the fields of a quota, written in one of several ways, to quotas."""
+"""The ways to write a quota, and what each means.
+
+===========================  =====================================================================================
+``limit`` and ``window``     perhaps with `burst` or `capacity`, `algorithm`, `calendar`, `queue`, `refill_every`
+``capacity, refill_rate``    a token bucket in its other spelling
+``quota``                    all of it as text: ``10/s burst 20``, or several: ``10/s; 5000/day``
+``limits``                   a list of any of these, which apply together
+===========================  =====================================================================================
+
+A tier or an override may besides name only what it changes: limit, burst, capacity, window, algorithm.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidQuota
+from headgate.core.grammar import MAX_TEXT
+from headgate.core.numbers import EXACT
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
-from headgate.policy.forms import BY_BUCKET, BY_TEXT, LIMIT, SEVERAL, AsText, Quotas
-from headgate.policy.problems import Findings, Kind, Path
-from headgate.policy.times import CALENDAR_UNITS, length_of
+from headgate.policy.problems import Findings, Path, ProblemKind, unlike
+from headgate.policy.schema import Choice, Field, Flag, ListOf, Record, Schema, Text, Values, Whole
+from headgate.policy.times import CALENDAR_UNITS, Length, length_of
 
-_Values = dict[str, Any]
+_MEANING = ProblemKind.MEANING
+_PERCENT = Whole(1, 100)
+_RATE, _ZONE = "[0-9.]{1,40}(/[0-9]{1,40})?", "[A-Za-z0-9_+/-]{1,64}"
+_TEXT = Text('a quota such as "100/minute", "10/s burst 20", "10/s; 5000/day gcra"', most=MAX_TEXT, numbers=False)
+ALGORITHMS = {**{str(each): each for each in Algorithm}, "sliding_window": Algorithm.SLIDING_WINDOW_COUNTER}
+AS_TEXT = ""
+"""Stands among fields for which text stood in the file: problems with them are problems of the whole."""
+BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 
 
-def quotas_of(read: _Values, form: Quotas, path: Path, findings: Findings) -> tuple[Quota, ...] | None:
-    """Return the quotas that the fields of a rule, a change or a limit describe."""
-    if form.way(read) is not SEVERAL:
-        return _quota(read, form, path, findings)
-    path = (*path, "limits")
-    parts = [
-        quotas_of(item, LIMIT, (*path, index), findings) if item is not None else None
-        for index, item in enumerate(read["limits"])
-    ]
-    quotas = tuple(quota for part in parts for quota in part or ())
-    if None in parts:
+class RefillRate:
+    """Tokens per second: a number, or text for a fraction. It is checked by the quota made of it."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> object:
+        numeric = type(value) in {int, float} and isinstance(value, int | float) and value >= 0
+        if numeric or (isinstance(value, str) and re.fullmatch(_RATE, value)):
+            return value
+        findings.add(path, unlike(value, "is not a rate"), "a number of tokens per second, such as 10, 0.5 or '1/3'")
         return None
-    return _distinct(quotas, path, findings)
+
+    def schema(self) -> Schema:
+        return {"type": ["number", "string"], "minimum": 0, "pattern": f"^{_RATE}$"}
 
 
-def _distinct(quotas: tuple[Quota, ...], path: Path, findings: Findings) -> tuple[Quota, ...] | None:
-    if len(quotas) != 1:
-        try:
-            Family("limits", quotas)
-        except InvalidQuota as error:
-            findings.add(path, str(error), kind=Kind.MEANING)
+class Zone:
+    """Whether a window follows the calendar, and of which time zone."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> bool | str | None:
+        if isinstance(value, bool) or (isinstance(value, str) and re.fullmatch(_ZONE, value)):
+            return value
+        findings.add(path, unlike(value, "is not a time zone"), "a name such as Europe/Berlin, or true for UTC")
+        return None
+
+    def schema(self) -> Schema:
+        return {"type": ["boolean", "string"], "pattern": f"^{_ZONE}$"}
+
+
+QUOTA_FIELDS = {
+    "limit": Field(Whole(0), "How many units may pass, or come back, in each window."),
+    "window": Field(
+        Length(calendar=True),
+        "The window: a length such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",
+    ),
+    "burst": Field(Whole(-EXACT), "How many units beyond the limit may pass at once. Not for window algorithms."),
+    "algorithm": Field(Choice(ALGORITHMS), "How it counts; default: token_bucket."),
+    "calendar": Field(
+        Zone(), "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
+    ),
+    "queue": Field(Flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
+    "capacity": Field(
+        Whole(1),
+        "How many units may pass at once, instead of `burst`: it stays when a tier or an override changes the limit. "
+        "With `refill_rate`, the bucket.",
+    ),
+    "refill_rate": Field(
+        RefillRate(), "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."
+    ),
+    "min_refill_interval_ms": Field(
+        Whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
+    ),
+    "refill_every": Field(Length(), "Token bucket only: it is refilled in steps this far apart, such as 10ms."),
+    "warn_percent": Field(_PERCENT, "Usage, in percent, above which a key is in the warning state; default: 80."),
+    "calm_percent": Field(_PERCENT, "Usage, in percent, below which it leaves the warning state; default: 70."),
+    "quota": Field(_TEXT, 'The whole quota as text, such as "10/s burst 20; 5000/day".'),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """One of the ways to write a quota: fields that it needs, and fields that it may have besides."""
+
+    needs: tuple[str, ...]
+    may: tuple[str, ...]
+
+    @property
+    def sign(self) -> str:
+        """The field by which it is known."""
+        return self.needs[-1]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*self.needs, *self.may)
+
+
+_THRESHOLDS = ("warn_percent", "calm_percent")
+BY_WINDOW = Way(
+    ("limit", "window"), ("burst", "capacity", "algorithm", "calendar", "queue", "refill_every", *_THRESHOLDS)
+)
+BY_BUCKET = Way(("capacity", "refill_rate"), ("min_refill_interval_ms", *_THRESHOLDS))
+BY_TEXT = Way(("quota",), _THRESHOLDS)
+SEVERAL = Way(("limits",), ())
+IN_PART = Way((), ("limit", "burst", "capacity", "window", "algorithm"))
+"""What a tier or an override may change of a rule's only limit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuotaForm:
+    """A record of which some fields make up a quota, in one of several ways."""
+
+    record: Record
+    """Its `make` is called when the fields of the quota are right, even if others are not."""
+    ways: tuple[Way, ...]
+    as_text: bool = False
+    """Whether the text of a quota may stand for the whole."""
+    name: str = ""
+    """Under which the JSON Schema defines it, to refer to it where it is used."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
+        make: Callable[..., Any] = self.record.make or quotas_of
+        if self.as_text and isinstance(value, str):
+            text = _TEXT.read(value, path, findings)
+            return None if text is None else make({"quota": text, AS_TEXT: True}, path, findings)
+        read = self.record.read_fields(value, path, findings)
+        if type(value) is not dict or read is None:
             return None
-    return quotas
+        value = self.record.named(value)
+        if not self._is_one_way(value, path, findings):
+            return None
+        is_right = len(value) == len(read) or all(key in read for key in value if key in ALL_OF_QUOTA)
+        return make(read, path, findings) if is_right else None
+
+    def _is_one_way(self, value: Values, path: Path, findings: Findings) -> bool:
+        before = findings.count
+        way = way_of(value, self.ways)
+        given = [key for key in value if key in ALL_OF_QUOTA and key in self.record.fields]
+        for key in given:
+            if key not in way.fields:
+                others = ", ".join(name for name in way.fields if name != way.sign)
+                accepted = f"besides {way.sign!r}: {others or 'no other field of a quota'}"
+                findings.add((*path, key), f"{key!r} does not go with {way.sign!r}", accepted, at_key=True)
+        misspelt = self.record.misspelt(value, findings) & ALL_OF_QUOTA
+        missing = [name for name in way.needs if name not in value and name not in misspelt]
+        if not given:
+            if way.needs and not misspelt:
+                ways = "limit and window, capacity and refill_rate, or quota" + ", or limits" * (SEVERAL in self.ways)
+                findings.add(path, f"{self.record.what} needs a quota", ways)
+        elif missing:
+            missed = " and ".join(repr(name) for name in missing)
+            findings.add(path, f"{missed} missing", f"{' and '.join(way.needs)} together")
+        return findings.count == before and not misspelt
+
+    def schema(self) -> Schema:
+        return {"$ref": f"#/$defs/{self.name}"} if self.name else self.definition()
+
+    def definition(self) -> Schema:
+        """Return the schema itself, where a name refers to it elsewhere."""
+        quota_fields = [name for name in self.record.fields if name in ALL_OF_QUOTA]
+        ways = []
+        for way in self.ways:
+            others = {name: False for name in quota_fields if name not in way.fields}
+            others |= {other: False for other, name in self.record.spellings.items() if name in others}
+            ways.append({"properties": others} | self.record.needing(way.needs))
+        schema = self.record.schema() | {"anyOf": ways}
+        return {"anyOf": [_TEXT.schema() | {"type": "string"}, schema]} if self.as_text else schema
 
 
-def _quota(read: _Values, form: Quotas, path: Path, findings: Findings) -> tuple[Quota, ...] | None:
-    way = form.way(read)
-    if read.get("calendar") and read["window"] not in CALENDAR_UNITS:
-        told = f"with a calendar, the window is one of {', '.join(CALENDAR_UNITS)}"
-        findings.add((*path, "window"), told, kind=Kind.MEANING)
-        return None
-    percents = {name: read[name] for name in ("warn_percent", "calm_percent") if name in read}
+SECONDS = {"window_seconds": "window"}
+"""Another name of a field, as some documents have it."""
+ONE_LIMIT = (BY_WINDOW, BY_BUCKET, BY_TEXT)
+ALL_WAYS = (*ONE_LIMIT, SEVERAL)
+LIMIT = QuotaForm(Record("a limit", QUOTA_FIELDS, spellings=SECONDS), ONE_LIMIT, as_text=True, name="limit")
+LIMITS_FIELD = {
+    "limits": Field(
+        ListOf(LIMIT, "a list such as [{limit: 10, window: 1s}, {limit: 250, window: 1d}]"),
+        "Several limits that apply together, instead of one; each has fields of its own.",
+    ),
+}
+ALL_OF_QUOTA = {**QUOTA_FIELDS, **LIMITS_FIELD}.keys()
+
+
+def way_of(given: Values, ways: tuple[Way, ...] = ALL_WAYS) -> Way:
+    """Return which way was meant, from the fields that are given."""
+    for way in (SEVERAL, BY_TEXT, BY_BUCKET):
+        if way.sign in given and way in ways:
+            return way
+    if IN_PART in ways and not (given.keys() & ALL_OF_QUOTA) - set(IN_PART.may):
+        return IN_PART
+    if "capacity" in given and not given.keys() & {"limit", "window"}:
+        return BY_BUCKET
+    return BY_WINDOW
+
+
+def quotas_of(read: Values, path: Path, findings: Findings) -> tuple[Quota, ...] | None:
+    """Return the quotas that the fields of a rule, a change or a limit describe."""
+    way = way_of(read)
+    if way is SEVERAL:
+        parts = read["limits"]
+        if None in parts:
+            return None
+        return _apart(tuple(quota for part in parts for quota in part), (*path, "limits"), findings)
+    percents = {name: read[name] for name in _THRESHOLDS if name in read}
     try:
         if way is BY_TEXT:
             quotas = _from_text(read["quota"], **percents)
-            return _distinct(quotas, path if isinstance(read, AsText) else (*path, "quota"), findings)
+            return _apart(quotas, path if AS_TEXT in read else (*path, "quota"), findings)
         if way is BY_BUCKET:
             interval = read.get("min_refill_interval_ms", 0)
             return (_from_bucket(read["capacity"], read["refill_rate"], interval, **percents),)
         return (_from_window(**{name: read[name] for name in way.fields if name in read}),)
     except InvalidQuota as error:
-        message = str(error)
-        words = {*re.findall("[a-z_]+", message), *(["calendar"] if "time zone" in message else [])}
-        field = next((name for name in (*way.may, *way.needs) if name in read and name in words), way.needs[0])
-        findings.add(path if isinstance(read, AsText) else (*path, field), message, kind=Kind.MEANING)
+        place = path if AS_TEXT in read else (*path, culprit(error, read, way.needs[0]))
+        findings.add(place, str(error), kind=_MEANING)
         return None
+
+
+def culprit(error: InvalidQuota, read: Values, otherwise: str) -> str:
+    """Return the field that an error is about, of those that are written."""
+    return next((name for known in error.fields for name in _WRITTEN.get(known, (known,)) if name in read), otherwise)
+
+
+_WRITTEN = {
+    "window_us": ("window",),
+    "refill_every_us": ("refill_every",),
+    "burst": ("burst", "capacity"),
+}
+"""Where it is another one: the field that is written for an argument of a `Quota`."""
+
+
+def _apart(quotas: tuple[Quota, ...], path: Path, findings: Findings) -> tuple[Quota, ...] | None:
+    if len(quotas) != 1:
+        try:
+            Family("limits", quotas)
+        except InvalidQuota as error:
+            findings.add(path, str(error), kind=_MEANING)
+            return None
+    return quotas
 
 
 @lru_cache(maxsize=10_000)  # thousands of rules have a few quotas among them
@@ -85,25 +275,30 @@ def _from_window(
     *,
     burst: int | None = None,
     capacity: int | None = None,
-    algorithm: str | None = None,
+    algorithm: Algorithm | None = None,
     calendar: bool | str = False,
     refill_every: int = 1,
     **options: Any,
 ) -> Quota:
     if burst is not None and capacity is not None:
-        raise InvalidQuota("burst and capacity are two ways to say the same: give one of them")
+        raise InvalidQuota(BURST_OR_CAPACITY, fields=("burst",))
     if calendar:
+        if window not in CALENDAR_UNITS:
+            told = f"with a calendar, the window is one of {', '.join(CALENDAR_UNITS)}"
+            raise InvalidQuota(told, fields=("window",))
         if algorithm not in {None, Algorithm.FIXED_WINDOW}:
-            raise InvalidQuota(f"only fixed_window follows a calendar, not the algorithm {algorithm}: leave it out")
+            told = f"only fixed_window follows a calendar, not the algorithm {algorithm}: leave it out"
+            raise InvalidQuota(told, fields=("algorithm",))
         if burst or capacity is not None or refill_every != 1:
-            raise InvalidQuota("a window of a calendar has a limit, and no burst, capacity or refill_every")
+            told = "a window of a calendar has a limit, and no burst, capacity or refill_every"
+            raise InvalidQuota(told, fields=("burst", "capacity", "refill_every"))
         periods = Calendar(str(window), "UTC" if calendar is True else calendar)
         return replace(Quota.per(limit, periods), **options)
     return Quota(
         limit,
         window_us(window),
         burst=capacity - limit if capacity is not None else burst or 0,
-        algorithm=Algorithm.named(algorithm or Algorithm.TOKEN_BUCKET),
+        algorithm=algorithm or Algorithm.TOKEN_BUCKET,
         refill_every_us=refill_every,
         keeps_capacity=capacity is not None,
         **options,
@@ -111,7 +306,7 @@ def _from_window(
 
 
 def window_us(window: int | str) -> int:
-    """Return the microseconds of a window that is none of the calendar. Raises InvalidQuota."""
+    """Return the microseconds of a window that is not one of the calendar. Raises InvalidQuota."""
     if isinstance(window, int):
         return window
     length = length_of(window)
@@ -120,5 +315,6 @@ def window_us(window: int | str) -> int:
     days = {"month": 30, "year": 365}[window]
     raise InvalidQuota(
         f"the window {window!r} has no fixed length: add `calendar: UTC`, or another time zone, for those of the "
-        f"calendar, or write {days}d"
+        f"calendar, or write {days}d",
+        fields=("window",),
     )

@@ -1,4 +1,4 @@
-"""Lengths of time, time zones and moments as fields have them. Everything becomes microseconds."""
+"""Lengths of time and moments, as fields have them and as they are written. Everything becomes microseconds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from functools import lru_cache
 from headgate.core.errors import InvalidQuota
 from headgate.core.grammar import parse
 from headgate.core.quota import MAX_WINDOW_US, SECOND
-from headgate.policy.kinds import Schema
-from headgate.policy.problems import Findings, Kind, Path, shown, unlike
+from headgate.policy.problems import Findings, Path, ProblemKind, shown, unlike
+from headgate.policy.schema import Schema
 
 CALENDAR_UNITS = ("day", "week", "month", "year")
 _LONGEST_TEXT = 100
@@ -36,7 +36,7 @@ class Length:
             length = Fraction(repr(value)) * SECOND
             if length.denominator == 1:
                 return int(length)
-            findings.add(path, f"{value} seconds are no whole number of microseconds", kind=Kind.MEANING)
+            findings.add(path, f"{value} seconds are not a whole number of microseconds", kind=ProblemKind.MEANING)
             return None
         findings.add(path, unlike(value, "is not a length of time"), _LENGTHS)
         return None
@@ -48,13 +48,13 @@ class Length:
         if text.strip().lstrip("0123456789_ ") == "M":
             month = ", or `window: month` with a `calendar`" if self.calendar else ""
             hint = f"Write {text.strip()[:-1].strip() or 1}m for minutes{month}."
-            findings.add(path, f"{shown(text)} may mean minutes or months", hint=hint, kind=Kind.MEANING)
+            findings.add(path, f"{shown(text)} may mean minutes or months", hint=hint, kind=ProblemKind.MEANING)
             return None
         if self.calendar and text in CALENDAR_UNITS:
             return text
         length = length_of(text)
         if isinstance(length, str):
-            findings.add(path, length, _LENGTHS, kind=Kind.MEANING)
+            findings.add(path, length, _LENGTHS, kind=ProblemKind.MEANING)
             return None
         return length
 
@@ -78,20 +78,6 @@ def length_of(text: str) -> int | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Zone:
-    """Whether a window follows the calendar, and of which time zone."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> bool | str | None:
-        if isinstance(value, bool) or (isinstance(value, str) and re.fullmatch("[A-Za-z0-9_+/-]{1,64}", value)):
-            return value
-        findings.add(path, unlike(value, "is not a time zone"), "a name such as Europe/Berlin, or true for UTC")
-        return None
-
-    def schema(self) -> Schema:
-        return {"type": ["boolean", "string"], "pattern": "^[A-Za-z0-9_+/-]{1,64}$"}
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """A point in time as RFC 3339 writes it."""
 
@@ -107,10 +93,10 @@ class Moment:
         try:
             moment = (datetime.fromisoformat(value.upper()) - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
-            findings.add(path, f"{value!r} is not a moment: {error}", _MOMENTS, kind=Kind.MEANING)
+            findings.add(path, f"{value!r} is not a moment: {error}", _MOMENTS, kind=ProblemKind.MEANING)
             return None
         if moment < 0:
-            findings.add(path, f"{value!r} is before 1970", kind=Kind.MEANING)
+            findings.add(path, f"{value!r} is before 1970", kind=ProblemKind.MEANING)
             return None
         return value if self.as_written else moment
 

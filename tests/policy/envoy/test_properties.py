@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.core.key import Principal
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome, Override, combine, load
-from headgate.policy.envoy.fields import DESCRIPTOR, FILE, RATE_LIMIT
+from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.problems import InvalidRules, Problem
 from tests.policy.envoy import naive
@@ -104,7 +104,7 @@ def test_two_descriptors_count_in_one_place_only_if_they_are_equal_or_share_a_pa
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 1 << 33), st.floats(), st.text("ab*_ \ud800:", max_size=3)
 )
-field_names = st.sampled_from([*FILE, *DESCRIPTOR, *RATE_LIMIT, "x"])
+field_names = st.sampled_from([*FILE.fields, *DESCRIPTOR.fields, *RATE_LIMIT.fields, "x"])
 junk = st.recursive(
     st.one_of(scalars, st.sampled_from(["day", "second", "gcra", "yes", "a*"])),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(field_names, inner, max_size=5)),

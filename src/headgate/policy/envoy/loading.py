@@ -31,6 +31,10 @@ What its users ask for in vain is possible besides::
 - ``algorithm``: token_bucket, leaky_bucket, fixed_window (the default), sliding_window_log,
   sliding_window_counter or gcra; ``burst``: what a bucket or GCRA admits at once beyond its limit.
 
+Values mean what they mean to envoyproxy/ratelimit, which is written in Go: nothing is the same as "" or 0 or false; any
+word or whole number is text where text is expected; ``yes`` and ``on`` are true. A key that is known but has no effect
+where it stands is let pass there; here too, with a warning.
+
 Problems are told all at once, each with file, line and field. What is refused here and not there: a key given twice in
 one mapping, a fraction or an exponent where a whole number is expected, any unit with `unlimited`, and files that are
 nested more than 20 deep (8 levels of descriptors).
@@ -38,23 +42,328 @@ nested more than 20 deep (8 levels of descriptors).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path as FolderPath
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.quota import MAX_WINDOW_US, SECOND
 from headgate.live import EVERY, FileSource, Live, yaml_files
-from headgate.policy.envoy.fields import Fields
 from headgate.policy.envoy.matching import DescriptorPolicy
+from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.envoy.tree import Level, Node, RateLimit, Rule, Trail, Wildcard, made_once
-from headgate.policy.loading import text_of
-from headgate.policy.problems import InvalidRules, Kind, Path, Problem, in_order, render, shown
-from headgate.policy.yaml_nodes import Document
+from headgate.policy.problems import Findings, InvalidRules, Path, Problem, ProblemKind, in_order, render, shown
+from headgate.policy.quotas import ALGORITHMS
+from headgate.policy.schema import DIALECT, Field, ListOf, Record, Schema, Values
+from headgate.policy.yaml_text import Document, text_of
 
-_MEANING = Kind.MEANING
-_BUCKETS = ("unit_multiplier", "algorithm", "burst")
+_MEANING = ProblemKind.MEANING
+_FLAGS = {
+    **dict.fromkeys(("y", "yes", "on", "true"), True),
+    **dict.fromkeys(("n", "no", "off", "false", ""), False),
+}
+_COUNT = re.compile("(?=.{1,40}$)[1-9][0-9]*(_[0-9]+)+|0x[0-9A-Fa-f]{1,40}")
+
+
+class GoText:
+    """Text as it is written."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> str | None:
+        if type(value) is str and is_unicode(value):
+            return value
+        if value is None:
+            return None
+        if type(value) is int:
+            return str(value)
+        if type(value) is bool:
+            line, column = findings.where.locate(path, at_key=False)
+            word = re.match("true|false", findings.where.source(line)[column - 1 :], re.IGNORECASE)
+            if word:
+                return word.group()
+        hint = "Put it in quotes." if isinstance(value, bool | float) else ""
+        findings.add(path, f"{shown(value)} is not text", hint=hint)
+        return None
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "integer", "boolean", "null"]}
+
+
+class GoFlag:
+    """true or false, in any of the words that YAML once had for them."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> bool | None:
+        if type(value) is bool or value is None:
+            return value
+        meant = _FLAGS.get(value.lower()) if isinstance(value, str) else None
+        if meant is None:
+            findings.add(path, f"{shown(value)} is not true or false")
+        return meant
+
+    def schema(self) -> Schema:
+        return {"type": ["boolean", "string", "null"], "pattern": f"^(?i:{'|'.join(_FLAGS)})$"}
+
+
+@dataclass(frozen=True, slots=True)
+class GoCount:
+    """A whole number of 32 bits."""
+
+    least: int = 0
+
+    def read(self, value: object, path: Path, findings: Findings) -> int | None:
+        if value is None:
+            return None
+        number = int(value, 0) if isinstance(value, str) and _COUNT.fullmatch(value) else value
+        if type(number) is int and self.least <= number <= MAX_UINT32:
+            return number
+        findings.add(path, f"{shown(value)} is not a whole number from {self.least} to {MAX_UINT32}")
+        return None
+
+    def schema(self) -> Schema:
+        pattern = f"^(?:{_COUNT.pattern})$"
+        return {"type": ["integer", "string", "null"], "minimum": self.least, "maximum": MAX_UINT32, "pattern": pattern}
+
+
+@dataclass(frozen=True, slots=True)
+class GoWord:
+    """One of a few words; an empty one is none."""
+
+    words: Mapping[str, Any]
+    wrong: str
+    shown: Iterable[str]
+    """The words that are named to somebody who wrote another one."""
+    any_case: bool = False
+
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
+        word = GoText().read(value, path, findings)
+        if not word:
+            return None
+        meant = self.words.get(word.lower() if self.any_case else word)
+        if meant is None:
+            near = findings.near(word, self.words)
+            findings.add(path, f"{shown(word)} {self.wrong}", f"one of {', '.join(self.shown)}", near)
+        return meant
+
+    def schema(self) -> Schema:
+        words = [*self.words, "", None]
+        return {"enum": words} if not self.any_case else {"type": ["string", "null"]}
+
+
+class Metadata:
+    """Whatever the user wants to be told, made immutable."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> Mapping[str, Any] | None:
+        if value is not None and type(value) is not dict:
+            findings.add(path, f"{shown(value)} is not a mapping")
+        return frozen_mapping(value) if type(value) is dict else None
+
+    def schema(self) -> Schema:
+        return {"type": ["object", "null"]}
+
+
+class _Block(NamedTuple):
+    """One rate limit as written."""
+
+    name: str
+    replaces: frozenset[str]
+    limit: RateLimit | None
+    """None if it is unlimited, or wrong."""
+    is_unlimited: bool
+
+
+class RateLimitForm:
+    """One rate limit."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> _Block | None:
+        is_unlimited = type(value) is dict and GoFlag().read(value.get("unlimited"), path, Findings()) is True
+        if is_unlimited and isinstance(value, dict):
+            for field in ("unit", *_BUCKET_FIELDS):
+                if value.get(field) not in (None, ""):
+                    findings.add((*path, field), f"what is unlimited has no {field}", kind=_MEANING)
+            if value.get("requests_per_unit") is not None:
+                message = "'requests_per_unit' has no effect in what is unlimited"
+                findings.warn((*path, "requests_per_unit"), message, at_key=True)
+            value = {key: inner for key, inner in value.items() if key not in _OF_LIMITED}
+        before = findings.count
+        read = RATE_LIMIT.read(value, path, findings)
+        if read is None or not isinstance(value, dict):
+            return None
+        name = read.get("name", "")
+        replaces = self._replaces(read.get("replaces", ()), name, path, findings)
+        limit = None if is_unlimited else self._limit(value, read, before, path, findings)
+        return _Block(name, replaces, limit, is_unlimited)
+
+    def _replaces(self, read: list[Values | None], name: str, path: Path, findings: Findings) -> frozenset[str]:
+        names = [entry.get("name", "") for entry in read if entry is not None]
+        for index, entry in enumerate(read):
+            place = (*path, "replaces", index)
+            if entry is not None and not entry.get("name"):
+                findings.add(place, "an entry of replaces needs the name of a limit")
+            elif entry is not None and entry["name"] == name:
+                findings.add(place, f"the limit {shown(name)} cannot replace itself", kind=_MEANING)
+        return frozenset(names)
+
+    def _limit(self, value: Values, read: Values, before: int, path: Path, findings: Findings) -> RateLimit | None:
+        unit = read.get("unit")
+        if unit is None and value.get("unit") in (None, ""):
+            where = (*path, "unit") if "unit" in value else path
+            findings.add(where, "a rate limit needs a unit", f"one of {', '.join(_UNITS)}")
+        if value.get("requests_per_unit") is None:
+            findings.warn(path, "without requests_per_unit, everything is refused", hint="Write it, even if it is 0.")
+        if unit is None or findings.count > before:
+            return None
+        multiplier, burst = read.get("unit_multiplier", 1), read.get("burst", 0)
+        if unit.seconds * multiplier * SECOND > MAX_WINDOW_US:
+            days = MAX_WINDOW_US // SECOND // 86400
+            message = f"a window of {multiplier} {unit.name.lower()}s is longer than {days} days"
+            findings.add((*path, "unit_multiplier"), message, kind=_MEANING)
+            return None
+        try:
+            return made_once(
+                read.get("requests_per_unit", 0),
+                unit,
+                multiplier,
+                read.get("name", ""),
+                frozenset([entry.get("name", "") for entry in read.get("replaces", ()) if entry]),
+                read.get("algorithm", Algorithm.FIXED_WINDOW),
+                burst,
+            )
+        except InvalidQuota as error:
+            at_burst = burst and "burst" in error.fields
+            findings.add((*path, "burst") if at_burst else path, str(error), kind=_MEANING)
+            return None
+
+    def schema(self) -> Schema:
+        return RATE_LIMIT.schema() | {"type": ["object", "null"]}
+
+
+class _Written(NamedTuple):
+    """One descriptor as written."""
+
+    path: Path
+    key: str
+    value: str
+    level: Level
+    read: Values
+    blocks: list[_Block]
+
+
+class DescriptorForm:
+    """A descriptor, with those nested in it."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> _Written | None:
+        read = DESCRIPTOR.read(value, path, findings)
+        if read is None or not isinstance(value, dict):
+            return None
+        if value.get("key") is None:
+            findings.add(path, "a descriptor needs a key")
+        elif value["key"] == "":
+            findings.add((*path, "key"), "a key cannot be empty")
+        key, inner = read.get("key", ""), read.get("value", "")
+        name = f"{key}_{inner}" if inner else key
+        is_shared = read.get("share_threshold", False)
+        if is_shared and "*" not in name:
+            message = f"only a value with * can share its threshold, not {shown(name)}"
+            findings.add((*path, "share_threshold"), message, kind=_MEANING)
+        if value.get("rate_limit") is not None and value.get("rate_limits") is not None:
+            message = "there is a rate_limit, too: put it into the list"
+            findings.add((*path, "rate_limits"), message, kind=_MEANING)
+        blocks = [block for block in (read.get("rate_limit"), *read.get("rate_limits", ())) if block is not None]
+        if len(blocks) > 1:
+            for index, block in enumerate(read.get("rate_limits", ())):
+                if block is not None and block.is_unlimited:
+                    message = "an unlimited rate limit cannot be one of several"
+                    findings.add((*path, "rate_limits", index), message, kind=_MEANING)
+        return _Written(path, key, inner, Level(name, is_shared, read.get("value_to_metric", False)), read, blocks)
+
+    def schema(self) -> Schema:
+        return {"$ref": "#/$defs/descriptor"}
+
+
+@dataclass(frozen=True, slots=True)
+class OrNothing:
+    """A form whose value may be missing after its key."""
+
+    of: RateLimitForm
+
+    def read(self, value: object, path: Path, findings: Findings) -> _Block | None:
+        return None if value is None else self.of.read(value, path, findings)
+
+    def schema(self) -> Schema:
+        return self.of.schema()
+
+
+def _misplaced(record: Record, key: str, path: Path, findings: Findings) -> bool:
+    """Say of a key that it belongs elsewhere, if it does. Is it no more than odd, or else is nothing known of it?"""
+    owner = next((other.what for other in (FILE, DESCRIPTOR, RATE_LIMIT, _REPLACED) if key in other.fields), "")
+    if owner and key not in _EXTENSIONS:
+        findings.warn(path, f"{key!r} has no effect in {record.what}", hint=f"It belongs to {owner}.", at_key=True)
+    elif owner:
+        findings.add(path, f"{record.what} has no {shown(key)}", hint=f"It belongs to {owner}.", at_key=True)
+    return bool(owner)
+
+
+def _several(of: Any, what: str) -> ListOf:
+    return ListOf(of, f"a list, each of its entries {what}", or_nothing=True)
+
+
+_UNITS = {unit.name.lower(): unit for unit in sorted(Unit, key=lambda unit: unit.seconds)}
+_BUCKET_FIELDS = ("unit_multiplier", "algorithm", "burst")
+_OF_LIMITED = {"unit", "requests_per_unit", *_BUCKET_FIELDS}
+_EXTENSIONS = {"rate_limits", *_BUCKET_FIELDS}
+_REPLACED = Record(
+    "an entry of replaces",
+    {"name": Field(GoText(), "The name of a limit that does not apply when this one does.")},
+    unknown=_misplaced,
+)
+RATE_LIMIT = Record(
+    "a rate limit",
+    {
+        "unit": Field(GoWord(_UNITS, "is not a unit", _UNITS, any_case=True), "The unit of time."),
+        "requests_per_unit": Field(GoCount(), "How many requests may pass in it; 0 refuses everything."),
+        "unlimited": Field(GoFlag(), "Whether there is no limit at all."),
+        "name": Field(GoText(), "For `replaces`."),
+        "replaces": Field(_several(_REPLACED, _REPLACED.what), "Limits that do not apply when this one does."),
+        "unit_multiplier": Field(GoCount(1), "The window is so many units, from the epoch on."),
+        "algorithm": Field(GoWord(ALGORITHMS, "is unknown", Algorithm), "How it counts; default: fixed_window."),
+        "burst": Field(GoCount(), "What a bucket or GCRA admits at once beyond its limit."),
+    },
+    unknown=_misplaced,
+)
+DESCRIPTOR = Record(
+    "a descriptor",
+    {
+        "key": Field(GoText(), "The key of an entry."),
+        "value": Field(GoText(), "Its value, in which * stands for any characters; default: any."),
+        "rate_limit": Field(OrNothing(RateLimitForm()), "The limit."),
+        "rate_limits": Field(_several(RateLimitForm(), RATE_LIMIT.what), "Instead: several, all of which must admit."),
+        "descriptors": Field(_several(DescriptorForm(), "a descriptor"), "Nested ones, for the next entry."),
+        "shadow_mode": Field(GoFlag(), "Count, but never refuse."),
+        "quota_mode": Field(GoFlag(), "Refuse only if all descriptors of this kind are over their limits."),
+        "detailed_metric": Field(GoFlag(), "Whether metrics have the values of the request."),
+        "value_to_metric": Field(GoFlag(), "Whether metrics have the value of this entry."),
+        "share_threshold": Field(GoFlag(), "Whether all values that match the pattern count together."),
+        "metadata": Field(Metadata(), "Whatever is to be told with the answer."),
+    },
+    unknown=_misplaced,
+)
+FILE = Record(
+    "a file",
+    {
+        "domain": Field(GoText(), "A name that no other file has."),
+        "descriptors": Field(_several(DescriptorForm(), DESCRIPTOR.what), "The descriptors."),
+    },
+    unknown=_misplaced,
+)
+
+
+def descriptors_schema() -> Schema:
+    """Return the JSON Schema of a file; what is known but out of place, it does not let pass."""
+    return {"$schema": DIALECT, **FILE.schema(), "required": ["domain"], "$defs": {"descriptor": DESCRIPTOR.schema()}}
 
 
 def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> DescriptorPolicy:
@@ -77,14 +386,36 @@ def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> Descriptor
         except InvalidRules as error:
             problems += error.problems
             continue
-        fields = Fields(document)
-        _File(name, fields).add_to(domains, document.data, merge_domains=merge_domains)
-        problems += in_order([*document.problems, *fields.findings.located(document)])
-        warnings += in_order(fields.warnings.located(document))
+        findings = Findings(document)
+        _add_file(name, document.data, domains, findings, merge_domains=merge_domains)
+        problems += in_order([*document.problems, *findings.problems()])
+        warnings += findings.warnings()
     if problems:
         raise InvalidRules(problems)
     trees = {domain: siblings.under(Level(domain), None) for domain, siblings in domains.items()}
     return DescriptorPolicy(trees, warnings)
+
+
+def _add_file(
+    name: str, data: object, domains: dict[str, _Siblings], findings: Findings, *, merge_domains: bool
+) -> None:
+    data = {} if data is None else data
+    read = FILE.read(data, (), findings)
+    if read is None or not isinstance(data, dict):
+        return
+    domain = read.get("domain", "")
+    siblings = domains.get(domain)
+    if not domain:
+        where: Path = ("domain",) if "domain" in data else ()
+        if data.get("domain") in (None, ""):  # otherwise it is told already what is wrong with it
+            findings.add(where, "a file needs a domain", "a name that no other file has")
+    elif siblings is None:
+        siblings = domains[domain] = _Siblings(name)
+    elif not merge_domains:
+        message = f"the domain {shown(domain)} is that of {siblings.file}, too"
+        findings.add(("domain",), message, hint="Give it another name, or merge the domains.", kind=_MEANING)
+        siblings = None  # what is wrong inside the file is told all the same
+    (siblings or _Siblings(name)).add(read.get("descriptors", ()), Trail(domain), name, findings)
 
 
 class _Siblings:
@@ -98,171 +429,75 @@ class _Siblings:
         """Of each, by name: its place, its key and its value."""
 
     def under(self, level: Level, rule: Rule | None) -> Node:
+        """Return the node that they are nested in."""
         wildcards = tuple([Wildcard.of(node) for name, node in self.nodes.items() if "*" in name])
         return Node(level, rule, self.nodes, wildcards)
 
+    def add(self, descriptors: Iterable[_Written | None], parent: Trail, file: str, findings: Findings) -> None:
+        """Add descriptors, and all that are nested in them, that a file has under the names of `parent`."""
+        for written in descriptors:
+            if written is None:
+                continue
+            name = written.level.name
+            trail = parent.to(written.level)
+            rule = _rule(written, trail, findings)
+            nested = _Siblings(file)
+            nested.add(written.read.get("descriptors", ()), trail, file, findings)
+            if name in self.origins:
+                self._duplicate(written, trail, findings)
+            elif written.key:
+                self.origins[name] = f"{file}: {render(written.path)}", written.key, written.value
+                self.nodes[name] = nested.under(written.level, rule)
 
-class _File:
-    """Reads the descriptors of one file."""
-
-    def __init__(self, name: str, fields: Fields) -> None:
-        self._name = name
-        self._fields = fields
-        self._findings = fields.findings
-
-    def add_to(self, domains: dict[str, _Siblings], data: object, *, merge_domains: bool) -> None:
-        root = self._fields.mapping({} if data is None else data, (), "a file")
-        if root is None:
-            return
-        domain = self._fields.text(root, "domain", ())
-        siblings = domains.get(domain)
-        if not domain:
-            where: Path = ("domain",) if "domain" in root else ()
-            if root.get("domain") in (None, ""):  # otherwise it is told already what is wrong with it
-                self._findings.add(where, "a file needs a domain", "a name that no other file has")
-        elif siblings is None:
-            siblings = domains[domain] = _Siblings(self._name)
-        elif not merge_domains:
-            message = f"the domain {shown(domain)} is that of {siblings.file}, too"
-            self._findings.add(("domain",), message, kind=_MEANING, hint="Give it another name, or merge the domains.")
-            siblings = None  # what is wrong inside the file is told all the same
-        self._descriptors(root, (), Trail(domain), siblings or _Siblings(self._name))
-
-    def _descriptors(self, holder: dict[str, Any], path: Path, trail: Trail, siblings: _Siblings) -> None:
-        for place, descriptor in self._fields.items(holder.get("descriptors"), (*path, "descriptors"), "a descriptor"):
-            self._descriptor(descriptor, place, trail, siblings)
-
-    def _descriptor(self, descriptor: dict[str, Any], path: Path, parent: Trail, siblings: _Siblings) -> None:
-        fields = self._fields
-        key, value = fields.text(descriptor, "key", path), fields.text(descriptor, "value", path)
-        name = f"{key}_{value}" if value else key
-        if not key and descriptor.get("key") is None:
-            self._findings.add(path, "a descriptor needs a key")
-        elif descriptor.get("key") == "":
-            self._findings.add((*path, "key"), "a key cannot be empty")
-        shared = fields.flag(descriptor, "share_threshold", path)
-        if shared and "*" not in name:
-            self._findings.add(
-                (*path, "share_threshold"),
-                f"only a value with * can share its threshold, not {shown(name)}",
-                kind=_MEANING,
-            )
-        level = Level(name, shared, fields.flag(descriptor, "value_to_metric", path))
-        trail = parent.to(level)
-        rule = self._rule(descriptor, path, trail)
-        nested = _Siblings(self._name)
-        self._descriptors(descriptor, path, trail, nested)
-        if name in siblings.origins:
-            self._duplicate(key, value, path, trail, siblings)
-        elif key:
-            siblings.origins[name] = f"{self._name}: {render(path)}", key, value
-            siblings.nodes[name] = nested.under(level, rule)
-
-    def _duplicate(self, key: str, value: str, path: Path, trail: Trail, siblings: _Siblings) -> None:
+    def _duplicate(self, written: _Written, trail: Trail, findings: Findings) -> None:
         name = ".".join(level.name for level in trail.levels)
-        first, *same = siblings.origins[trail.levels[-1].name]
+        key, value = written.key, written.value
+        first, *same = self.origins[written.level.name]
         hint = ""
         if same != [key, value]:
             hint = f"Key and value are joined with _: ({key}, {value}) is the same as ({', '.join(same)})."
-        self._findings.add(
-            path, f"the descriptor {shown(name)} is there twice, first in {first}", hint=hint, kind=_MEANING
+        message = f"the descriptor {shown(name)} is there twice, first in {first}"
+        findings.add(written.path, message, hint=hint, kind=_MEANING)
+
+
+def _rule(written: _Written, trail: Trail, findings: Findings) -> Rule | None:
+    limits = tuple([block.limit for block in written.blocks if block.limit is not None])
+    unlimited = [block.name for block in written.blocks if block.is_unlimited]
+    if not limits and not unlimited:
+        return None
+    read = written.read
+    try:
+        return Rule(
+            trail.id,
+            trail.domain,
+            trail.levels,
+            limits,
+            unlimited[-1] if unlimited else "",
+            frozenset().union(*(block.replaces for block in written.blocks)),
+            read.get("shadow_mode", False),
+            read.get("quota_mode", False),
+            read.get("detailed_metric", False),
+            read.get("metadata", frozen_mapping({})),
         )
+    except InvalidQuota as error:
+        findings.add((*written.path, "rate_limits"), str(error), kind=_MEANING)
+        return None
 
-    def _rule(self, descriptor: dict[str, Any], path: Path, trail: Trail) -> Rule | None:
-        fields = self._fields
-        modes = {mode: fields.flag(descriptor, mode, path) for mode in ("shadow_mode", "quota_mode", "detailed_metric")}
-        metadata = fields.metadata(descriptor, path)
-        blocks = self._blocks(descriptor, path)
-        limits = []
-        replaces: frozenset[str] = frozenset()
-        unlimited: str | None = None
-        for place, block in blocks:
-            name, replaced = self._names(block, place)
-            replaces |= replaced
-            if fields.flag(block, "unlimited", place):
-                self._check_unlimited(block, place, alone=len(blocks) == 1)
-                unlimited = name
-            else:
-                limit = self._limit(block, place, name, replaced)
-                if limit is not None:
-                    limits.append(limit)
-        if not limits and unlimited is None:
-            return None
-        try:
-            return Rule(
-                trail.id,
-                trail.domain,
-                trail.levels,
-                tuple(limits),
-                unlimited or "",
-                replaces,
-                metadata=metadata,
-                **modes,
-            )
-        except InvalidQuota as error:
-            self._findings.add((*path, "rate_limits"), str(error), kind=_MEANING)
-            return None
 
-    def _blocks(self, descriptor: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
-        one, many = descriptor.get("rate_limit"), descriptor.get("rate_limits")
-        if one is not None and many is not None:
-            self._findings.add(
-                (*path, "rate_limits"), "there is a rate_limit, too: put it into the list", kind=_MEANING
-            )
-        if one is not None:
-            place = (*path, "rate_limit")
-            block = self._fields.mapping(one, place, "a rate limit")
-            return [] if block is None else [(place, block)]
-        return self._fields.items(many, (*path, "rate_limits"), "a rate limit")
+def is_unicode(text: str) -> bool:
+    """Whether text has no lone surrogates, which an escape in quoted YAML can make."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
-    def _names(self, block: dict[str, Any], path: Path) -> tuple[str, frozenset[str]]:
-        name = self._fields.text(block, "name", path)
-        names = []
-        for place, entry in self._fields.items(block.get("replaces"), (*path, "replaces"), "an entry of replaces"):
-            replaced = self._fields.text(entry, "name", place)
-            if not replaced:
-                self._findings.add(place, "an entry of replaces needs the name of a limit")
-            elif replaced == name:
-                self._findings.add(place, f"the limit {shown(name)} cannot replace itself", kind=_MEANING)
-            names.append(replaced)
-        return name, frozenset(names)
 
-    def _check_unlimited(self, block: dict[str, Any], path: Path, *, alone: bool) -> None:
-        if not alone:
-            self._findings.add(path, "an unlimited rate limit cannot be one of several", kind=_MEANING)
-        for field in ("unit", *_BUCKETS):
-            if block.get(field) not in (None, ""):
-                self._findings.add((*path, field), f"what is unlimited has no {field}", kind=_MEANING)
-        if block.get("requests_per_unit") is not None:
-            message = "'requests_per_unit' has no effect in what is unlimited"
-            self._fields.warnings.add((*path, "requests_per_unit"), message, at_key=True)
+def frozen_mapping(value: dict[str, Any]) -> Mapping[str, Any]:
+    """Return data that cannot be changed any more."""
+    return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
 
-    def _limit(self, block: dict[str, Any], path: Path, name: str, replaces: frozenset[str]) -> RateLimit | None:
-        fields, before = self._fields, self._findings.count
-        unit = fields.unit(block, path)
-        requests = fields.count(block, "requests_per_unit", path)
-        multiplier = fields.count(block, "unit_multiplier", path, 1)
-        algorithm = fields.algorithm(block, path)
-        burst = fields.count(block, "burst", path)
-        if block.get("requests_per_unit") is None:
-            fields.warnings.add(
-                path, "without requests_per_unit, everything is refused", hint="Write it, even if it is 0."
-            )
-        if unit is None or self._findings.count > before:
-            return None
-        if unit.seconds * multiplier * SECOND > MAX_WINDOW_US:
-            self._findings.add(
-                (*path, "unit_multiplier"),
-                f"a window of {multiplier} {unit.name.lower()}s is longer than {MAX_WINDOW_US // SECOND // 86400} days",
-                kind=_MEANING,
-            )
-            return None
-        try:
-            return made_once(requests, unit, multiplier, name, replaces, algorithm, burst)
-        except InvalidQuota as error:
-            at_burst = burst and (not algorithm.is_bucket or not requests)
-            self._findings.add((*path, "burst") if at_burst else path, str(error), kind=_MEANING)
-            return None
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return frozen_mapping(value)
+    return tuple([_frozen(inner) for inner in value]) if isinstance(value, list) else value
 
 
 class LiveDescriptors(Live[DescriptorPolicy]):

@@ -56,7 +56,7 @@ class RateLimit:
         if self.requests_per_unit:
             derive(self, "quota", Quota(self.requests_per_unit, self.window_us, self.burst, self.algorithm))
         elif self.burst:
-            raise InvalidQuota("a limit of 0 refuses everything: it has no burst")
+            raise InvalidQuota("a limit of 0 refuses everything: it has no burst", fields=("burst",))
         else:
             derive(self, "quota", None)
 

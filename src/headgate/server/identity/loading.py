@@ -1,35 +1,163 @@
-"""An identity file as what finds out who asks. All problems of a file are told at once, each with its place.
+"""Identity files: every field, declared once, and what finds out who asks that is made of them.
 
-See `headgate.server.identity.forms` for the fields. Whatever a file says, `headgate.web` has the last word on it; what
-it refuses is told with the line that it is about.
+All problems of a file are told at once, each with its place. Whatever a file says, `headgate.web` has the last word on
+it; what it refuses is told with the line that it is about.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headgate.policy.loading import text_of
-from headgate.policy.problems import Findings, InvalidRules, Kind, Problem, in_order, render
+import msgspec
+
+from headgate.policy.problems import Findings, InvalidRules, Problem, ProblemKind, in_order, render
 from headgate.policy.problems import Path as Place
-from headgate.policy.yaml_nodes import Document
+from headgate.policy.schema import DIALECT, Choice, Constant, Field, ListOf, MapOf, Record, Schema, Text, Whole
+from headgate.policy.yaml_text import Document, text_of
 from headgate.server.api.forward_auth import LOOPBACK
-from headgate.server.identity import keys
-from headgate.server.identity.forms import FILE
-from headgate.web.address import AddressReader
+from headgate.web.address import MAX_HOPS, AddressReader
 from headgate.web.apikey import ApiKeys, Holder
 from headgate.web.errors import InvalidSettings
 from headgate.web.identity import Identifier
-from headgate.web.jwk import VerificationKey
+from headgate.web.jwk import FAMILIES, VerificationKey, key_set
 from headgate.web.jwt import Issuer, TokenVerifier
 from headgate.web.lines import header_name
 
 T = TypeVar("T")
 FORWARDED_FOR = "x-forwarded-for"
 _USER = {"user": "sub"}
+_MAX_KEY_FILE = 1_048_576
+"""Bytes of a file with the keys of an issuer."""
+_DIGEST = "[0-9A-Fa-f]{64}"
+_HEADER = Text("the name of a header, such as x-api-key", most=64, numbers=False)
+_PRINCIPAL = Text("printable text, up to 512 bytes", most=512)
+_FILE = Text("a file, from the folder of this one", most=4096, numbers=False)
+
+
+class Digest:
+    """The SHA-256 of an API key, in hexadecimal. What stands there instead is never repeated: it may be the key."""
+
+    def read(self, value: object, path: Place, findings: Findings) -> str | None:
+        if isinstance(value, str) and re.fullmatch(_DIGEST, value):
+            return value.lower()
+        wrong = "is not a digest" if value is not None else "has no value"
+        hint = 'Make it with: printf %s "$KEY" | sha256sum. The key itself does not belong here.'
+        findings.add(path, wrong, "64 of 0-9 a-f", hint)
+        return None
+
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": f"^{_DIGEST}$"}
+
+
+HOLDER = Record(
+    "an API key",
+    {
+        "sha256": Field(Digest(), "The SHA-256 of the key, in hexadecimal.", required=True),
+        "name": Field(_PRINCIPAL, "What rules and logs call the key; default: some digits of its digest."),
+        "user": Field(_PRINCIPAL, "The user whose key it is."),
+        "tenant": Field(_PRINCIPAL, "The tenant whose key it is."),
+        "tier": Field(_PRINCIPAL, "The tier of its holder."),
+    },
+)
+
+
+class Holders:
+    """A list of API keys. What has another form is not repeated either."""
+
+    def read(self, value: object, path: Place, findings: Findings) -> list[dict[str, Any] | None] | None:
+        one = f"{{sha256: DIGEST}}, and any of {', '.join([*HOLDER.fields][1:])}"
+        if type(value) is not list or not value:
+            findings.add(path, "is not a list of API keys", f"a list, with for each key {one}")
+            return None
+        read = []
+        for index, item in enumerate(value):
+            if type(item) is dict and item.keys() <= HOLDER.fields.keys():
+                read.append(HOLDER.read(item, (*path, index), findings))
+            else:
+                unknown = [key for key in item if key not in HOLDER.fields] if type(item) is dict else []
+                hint = next(filter(None, (findings.near(key, HOLDER.fields) for key in unknown)), "")
+                findings.add((*path, index), "is not the entry of an API key", one, hint)
+        return read
+
+    def schema(self) -> Schema:
+        return {"type": "array", "minItems": 1, "items": HOLDER.schema()}
+
+
+ISSUER = Record(
+    "an issuer",
+    {
+        "issuer": Field(Text("text, as in the claim iss", most=512), "What the claim iss must be; default: any."),
+        "audience": Field(
+            ListOf(Text("text, as in the claim aud", most=512), "a list such as [api]"),
+            "One of these must be in the claim aud. Where it is not given, no token for an audience is accepted.",
+        ),
+        "algorithms": Field(
+            ListOf(Choice(FAMILIES.keys()), f"a list of {', '.join(FAMILIES)}"),
+            "By which tokens may be signed, such as [RS256].",
+            required=True,
+        ),
+        "jwks": Field(_FILE, "A file with the keys, as a JWK set."),
+        "pem": Field(_FILE, "Or a file with the only key, as PEM."),
+        "claims": Field(
+            MapOf(
+                Text("the name of a claim", most=512),
+                "claims by what they tell, such as {user: sub, tenant: org, tier: plan}",
+                keys="(?!(?:apikey|endpoint|global|ip)$)[a-z][a-z0-9_]{0,31}",
+            ),
+            "Which claims name the user, the tenant, the tier, or others that rules know; default: {user: sub}.",
+        ),
+        "realm": Field(
+            Text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
+            "Put before the names of its users; needed where there are several issuers.",
+        ),
+        "leeway_s": Field(Whole(0, 600), "By how many seconds clocks may differ; default: 60."),
+    },
+)
+ADDRESSES = Record(
+    "addresses",
+    {
+        "header": Field(_HEADER, "Where proxies write the address of their client; default: x-forwarded-for."),
+        "trusted": Field(
+            ListOf(Text("a network such as 10.0.0.0/8, or unix", most=64), "a list such as [10.0.0.0/8, unix]"),
+            "The networks of the proxies, which alone may ask; default: this machine.",
+        ),
+        "hops": Field(Whole(1, MAX_HOPS), "Instead: how many proxies there are, whoever they are."),
+        "ipv6_prefix": Field(Whole(32, 128), "How many bits of an IPv6 address make one client; default: 64."),
+    },
+)
+API_KEYS = Record(
+    "api_keys",
+    {
+        "header": Field(_HEADER, "Where clients send their key; default: x-api-key."),
+        "scheme": Field(
+            Text("a word such as Bearer", "[A-Za-z0-9-]{1,32}", 32, numbers=False), "The word before it, if any."
+        ),
+        "keys": Field(Holders(), "The keys that are accepted, by their digests.", required=True),
+    },
+)
+FILE = Record(
+    "an identity file",
+    {
+        "version": Field(Constant(1), "The version of this form: write version: 1.", required=True),
+        "addresses": Field(ADDRESSES, "Which proxies are believed about the addresses of their clients."),
+        "api_keys": Field(API_KEYS, "The API keys that clients may have."),
+        "tokens": Field(
+            ListOf(ISSUER, "a list of issuers, each with algorithms and jwks or pem"),
+            "Whose tokens (JWT) clients may have.",
+        ),
+    },
+    extensions=True,
+)
+
+
+def identity_schema() -> Schema:
+    """Return the JSON Schema of an identity file."""
+    return {"$schema": DIALECT, "title": "Identities of Headgate's clients", **FILE.schema()}
 
 
 def load_identity(
@@ -47,13 +175,13 @@ def load_identity(
     """
     name = fspath(path)
     document = Document(text_of(path), name, "an identity file")
-    findings = Findings()
+    findings = Findings(document)
     read = FILE.read(document.data, (), findings)
     identifier = None
     if read is not None and not findings.count:
         identifier = _Building(Path(name).parent, findings, reading).identifier(read, trusted)
     if identifier is None or findings.count or document.problems:
-        problems = [_without_secrets(problem) for problem in findings.located(document)]
+        problems = [_without_secrets(problem) for problem in findings.problems()]
         raise InvalidRules(in_order([*document.problems, *problems]))
     return identifier
 
@@ -128,7 +256,7 @@ class _Building:
         )
 
     def _keys(self, path: Place, given: Mapping[str, Any]) -> tuple[VerificationKey, ...] | None:
-        sources = {"jwks": keys.from_jwks, "pem": keys.from_pem}
+        sources = {"jwks": keys_from_jwks, "pem": keys_from_pem}
         named = [source for source in sources if source in given]
         if len(named) != 1:
             self._note(path, "its keys are in one file", "Give either jwks or pem.")
@@ -149,4 +277,41 @@ class _Building:
             return None
 
     def _note(self, path: Place, message: str, hint: str = "", *, at_key: bool = False) -> None:
-        self._findings.add(path, message, hint=hint, kind=Kind.MEANING, at_key=at_key)
+        self._findings.add(path, message, hint=hint, kind=ProblemKind.MEANING, at_key=at_key)
+
+
+def keys_from_jwks(path: Path, algorithms: Sequence[str]) -> tuple[VerificationKey, ...]:
+    """Return the keys of a JWK set that are for one of the algorithms. Raises InvalidSettings."""
+    content = _content(path)
+    try:
+        return key_set(msgspec.json.decode(content), algorithms)
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidSettings(f'{path} is not JSON; a JWK set is such as {{"keys": [...]}}') from None
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{path}: {error}") from None
+
+
+def keys_from_pem(path: Path, algorithms: Sequence[str]) -> tuple[VerificationKey, ...]:
+    """Return the key of a PEM file. Raises InvalidSettings."""
+    if len(algorithms) != 1:
+        raise InvalidSettings(f"a key as PEM is for one algorithm, not for {len(algorithms)}")
+    (algorithm,) = algorithms
+    if FAMILIES[algorithm] == "oct":
+        raise InvalidSettings(f"{algorithm} has a shared secret rather than a PEM file: give it as a JWK set")
+    content = _content(path)
+    try:
+        return (VerificationKey.load(algorithm, content),)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_KEY_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidSettings(f"{path} cannot be read: {reason}") from None
+    if len(raw) > _MAX_KEY_FILE:
+        raise InvalidSettings(f"{path} has more than {_MAX_KEY_FILE:_} bytes")
+    return raw

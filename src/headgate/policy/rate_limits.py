@@ -23,22 +23,22 @@ warning says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from headgate.core.errors import InvalidQuota, InvalidRule
+from headgate.core.errors import InvalidQuota
 from headgate.core.mode import Mode
 from headgate.core.quota import Quota
-from headgate.policy.forms import QUOTA_FIELDS
-from headgate.policy.kinds import NAME, Flag, Many, Text
+from headgate.policy.forms import made_rule
 from headgate.policy.model import Rule, Ruleset
-from headgate.policy.problems import Findings, Kind, Path, render, shown
-from headgate.policy.shapes import Field, Shape
-from headgate.policy.trie import parsed
+from headgate.policy.problems import Findings, Path, ProblemKind, render, shown
+from headgate.policy.quotas import QUOTA_FIELDS
+from headgate.policy.schema import NAME, NAMED, Field, Flag, ListOf, Record, Schema, Text, Values
 
 KEY = "rate_limits"
 """By this key a file of this form is known."""
+_MEANING = ProblemKind.MEANING
+_FAIL_OPEN = "fail_open"
 _INTERVAL_MS = 10
 _EVERY_ENDPOINT = {"global", "default", "*", "**"}
 _SEPARATE = str.maketrans("-.:/", "____")
@@ -50,86 +50,78 @@ _ELSEWHERE = {
     "read_cache_ttl_ms": _CACHE,
     "health_check": "Headgate's circuit breaker opens after 5 failures and probes by itself",
 }
-_LIMIT = Shape(
+
+
+def _rule(read: Values, path: Path, findings: Findings) -> Rule | None:
+    if not read.keys() >= {*_LIMIT.required}:
+        return None
+    interval = read.get("min_refill_interval_ms", _INTERVAL_MS)
+    try:
+        quota = Quota.from_bucket(read["capacity"], read["refill_rate"], min_refill_interval_ms=interval)
+    except InvalidQuota as error:
+        findings.add((*path, "refill_rate"), str(error), kind=_MEANING)
+        return None
+    given = {"id": read["name"], "quotas": (quota,), "dimension": read["scope"]}
+    endpoint = _endpoint(read.get("resource", "default"))
+    return made_rule({**given, "endpoint": endpoint}, path, findings, {"endpoint": "resource"})
+
+
+class Runtime:
+    """Settings of a server, of which one is about rules: what happens when the store is away."""
+
+    def read(self, value: object, path: Path, findings: Findings) -> Mode | None:
+        if type(value) is not dict:
+            if value is not None:
+                findings.add(path, f"{shown(value)} is not runtime", "a mapping with fail_open")
+            return None
+        for key, inner in value.items():
+            if key != _FAIL_OPEN:
+                hint = findings.near(key, [_FAIL_OPEN]) or _elsewhere(key, inner)
+                findings.warn((*path, key), "is not about rules, and ignored", hint=hint, at_key=True)
+        if _FAIL_OPEN not in value:
+            return None
+        return Mode.ALLOW if Flag().read(value[_FAIL_OPEN], (*path, _FAIL_OPEN), findings) else Mode.DENY
+
+    def schema(self) -> Schema:
+        return {"type": ["object", "null"], "properties": {_FAIL_OPEN: Flag().schema()}}
+
+
+_LIMIT = Record(
     "a limit",
     {
-        "name": Field(Text("1 to 64 of A-Z a-z 0-9 _ . : / -", NAME, 64), "Names the limit.", required=True),
+        "name": Field(Text(NAMED, NAME, 64), "Names the limit.", required=True),
         "scope": Field(Text(f"one of {', '.join(_SCOPES)}", NAME, 64, _SCOPES), "Whom it is for.", required=True),
         "resource": Field(Text("a resource such as api.search", r"[^\s?#]+", 2048), "What it is for."),
         **{name: replace(QUOTA_FIELDS[name], required=True) for name in ("capacity", "refill_rate")},
         "min_refill_interval_ms": QUOTA_FIELDS["min_refill_interval_ms"],
     },
+    make=_rule,
 )
-_FILE = Shape(
+_FILE = Record(
     "a file of rate limits",
     {
-        KEY: Field(Many(_LIMIT, "a list of limits, each beginning with '- name: ...'", or_nothing=True), "The limits."),
-        "runtime": Field(Flag(), "Settings of the server."),
+        KEY: Field(
+            ListOf(_LIMIT, "a list of limits, each beginning with '- name: ...'", or_nothing=True), "The limits."
+        ),
+        "runtime": Field(Runtime(), "Settings of the server."),
     },
 )
 
 
-def ruleset_of(data: dict[str, Any], findings: Findings, warnings: Findings) -> Ruleset | None:
-    """Return the rules of a file of this form, or None if it has problems."""
-    runtime = data.get("runtime")
-    mode = _mode(runtime, findings, warnings)
-    read = _FILE.read({key: value for key, value in data.items() if key != "runtime"}, (), findings)
-    limits = (read or {}).get(KEY, [])
-    rules = _tiered(dict(_rules(limits, mode, findings)), findings, warnings)
-    return None if findings.count else Ruleset(rules=tuple(rules))
-
-
-def _mode(runtime: object, findings: Findings, warnings: Findings) -> Mode | None:
-    if runtime is None:
-        return None
-    if not isinstance(runtime, dict):
-        findings.add(("runtime",), f"{shown(runtime)} is not runtime", "a mapping with fail_open")
-        return None
-    for key, value in runtime.items():
-        if key != "fail_open":
-            hint = warnings.near(key, ["fail_open"]) or _elsewhere(key, value)
-            warnings.add(("runtime", key), "is not about rules, and ignored", hint=hint, at_key=True)
-    if "fail_open" not in runtime:
-        return None
-    opened = Flag().read(runtime["fail_open"], ("runtime", "fail_open"), findings)
-    return Mode.ALLOW if opened else Mode.DENY
+def ruleset_of(data: dict[str, Any], findings: Findings) -> Ruleset:
+    """Return the rules of a file of this form; if the count of findings has grown, it is not to be used."""
+    read = _FILE.read(data, (), findings) or {}
+    rules = {index: rule for index, rule in enumerate(read.get(KEY, ())) if rule is not None}
+    tiered = _tiered(rules, findings)
+    return Ruleset.unchecked(rules=tuple([replace(rule, on_store_failure=read.get("runtime")) for rule in tiered]))
 
 
 def _elsewhere(key: str, value: object) -> str:
-    advice = _ELSEWHERE.get(key, "")
-    if key == "redis":
-        given = value if isinstance(value, dict) else {}
-        parts = {"host": "localhost", "port": 6379, "db": 0} | given
-        advice = advice.format(host=parts["host"], port=parts["port"], db=parts["db"])
+    """Say where a setting is made that is not about rules."""
+    given = value if isinstance(value, dict) else {}
+    parts = {"host": "localhost", "port": 6379, "db": 0} | given
+    advice = _ELSEWHERE.get(key, "").format(host=parts["host"], port=parts["port"], db=parts["db"])
     return f"{advice}." if advice else ""
-
-
-def _rules(limits: list[dict[str, Any] | None], mode: Mode | None, findings: Findings) -> Iterator[tuple[int, Rule]]:
-    for index, limit in enumerate(limits):
-        if limit is None or not limit.keys() >= {*_LIMIT.required}:
-            continue
-        interval = limit.get("min_refill_interval_ms", _INTERVAL_MS)
-        path: Path = (KEY, index)
-        endpoint = _endpoint(limit.get("resource", "default"))
-        try:
-            parsed(endpoint)
-        except InvalidRule as error:
-            findings.add((*path, "resource"), str(error), kind=Kind.MEANING)
-            continue
-        try:
-            quota = Quota.from_bucket(limit["capacity"], limit["refill_rate"], min_refill_interval_ms=interval)
-            yield (
-                index,
-                Rule(
-                    id=limit["name"],
-                    quotas=(quota,),
-                    dimension=limit["scope"],
-                    endpoint=endpoint,
-                    on_store_failure=mode,
-                ),
-            )
-        except InvalidQuota as error:
-            findings.add((*path, "refill_rate"), str(error), kind=Kind.MEANING)
 
 
 def _endpoint(resource: str) -> str:
@@ -138,7 +130,7 @@ def _endpoint(resource: str) -> str:
     return resource if resource.startswith("/") else f"/{resource}"
 
 
-def _tiered(rules: dict[int, Rule], findings: Findings, warnings: Findings) -> list[Rule]:
+def _tiered(rules: dict[int, Rule], findings: Findings) -> list[Rule]:
     """Make tiers of rules, by their place in the file, that are for the same scope and resource."""
     names: dict[str, int] = {}
     same: dict[tuple[str, str], list[Rule]] = {}
@@ -146,7 +138,7 @@ def _tiered(rules: dict[int, Rule], findings: Findings, warnings: Findings) -> l
         first = names.setdefault(rule.id, index)
         if first != index:
             message = f"{rule.id!r} is the name of {render((KEY, first))} already"
-            findings.add((KEY, index, "name"), message, kind=Kind.MEANING)
+            findings.add((KEY, index, "name"), message, kind=_MEANING)
         else:
             same.setdefault((rule.dimension, rule.endpoint), []).append(rule)
     bases = {what: _base(limits) for what, limits in same.items()}
@@ -154,7 +146,7 @@ def _tiered(rules: dict[int, Rule], findings: Findings, warnings: Findings) -> l
     for index in names.values():
         rule = rules[index]
         base = bases[rule.dimension, rule.endpoint]
-        result.append(rule if rule is base else _for_tier(rule, base, (KEY, index, "name"), findings, warnings))
+        result.append(rule if rule is base else _for_tier(rule, base, (KEY, index, "name"), findings))
     return result
 
 
@@ -168,16 +160,16 @@ def _base(limits: list[Rule]) -> Rule:
     return smallest
 
 
-def _for_tier(rule: Rule, base: Rule, path: Path, findings: Findings, warnings: Findings) -> Rule:
+def _for_tier(rule: Rule, base: Rule, path: Path, findings: Findings) -> Rule:
     """Return the rule for those of the tier that its name tells, for whom it replaces the base."""
     tier = _word_of_difference(base.id, rule.id)
     if not tier:
         message = f"has the scope and resource of {base.id!r}, and no tier can be told from its name"
         accepted = "names that differ in one word, such as api_standard_user and api_premium_user"
-        findings.add(path, message, accepted, kind=Kind.MEANING)
+        findings.add(path, message, accepted, kind=_MEANING)
         return rule
     guess = f"is taken as the limit of tier {tier!r}, and {base.id!r} as that of everyone else"
-    warnings.add(path, guess, hint="`headgate rules list` shows the rules that come of it.")
+    findings.warn(path, guess, hint="`headgate rules list` shows the rules that come of it.")
     return replace(rule, tier=tier, replaces=frozenset({base.id}))
 
 
