@@ -15,9 +15,8 @@ import pytest
 import headgate
 from headgate import live
 from headgate.core.key import LITERAL, ONCE_US
-from headgate.observe import denials, frequent, hot_keys, logs
-from headgate.observe.descriptors import MOST_BY_VALUE
-from headgate.observe.rule_series import MOST_SERIES
+from headgate.observe import hot_keys, logs
+from headgate.observe.recorder import MOST_BY_VALUE, MOST_SERIES
 from headgate.server import node, supervisor
 from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 from headgate.server.wire.limits import WireLimits
@@ -57,14 +56,14 @@ FIGURES = [
     ("observe", f"are copied there {WORDS[node._PUBLISH_EVERY]}"),
     ("observe", f"of which the first {MOST_BY_VALUE} values have names of their own"),
     ("observe", f"at most {MOST_SERIES:_} series".replace("_", " ")),
-    ("observe", f"what was {frequent.HALF_LIFE} seconds ago weighs half of what is now"),
+    ("observe", f"what was {hot_keys.HALF_LIFE} seconds ago weighs half of what is now"),
     (
         "observe",
         f"One decision in {hot_keys.EVERY} is looked at, and every refusal up to {hot_keys.DENIALS} in a second",
     ),
     ("observe", f"{2 * hot_keys.SIZE} keys of each kind are counted at most"),
     ("observe", f"one that makes up more than 1 in {hot_keys.SIZE} of what is looked at"),
-    ("observe", f"{denials.PER_RULE} in a second for each rule and {denials.IN_ALL} in all"),
+    ("observe", f"{logs.PER_RULE} in a second for each rule and {logs.IN_ALL} in all"),
     ("observe", f"texts are cut after {logs.LONGEST_TEXT} characters"),
 ]
 """What pages say in numbers that the code has too. Other tests hold the code to what it does with them."""

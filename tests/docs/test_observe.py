@@ -12,7 +12,7 @@ import promql_parser
 import pytest
 import yaml
 
-from headgate.observe.families import FAMILIES, Kind
+from headgate.observe.metrics import METRICS, MetricKind
 
 DOCS = Path(__file__).parents[2] / "docs"
 ALERTS = yaml.safe_load((DOCS / "prometheus" / "alerts.yaml").read_text())
@@ -25,8 +25,8 @@ TARGETS = {"job", "instance", "le"}
 def exposed() -> dict[str, set[str]]:
     """The names of all samples that are shown, each with its labels."""
     found: dict[str, set[str]] = {}
-    for family in FAMILIES.values():
-        ends = ("_bucket", "_count", "_sum") if family.kind is Kind.HISTOGRAM else ("",)
+    for family in METRICS.values():
+        ends = ("_bucket", "_count", "_sum") if family.kind is MetricKind.HISTOGRAM else ("",)
         for end in ends:
             found[family.shown_name + end] = {*family.labels, *TARGETS}
     return {**found, "up": TARGETS}  # Prometheus' own
@@ -113,7 +113,7 @@ def test_the_page_lists_the_alerts_there_are() -> None:
 def test_the_page_lists_the_metrics_there_are() -> None:
     rows = re.findall(r"^\| `(headgate_\w+)` \| (\w+) \|(.*?)\| (.*) \|$", PAGE, re.MULTILINE)
     assert [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows] == [
-        (family.shown_name, str(family.kind), family.labels, family.help) for family in FAMILIES.values()
+        (family.shown_name, str(family.kind), family.labels, family.help) for family in METRICS.values()
     ]
 
 
@@ -147,7 +147,7 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
         )
     )
     shown = {name.removesuffix("_bucket") for name in drawn}
-    unseen = {family.shown_name for family in FAMILIES.values()} - shown
+    unseen = {family.shown_name for family in METRICS.values()} - shown
     assert unseen == {
         "headgate_build_info",
         "headgate_config_broken",

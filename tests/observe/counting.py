@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from headgate.observe.recorder import Recorder
-from headgate.observe.slots import Slots
+from headgate.observe.workers import Slots
 
 
 def main() -> None:

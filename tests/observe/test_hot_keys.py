@@ -1,15 +1,19 @@
-"""Hot keys: what is asked about and refused most, over all workers."""
+"""Hot keys: what is asked about and refused most, over all workers; found in bounded memory."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from random import Random
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headgate.observe.hot_keys import DENIALS, EVERY, HotKey, HotKeys, HotList, merged
+from headgate.observe.hot_keys import DENIALS, EVERY, HALF_LIFE, Frequent, HotKey, HotKeys, HotList, merged_lists
 from headgate.observe.principals import Principals
 from headgate.observe.recorder import Recorder
-from headgate.observe.slots import Slots
+from headgate.observe.workers import Slots
 
 
 def test_the_hottest_come_first_with_their_rates() -> None:
@@ -43,10 +47,10 @@ def test_all_refusals_count_until_there_are_many() -> None:
 def test_lists_of_workers_are_merged_by_key() -> None:
     one = HotList((HotKey("r", "a", 5.0), HotKey("r", "b", 4.0)), (HotKey("r", "a", 1.0),))
     other = HotList((HotKey("r", "b", 3.0), HotKey("s", "a", 1.0)))
-    assert merged([one, other]) == HotList(
+    assert merged_lists([one, other]) == HotList(
         (HotKey("r", "b", 7.0), HotKey("r", "a", 5.0), HotKey("s", "a", 1.0)), (HotKey("r", "a", 1.0),)
     )
-    assert len(merged([one, other], most=1).hot) == 1
+    assert len(merged_lists([one, other], most=1).hot) == 1
 
 
 def test_any_worker_shows_the_keys_of_all_that_live(tmp_path: Path) -> None:
@@ -74,3 +78,52 @@ def test_traffic_with_a_rhythm_is_sampled_fairly() -> None:
             hot.denied("orders", f"user-{number % 2}", weight)
     one, other = hot.top().denied
     assert one.per_second < 1.5 * other.per_second
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 8))
+def test_counts_are_never_too_high_and_heavy_keys_are_never_missed(keys: list[int], size: int) -> None:
+    """By the bound of Misra and Gries: what more than 1 in `size` is, is there."""
+    frequent: Frequent[int] = Frequent(size)
+    for key in keys:
+        frequent.add(key)
+        assert len(frequent) <= 2 * size
+    exact = Counter(keys)
+    found = dict(frequent._counts)
+    assert all(count <= exact[key] for key, count in found.items())
+    assert all(key in found for key, count in exact.items() if count * size > len(keys))
+
+
+def test_the_heaviest_of_a_million_keys_are_found_in_bounded_memory() -> None:
+    frequent: Frequent[str] = Frequent(500)
+    heavy = [f"heavy-{number}" for number in range(10)]
+    random = Random(1)
+    for number in range(1_000_000):
+        frequent.add(f"key-{number}")
+        if number % 10 == 0:
+            frequent.add(heavy[random.randrange(10)])
+    assert len(frequent) <= 1000
+    assert {key for key, _ in frequent.top(10)} == set(heavy)
+
+
+def test_a_steady_key_is_shown_with_its_rate() -> None:
+    frequent: Frequent[str] = Frequent(10)
+    for _ in range(200):
+        for _ in range(50):
+            frequent.add("steady")
+        frequent.second()
+    ((key, rate),) = frequent.top(5)
+    assert key == "steady"
+    assert 45 <= rate <= 51
+
+
+def test_what_does_not_come_any_more_is_forgotten() -> None:
+    frequent: Frequent[str] = Frequent(10)
+    frequent.add("old", 1000)
+    (_, before), *_ = frequent.top(1)
+    for _ in range(HALF_LIFE):
+        frequent.second()
+    (_, after), *_ = frequent.top(1)
+    assert abs(after / before - 0.5) < 0.01
+    for _ in range(20 * HALF_LIFE):
+        frequent.second()
+    assert len(frequent) == 0

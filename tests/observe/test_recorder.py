@@ -14,12 +14,10 @@ import pytest
 
 from headgate.engine import AsyncEngine, Part
 from headgate.engine.descriptors import AsyncDescriptorEngine
-from headgate.observe.descriptors import MOST_BY_VALUE
 from headgate.observe.hot_keys import EVERY
 from headgate.observe.principals import Principals
-from headgate.observe.recorder import Recorder
-from headgate.observe.rule_series import DENIED, RuleSeries
-from headgate.observe.table import SIZE, Reader, Table
+from headgate.observe.recorder import DENIED, MOST_BY_VALUE, Recorder, RuleSeries
+from headgate.observe.table import SIZE, CounterTable, TableReader
 from headgate.policy.envoy import loading
 from headgate.policy.envoy.request import Descriptor
 from headgate.policy.loading import from_data, load
@@ -242,13 +240,13 @@ def test_ten_thousand_rules_have_their_series(recorder: Recorder, run: Run[Any])
 
 def test_rules_beyond_the_bound_are_counted_as_other() -> None:
     with mmap.mmap(-1, SIZE) as memory:
-        table = Table(memoryview(memory))
+        table = CounterTable(memoryview(memory))
         series = RuleSeries(table, most=10)
         for number in range(1000):
             series.count(f"rule-{number}", DENIED)
             series.count("rule-1", DENIED)
         with memoryview(memory) as view:
-            reader = Reader(view)
+            reader = TableReader(view)
             found = {each.labels: each.values[0] for each in reader.read()}
             reader._cells.release()
         table.close()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
 from headgate.observe import table as tables
-from headgate.observe.families import CHECK_DURATION, CHECKS, CONNECTIONS, PEEKS, RULE_DECISIONS
-from headgate.observe.table import SIZE, Reader, Table
+from headgate.observe.metrics import CHECK_DURATION, CHECKS, CONNECTIONS, PEEKS, RULE_DECISIONS
+from headgate.observe.table import SIZE, CounterTable, TableReader
 
 
 @pytest.fixture
@@ -20,58 +20,58 @@ def memory() -> bytearray:
 
 
 def seen(memory: bytearray) -> dict[tuple[str, str], tuple[int, ...]]:
-    return {(series.family.name, series.labels): series.values for series in Reader(memoryview(memory)).read()}
+    return {(series.metric.name, series.labels): series.values for series in TableReader(memoryview(memory)).read()}
 
 
 def test_a_reader_sees_what_a_writer_counts(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
-    place = table.place_of(CHECKS, "check", "allowed")
+    table = CounterTable(memoryview(memory))
+    place = table.cell_of(CHECKS, "check", "allowed")
     table.cells[place] += 3
     assert seen(memory) == {("headgate_checks", 'api="check",outcome="allowed"'): (3,)}
 
 
 def test_a_series_keeps_its_place(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
-    places = [table.place_of(CHECKS, api, "allowed") for api in ("check", "batch", "check")]
+    table = CounterTable(memoryview(memory))
+    places = [table.cell_of(CHECKS, api, "allowed") for api in ("check", "batch", "check")]
     assert places[0] == places[2] != places[1]
     assert len(table) == 2
 
 
 def test_a_histogram_has_its_cells_side_by_side(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
-    first = table.place_of(CHECK_DURATION, "check")
-    assert table.place_of(PEEKS) == first + CHECK_DURATION.cells
+    table = CounterTable(memoryview(memory))
+    first = table.cell_of(CHECK_DURATION, "check")
+    assert table.cell_of(PEEKS) == first + CHECK_DURATION.cells
 
 
 def test_a_successor_goes_on_counting(memory: bytearray) -> None:
-    first = Table(memoryview(memory))
-    first.cells[first.place_of(PEEKS)] += 5
-    second = Table(memoryview(memory))
-    second.cells[second.place_of(PEEKS)] += 1
-    second.cells[second.place_of(CHECKS, "check", "denied")] += 1
+    first = CounterTable(memoryview(memory))
+    first.cells[first.cell_of(PEEKS)] += 5
+    second = CounterTable(memoryview(memory))
+    second.cells[second.cell_of(PEEKS)] += 1
+    second.cells[second.cell_of(CHECKS, "check", "denied")] += 1
     assert seen(memory) == {("headgate_peeks", ""): (6,), ("headgate_checks", 'api="check",outcome="denied"'): (1,)}
 
 
 def test_a_successor_does_not_inherit_gauges(memory: bytearray) -> None:
-    first = Table(memoryview(memory))
-    first.cells[first.place_of(CONNECTIONS)] = 5
-    first.cells[first.place_of(PEEKS)] = 5
-    second = Table(memoryview(memory))
+    first = CounterTable(memoryview(memory))
+    first.cells[first.cell_of(CONNECTIONS)] = 5
+    first.cells[first.cell_of(PEEKS)] = 5
+    second = CounterTable(memoryview(memory))
     second.clear_gauges()
     assert seen(memory) == {("headgate_connections", ""): (0,), ("headgate_peeks", ""): (5,)}
 
 
 def test_a_series_that_was_not_announced_does_not_exist_and_its_place_is_used_again(memory: bytearray) -> None:
     """As after kill -9 between writing a record and announcing it."""
-    first = Table(memoryview(memory))
-    first.place_of(PEEKS)
-    place = first.place_of(CHECKS, "check", "allowed")
+    first = CounterTable(memoryview(memory))
+    first.cell_of(PEEKS)
+    place = first.cell_of(CHECKS, "check", "allowed")
     first.cells[place] = 77
     first.cells[tables._SERIES] -= 1
     assert seen(memory) == {("headgate_peeks", ""): (0,)}
-    second = Table(memoryview(memory))
-    assert second.place_of(RULE_DECISIONS, "orders", "denied") == place
-    second.cells[second.place_of(CHECKS, "check", "denied")] += 1
+    second = CounterTable(memoryview(memory))
+    assert second.cell_of(RULE_DECISIONS, "orders", "denied") == place
+    second.cells[second.cell_of(CHECKS, "check", "denied")] += 1
     assert seen(memory) == {
         ("headgate_peeks", ""): (0,),
         ("headgate_rule_decisions", 'rule="orders",outcome="denied"'): (0,),
@@ -80,14 +80,14 @@ def test_a_series_that_was_not_announced_does_not_exist_and_its_place_is_used_ag
 
 
 def test_a_reader_stops_before_what_is_announced_and_not_there_yet_and_finds_it_later(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
-    table.place_of(PEEKS)
-    reader = Reader(memoryview(memory))
+    table = CounterTable(memoryview(memory))
+    table.cell_of(PEEKS)
+    reader = TableReader(memoryview(memory))
     table.cells[tables._SERIES] += 1
-    assert [series.family for series in reader.read()] == [PEEKS]
+    assert [series.metric for series in reader.read()] == [PEEKS]
     table.cells[tables._SERIES] -= 1
-    table.place_of(CHECKS, "check", "denied")
-    assert [series.family for series in reader.read()] == [PEEKS, CHECKS]
+    table.cell_of(CHECKS, "check", "denied")
+    assert [series.metric for series in reader.read()] == [PEEKS, CHECKS]
 
 
 def test_memory_that_no_table_was_written_to_has_no_series() -> None:
@@ -97,57 +97,57 @@ def test_memory_that_no_table_was_written_to_has_no_series() -> None:
 
 def test_memory_of_another_version_is_begun_anew() -> None:
     memory = bytearray(b"\xff" * SIZE)
-    table = Table(memoryview(memory))
-    table.cells[table.place_of(PEEKS)] += 1
+    table = CounterTable(memoryview(memory))
+    table.cells[table.cell_of(PEEKS)] += 1
     assert seen(memory) == {("headgate_peeks", ""): (1,)}
 
 
 def test_damaged_memory_is_refused(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
+    table = CounterTable(memoryview(memory))
     table.cells[tables._SERIES] = 5
     with pytest.raises(UsageError, match="damaged"):
-        Table(memoryview(memory))
+        CounterTable(memoryview(memory))
 
 
 def test_metrics_that_are_not_known_are_kept_and_not_shown(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
+    table = CounterTable(memoryview(memory))
     table._added(type(PEEKS)("headgate_of_tomorrow", PEEKS.kind, "?"), "")
-    table.cells[table.place_of(PEEKS)] += 1
-    successor = Table(memoryview(memory))
-    successor.cells[successor.place_of(PEEKS)] += 1
+    table.cells[table.cell_of(PEEKS)] += 1
+    successor = CounterTable(memoryview(memory))
+    successor.cells[successor.cell_of(PEEKS)] += 1
     assert seen(memory) == {("headgate_peeks", ""): (2,)}
 
 
 def test_a_full_table_takes_no_more_series_and_harms_none(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
-    peeks = table.place_of(PEEKS)
+    table = CounterTable(memoryview(memory))
+    peeks = table.cell_of(PEEKS)
     for rule in range(tables.CELLS):
-        place = table.place_of(RULE_DECISIONS, f"{rule}", "allowed")
+        place = table.cell_of(RULE_DECISIONS, f"{rule}", "allowed")
         table.cells[place] += 1
     assert len(table) == tables.CELLS
     for cell in range(CHECK_DURATION.cells):  # even a histogram has room where nobody reads
-        table.cells[table.place_of(CHECK_DURATION, "check") + cell] += 1
+        table.cells[table.cell_of(CHECK_DURATION, "check") + cell] += 1
     assert table.cells[peeks] == 0
     assert len(seen(memory)) == tables.CELLS
 
 
 def test_names_that_fill_their_room_end_there(memory: bytearray) -> None:
-    table = Table(memoryview(memory))
+    table = CounterTable(memoryview(memory))
     for rule in range(tables.NAMES // 200):
-        table.place_of(RULE_DECISIONS, f"{rule:0190}", "allowed")
+        table.cell_of(RULE_DECISIONS, f"{rule:0190}", "allowed")
     assert 0 < len(seen(memory)) == len(table) < tables.NAMES // 200
 
 
 def test_a_reader_sees_every_series_whole_while_a_writer_adds_more(memory: bytearray) -> None:
-    table, readings = Table(memoryview(memory)), []
+    table, readings = CounterTable(memoryview(memory)), []
 
     def write() -> None:
         for rule in range(3000):
-            table.cells[table.place_of(RULE_DECISIONS, f"rule-{rule}", "allowed")] += rule
+            table.cells[table.cell_of(RULE_DECISIONS, f"rule-{rule}", "allowed")] += rule
 
     writer = threading.Thread(target=write)
     writer.start()
-    reader = Reader(memoryview(memory))
+    reader = TableReader(memoryview(memory))
     while writer.is_alive():
         readings.append(reader.read())
     writer.join()
@@ -163,10 +163,10 @@ def test_a_reader_sees_every_series_whole_while_a_writer_adds_more(memory: bytea
 @given(st.lists(st.tuples(st.text(max_size=300), st.sampled_from(["allowed", "denied"]))))
 def test_any_label_is_found_again(names: list[tuple[str, str]]) -> None:
     memory = bytearray(SIZE)
-    table, expected = Table(memoryview(memory)), {}
+    table, expected = CounterTable(memoryview(memory)), {}
     for name, outcome in names:
-        place = table.place_of(RULE_DECISIONS, name, outcome)
+        place = table.cell_of(RULE_DECISIONS, name, outcome)
         table.cells[place] += 1
         expected[place] = table.cells[place]
     assert sorted(values for (values,) in seen(memory).values()) == sorted(expected.values())
-    assert len(Table(memoryview(memory))) == len(table)
+    assert len(CounterTable(memoryview(memory))) == len(table)

@@ -3,17 +3,23 @@
 Most decisions are sampled: one in `EVERY` is looked at, and weighs as much. Refusals are all looked at, up to `DENIALS`
 in a second; beyond that, one in `EVERY`. So the lists are estimates: what is hot is surely found, and how hot it is
 comes out right by a few percent. Which ones are looked at is left to chance, as traffic may have a rhythm of its own.
+
+They are counted in bounded memory, by the algorithm of Misra and Gries, in batches, with decay. At most 2 K keys are
+counted. When there are more, the K-th largest count is subtracted from all, and those that have nothing left are
+forgotten. So a key that makes up more than 1 / K of all is never missed; a count is too low by at most what was
+subtracted, and never too high. Between two seconds all counts shrink by a factor: what was hot an hour ago is not hot
+now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from heapq import nlargest
 from random import random
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from headgate.observe.frequent import Frequent
 from headgate.observe.principals import Principals
 
 EVERY = 32
@@ -21,7 +27,11 @@ DENIALS = 1000
 SIZE = 500
 """So many keys of each kind are surely found, if they are hot."""
 SHOWN = 50
-
+HALF_LIFE = 10
+"""Seconds after which a count weighs half."""
+KEEP = 0.5 ** (1 / HALF_LIFE)
+_LEAST = 0.25
+K = TypeVar("K", bound=Hashable)
 
 Key: TypeAlias = tuple[str, str]
 """A rule, and who is counted by it."""
@@ -99,7 +109,7 @@ class HotKeys:
         return tuple([HotKey(rule, shown(value), round(rate, 2)) for (rule, value), rate in keys.top(most)])
 
 
-def merged(lists: Iterable[HotList], most: int = SHOWN) -> HotList:
+def merged_lists(lists: Iterable[HotList], most: int = SHOWN) -> HotList:
     """Return the lists of several workers as one."""
     every = list(lists)
     return HotList(_merged([each.hot for each in every], most), _merged([each.denied for each in every], most))
@@ -112,3 +122,40 @@ def _merged(lists: Iterable[Iterable[HotKey]], most: int) -> tuple[HotKey, ...]:
             rates[each.rule, each.key] = rates.get((each.rule, each.key), 0) + each.per_second
     first = sorted(rates.items(), key=lambda item: -item[1])[:most]
     return tuple([HotKey(rule, key, round(rate, 2)) for (rule, key), rate in first])
+
+
+class Frequent(Generic[K]):
+    """Counts the keys that come most often.
+
+    Args:
+        size: K: so many keys are surely among those counted, if they come often enough.
+    """
+
+    __slots__ = ("_counts", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._counts: dict[K, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, key: K, weight: int = 1) -> None:
+        """Count a key `weight` times."""
+        counts = self._counts
+        counts[key] = counts.get(key, 0) + weight
+        if len(counts) > 2 * self._size:
+            self._purge()
+
+    def second(self) -> None:
+        """Let a second pass."""
+        self._counts = {key: left for key, count in self._counts.items() if (left := count * KEEP) >= _LEAST}
+
+    def top(self, most: int) -> list[tuple[K, float]]:
+        """Return the most frequent keys, each with how often it came in a second of late."""
+        first = nlargest(most, self._counts.items(), key=lambda item: item[1])
+        return [(key, count * (1 - KEEP)) for key, count in first]
+
+    def _purge(self) -> None:
+        less = sorted(self._counts.values(), reverse=True)[self._size]
+        self._counts = {key: left for key, count in self._counts.items() if (left := count - less) > 0}

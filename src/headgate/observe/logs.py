@@ -2,6 +2,8 @@
 
 What came from outside may be in any line: control characters are escaped and texts are cut, so that nobody can forge a
 line, repaint a terminal, or fill a disk with one request. Fields are added with ``extra=fields(rule="orders")``.
+
+There is a line for a refusal, but not for every one: those who are refused are often those who do not stop.
 """
 
 from __future__ import annotations
@@ -11,16 +13,24 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from heapq import nlargest
 from typing import Any, TextIO
 
 import msgspec
 
 from headgate.core.errors import UsageError
+from headgate.core.quota import SECOND
+from headgate.observe.principals import Principals
 
 LONGEST_TEXT = 2000
 """The most characters of a message, or of a field."""
 LONGEST_TRACE = 10_000
 MOST_FIELDS = 30
+PER_RULE = 10
+IN_ALL = 100
+"""Lines in a second about refusals: by one rule, and altogether."""
+_NAMED = 5
+_DENIALS = logging.getLogger("headgate.denials")
 _FIELDS = "headgate_fields"
 _encode = msgspec.json.Encoder().encode
 
@@ -124,3 +134,56 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     if not record.exc_info or record.exc_info[0] is None:
         return ""
     return formatter.formatException(record.exc_info)[-LONGEST_TRACE:]
+
+
+class Denials:
+    """Logs refusals: so many in a second for each rule, and how many were left out.
+
+    Args:
+        principals: what is shown of those who asked.
+        per_rule: the most lines in a second about one rule; 0: none at all.
+        in_all: the most lines in a second.
+    """
+
+    def __init__(self, principals: Principals, *, per_rule: int = PER_RULE, in_all: int = IN_ALL) -> None:
+        if per_rule < 0 or in_all < 0:
+            raise UsageError(f"denials logged per second are 0 or more, not {min(per_rule, in_all)}")
+        self._principals, self._per_rule, self._in_all = principals, per_rule, in_all
+        self._lines = 0
+        self._seen: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any refusal is logged."""
+        return self._per_rule > 0 and self._in_all > 0
+
+    def wants(self, rule: str) -> bool:
+        """Whether there is a line left for a refusal by this rule; if not, it is counted as left out."""
+        seen = self._seen[rule] = self._seen.get(rule, 0) + 1
+        if seen <= self._per_rule and self._lines < self._in_all:
+            self._lines += 1
+            return True
+        self._left_out[rule] = self._left_out.get(rule, 0) + 1
+        return False
+
+    def log(self, rule: str, who: str, *, api: str, retry_after_us: int | None, reason: str = "") -> None:
+        """Write the line for a refusal that is wanted; `reason` is why, where that is not the limit."""
+        shown = self._principals.shown(who) if who else None
+        retry_after = retry_after_us / SECOND if retry_after_us is not None else None
+        extra = fields(
+            rule=rule or None, principal=shown, retry_after=retry_after, api=api or None, reason=reason or None
+        )
+        _DENIALS.info("denied", extra=extra)
+
+    def second(self) -> int:
+        """Let a second pass: say how many were left out, and return that."""
+        left_out, count = self._left_out, sum(self._left_out.values())
+        if count:
+            most = nlargest(_NAMED, left_out.items(), key=lambda item: item[1])
+            first = ", ".join(f"{rule or 'deny list'}: {each}" for rule, each in most)
+            _DENIALS.info("denials not logged", extra=fields(count=count, of_rules=len(left_out), first=first))
+        self._lines = 0
+        self._seen.clear()
+        self._left_out.clear()
+        return count

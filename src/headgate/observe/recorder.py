@@ -12,22 +12,26 @@ from collections.abc import Iterable
 from headgate.core.quota import SECOND
 from headgate.engine import AsyncEngine, Reset, Ruling
 from headgate.latency import BUCKETS, FINEST_NS, bucket_of
-from headgate.observe import families
-from headgate.observe.board import Board
-from headgate.observe.copies import Copies, Source, Watched, of_engine, of_process
-from headgate.observe.denials import Denials
-from headgate.observe.descriptors import DescriptorNames
+from headgate.observe import metrics
 from headgate.observe.hot_keys import HotKeys, stride
-from headgate.observe.logs import fields
-from headgate.observe.principals import Principals
-from headgate.observe.rule_series import ALLOWED, DEGRADED, DENIED, OTHER, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
-from headgate.observe.slots import Slots
-from headgate.observe.values import descriptor_value, value_of
+from headgate.observe.logs import Denials, fields
+from headgate.observe.principals import Principals, descriptor_value, value_of
+from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
+from headgate.observe.table import CounterTable
+from headgate.observe.workers import NodeCounters, Slots
 from headgate.policy.envoy.answering import Answer, Code
 from headgate.policy.envoy.matching import Match, Matching, Outcome
+from headgate.policy.envoy.tree import Rule
 from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Verdict
 
+MOST_SERIES = 25_000
+"""The most series of a table; rules that come later are counted together, as `OTHER`."""
+MOST_BY_VALUE = 1000
+"""The most names of rules that have values of requests in them; clients could make any number of them."""
+OTHER = "other"
+ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED = "allowed", "denied", "shadow_allowed", "shadow_denied"
+DEGRADED = "degraded"
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _ACCESS = logging.getLogger("headgate.access")
 _RESETS = logging.getLogger("headgate.resets")
@@ -54,8 +58,8 @@ class Recorder:
         access_log: bool = False,
     ) -> None:
         self._principals = principals = principals or Principals()
-        self._board = Board(slots, slot)
-        table = self._table = self._board.table
+        self._node = NodeCounters(slots, slot)
+        table = self._table = self._node.table
         self._copies = Copies(table)
         self._copies.add(of_process(str(slot)))
         self._hot = HotKeys(principals)
@@ -65,14 +69,14 @@ class Recorder:
         self._series, self._names = RuleSeries(table), DescriptorNames()
         self._cells, self._allowed = table.cells, self._series.allowed
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
-        self._took = table.place_of(families.DECISION_DURATION)
+        self._took = table.cell_of(metrics.DECISION_DURATION)
         self._until_sample = stride()
-        self._unlogged = table.place_of(families.DENIALS_UNLOGGED)
-        self._peeks = table.place_of(families.PEEKS)
-        self._refunds, self._resets = table.place_of(families.REFUNDS), table.place_of(families.RESETS)
-        self._verdicts = {str(verdict): table.place_of(families.UNLIMITED, verdict) for verdict in _UNASKED}
+        self._unlogged = table.cell_of(metrics.DENIALS_UNLOGGED)
+        self._peeks = table.cell_of(metrics.PEEKS)
+        self._refunds, self._resets = table.cell_of(metrics.REFUNDS), table.cell_of(metrics.RESETS)
+        self._verdicts = {str(verdict): table.cell_of(metrics.UNLIMITED, verdict) for verdict in _UNASKED}
         self._unmatched = {
-            name: table.place_of(families.UNMATCHED_PRINCIPALS, name) for name in (*sorted(PRINCIPALS), OTHER)
+            name: table.cell_of(metrics.UNMATCHED_PRINCIPALS, name) for name in (*sorted(PRINCIPALS), OTHER)
         }
         self._logs_calls = access_log
 
@@ -106,11 +110,11 @@ class Recorder:
             self._series.count(ruling.rule_id, DENIED)
             self._refused(ruling.rule_id, request, api, decision.retry_after_us, "")
         else:
-            place = self._allowed.get(ruling.rule_id)
-            if place is None:
+            cell = self._allowed.get(ruling.rule_id)
+            if cell is None:
                 self._series.count(ruling.rule_id, ALLOWED)
             else:
-                cells[place] += 1
+                cells[cell] += 1
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
@@ -187,14 +191,14 @@ class Recorder:
         self._copies.refresh()
         self._cells[self._unlogged] += self._denials.second()
         self._hot.second()
-        self._board.show(self._hot.top())
+        self._node.show(self._hot.top())
 
     def metrics(self, accept: bytes | None = None) -> tuple[bytes, bytes]:
         """Return the content type and the body of ``/metrics``, for all workers together.
 
         It may run in a thread, after `refresh` in the one that decides.
         """
-        return self._board.metrics(accept)
+        return self._node.metrics(accept)
 
     def refresh(self) -> None:
         """Show now what is shown every second."""
@@ -202,12 +206,12 @@ class Recorder:
 
     def hot_keys(self) -> bytes:
         """Return the JSON of ``/hotkeys``, for all workers together: as of the last second."""
-        return self._board.hot_keys(self._hot.top())
+        return self._node.hot_keys(self._hot.top())
 
     def close(self) -> None:
         """Let go of the shared files; what was counted stays in them."""
         self._copies.refresh()
-        self._board.close()
+        self._node.close()
 
     def _time(self, elapsed_ns: int) -> None:
         cells, took = self._cells, self._took
@@ -223,8 +227,8 @@ class Recorder:
 
     def _known(self, api: str) -> tuple[int, dict[str, int]]:
         table = self._table
-        outcomes = {outcome: table.place_of(families.CHECKS, api, outcome) for outcome in families.OUTCOMES}
-        known = self._calls[api] = table.place_of(families.CHECK_DURATION, api), outcomes
+        outcomes = {outcome: table.cell_of(metrics.CHECKS, api, outcome) for outcome in metrics.OUTCOMES}
+        known = self._calls[api] = table.cell_of(metrics.CHECK_DURATION, api), outcomes
         return known
 
     def _count(self, ruling: Ruling, request: Request, api: str) -> None:
@@ -268,3 +272,64 @@ def _by_rule(decisions: Iterable[tuple[str, bool]]) -> Iterable[tuple[str, bool]
     for rule, is_allowed in decisions:
         found[rule] = found.get(rule, True) and is_allowed
     return found.items()
+
+
+class RuleSeries:
+    """Counts what rules say.
+
+    Args:
+        table: where.
+        most: see `MOST_SERIES`.
+    """
+
+    __slots__ = ("_cells_of", "_most", "_table", "allowed")
+
+    def __init__(self, table: CounterTable, *, most: int = MOST_SERIES) -> None:
+        self._table, self._most = table, most
+        outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED
+        self._cells_of: dict[str, dict[str, int]] = {outcome: {} for outcome in outcomes}
+        self.allowed = self._cells_of[ALLOWED]
+        """The cells that count what passed, by rule, as far as they are known: for those who are in a hurry."""
+
+    def count(self, rule: str, outcome: str) -> None:
+        """Count one more decision of a rule."""
+        cell = self._cells_of[outcome].get(rule)
+        self._table.cells[self._found(rule, outcome) if cell is None else cell] += 1
+
+    def _found(self, rule: str, outcome: str) -> int:
+        labels = () if outcome == DEGRADED else (outcome,)
+        metric = metrics.RULE_DEGRADED if outcome == DEGRADED else metrics.RULE_DECISIONS
+        if len(self._table) >= self._most and not self._table.has(metric, rule, *labels):
+            return self._table.cell_of(metric, OTHER, *labels)
+        cell = self._cells_of[outcome][rule] = self._table.cell_of(metric, rule, *labels)
+        return cell
+
+
+class DescriptorNames:
+    """Names rules as envoyproxy/ratelimit does: the domain and the descriptors, with dots between them.
+
+    Rules that ask for it (`detailed_metric`, `value_to_metric`) have values of the request in their names, and so have
+    limits that come with the request. When there are too many of those, the names go without the values.
+    """
+
+    __slots__ = ("_by_rule", "_by_value")
+
+    def __init__(self) -> None:
+        self._by_rule: dict[str, str] = {}
+        self._by_value: set[str] = set()
+
+    def of(self, rule: Rule, match: Match) -> str:
+        """Return the name."""
+        name = self._by_rule.get(rule.id)
+        if name is not None:
+            return name
+        if rule.stat is not None:
+            name = self._by_rule[rule.id] = ".".join(rule.stat)
+            return name
+        name = ".".join(match.stat)
+        if name in self._by_value:
+            return name
+        if len(self._by_value) < MOST_BY_VALUE:
+            self._by_value.add(name)
+            return name
+        return ".".join([rule.domain, *(level.name for level in rule.path)]) if rule.path else f"{rule.domain}.override"

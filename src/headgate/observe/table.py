@@ -20,8 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headgate.core.errors import UsageError
-from headgate.observe.families import FAMILIES, Family, Kind
-from headgate.observe.labels import written
+from headgate.observe.metrics import METRICS, Metric, MetricKind
 
 _MAGIC = 0x3130454741544148  # "HATAGE01"
 _SERIES = 1
@@ -32,17 +31,20 @@ NAMES = 8 << 20
 _NAMES_AT = (_HEAD + CELLS) * 8
 SIZE = _NAMES_AT + NAMES
 """Bytes. Pages that are never touched cost nothing."""
+LONGEST_VALUE = 200
+"""Characters of the value of a label."""
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Series(NamedTuple):
     """A series as a reader sees it."""
 
-    family: Family
+    metric: Metric
     labels: str
     values: tuple[int, ...]
 
 
-class Table:
+class CounterTable:
     """The writer's end.
 
     Args:
@@ -57,7 +59,7 @@ class Table:
     def __init__(self, memory: memoryview) -> None:
         self._bytes = memory
         self.cells = memory[:_NAMES_AT].cast("q")
-        """Add to a cell with ``table.cells[place] += 1``, where `place` is what `place_of` returned."""
+        """Add to a cell with ``table.cells[cell] += 1``, where `cell` is what `cell_of` returned."""
         self._found: dict[tuple[str, str], int] = {}
         if self.cells[0] != _MAGIC:
             for cell in range(_HEAD):
@@ -68,45 +70,45 @@ class Table:
             record = _record(memory, self._end, self._used)
             if record is None:
                 raise UsageError("the counters of a predecessor are damaged: remove the file")
-            if record.name not in FAMILIES or FAMILIES[record.name].cells == record.cells:
+            if record.name not in METRICS or METRICS[record.name].cells == record.cells:
                 self._found[record.name, record.labels] = self._used
             self._end, self._used = record.end, self._used + record.cells
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def place_of(self, family: Family, *values: str) -> int:
+    def cell_of(self, metric: Metric, *values: str) -> int:
         """Return the first cell of a series, by the values of its labels. A new series begins with 0.
 
         When the table is full, that is a cell that nobody reads.
         """
-        labels = written(family.labels, values)
-        place = self._found.get((family.name, labels))
-        return self._added(family, labels) if place is None else place
+        labels = labels_of(metric.labels, values)
+        cell = self._found.get((metric.name, labels))
+        return self._added(metric, labels) if cell is None else cell
 
-    def has(self, family: Family, *values: str) -> bool:
+    def has(self, metric: Metric, *values: str) -> bool:
         """Say whether there is such a series."""
-        return (family.name, written(family.labels, values)) in self._found
+        return (metric.name, labels_of(metric.labels, values)) in self._found
 
-    def _added(self, family: Family, labels: str) -> int:
-        cells, count, place = self.cells, family.cells, self._used
-        name = f"{family.name}\0{labels}".encode()
+    def _added(self, metric: Metric, labels: str) -> int:
+        cells, count, first = self.cells, metric.cells, self._used
+        name = f"{metric.name}\0{labels}".encode()
         end = self._end + 4 + len(name)
-        if place + count > _HEAD + CELLS or end > SIZE:
+        if first + count > _HEAD + CELLS or end > SIZE:
             return _SCRATCH
-        for cell in range(place, place + count):  # a predecessor may have ended before it announced its series
+        for cell in range(first, first + count):  # a predecessor may have ended before it announced its series
             cells[cell] = 0
         self._bytes[self._end : end] = len(name).to_bytes(2, "little") + count.to_bytes(2, "little") + name
         cells[_SERIES] += 1  # last: now it can be seen
-        self._end, self._used = end, place + count
-        self._found[family.name, labels] = place
-        return place
+        self._end, self._used = end, first + count
+        self._found[metric.name, labels] = first
+        return first
 
     def clear_gauges(self) -> None:
         """Forget what was true of a predecessor only."""
         for name, labels in self._found:
-            family = FAMILIES.get(name)
-            if family is not None and family.kind is Kind.GAUGE:
+            metric = METRICS.get(name)
+            if metric is not None and metric.kind is MetricKind.GAUGE:
                 self.cells[self._found[name, labels]] = 0
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Table:
         self._bytes.release()
 
 
-class Reader:
+class TableReader:
     """A reader's end. What was once found is not looked for again, so reading often costs little.
 
     Args:
@@ -125,21 +127,21 @@ class Reader:
     def __init__(self, memory: memoryview) -> None:
         self._bytes = memory
         self._cells = memory[:_NAMES_AT].cast("q")
-        self._found: list[tuple[Family, str, int, int]] = []
-        self._seen, self._position, self._place = 0, _NAMES_AT, _HEAD
+        self._found: list[tuple[Metric, str, int, int]] = []
+        self._seen, self._position, self._cell = 0, _NAMES_AT, _HEAD
 
     def read(self) -> list[Series]:
         """Return all series that the writer has announced, but none of metrics that are not known here."""
         while self._seen < _announced(self._cells):
-            record = _record(self._bytes, self._position, self._place)
+            record = _record(self._bytes, self._position, self._cell)
             if record is None:
                 break
-            family = FAMILIES.get(record.name)
-            if family is not None and family.cells == record.cells:
-                self._found.append((family, record.labels, self._place, self._place + record.cells))
-            self._seen, self._position, self._place = self._seen + 1, record.end, self._place + record.cells
+            metric = METRICS.get(record.name)
+            if metric is not None and metric.cells == record.cells:
+                self._found.append((metric, record.labels, self._cell, self._cell + record.cells))
+            self._seen, self._position, self._cell = self._seen + 1, record.end, self._cell + record.cells
         cells = self._cells
-        return [Series(family, labels, tuple(cells[begin:end])) for family, labels, begin, end in self._found]
+        return [Series(metric, labels, tuple(cells[begin:end])) for metric, labels, begin, end in self._found]
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -158,12 +160,29 @@ def _announced(cells: memoryview) -> int:
     return int(cells[_SERIES]) if cells[0] == _MAGIC else 0
 
 
-def _record(memory: memoryview, position: int, place: int) -> _Record | None:
+def _record(memory: memoryview, position: int, cell: int) -> _Record | None:
     """Return the record at a position; None if what was announced is not there yet: the next reader finds it."""
     length = int.from_bytes(memory[position : position + 2], "little")
     cells = int.from_bytes(memory[position + 2 : position + 4], "little")
     end = position + 4 + length
-    if not (length and cells) or place + cells > _HEAD + CELLS or end > SIZE:
+    if not (length and cells) or cell + cells > _HEAD + CELLS or end > SIZE:
         return None
     name, _, labels = bytes(memory[position + 4 : end]).decode(errors="replace").partition("\0")
     return _Record(name, labels, cells, end)
+
+
+def labels_of(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Return labels as text, such as ``rule="orders",outcome="denied"``. Long values are cut.
+
+    What is not text in UTF-8, or a control character, is replaced: no value can end a line or another label.
+    """
+    return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)])
+
+
+def _escaped(value: str) -> str:
+    if len(value) > LONGEST_VALUE:
+        value = value[: LONGEST_VALUE - 3] + "..."
+    if not (value.isascii() and value.isprintable()):
+        value = value.encode(errors="replace").decode()
+        value = "".join([each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in value])
+    return value.translate(_ESCAPES)

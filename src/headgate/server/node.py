@@ -12,12 +12,12 @@ from typing import Any
 from headgate.core.errors import StoreError
 from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
-from headgate.observe import families
-from headgate.observe.copies import of_live, of_number
+from headgate.observe import metrics
 from headgate.observe.principals import Principals
+from headgate.observe.readings import of_live, of_number
 from headgate.observe.recorder import Recorder
-from headgate.observe.slots import Slots
 from headgate.observe.tracing import Tracing
+from headgate.observe.workers import Slots
 from headgate.server import rls, rpc
 from headgate.server.admission import AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
@@ -114,8 +114,8 @@ class Node:
         self._envoy = self._envoy_service()
         limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
         self._listener = Listener(limits, self._admission.admission)
-        self._recorder.add(of_number(families.CONNECTIONS, lambda: self._listener.connections))
-        self._recorder.add(of_number(families.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
+        self._recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
+        self._recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
         self._recorder.add(of_live(files.lives()))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -6,7 +6,7 @@ import asyncio
 from typing import TypeAlias
 
 from headgate.observe.recorder import Recorder
-from headgate.observe.rendering import wants_openmetrics
+from headgate.observe.workers import wants_openmetrics
 from headgate.server.wire.messages import HttpRequest, HttpResponse
 
 _REST = 3.0

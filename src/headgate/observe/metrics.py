@@ -15,7 +15,7 @@ OUTCOMES = ("allowed", "denied", "error", "shed")
 """How a call of an API may end."""
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What a metric is, in the words of Prometheus."""
 
     COUNTER = "counter"
@@ -31,7 +31,7 @@ class Merge(StrEnum):
     MIN = "min"
 
 
-class Family(msgspec.Struct, frozen=True):
+class Metric(msgspec.Struct, frozen=True):
     """A metric with all its labels.
 
     Counters and histograms are summed over all workers, those that ended included. Gauges are merged as told, over the
@@ -39,7 +39,7 @@ class Family(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
     scale: int = 1
@@ -49,7 +49,7 @@ class Family(msgspec.Struct, frozen=True):
     @property
     def cells(self) -> int:
         """How many cells one series has: a histogram has its buckets, then the sum."""
-        return BUCKETS + 1 if self.kind is Kind.HISTOGRAM else 1
+        return BUCKETS + 1 if self.kind is MetricKind.HISTOGRAM else 1
 
     def merged(self, one: int, other: int) -> int:
         """Return what two numbers are together."""
@@ -60,19 +60,19 @@ class Family(msgspec.Struct, frozen=True):
     @property
     def shown_name(self) -> str:
         """The name in the text format, where counters end with ``_total``."""
-        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
-def _counter(name: str, text: str, *labels: str, scale: int = 1) -> Family:
-    return Family(f"headgate_{name}", Kind.COUNTER, text, labels, scale)
+def _counter(name: str, text: str, *labels: str, scale: int = 1) -> Metric:
+    return Metric(f"headgate_{name}", MetricKind.COUNTER, text, labels, scale)
 
 
-def _gauge(name: str, text: str, *labels: str, scale: int = 1, merge: Merge = Merge.SUM) -> Family:
-    return Family(f"headgate_{name}", Kind.GAUGE, text, labels, scale, merge)
+def _gauge(name: str, text: str, *labels: str, scale: int = 1, merge: Merge = Merge.SUM) -> Metric:
+    return Metric(f"headgate_{name}", MetricKind.GAUGE, text, labels, scale, merge)
 
 
-def _histogram(name: str, text: str, *labels: str) -> Family:
-    return Family(f"headgate_{name}_seconds", Kind.HISTOGRAM, text, labels, NANO)
+def _histogram(name: str, text: str, *labels: str) -> Metric:
+    return Metric(f"headgate_{name}_seconds", MetricKind.HISTOGRAM, text, labels, NANO)
 
 
 CHECKS = _counter("checks", "Calls of an API, by how they ended: allowed, denied, error, shed.", "api", "outcome")
@@ -148,7 +148,7 @@ OPEN_FILES = _gauge("process_open_fds", "Open file descriptors.", "worker")
 STARTED_AT = _gauge("process_start_time_seconds", "When the worker started.", "worker", scale=NANO)
 BUILD = _gauge("build_info", "Always 1; the labels say what runs.", "version", "python", merge=Merge.MAX)
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.name: family for family in tuple(globals().values()) if isinstance(family, Family)}
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)}
 )
 """All of them by name, in the order they are shown."""

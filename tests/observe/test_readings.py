@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from headgate.engine import AsyncEngine
-from headgate.observe.copies import Reading, of_number
-from headgate.observe.families import CIRCUIT_STATE, CONNECTIONS, STORE_CALLS
+from headgate.observe.metrics import CIRCUIT_STATE, CONNECTIONS, STORE_CALLS
+from headgate.observe.readings import Reading, of_number
 from headgate.observe.recorder import Recorder
-from headgate.observe.slots import Slots
+from headgate.observe.workers import Slots
 from headgate.policy.loading import load
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
@@ -135,7 +135,7 @@ def test_a_process_that_can_open_no_more_files_goes_on_counting(tmp_path: Path) 
     program = """
 import resource, sys
 from headgate.observe.recorder import Recorder
-from headgate.observe.slots import Slots
+from headgate.observe.workers import Slots
 recorder = Recorder(Slots(sys.argv[1]), 0)
 recorder.metrics()
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,0 +1,314 @@
+"""What all workers of a node have counted, and how it is shown: any of them can show it for all.
+
+The counters are in a directory with a file for each worker's slot. A worker has its slot's file for itself, by a lock
+that ends with the process, however that ends; so the lock also says who lives. A worker that is started in place of
+another gets the same slot, and goes on counting.
+
+Metrics are shown as text: the format of Prometheus (0.0.4), and OpenMetrics (1.0.0) for those who ask for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from headgate.core.errors import UsageError
+from headgate.latency import BOUNDS_NS, BUCKETS
+from headgate.observe import metrics
+from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
+from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind
+from headgate.observe.table import SIZE, CounterTable, Series, TableReader
+
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+Merged: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""The values of each series, by metric and labels."""
+_LOG = logging.getLogger("headgate.observe")
+_ENDING = ".metrics"
+_TRIES = 50
+_PAUSE = 0.01
+_BOUNDS = [repr(bound / NANO) for bound in BOUNDS_NS]
+_decode = msgspec.json.Decoder(HotList).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class HotReport(msgspec.Struct, frozen=True):
+    """What ``/hotkeys`` shows."""
+
+    workers: int
+    """How many worker processes it is about."""
+    half_life_seconds: int
+    """How fast the rates forget."""
+    hot: tuple[HotKey, ...]
+    denied: tuple[HotKey, ...]
+
+
+class NodeCounters:
+    """The counters of this process, and those of its siblings.
+
+    Args:
+        slots: where they are; without it, this process is alone and its counters end with it.
+        slot: which of them is this process's.
+    """
+
+    def __init__(self, slots: Slots | None, slot: int) -> None:
+        self._slots = slots
+        self._reading = threading.Lock()  # the text is made in a thread, and two may ask for it at once
+        self._own = slots.open(slot) if slots else None
+        if self._own:
+            self.table = self._own.table
+            """Where this process counts."""
+        else:
+            self._alone = mmap.mmap(-1, SIZE)
+            self.table = CounterTable(memoryview(self._alone))
+            self._reader = TableReader(memoryview(self._alone))
+        self._shown = HotList()
+
+    def metrics(self, accept: bytes | None) -> tuple[bytes, bytes]:
+        """Return the content type and the text of all workers' metrics."""
+        slices = self._slices()
+        values = dict(merged((each.alive, each.series) for each in slices))
+        values[metrics.WORKERS.name] = {"": (sum(each.alive for each in slices),)}
+        openmetrics = wants_openmetrics(accept)
+        return OPENMETRICS if openmetrics else PROMETHEUS, rendered(values, openmetrics=openmetrics)
+
+    def show(self, hot: HotList) -> None:
+        """Show siblings what is hot here."""
+        if self._own and self._slots and hot != self._shown:
+            self._shown = hot
+            path = _hot_file(self._slots, self._own.number)
+            unfinished = path.with_suffix(".new")
+            try:
+                unfinished.write_bytes(_encode(hot))
+                unfinished.replace(path)
+            except OSError as error:  # a full disk must not end what else is done every second
+                _LOG.warning("hot keys of this worker cannot be shown to the others: %s", error)
+
+    def hot_keys(self, own: HotList) -> bytes:
+        """Return what is hot, in JSON: here now, elsewhere as it was shown last."""
+        lists = [own, *self._others()]
+        hot = merged_lists(lists)
+        return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        with self._reading:
+            if self._own and self._slots:
+                _hot_file(self._slots, self._own.number).unlink(missing_ok=True)
+                self._own.close()
+                self._slots.close()
+            else:
+                self._reader.close()
+                self.table.close()
+                self._alone.close()
+
+    def _slices(self) -> list[Slice]:
+        with self._reading:
+            return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
+
+    def _others(self) -> Iterable[HotList]:
+        if not (self._slots and self._own):
+            return
+        with self._reading:
+            slots = self._slots.alive()
+        for slot in slots:
+            if slot != self._own.number:
+                try:
+                    yield _decode(_hot_file(self._slots, slot).read_bytes())
+                except FileNotFoundError:  # it has nothing to show yet
+                    yield HotList()
+
+
+def _hot_file(slots: Slots, slot: int) -> Path:
+    return slots.directory / f"{slot}.hot"
+
+
+class Slice(NamedTuple):
+    """What one worker has counted."""
+
+    slot: int
+    alive: bool
+    series: list[Series]
+
+
+class Slots:
+    """A directory of files for the workers' counters.
+
+    Args:
+        directory: writable by this user alone. Whoever made it removes it when no worker is left.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self._read: dict[int, _Reading] = {}
+
+    def open(self, slot: int) -> Slot:
+        """Return the counters of a slot, for the one worker that has it. Raises UsageError if another one lives.
+
+        The directory is made again if it is gone: what cleans up temporary files may take it for an old one.
+        """
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        return Slot(self.directory / f"{slot}{_ENDING}", slot)
+
+    def read(self) -> list[Slice]:
+        """Return what all workers have counted, also those that ended."""
+        self._look()
+        return [Slice(slot, each.is_locked(), each.reader.read()) for slot, each in sorted(self._read.items())]
+
+    def alive(self) -> list[int]:
+        """Return the slots of the workers that live."""
+        self._look()
+        return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
+
+    def close(self) -> None:
+        """Let go of the files of others."""
+        for reading in self._read.values():
+            reading.close()
+        self._read.clear()
+
+    def _look(self) -> None:
+        """Open the files that are new."""
+        for path in self.directory.glob(f"*{_ENDING}"):
+            number = path.name.removesuffix(_ENDING)
+            if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= SIZE:
+                self._read[int(number)] = _Reading(path)
+
+
+class Slot:
+    """The counters of one worker, in a file that outlives it."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.number = number
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(self._file)
+            _reserve(self._file, SIZE)
+            self._map = mmap.mmap(self._file, SIZE)
+        except BlockingIOError:
+            os.close(self._file)
+            raise UsageError(f"{path}: another process counts here; give each worker a slot of its own") from None
+        except OSError as error:  # such as a full disk; it does not say where
+            os.close(self._file)
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.table = CounterTable(memoryview(self._map))
+        self.table.clear_gauges()
+
+    def close(self) -> None:
+        """Let go of the file; what was counted stays in it."""
+        self.table.close()
+        self._map.close()
+        os.close(self._file)
+
+
+class _Reading:
+    """The file of a worker, for reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._map = mmap.mmap(self._file, SIZE, access=mmap.ACCESS_READ)
+        self.reader = TableReader(memoryview(self._map))
+
+    def is_locked(self) -> bool:
+        """Does a worker have it?"""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return False
+
+    def close(self) -> None:
+        self.reader.close()
+        self._map.close()
+        os.close(self._file)
+
+
+def _lock(file: int) -> None:
+    """Take the lock of a file. A reader that looks who lives has it for an instant: that much is waited."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE)
+        else:
+            return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file its size. Where the system can, also its place on the disk: a full one would be a crash later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    elif os.fstat(file).st_size < size:
+        os.ftruncate(file, size)
+
+
+def merged(slices: Iterable[tuple[bool, Iterable[Series]]]) -> Merged:
+    """Return the numbers of all workers as one; each is given with whether it lives."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in METRICS}
+    for alive, series in slices:
+        for metric, labels, values in series:
+            if not alive and metric.kind is MetricKind.GAUGE:
+                continue
+            known = found[metric.name]
+            if labels in known:
+                values = tuple([metric.merged(a, b) for a, b in zip(known[labels], values, strict=True)])  # noqa: PLW2901
+            known[labels] = values
+    return found
+
+
+def wants_openmetrics(accept: bytes | None) -> bool:
+    """Say whether an Accept header asks for OpenMetrics, as Prometheus does when it has a choice."""
+    return accept is not None and b"application/openmetrics-text" in accept.lower()
+
+
+def rendered(values: Merged, *, openmetrics: bool = False) -> bytes:
+    """Return the text."""
+    lines: list[str] = []
+    for metric in METRICS.values():
+        series = values.get(metric.name)
+        if not series:
+            continue
+        name = metric.name if openmetrics else metric.shown_name
+        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
+        for labels, cells in sorted(series.items()):
+            if metric.kind is MetricKind.HISTOGRAM:
+                _histogram(lines, metric, labels, cells)
+            else:
+                lines.append(f"{metric.shown_name}{_braced(labels)} {_number(cells[0], metric.scale)}")
+    if openmetrics:
+        lines.append("# EOF")
+    lines.append("")
+    return "\n".join(lines).encode()
+
+
+def _histogram(lines: list[str], metric: Metric, labels: str, cells: Sequence[int]) -> None:
+    before = f"{labels}," if labels else ""
+    count = 0
+    for bound, bucket in zip(_BOUNDS, cells, strict=False):
+        count += bucket
+        lines.append(f'{metric.name}_bucket{{{before}le="{bound}"}} {count}')
+    count = sum(cells[:BUCKETS])
+    lines.append(f'{metric.name}_bucket{{{before}le="+Inf"}} {count}')
+    lines.append(f"{metric.name}_count{_braced(labels)} {count}")
+    lines.append(f"{metric.name}_sum{_braced(labels)} {_number(cells[-1], metric.scale)}")
+
+
+def _braced(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def _number(cell: int, scale: int) -> str:
+    return str(cell) if scale == 1 else repr(cell / scale)
