@@ -19,7 +19,16 @@ from headgate.core.quota import Quota
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidHeader, InvalidSettings
-from headgate.web.headers import EXPOSED, ResponseHeaders, policy_names, raw, retry_after_s
+from headgate.web.headers import (
+    EXPOSED,
+    HeaderWriter,
+    ResponseHeaders,
+    as_bytes,
+    most_shown,
+    policy_names,
+    raw,
+    retry_after_s,
+)
 from headgate.web.ietf import Headers
 
 SECOND = 1_000_000
@@ -133,6 +142,34 @@ def test_another_version_can_be_plugged_in() -> None:
 
 def test_partitions_are_passed_on() -> None:
     assert WRITE.of(CALM, ["p"], partitions=[b"abc"])[-1] == ("RateLimit", '"p";r=88;t=8;pk=:YWJj:')
+
+
+def test_another_quota_under_the_same_name_is_noticed() -> None:
+    """Users with overrides share a rule's id, and not its numbers."""
+    for text, policy in [("1/s", '"p";q=1;w=1'), ("2/s", '"p";q=2;w=1'), ("1/s", '"p";q=1;w=1')] * 2:
+        (quota,) = Quota.parse(text)
+        headers = dict(WRITE.of(Decision(True, quota.capacity, 0, 0, 0, Pressure.NORMAL, quota), ["p"]))
+        assert (headers["X-RateLimit-Limit"], headers["RateLimit-Policy"]) == (text[0], policy)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    write = ResponseHeaders(reset_format="seconds")
+    for number in range(5000):
+        assert dict(write.of(CALM, [f"p{number}"]))["RateLimit-Policy"] == f'"p{number}";q=100;w=60'
+    assert len(write._prepared) <= 4096
+
+
+def test_fields_are_the_same_in_every_spelling() -> None:
+    writer = HeaderWriter(ResponseHeaders(), as_bytes)
+    for decision in (CALM, WARNED, REFUSED, msgspec.structs.replace(REFUSED, degraded="x", delay_us=1)):
+        written = writer.write(decision, [writer.prepare("orders", QUOTA)], NOW)
+        assert written == raw(ResponseHeaders().of(decision, ["orders"], now=NOW))
+
+
+def test_of_too_many_limits_the_one_that_decides_is_shown() -> None:
+    several = msgspec.structs.replace(REFUSED, parts=(CALM, REFUSED), index=1)
+    assert most_shown(several, ["a", "b"]) == (several, ["a", "b"])
+    assert most_shown(several, [f"{number}" for number in range(21)]) == (REFUSED, ("1",))
 
 
 def test_limits_without_names_get_some() -> None:

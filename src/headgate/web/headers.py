@@ -18,20 +18,27 @@ The X- fields describe the limit that the decision describes: the one that block
 The state is the worst among all limits. The IETF's fields list all of them.
 
 Send them only to whom they concern: for a limit per user, after the user is known to be that user.
+
+`ResponseHeaders` are the settings, and write headers as text. Who answers many requests prepares, once for each limit,
+what does not change (`HeaderWriter.prepare`, kept in `Prepared`), in the form in which fields go out: a `Spelling`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.numbers import short
 from headgate.core.pressure import Pressure
-from headgate.core.quota import SECOND
+from headgate.core.quota import SECOND, Quota
+from headgate.web import ietf
 from headgate.web.errors import InvalidHeader, InvalidSettings
-from headgate.web.ietf import VERSIONS, Encoder, Headers, nothing
+from headgate.web.ietf import VERSIONS, Encoder, Headers
 
 EXPOSED = (
     "RateLimit, RateLimit-Policy, Retry-After, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, "
@@ -40,10 +47,16 @@ EXPOSED = (
 """The value of Access-Control-Expose-Headers that lets scripts in browsers read all of these."""
 MOST_SHOWN = 20
 """Limits that a service lists in header fields, whose length proxies bound. Of more, it shows the one that decides."""
+MOST_PREPARED = 4096
 RESET_FORMATS = ("epoch", "seconds")
 UNNAMED = ("default",)
 _REASON = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _NORMAL, _THROTTLED = Pressure.NORMAL, Pressure.THROTTLED
+
+Field = TypeVar("Field")
+Pieces = TypeVar("Pieces")
+Spelling: TypeAlias = Callable[[str], Callable[[str], Field]]
+"""How a field is written: a function that takes its name, and returns the function that takes its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +70,17 @@ class ResponseHeaders:
     legacy: bool = True
     """Whether to send X-RateLimit-Limit, -Remaining and -Reset."""
 
-    _encode: Encoder = field(init=False, repr=False, compare=False)
-    _is_epoch: bool = field(init=False, repr=False, compare=False)
+    _writer: HeaderWriter[tuple[str, str]] = field(init=False, repr=False, compare=False)
+    _prepared: Prepared[LimitFields[tuple[str, str]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reset_format not in RESET_FORMATS:
             raise InvalidSettings(f"reset_format is 'epoch' or 'seconds', not {short(self.reset_format)}")
         if isinstance(self.ietf, str) and self.ietf not in VERSIONS:
             raise InvalidSettings(f"ietf is one of {', '.join(map(repr, VERSIONS))}, not {short(self.ietf)}")
-        encode = VERSIONS[self.ietf]() if isinstance(self.ietf, str) else self.ietf
-        object.__setattr__(self, "_encode", encode)
-        object.__setattr__(self, "_is_epoch", self.reset_format == "epoch")
+        writer = HeaderWriter(self, as_text)
+        object.__setattr__(self, "_writer", writer)
+        object.__setattr__(self, "_prepared", Prepared(writer.prepare))
 
     def of(
         self, decision: Decision, names: Sequence[str] = (), *, now: int = 0, partitions: Sequence[bytes] = ()
@@ -85,38 +98,173 @@ class ResponseHeaders:
             InvalidHeader: there are not as many names as limits, a name or the degraded reason is not writable, or
                 the reset format needs `now`.
         """
-        limits = decision.parts or (decision,)
-        if len(limits) > 1 or len(names) != 1:
-            names = policy_names(names, len(limits))
-        headers: Headers = []
-        if self.legacy:
-            headers += (
-                ("X-RateLimit-Limit", f"{decision.limit}"),
-                ("X-RateLimit-Remaining", f"{decision.remaining}"),
-                ("X-RateLimit-Reset", f"{-(-self._reset_us(decision, now) // SECOND)}"),
-            )
-        if decision.delay_us:
-            headers.append(("X-RateLimit-Delay", _decimal(decision.delay_us)))
-        state = decision.state
-        if state is not _THROTTLED and decision.parts:
-            state = _worst(limits)
-        if state is not _NORMAL:
-            headers.append(("X-RateLimit-State", str(state)))
-        if not decision.allowed:
-            headers += (("Retry-After", f"{retry_after_s(decision)}"), ("Cache-Control", "no-store"))
-        if decision.degraded:
-            reason = _checked_reason(decision.degraded)
-            headers += (("X-RateLimit-Degraded", "true"), ("X-RateLimit-Degraded-Reason", reason))
-        if self._encode is not nothing:
-            headers += self._encode(limits, names, partitions)
-        return headers
+        parts = decision.parts
+        if parts or len(names) != 1:
+            names = policy_names(names, len(parts) or 1)
+        prepared = self._prepared.of
+        if parts:
+            limits = [prepared(name, part.quota) for name, part in zip(names, parts, strict=True)]
+        else:
+            limits = [prepared(names[0], decision.quota)]
+        return self._writer.write(decision, limits, now, partitions)
 
-    def _reset_us(self, decision: Decision, now: int) -> int:
-        if not self._is_epoch:
-            return decision.reset_after_us
-        if not now:
-            raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
-        return now + decision.reset_after_us
+
+class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
+    """What is the same in all headers about one limit."""
+
+    name: str
+    """Of its policy."""
+    limit: Field
+    """X-RateLimit-Limit."""
+    policy: tuple[Field, ...] = ()
+    """RateLimit-Policy, where this is the only limit; empty where that is not prepared."""
+    policy_item: str = ""
+    """RateLimit-Policy, where there are more."""
+    quoted: str = ""
+    """The name as RateLimit has it."""
+
+
+class HeaderWriter(Generic[Field]):
+    """Writes the headers of decisions, as `settings` have them, each field in one spelling."""
+
+    __slots__ = (
+        "_degraded",
+        "_delay",
+        "_encode",
+        "_is_epoch",
+        "_is_prepared",
+        "_legacy",
+        "_limit",
+        "_no_store",
+        "_policy",
+        "_reason",
+        "_remaining",
+        "_reset",
+        "_retry_after",
+        "_spelling",
+        "_state",
+        "_states",
+    )
+
+    def __init__(self, settings: ResponseHeaders, spelling: Spelling[Field]) -> None:
+        self._encode = VERSIONS[settings.ietf] if isinstance(settings.ietf, str) else settings.ietf
+        self._is_prepared = self._encode is ietf.draft_11
+        self._legacy, self._is_epoch = settings.legacy, settings.reset_format == "epoch"
+        self._spelling = spelling
+        self._limit, self._remaining = spelling("X-RateLimit-Limit"), spelling("X-RateLimit-Remaining")
+        self._reset, self._delay = spelling("X-RateLimit-Reset"), spelling("X-RateLimit-Delay")
+        self._states = {state: spelling("X-RateLimit-State")(str(state)) for state in Pressure}
+        self._retry_after, self._no_store = spelling("Retry-After"), spelling("Cache-Control")("no-store")
+        self._degraded = spelling("X-RateLimit-Degraded")("true")
+        self._reason = spelling("X-RateLimit-Degraded-Reason")
+        self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
+
+    def prepare(self, name: str, quota: Quota) -> LimitFields[Field]:
+        """Return what headers about a limit have in common. Raises InvalidHeader for a name that is not writable."""
+        limit = self._limit(f"{quota.capacity}")
+        if not self._is_prepared:
+            return LimitFields(name, limit)
+        item = ietf.policy_item(name, quota)
+        return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
+
+    def write(
+        self, decision: Decision, limits: Sequence[LimitFields[Field]], now: int, partitions: Sequence[bytes] = ()
+    ) -> list[Field]:
+        """Return the headers of `decision`; `limits` are those of it, prepared. See `ResponseHeaders.of`."""
+        fields: list[Field] = []
+        if self._legacy:
+            reset_us = decision.reset_after_us
+            if self._is_epoch:
+                if not now:
+                    raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
+                reset_us += now
+            fields = [
+                limits[decision.index].limit,
+                self._remaining(f"{decision.remaining}"),
+                self._reset(f"{-(-reset_us // SECOND)}"),
+            ]
+        if decision.delay_us:
+            fields.append(self._delay(_decimal(decision.delay_us)))
+        state = decision.state
+        if decision.parts and state is not _THROTTLED:
+            state = worst(decision.parts)
+        if state is not _NORMAL:
+            fields.append(self._states[state])
+        if not decision.allowed:
+            fields += self._retry_after(f"{-(-decision.retry_after_us // SECOND) or 1}"), self._no_store
+        if decision.degraded:
+            fields += self._degraded, self._reason(_checked_reason(decision.degraded))
+        if not self._is_prepared or decision.parts or partitions:
+            fields += self._standard(decision, limits, partitions)
+        else:
+            limit = limits[0]
+            fields += limit.policy
+            fields.append(self._state(ietf.state_item(limit.quoted, decision)))
+        return fields
+
+    def _standard(
+        self, decision: Decision, limits: Sequence[LimitFields[Field]], partitions: Sequence[bytes]
+    ) -> Sequence[Field]:
+        """Return the IETF's fields about several limits, with partitions, or by an encoder that prepares nothing."""
+        if partitions or not self._is_prepared:
+            names = [limit.name for limit in limits]
+            return [self._spelling(name)(value) for name, value in self._encode(decision.limits, names, partitions)]
+        states = [ietf.state_item(limit.quoted, part) for limit, part in zip(limits, decision.parts, strict=True)]
+        return self._policy(", ".join([limit.policy_item for limit in limits])), self._state(", ".join(states))
+
+
+class Prepared(Generic[Pieces]):
+    """Keeps what is prepared of limits, by name and quota, of `MOST_PREPARED` at most: then it begins anew.
+
+    A rule has several quotas where tiers and overrides change it; they are told apart by their identity.
+
+    Args:
+        prepare: makes what is kept.
+    """
+
+    __slots__ = ("_kept", "_prepare")
+
+    def __init__(self, prepare: Callable[[str, Quota], Pieces]) -> None:
+        self._prepare = prepare
+        self._kept: dict[tuple[str, int], tuple[Quota, Pieces]] = {}
+        """With the quota, so that no other gets its identity."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, name: str, quota: Quota) -> Pieces:
+        """Return what is prepared of a limit."""
+        try:
+            return self._kept[name, id(quota)][1]
+        except KeyError:
+            if len(self._kept) >= MOST_PREPARED:
+                self._kept.clear()
+            prepared = self._prepare(name, quota)
+            self._kept[name, id(quota)] = quota, prepared
+            return prepared
+
+
+def as_text(name: str) -> Callable[[str], tuple[str, str]]:
+    """Spell fields as pairs of text."""
+    return lambda value: (name, value)
+
+
+def as_bytes(name: str) -> Callable[[str], tuple[bytes, bytes]]:
+    """Spell fields as ASGI and HTTP/2 want them: bytes, names in lower case."""
+    lower = name.lower().encode()
+    return lambda value: (lower, value.encode())
+
+
+def raw(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI and HTTP/2 want them: bytes, names in lower case."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers]
+
+
+def most_shown(decision: Decision, limits: Sequence[Pieces]) -> tuple[Decision, Sequence[Pieces]]:
+    """Return a decision that header fields can list, with its limits: of too many, the one that decides."""
+    if len(limits) <= MOST_SHOWN:
+        return decision, limits
+    return msgspec.structs.replace(decision, parts=(), index=0), (limits[decision.index],)
 
 
 def retry_after_s(decision: Decision) -> int:
@@ -124,24 +272,15 @@ def retry_after_s(decision: Decision) -> int:
     return -(-decision.retry_after_us // SECOND) or 1
 
 
-def _decimal(us: int) -> str:
-    """Return microseconds as seconds, exactly."""
-    return f"{us // SECOND}.{us % SECOND:06d}".rstrip("0").rstrip(".")
-
-
-def raw(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return headers as ASGI and HTTP/2 want them: bytes, names in lower case."""
-    return [(_LOWER[name] if name in _LOWER else name.lower().encode(), value.encode()) for name, value in headers]
-
-
-def _worst(limits: Sequence[Decision]) -> Pressure:
-    worst = _NORMAL
+def worst(limits: Sequence[Decision]) -> Pressure:
+    """Return the worst state of several limits."""
+    found = _NORMAL
     for limit in limits:
         if limit.state is _THROTTLED:
             return _THROTTLED
         if limit.state is not _NORMAL:
-            worst = limit.state
-    return worst
+            found = limit.state
+    return found
 
 
 def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
@@ -153,7 +292,7 @@ def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
         names = UNNAMED * count
     if len(names) != count:
         raise InvalidHeader(f"{count} limits need {count} names, not {len(names)}")
-    if len(set(names)) == count:
+    if count == 1 or len(set(names)) == count:
         return names
     seen: dict[str, int] = {}
     told_apart = []
@@ -163,10 +302,12 @@ def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
     return told_apart
 
 
+def _decimal(us: int) -> str:
+    """Return microseconds as seconds, exactly."""
+    return f"{us // SECOND}.{us % SECOND:06d}".rstrip("0").rstrip(".")
+
+
 def _checked_reason(reason: str) -> str:
     if not _REASON.fullmatch(reason):
         raise InvalidHeader(f"a degraded reason has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {short(reason)}")
     return reason
-
-
-_LOWER = {name: name.lower().encode() for name in (*EXPOSED.split(", "), "Cache-Control")}

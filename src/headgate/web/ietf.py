@@ -1,4 +1,4 @@
-"""The header fields that the IETF is working on, ``RateLimit`` and ``RateLimit-Policy``: one encoder for each version.
+"""The header fields that the IETF is working on, ``RateLimit`` and ``RateLimit-Policy``, by version of the draft.
 
 The draft still changes the names of its parameters, so nothing else here knows them. ``draft-11`` (May 2026) has::
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hmac
 import re
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headgate.core.decision import Decision
@@ -29,8 +29,9 @@ from headgate.web.errors import InvalidHeader
 Headers = list[tuple[str, str]]
 LARGEST = 999_999_999_999_999
 """The largest integer of a structured field (RFC 9651)."""
+POLICY, STATE = "RateLimit-Policy", "RateLimit"
+"""The names of the fields."""
 _PRINTABLE = re.compile(r"[ -~]{1,256}")
-_REMEMBERED = 4096
 
 
 class Encoder(Protocol):
@@ -41,54 +42,14 @@ class Encoder(Protocol):
         ...
 
 
-class Draft11:
-    """The fields as of draft-ietf-httpapi-ratelimit-headers-11. An instance remembers the policies it has written."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Quota, str, str]] = {}
-
-    def __call__(self, limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
-        if partitions:
-            return self._partitioned(limits, names, partitions)
-        if len(limits) == 1:
-            policy, state = self._items(limits[0], names[0])
-            return [("RateLimit-Policy", policy), ("RateLimit", state)]
-        policies, states = [], []
-        for decision, name in zip(limits, names, strict=True):
-            policy, state = self._items(decision, name)
-            policies.append(policy)
-            states.append(state)
-        return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
-
-    def _items(self, decision: Decision, name: str) -> tuple[str, str]:
-        known = self._known.get(name)
-        if known is None or known[0] is not decision.quota:
-            known = self._remember(name, decision.quota)
-        _, policy, start = known
-        until_us = (
-            decision.reset_after_us if decision.allowed or not decision.retry_after_us else decision.retry_after_us
-        )
-        remaining = decision.remaining
-        if remaining > LARGEST:  # noqa: PLR1730  min() is a call, and an if is not
-            remaining = LARGEST
-        return policy, f"{start}{remaining};t={-(-until_us // SECOND)}"
-
-    def _remember(self, name: str, quota: Quota) -> tuple[Quota, str, str]:
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        quoted = sf_string(name)
-        known = quota, f"{quoted};q={min(quota.capacity, LARGEST)}{_window(quota)}", f"{quoted};r="
-        self._known[name] = known
-        return known
-
-    def _partitioned(self, limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes]) -> Headers:
-        policies, states = [], []
-        for decision, name, partition in zip(limits, names, partitions, strict=True):
-            policy, state = self._items(decision, name)
-            key = f";pk={sf_bytes(partition)}" if partition else ""
-            policies.append(policy + key)
-            states.append(state + key)
-        return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+def draft_11(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
+    """Write the fields as of draft-ietf-httpapi-ratelimit-headers-11."""
+    policies, states = [], []
+    for decision, name, partition in zip(limits, names, partitions or [b""] * len(limits), strict=True):
+        key = f";pk={sf_bytes(partition)}" if partition else ""
+        policies.append(policy_item(name, decision.quota) + key)
+        states.append(state_item(sf_string(name), decision) + key)
+    return [(POLICY, ", ".join(policies)), (STATE, ", ".join(states))]
 
 
 def nothing(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:  # noqa: ARG001  the contract has them
@@ -96,8 +57,22 @@ def nothing(limits: Sequence[Decision], names: Sequence[str], partitions: Sequen
     return []
 
 
-VERSIONS: Mapping[str, Callable[[], Encoder]] = {"draft-11": Draft11, "off": lambda: nothing}
+VERSIONS: Mapping[str, Encoder] = {"draft-11": draft_11, "off": nothing}
 """Encoders by the name that settings have for them."""
+
+
+def policy_item(name: str, quota: Quota) -> str:
+    """Return the item of RateLimit-Policy for one limit; it is the same in every answer."""
+    return f"{sf_string(name)};q={min(quota.capacity, LARGEST)}{_window(quota)}"
+
+
+def state_item(quoted: str, decision: Decision) -> str:
+    """Return the item of RateLimit for one limit, whose name is a structured field already."""
+    until_us = decision.reset_after_us if decision.allowed or not decision.retry_after_us else decision.retry_after_us
+    remaining = decision.remaining
+    if remaining > LARGEST:  # noqa: PLR1730  min() is a call, and an if is not
+        remaining = LARGEST
+    return f"{quoted};r={remaining};t={-(-until_us // SECOND)}"
 
 
 def sf_string(text: object) -> str:

@@ -9,6 +9,8 @@
 429 is for a client's own quota. A refusal that is our own fault, such as a store that is away under the mode ``deny``,
 is `reduced_capacity`, 503: the client did nothing wrong.
 
+What does not change in the body of a refusal is prepared once for each limit (`prepare`), and the rest is put between.
+
 What a request said is quoted by `shown` before it becomes part of a text: short, in printable ASCII. In any case, no
 text gets out with a control character, an invisible or reversing one, or with ``<``, ``>`` or ``&`` unescaped.
 """
@@ -21,6 +23,8 @@ from http import HTTPStatus
 import msgspec
 
 from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND, Quota
 from headgate.web.headers import policy_names, retry_after_s
 
 NOT_ADMITTED = "This client is not admitted."
@@ -30,100 +34,119 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 LONGEST = 1000
 """The most characters of a text in a body."""
+_TOO_MANY_REQUESTS, _SERVICE_UNAVAILABLE = 429, 503
+_STATES = {state: state.encode() for state in Pressure}
 
 
-class LimitState(msgspec.Struct, frozen=True, gc=False):
-    """One limit in a body. Times are in whole seconds, rounded up."""
-
-    policy: str
-    limit: int
-    remaining: int
-    reset_after: int
-    retry_after: int
-    """0 for a limit that does not refuse."""
-    state: str
-
-
-class Fault(msgspec.Struct, frozen=True, gc=False):
-    """What is wrong with one part of a request."""
-
-    pointer: str
-    """Where: a JSON pointer, or the name of a header or parameter."""
-    detail: str
-
-
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A problem; what is at its default is not sent."""
+class Problem(msgspec.Struct, frozen=True, gc=False):
+    """A problem: the status of a response, and its body."""
 
     status: int
-    title: str
-    detail: str = ""
-    type: str = "about:blank"
-    instance: str = ""
-    violated_policies: tuple[str, ...] = msgspec.field(default=(), name="violated-policies")
-    limit: int | None = None
-    remaining: int | None = None
-    retry_after: int | None = None
-    """Seconds, as in Retry-After."""
-    degraded: str = ""
-    limits: tuple[LimitState, ...] = ()
-    errors: tuple[Fault, ...] = ()
+    body: bytes
 
     def encode(self) -> bytes:
         """Return the body."""
-        body = _ENCODER.encode(self)
-        for character, escaped in _MARKUP:
-            if character in body:
-                body = body.replace(character, escaped)
-        return body
+        return self.body
+
+    @property
+    def detail(self) -> str:
+        """What is wrong, in a sentence; empty if the status says it all."""
+        return msgspec.json.decode(self.body, type=_Document).detail
+
+
+class LimitTexts(msgspec.Struct, frozen=True, gc=False):
+    """What is the same in all bodies about one limit."""
+
+    policy: bytes
+    """Its name, as JSON."""
+    detail: bytes
+    """What it allows, as JSON that goes on with the seconds to wait."""
+    capacity: int
+    state: bytes
+    """An element of the member ``limits``, without its numbers."""
+
+
+def prepare(name: str, quota: Quota) -> LimitTexts:
+    """Return what bodies about a limit have in common."""
+    name = plain(name)
+    policy, detail = _json(name), _json(f"{name} allows {quota}. Retry in ")
+    state = b'{"policy":%b,"limit":%d' % (policy.replace(b"%", b"%%"), quota.capacity)
+    state += b',"remaining":%d,"reset_after":%d,"retry_after":%d,"state":"%b"}'
+    return LimitTexts(policy, detail.removesuffix(b'"'), quota.capacity, state)
+
+
+def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
+    """Return the body of a refused decision, 429; `limits` are those of it, prepared."""
+    parts = decision.parts or (decision,)
+    seconds = retry_after_s(decision)
+    violated, states = [], []
+    for limit, part in zip(limits, parts, strict=True):
+        wait = 0
+        if not part.allowed:
+            violated.append(limit.policy)
+            wait = retry_after_s(part)
+        reset = -(-part.reset_after_us // SECOND)
+        states.append(limit.state % (part.remaining, reset, wait, _STATES[part.state]))
+    told = limits[decision.index]
+    return b"".join(
+        (
+            b'{"status":429,"title":"Quota Exceeded","detail":',
+            told.detail,
+            b'%d s.","type":"' % seconds,
+            _QUOTA_EXCEEDED,
+            _member(b'","instance":', instance) if instance else b'"',
+            b',"violated-policies":[',
+            b",".join(violated),
+            b'],"limit":%d,"remaining":%d,"retry_after":%d' % (told.capacity, decision.remaining, seconds),
+            _member(b',"degraded":', decision.degraded) if decision.degraded else b"",
+            b',"limits":[',
+            b",".join(states),
+            b"]}",
+        )
+    )
+
+
+def reduced(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
+    """Return the body of a refusal that is not the client's doing, 503; `limits` are those of it, prepared."""
+    seconds = retry_after_s(decision)
+    names = [msgspec.Raw(limit.policy) for limit in limits]
+    return _encoded(
+        _Document(
+            _SERVICE_UNAVAILABLE,
+            "Temporary Reduced Capacity",
+            f"The service cannot count requests at the moment. Retry in {seconds} s.",
+            REDUCED_CAPACITY,
+            plain(instance),
+            tuple(names),
+            seconds,
+            decision.degraded,
+        )
+    )
 
 
 def quota_exceeded(decision: Decision, names: Sequence[str] = (), *, instance: str = "") -> Problem:
     """Describe a refused decision: 429. `names` are those of its policies, as for `ResponseHeaders.of`."""
-    limits = _limits(decision, names)
-    refusing = [(limit, part) for limit, part in zip(limits, decision.limits, strict=True) if not part.allowed]
-    violated = tuple([limit.policy for limit, _ in refusing])
-    longest = [limit.policy for limit, part in refusing if part.retry_after_us == decision.retry_after_us]
-    seconds = retry_after_s(decision)
-    return Problem(
-        HTTPStatus.TOO_MANY_REQUESTS.value,
-        "Quota Exceeded",
-        f"{(longest or [limits[0].policy])[0]} allows {decision.quota}. Retry in {seconds} s.",
-        QUOTA_EXCEEDED,
-        plain(instance),
-        violated,
-        decision.limit,
-        decision.remaining,
-        seconds,
-        decision.degraded,
-        limits,
-    )
+    return Problem(_TOO_MANY_REQUESTS, exceeded(decision, _prepared(decision, names), instance))
 
 
 def reduced_capacity(decision: Decision, names: Sequence[str] = (), *, instance: str = "") -> Problem:
     """Describe a refusal that is not the client's doing: 503."""
-    seconds = retry_after_s(decision)
-    return Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE.value,
-        "Temporary Reduced Capacity",
-        f"The service cannot count requests at the moment. Retry in {seconds} s.",
-        REDUCED_CAPACITY,
-        plain(instance),
-        tuple([limit.policy for limit in _limits(decision, names)]),
-        retry_after=seconds,
-        degraded=decision.degraded,
-    )
+    return Problem(_SERVICE_UNAVAILABLE, reduced(decision, _prepared(decision, names), instance))
 
 
 def bad_request(detail: str, errors: Sequence[tuple[str, str]] = (), *, instance: str = "") -> Problem:
-    """Describe a request that cannot be understood: 400. `errors` are pairs (where, what is wrong)."""
-    faults = tuple([Fault(plain(pointer), plain(what)) for pointer, what in errors])
-    return Problem(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults)
+    """Describe a request that cannot be understood: 400. `errors` are pairs (where, what is wrong).
+
+    Where is a JSON pointer, or the name of a header or parameter.
+    """
+    faults = tuple([_Fault(plain(pointer), plain(what)) for pointer, what in errors])
+    return Problem(400, _encoded(_Document(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults)))
 
 
 def of_status(status: int, detail: str = "", *, instance: str = "") -> Problem:
     """Describe any other problem, which its HTTP status says all about."""
-    return Problem(status, HTTPStatus(status).phrase, plain(detail), instance=plain(instance))
+    phrase = HTTPStatus(status).phrase
+    return Problem(status, _encoded(_Document(status, phrase, plain(detail), instance=plain(instance))))
 
 
 def shown(value: object) -> str:
@@ -143,22 +166,52 @@ def plain(text: str) -> str:
     return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
 
 
-def _limits(decision: Decision, names: Sequence[str]) -> tuple[LimitState, ...]:
+class _Fault(msgspec.Struct, frozen=True, gc=False):
+    """What is wrong with one part of a request."""
+
+    pointer: str
+    detail: str
+
+
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A body; what is at its default is not sent."""
+
+    status: int
+    title: str
+    detail: str = ""
+    type: str = "about:blank"
+    instance: str = ""
+    violated_policies: tuple[msgspec.Raw, ...] = msgspec.field(default=(), name="violated-policies")
+    retry_after: int | None = None
+    """Seconds, as in Retry-After."""
+    degraded: str = ""
+    errors: tuple[_Fault, ...] = ()
+
+
+def _prepared(decision: Decision, names: Sequence[str]) -> list[LimitTexts]:
     parts = decision.limits
-    return tuple(
-        [
-            LimitState(
-                plain(name),
-                part.limit,
-                part.remaining,
-                -(-part.reset_after_us // 1_000_000),
-                0 if part.allowed else retry_after_s(part),
-                str(part.state),
-            )
-            for name, part in zip(policy_names(names, len(parts)), parts, strict=True)
-        ]
-    )
+    return [prepare(name, part.quota) for name, part in zip(policy_names(names, len(parts)), parts, strict=True)]
+
+
+def _member(name: bytes, text: str) -> bytes:
+    return name + _json(plain(text))
+
+
+def _json(text: str) -> bytes:
+    return _escaped(_ENCODER.encode(text))
+
+
+def _encoded(document: _Document) -> bytes:
+    return _escaped(_ENCODER.encode(document))
+
+
+def _escaped(encoded: bytes) -> bytes:
+    for character, escaped in _MARKUP:
+        if character in encoded:
+            encoded = encoded.replace(character, escaped)
+    return encoded
 
 
 _ENCODER = msgspec.json.Encoder()
 _MARKUP = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
+_QUOTA_EXCEEDED = QUOTA_EXCEEDED.encode()
