@@ -1,27 +1,45 @@
-"""What Envoy is answered, as bytes: the parts that both policies, rules and trees, have in common.
+"""What Envoy is answered: by rules, and by the descriptor trees of envoyproxy/ratelimit.
 
-An answer is made of a decision that stands for the whole request: its header fields, the problem document of a denial,
-and metadata. A refusal that is due to the store, under the mode ``deny``, is over the limit as well: with an error
-Envoy would let the request pass, unless it is told otherwise. Only the document says whose fault it is.
+An answer is put together from pieces. What does not change is encoded once for each limit (`LimitPieces`); of the rest,
+each part of the answer is written where its value is known: the statuses, the header fields, the problem document of a
+refusal, and the metadata. There is one way for all answers, so that a refusal costs little more than an admission.
+
+A refusal that is due to the store, under the mode ``deny``, is over the limit as well: at an error Envoy would let the
+request pass, unless it is configured otherwise. Only the document says whose fault it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.plan import combine
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND, Quota
+from headgate.engine import RuleDecision, Ruling
+from headgate.engine.descriptors import Answered
+from headgate.policy.envoy import Outcome, RateLimit, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
+from headgate.policy.envoy.request import MAX_UINT32, Unit
+from headgate.policy.selection import Verdict
 from headgate.server.rls import encoding
-from headgate.web.headers import MOST_SHOWN, ResponseHeaders
-from headgate.web.problem import CONTENT_TYPE, Problem, of_status, quota_exceeded, reduced_capacity
+from headgate.server.rls.encoding import OK, OVER_LIMIT, entry
+from headgate.web import problem
+from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, most_shown, policy_names, worst
+from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
+UNNAMED = "default"
+"""What header fields call a limit without a name, or with one that they cannot have."""
 TOO_MANY_REQUESTS = 429
-_CONTENT_TYPE = encoding.header("content-type", CONTENT_TYPE)
-_NO_STORE = encoding.header("Cache-Control", "no-store")
+_HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
+_LONGEST_NAME = 64
+_CONTENT_TYPE = encoding.header("content-type")(CONTENT_TYPE)
+_NO_STORE = encoding.header("Cache-Control")("no-store")
+_STATES = {state: entry("state", str(state)) for state in Pressure}
+_OK_STATUS, _OVER_STATUS = encoding.status(Code.OK), encoding.status(Code.OVER_LIMIT)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -35,64 +53,265 @@ class Options(msgspec.Struct, frozen=True):
     """Whether there is dynamic metadata, for access logs and other filters."""
 
 
-class Answers:
-    """Writes answers.
+class RlsAnswer(NamedTuple):
+    """A `RateLimitResponse`."""
+
+    allowed: bool
+    raw: bytes
+
+
+class LimitPieces(msgspec.Struct, frozen=True, gc=False):
+    """What is the same in all answers about one limit."""
+
+    current_limit: bytes
+    """The field of a status."""
+    fields: LimitFields[bytes] | None
+    """Of the header, if there is one."""
+    texts: LimitTexts
+    """Of the problem document."""
+    rule_id: bytes
+    """The entry of the metadata; empty for a limit without a name."""
+
+
+class _Answers:
+    """Puts answers together, whoever decided.
 
     Args:
         options: what is told.
+        per_unit: which number of a quota is told to be that of requests per unit.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, per_unit: Callable[[Quota], int]) -> None:
+        self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
+        self._body, self._metadata, self._per_unit = options.body, options.metadata, per_unit
+        self._prepared = Prepared(self._prepare)
 
-    def plain(self, statuses: bytes, fields: Mapping[str, Any]) -> bytes:
-        """Return the answer to what passes without a limit."""
-        return encoding.OK + statuses + self.metadata(fields)
+    def _prepare(self, name: str, quota: Quota) -> LimitPieces:
+        number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
+        told = _policy_name(name)
+        return LimitPieces(
+            encoding.current_limit(number, unit, name),
+            None if self._writer is None else self._writer.prepare(told, quota),
+            problem.prepare(told, quota),
+            entry("rule_id", told) if told != UNNAMED else b"",
+        )
 
-    def decided(
+    def _several(self, decision: Decision, names: Sequence[str]) -> Sequence[LimitPieces]:
+        """Return what is prepared of several limits, whose header fields and documents tell them apart by name."""
+        numbered = policy_names([_policy_name(name) for name in names], len(names))
+        return [self._prepared.of(name, part.quota) for name, part in zip(numbered, decision.parts, strict=True)]
+
+    def _decided(
         self,
-        code: Code,
+        allowed: bool,  # noqa: FBT001  the code of the answer, which is what it begins with
         statuses: bytes,
         decision: Decision,
-        names: Sequence[str],
-        *,
-        fields: Mapping[str, Any],
+        limits: Sequence[LimitPieces],
+        metadata: Sequence[bytes],
         now: int,
+        *,
         is_ours: bool = False,
-    ) -> bytes:
+    ) -> RlsAnswer:
         """Return the answer to what limits decided.
 
         Args:
-            code: the overall code.
-            statuses: all of them, encoded.
+            allowed: whether the request passes.
+            statuses: of all descriptors, encoded.
             decision: of all limits together.
-            names: of their policies, in the order of ``decision.limits``.
-            fields: of the metadata.
+            limits: what is prepared of each.
+            metadata: entries.
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
         """
-        if len(names) > MOST_SHOWN:  # header fields have an end
-            decision, names = msgspec.structs.replace(decision, parts=(), index=0), (names[decision.index],)
-        headers = self.options.headers
-        told = encoding.headers(headers.of(decision, names, now=now)) if headers is not None else b""
-        if code is Code.OK:
-            return encoding.OK + statuses + told + self.metadata(fields)
-        problem = reduced_capacity(decision, names) if is_ours else quota_exceeded(decision, names)
-        return self._refused(statuses, told, problem, fields)
+        if len(limits) > 1:
+            decision, limits = most_shown(decision, limits)
+        pieces = [OK if allowed else OVER_LIMIT, statuses]
+        if self._writer is not None:
+            pieces += self._writer.write(decision, [limit.fields for limit in limits if limit.fields is not None], now)
+        if not allowed and self._body:
+            write = problem.reduced if is_ours else problem.exceeded
+            pieces += _CONTENT_TYPE, encoding.body(write(decision, [limit.texts for limit in limits]))
+        if self._metadata:
+            pieces.append(encoding.metadata(metadata))
+        return RlsAnswer(allowed, b"".join(pieces))
 
-    def refused(self, statuses: bytes, detail: str, fields: Mapping[str, Any]) -> bytes:
-        """Return the refusal of what no limit was asked about."""
-        return self._refused(statuses, _NO_STORE, of_status(TOO_MANY_REQUESTS, detail), fields)
+    def _undecided(self, statuses: bytes, metadata: Sequence[bytes]) -> RlsAnswer:
+        """Return the answer to what passes without a limit."""
+        told = encoding.metadata(metadata) if self._metadata else b""
+        return RlsAnswer(True, OK + statuses + told)
 
-    def metadata(self, fields: Mapping[str, Any]) -> bytes:
-        """Return the dynamic metadata, if any is wanted."""
-        return encoding.dynamic_metadata(fields) if self.options.metadata else b""
+    def _refused(self, statuses: bytes, detail: str, metadata: Sequence[bytes]) -> RlsAnswer:
+        """Return the refusal of what no limit was asked about, or no wait would help."""
+        pieces = [OVER_LIMIT, statuses, _NO_STORE]
+        if self._body:
+            pieces += _CONTENT_TYPE, encoding.body(of_status(TOO_MANY_REQUESTS, detail).encode())
+        if self._metadata:
+            pieces.append(encoding.metadata(metadata))
+        return RlsAnswer(False, b"".join(pieces))
 
-    def _refused(self, statuses: bytes, headers: bytes, problem: Problem, fields: Mapping[str, Any]) -> bytes:
-        body = _CONTENT_TYPE + encoding.raw_body(problem.encode()) if self.options.body else b""
-        return encoding.OVER_LIMIT + statuses + headers + body + self.metadata(fields)
+
+class RuleAnswers(_Answers):
+    """Answers what rules decided.
+
+    Args:
+        options: what is told.
+        denies: says of a rule, by its id, whether it denies everything while the store is away.
+    """
+
+    def __init__(self, options: Options, denies: Callable[[str], bool]) -> None:
+        super().__init__(options, lambda quota: quota.capacity)
+        self._denies = denies
+
+    def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
+        """Return the answer to a request.
+
+        Args:
+            rulings: on each of its descriptors.
+            now: the time before the decision, in microseconds since the epoch.
+            refunds: whether each descriptor is a refund, which is never refused; default: none is.
+        """
+        if refunds:
+            statuses = b"".join(map(self._status, rulings, refunds))
+            rulings = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
+        else:
+            statuses = b"".join(map(self._status, rulings))
+        metadata: list[bytes] = []
+        for ruling in rulings:
+            if ruling.shadow:
+                shadowed = [each.rule_id for one in rulings for each in one.shadow if not each.decision.allowed]
+                metadata += [entry("shadow_denied", list(dict.fromkeys(shadowed)))] * bool(shadowed)
+                break
+        for ruling in rulings:
+            if not ruling.allowed and ruling.reason:  # on a list, or more than could ever pass
+                metadata += _STATES[ruling.state], entry("reason", ruling.reason)
+                detail = NOT_ADMITTED if ruling.verdict is Verdict.DENIED else ruling.reason
+                return self._refused(statuses, detail, metadata)
+        decision, names = _joined(rulings)
+        if decision is None:
+            return self._undecided(statuses, [*metadata, _STATES[Pressure.NORMAL]])
+        rule_id = names[decision.index]
+        limit = self._prepared.of(rule_id, decision.quota)
+        metadata += limit.rule_id, _STATES[decision.state]
+        if decision.degraded:
+            metadata.append(entry("degraded", decision.degraded))
+        if decision.delay_us:
+            metadata.append(entry("delay", decision.delay_us / SECOND))
+        limits = self._several(decision, names) if decision.parts else (limit,)
+        allowed = decision.allowed
+        is_ours = not allowed and decision.degraded != "" and self._denies(rule_id)
+        return self._decided(allowed, statuses, decision, limits, metadata, now, is_ours=is_ours)
+
+    def unacceptable(self, problems: Sequence[str]) -> RlsAnswer:
+        """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""
+        statuses = b"".join([_OVER_STATUS if each else _OK_STATUS for each in problems])
+        detail = next(each for each in problems if each)
+        return self._refused(statuses, detail, (_STATES[Pressure.THROTTLED], entry("reason", detail)))
+
+    def _status(self, ruling: Ruling, refund: bool = False) -> bytes:  # noqa: FBT001, FBT002  one of a pair
+        decision = ruling.decision
+        if decision is None:
+            return _OK_STATUS if ruling.allowed or refund else _OVER_STATUS
+        limit = self._prepared.of(ruling.rule_id, decision.quota).current_limit
+        if decision.allowed or refund:
+            remaining = decision.remaining
+            seconds = -(-decision.reset_after_us // SECOND)
+            return encoding.status(Code.OK, limit, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)
+        return encoding.status(Code.OVER_LIMIT, limit, 0, -(-decision.retry_after_us // SECOND) or 1)
 
 
-def joint(decisions: Sequence[Decision]) -> Decision:
-    """Return what single limits say together."""
-    return combine(decisions)
+class TreeAnswers(_Answers):
+    """Answers what descriptor trees decided.
+
+    Args:
+        options: what is told.
+        denies: whether everything is denied while the store is away.
+    """
+
+    def __init__(self, options: Options, *, denies: bool = False) -> None:
+        super().__init__(options, lambda quota: quota.limit)
+        self._denies = denies
+
+    def of(self, answered: Answered, now: int) -> RlsAnswer:
+        """Return the answer; `now` is from before the decision, in microseconds since the epoch."""
+        answer, matches = answered.answer, answered.matching.matches
+        allowed = answer.code is Code.OK
+        statuses, shadowed = [], list[str]()
+        decisions, names = list[Decision](), list[str]()
+        hopeless: str | None = None
+        for match, status, decision in zip(matches, answer.statuses, answered.decisions, strict=True):
+            statuses.append(self._status(status))
+            if status.over and (match.shadow_mode or answer.shadowed):
+                shadowed.append(".".join(match.stat))
+            if match.outcome is not Outcome.LIMITED:
+                if hopeless is None and status.code is Code.OVER_LIMIT:  # no limit was asked, and no wait would help
+                    hopeless = match.name
+            elif decision is not None and match.rule is not None and not match.shadow_mode:
+                if decision.allowed or not match.refund:
+                    decisions += decision.limits
+                    names += [limit.name for limit in match.rule.limits]
+        state = Pressure.THROTTLED if not allowed else worst(decisions)
+        written = b"".join(statuses)
+        if not allowed and hopeless is not None:
+            detail = next(iter(answered.matching.problems), _HOPELESS)
+            rule_id = entry("rule_id", hopeless) if hopeless else b""
+            return self._refused(written, detail, self._about(answered, state, rule_id, shadowed))
+        if allowed and not all(each.allowed for each in decisions):  # some quotas are exceeded, or it is shadow mode
+            pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
+            decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
+        if not decisions:
+            return self._undecided(written, self._about(answered, state, b"", shadowed))
+        decision = combine(decisions)
+        limit = self._prepared.of(names[decision.index], decision.quota)
+        limits = self._several(decision, names) if decision.parts else (limit,)
+        metadata = self._about(answered, state, limit.rule_id, shadowed)
+        is_ours = decision.degraded != "" and self._denies
+        return self._decided(allowed, written, decision, limits, metadata, now, is_ours=is_ours)
+
+    def _status(self, status: Status) -> bytes:
+        shown = status.current_limit
+        limit = b"" if shown is None else self._current_limit(shown)
+        return encoding.status(status.code, limit, status.limit_remaining, status.duration_until_reset)
+
+    def _current_limit(self, limit: RateLimit) -> bytes:
+        if limit.quota is None:  # of a ban
+            return encoding.current_limit(limit.requests_per_unit, limit.nearest_unit, limit.name)
+        return self._prepared.of(limit.name, limit.quota).current_limit
+
+    def _about(
+        self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str]
+    ) -> Sequence[bytes]:
+        """Return the metadata of the descriptors that passed, and ours, which count where names are the same."""
+        if not self._metadata:
+            return ()
+        ours = {"state": _STATES[state], "rule_id": rule_id}
+        if shadowed:
+            ours["shadow_denied"] = entry("shadow_denied", shadowed)
+        if answered.answer.degraded:
+            ours["degraded"] = entry("degraded", answered.answer.degraded)
+        given: dict[str, Any] = passed_metadata(answered.matching, answered.answer)
+        return *[entry(name, value) for name, value in given.items() if not ours.get(name)], *ours.values()
+
+
+def _policy_name(name: str) -> str:
+    """Return a name as header fields can have it."""
+    return name if 0 < len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable() else UNNAMED
+
+
+def nearest_unit(window_us: int) -> Unit:
+    """Return the unit that is closest to a window in proportion: the protocol knows no others."""
+    seconds = max(window_us / SECOND, 1e-6)
+    return min(Unit, key=lambda unit: max(unit.seconds, seconds) / min(unit.seconds, seconds))
+
+
+def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:
+    """Return what all limits say together, and the rule of each; one that descriptors share is told once."""
+    if len(rulings) == 1:
+        ruling = rulings[0]
+        decision = ruling.decision
+        if decision is None or not decision.parts:
+            return decision, (ruling.rule_id,)
+        return decision, [each.rule_id for each in ruling.limits]
+    limits: list[RuleDecision] = list({id(each.decision): each for one in rulings for each in one.limits}.values())
+    if not limits:
+        return None, ()
+    return combine([each.decision for each in limits]), [each.rule_id for each in limits]

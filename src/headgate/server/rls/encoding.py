@@ -1,11 +1,11 @@
 """Writes the parts of Envoy's answer as they go over the wire. Fields that have their default are left out.
 
-Written by hand, as `decoding` is: most of an answer is the same as that of the answer before, and is kept encoded.
+Written by hand, as `decoding` is: most of an answer is the same as that of the answer before, and is prepared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from struct import pack
 from typing import Any
 
@@ -61,27 +61,31 @@ def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:
     return framed(b"\x12", content + framed(b"\x1a", name.encode()) if name else content)
 
 
-def header(name: str, value: str) -> bytes:
-    """Return one of the `response_headers_to_add`."""
-    return framed(b"\x1a", framed(b"\x0a", name.encode()) + framed(b"\x12", value.encode()))
+def header(name: str) -> Callable[[str], bytes]:
+    """Return what writes `response_headers_to_add` of this name: a spelling, as `headgate.web.headers` has them."""
+    opening = framed(b"\x0a", name.encode()) + b"\x12"
+
+    def write(value: str) -> bytes:
+        raw = value.encode()
+        content = opening + varint(len(raw)) + raw
+        return b"\x1a" + varint(len(content)) + content
+
+    return write
 
 
-def headers(pairs: Iterable[tuple[str, str]]) -> bytes:
-    return b"".join([header(name, value) for name, value in pairs])
+def entry(key: str, value: Any, depth: int = 0) -> bytes:
+    """Return an entry of the `dynamic_metadata`: text, numbers, booleans, lists and mappings."""
+    return framed(b"\x0a", framed(b"\x0a", str(key).encode()) + framed(b"\x12", _value(value, depth)))
 
 
-def raw_body(body: bytes) -> bytes:
-    return framed(b"\x2a", body)
+def body(document: bytes) -> bytes:
+    """Return the field `raw_body`."""
+    return framed(b"\x2a", document)
 
 
-def dynamic_metadata(fields: Mapping[str, Any]) -> bytes:
-    """Return what an access log, or a later filter, may read: text, numbers, booleans, lists and mappings."""
-    return framed(b"\x32", _struct(fields, 0))
-
-
-def _struct(fields: Mapping[str, Any], depth: int) -> bytes:
-    pairs = [framed(b"\x0a", str(key).encode()) + framed(b"\x12", _value(each, depth)) for key, each in fields.items()]
-    return b"".join([framed(b"\x0a", pair) for pair in pairs])
+def metadata(entries: Sequence[bytes]) -> bytes:
+    """Return the field `dynamic_metadata`, which an access log or a later filter may read."""
+    return framed(b"\x32", b"".join(entries))
 
 
 def _value(value: Any, depth: int) -> bytes:
@@ -92,7 +96,7 @@ def _value(value: Any, depth: int) -> bytes:
     if isinstance(value, int | float):
         return b"\x11" + pack("<d", value)
     if depth < _DEEPEST and isinstance(value, Mapping):
-        return framed(b"\x2a", _struct(value, depth + 1))
+        return framed(b"\x2a", b"".join([entry(key, each, depth + 1) for key, each in value.items()]))
     if depth < _DEEPEST and isinstance(value, list | tuple):
         return framed(b"\x32", b"".join([framed(b"\x0a", _value(each, depth + 1)) for each in value]))
     return b"\x08\x00" if value is None else framed(b"\x1a", str(value).encode())
