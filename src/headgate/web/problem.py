@@ -59,9 +59,8 @@ class LimitTexts(msgspec.Struct, frozen=True, gc=False):
 
     policy: bytes
     """Its name, as JSON."""
-    detail: bytes
-    """What it allows, as JSON that goes on with the seconds to wait."""
-    capacity: int
+    refusal: bytes
+    """The body where this limit is the one that decides, without what changes."""
     state: bytes
     """An element of the member ``limits``, without its numbers."""
 
@@ -69,10 +68,11 @@ class LimitTexts(msgspec.Struct, frozen=True, gc=False):
 def prepare(name: str, quota: Quota) -> LimitTexts:
     """Return what bodies about a limit have in common."""
     name = plain(name)
-    policy, detail = _json(name), _json(f"{name} allows {quota}. Retry in ")
-    state = b'{"policy":%b,"limit":%d' % (policy.replace(b"%", b"%%"), quota.capacity)
-    state += b',"remaining":%d,"reset_after":%d,"retry_after":%d,"state":"%b"}'
-    return LimitTexts(policy, detail.removesuffix(b'"'), quota.capacity, state)
+    policy, detail = _json(name), _json(f"{name} allows {quota}. Retry in ").removesuffix(b'"')
+    capacity = b"%d" % quota.capacity
+    state = _STATE.replace(b"<policy>", policy.replace(b"%", b"%%")).replace(b"<limit>", capacity)
+    refusal = _REFUSAL.replace(b"<detail>", detail.replace(b"%", b"%%")).replace(b"<limit>", capacity)
+    return LimitTexts(policy, refusal, state)
 
 
 def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
@@ -87,22 +87,14 @@ def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "
             wait = retry_after_s(part)
         reset = -(-part.reset_after_us // SECOND)
         states.append(limit.state % (part.remaining, reset, wait, _STATES[part.state]))
-    told = limits[decision.index]
-    return b"".join(
-        (
-            b'{"status":429,"title":"Quota Exceeded","detail":',
-            told.detail,
-            b'%d s.","type":"' % seconds,
-            _QUOTA_EXCEEDED,
-            _member(b'","instance":', instance) if instance else b'"',
-            b',"violated-policies":[',
-            b",".join(violated),
-            b'],"limit":%d,"remaining":%d,"retry_after":%d' % (told.capacity, decision.remaining, seconds),
-            _member(b',"degraded":', decision.degraded) if decision.degraded else b"",
-            b',"limits":[',
-            b",".join(states),
-            b"]}",
-        )
+    return limits[decision.index].refusal % (
+        seconds,
+        b',"instance":' + _json(plain(instance)) if instance else b"",
+        b",".join(violated),
+        decision.remaining,
+        seconds,
+        b',"degraded":' + _json(decision.degraded) if decision.degraded else b"",
+        b",".join(states),
     )
 
 
@@ -193,10 +185,6 @@ def _prepared(decision: Decision, names: Sequence[str]) -> list[LimitTexts]:
     return [prepare(name, part.quota) for name, part in zip(policy_names(names, len(parts)), parts, strict=True)]
 
 
-def _member(name: bytes, text: str) -> bytes:
-    return name + _json(plain(text))
-
-
 def _json(text: str) -> bytes:
     return _escaped(_ENCODER.encode(text))
 
@@ -214,4 +202,10 @@ def _escaped(encoded: bytes) -> bytes:
 
 _ENCODER = msgspec.json.Encoder()
 _MARKUP = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
-_QUOTA_EXCEEDED = QUOTA_EXCEEDED.encode()
+_REFUSAL = (
+    b'{"status":429,"title":"Quota Exceeded","detail":<detail>%d s.","type":"'
+    + QUOTA_EXCEEDED.encode()
+    + b'"%b,"violated-policies":[%b],"limit":<limit>,"remaining":%d,"retry_after":%d%b,"limits":[%b]}'
+)
+_STATE = b'{"policy":<policy>,"limit":<limit>,"remaining":%d,"reset_after":%d,"retry_after":%d,"state":"%b"}'
+"""What is in angle brackets is filled in once for each limit; no text of ours has any."""

@@ -19,4 +19,4 @@ SHOULD_RATE_LIMIT = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLim
 def methods(service: RateLimitService) -> Methods:
     """Return the methods of the service, for the gRPC port."""
     unreadable = service.unreadable("its message is too long, or compressed in an unknown way")
-    return Methods({SHOULD_RATE_LIMIT: service.should_rate_limit}, unreadable={SHOULD_RATE_LIMIT: unreadable})
+    return Methods({SHOULD_RATE_LIMIT: service.should_rate_limit}, unreadable={SHOULD_RATE_LIMIT: unreadable.raw})

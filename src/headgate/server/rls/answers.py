@@ -11,7 +11,6 @@ request pass, unless it is configured otherwise. Only the document says whose fa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,7 +25,7 @@ from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
 from headgate.server.rls import encoding
-from headgate.server.rls.encoding import OK, OVER_LIMIT, entry
+from headgate.server.rls.encoding import OK, OVER_LIMIT, entry, varint
 from headgate.web import problem
 from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, most_shown, policy_names, worst
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
@@ -37,6 +36,7 @@ TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
 _CONTENT_TYPE = encoding.header("content-type")(CONTENT_TYPE)
+_BODY = b"\x2a"
 _NO_STORE = encoding.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
 _OK_STATUS, _OVER_STATUS = encoding.status(Code.OK), encoding.status(Code.OVER_LIMIT)
@@ -53,8 +53,8 @@ class Options(msgspec.Struct, frozen=True):
     """Whether there is dynamic metadata, for access logs and other filters."""
 
 
-class RlsAnswer(NamedTuple):
-    """A `RateLimitResponse`."""
+class RlsAnswer(msgspec.Struct, frozen=True, gc=False):
+    """A `RateLimitResponse`, and whether it lets the request pass."""
 
     allowed: bool
     raw: bytes
@@ -65,10 +65,10 @@ class LimitPieces(msgspec.Struct, frozen=True, gc=False):
 
     current_limit: bytes
     """The field of a status."""
-    fields: LimitFields[bytes] | None
-    """Of the header, if there is one."""
-    texts: LimitTexts
-    """Of the problem document."""
+    fields: tuple[LimitFields[bytes], ...]
+    """Of the header, one or none."""
+    texts: tuple[LimitTexts, ...]
+    """Of the problem document: one."""
     rule_id: bytes
     """The entry of the metadata; empty for a limit without a name."""
 
@@ -91,23 +91,19 @@ class _Answers:
         told = _policy_name(name)
         return LimitPieces(
             encoding.current_limit(number, unit, name),
-            None if self._writer is None else self._writer.prepare(told, quota),
-            problem.prepare(told, quota),
+            () if self._writer is None else (self._writer.prepare(told, quota),),
+            (problem.prepare(told, quota),),
             entry("rule_id", told) if told != UNNAMED else b"",
         )
 
-    def _several(self, decision: Decision, names: Sequence[str]) -> Sequence[LimitPieces]:
-        """Return what is prepared of several limits, whose header fields and documents tell them apart by name."""
-        numbered = policy_names([_policy_name(name) for name in names], len(names))
-        return [self._prepared.of(name, part.quota) for name, part in zip(numbered, decision.parts, strict=True)]
-
-    def _decided(
+    def _decided(  # noqa: PLR0917  each of them is part of every answer
         self,
-        allowed: bool,  # noqa: FBT001  the code of the answer, which is what it begins with
+        allowed: bool,  # noqa: FBT001  as is the first field of the answer
         statuses: bytes,
         decision: Decision,
-        limits: Sequence[LimitPieces],
-        metadata: Sequence[bytes],
+        names: Sequence[str],
+        limit: LimitPieces,
+        metadata: bytes,
         now: int,
         *,
         is_ours: bool = False,
@@ -118,33 +114,43 @@ class _Answers:
             allowed: whether the request passes.
             statuses: of all descriptors, encoded.
             decision: of all limits together.
-            limits: what is prepared of each.
-            metadata: entries.
+            names: of all limits.
+            limit: the one that the decision describes, prepared.
+            metadata: all entries.
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
         """
-        if len(limits) > 1:
+        fields, texts = limit.fields, limit.texts
+        if decision.parts:
+            numbered = policy_names([_policy_name(name) for name in names], len(names))
+            parts = zip(numbered, decision.parts, strict=True)
+            limits: Sequence[LimitPieces] = [self._prepared.of(name, part.quota) for name, part in parts]
             decision, limits = most_shown(decision, limits)
+            fields, texts = (
+                tuple([each.fields[0] for each in limits if fields]),
+                tuple([each.texts[0] for each in limits]),
+            )
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None:
-            pieces += self._writer.write(decision, [limit.fields for limit in limits if limit.fields is not None], now)
+            pieces += self._writer.write(decision, fields, now)
         if not allowed and self._body:
             write = problem.reduced if is_ours else problem.exceeded
-            pieces += _CONTENT_TYPE, encoding.body(write(decision, [limit.texts for limit in limits]))
+            document = write(decision, texts)
+            pieces += _CONTENT_TYPE, _BODY, varint(len(document)), document
         if self._metadata:
             pieces.append(encoding.metadata(metadata))
         return RlsAnswer(allowed, b"".join(pieces))
 
-    def _undecided(self, statuses: bytes, metadata: Sequence[bytes]) -> RlsAnswer:
+    def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
         """Return the answer to what passes without a limit."""
-        told = encoding.metadata(metadata) if self._metadata else b""
-        return RlsAnswer(True, OK + statuses + told)
+        return RlsAnswer(True, OK + statuses + (encoding.metadata(metadata) if self._metadata else b""))
 
-    def _refused(self, statuses: bytes, detail: str, metadata: Sequence[bytes]) -> RlsAnswer:
+    def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
         """Return the refusal of what no limit was asked about, or no wait would help."""
         pieces = [OVER_LIMIT, statuses, _NO_STORE]
         if self._body:
-            pieces += _CONTENT_TYPE, encoding.body(of_status(TOO_MANY_REQUESTS, detail).encode())
+            document = of_status(TOO_MANY_REQUESTS, detail).encode()
+            pieces += _CONTENT_TYPE, _BODY, varint(len(document)), document
         if self._metadata:
             pieces.append(encoding.metadata(metadata))
         return RlsAnswer(False, b"".join(pieces))
@@ -174,38 +180,36 @@ class RuleAnswers(_Answers):
             statuses = b"".join(map(self._status, rulings, refunds))
             rulings = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
         else:
-            statuses = b"".join(map(self._status, rulings))
-        metadata: list[bytes] = []
+            statuses = self._status(rulings[0]) if len(rulings) == 1 else b"".join(map(self._status, rulings))
+        metadata, hopeless = b"", None
         for ruling in rulings:
-            if ruling.shadow:
-                shadowed = [each.rule_id for one in rulings for each in one.shadow if not each.decision.allowed]
-                metadata += [entry("shadow_denied", list(dict.fromkeys(shadowed)))] * bool(shadowed)
-                break
-        for ruling in rulings:
-            if not ruling.allowed and ruling.reason:  # on a list, or more than could ever pass
-                metadata += _STATES[ruling.state], entry("reason", ruling.reason)
-                detail = NOT_ADMITTED if ruling.verdict is Verdict.DENIED else ruling.reason
-                return self._refused(statuses, detail, metadata)
+            if ruling.shadow and not metadata:
+                metadata = _shadow_denied(rulings)
+            if ruling.reason and not ruling.allowed and hopeless is None:
+                hopeless = ruling
+        if hopeless is not None:  # on a list, or more than could ever pass: there is no time to come back at
+            metadata += _STATES[hopeless.state] + entry("reason", hopeless.reason)
+            detail = NOT_ADMITTED if hopeless.verdict is Verdict.DENIED else hopeless.reason
+            return self._refused(statuses, detail, metadata)
         decision, names = _joined(rulings)
         if decision is None:
-            return self._undecided(statuses, [*metadata, _STATES[Pressure.NORMAL]])
+            return self._undecided(statuses, metadata + _STATES[Pressure.NORMAL])
         rule_id = names[decision.index]
         limit = self._prepared.of(rule_id, decision.quota)
-        metadata += limit.rule_id, _STATES[decision.state]
+        metadata += limit.rule_id + _STATES[decision.state]
         if decision.degraded:
-            metadata.append(entry("degraded", decision.degraded))
+            metadata += entry("degraded", decision.degraded)
         if decision.delay_us:
-            metadata.append(entry("delay", decision.delay_us / SECOND))
-        limits = self._several(decision, names) if decision.parts else (limit,)
+            metadata += entry("delay", decision.delay_us / SECOND)
         allowed = decision.allowed
         is_ours = not allowed and decision.degraded != "" and self._denies(rule_id)
-        return self._decided(allowed, statuses, decision, limits, metadata, now, is_ours=is_ours)
+        return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
 
     def unacceptable(self, problems: Sequence[str]) -> RlsAnswer:
         """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""
         statuses = b"".join([_OVER_STATUS if each else _OK_STATUS for each in problems])
         detail = next(each for each in problems if each)
-        return self._refused(statuses, detail, (_STATES[Pressure.THROTTLED], entry("reason", detail)))
+        return self._refused(statuses, detail, _STATES[Pressure.THROTTLED] + entry("reason", detail))
 
     def _status(self, ruling: Ruling, refund: bool = False) -> bytes:  # noqa: FBT001, FBT002  one of a pair
         decision = ruling.decision
@@ -215,7 +219,7 @@ class RuleAnswers(_Answers):
         if decision.allowed or refund:
             remaining = decision.remaining
             seconds = -(-decision.reset_after_us // SECOND)
-            return encoding.status(Code.OK, limit, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)
+            return encoding.status(Code.OK, limit, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)  # noqa: FURB136  min() is a call
         return encoding.status(Code.OVER_LIMIT, limit, 0, -(-decision.retry_after_us // SECOND) or 1)
 
 
@@ -235,37 +239,36 @@ class TreeAnswers(_Answers):
         """Return the answer; `now` is from before the decision, in microseconds since the epoch."""
         answer, matches = answered.answer, answered.matching.matches
         allowed = answer.code is Code.OK
-        statuses, shadowed = [], list[str]()
+        statuses, shadowed = b"", list[str]()
         decisions, names = list[Decision](), list[str]()
         hopeless: str | None = None
         for match, status, decision in zip(matches, answer.statuses, answered.decisions, strict=True):
-            statuses.append(self._status(status))
+            statuses += self._status(status)
             if status.over and (match.shadow_mode or answer.shadowed):
                 shadowed.append(".".join(match.stat))
             if match.outcome is not Outcome.LIMITED:
                 if hopeless is None and status.code is Code.OVER_LIMIT:  # no limit was asked, and no wait would help
                     hopeless = match.name
-            elif decision is not None and match.rule is not None and not match.shadow_mode:
-                if decision.allowed or not match.refund:
-                    decisions += decision.limits
-                    names += [limit.name for limit in match.rule.limits]
+            elif decision is None or match.rule is None or match.shadow_mode:
+                continue
+            elif decision.allowed or not match.refund:
+                decisions += decision.limits
+                names += [limit.name for limit in match.rule.limits]
         state = Pressure.THROTTLED if not allowed else worst(decisions)
-        written = b"".join(statuses)
         if not allowed and hopeless is not None:
             detail = next(iter(answered.matching.problems), _HOPELESS)
             rule_id = entry("rule_id", hopeless) if hopeless else b""
-            return self._refused(written, detail, self._about(answered, state, rule_id, shadowed))
+            return self._refused(statuses, detail, self._about(answered, state, rule_id, shadowed))
         if allowed and not all(each.allowed for each in decisions):  # some quotas are exceeded, or it is shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
-            return self._undecided(written, self._about(answered, state, b"", shadowed))
+            return self._undecided(statuses, self._about(answered, state, b"", shadowed))
         decision = combine(decisions)
         limit = self._prepared.of(names[decision.index], decision.quota)
-        limits = self._several(decision, names) if decision.parts else (limit,)
         metadata = self._about(answered, state, limit.rule_id, shadowed)
         is_ours = decision.degraded != "" and self._denies
-        return self._decided(allowed, written, decision, limits, metadata, now, is_ours=is_ours)
+        return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
 
     def _status(self, status: Status) -> bytes:
         shown = status.current_limit
@@ -277,19 +280,21 @@ class TreeAnswers(_Answers):
             return encoding.current_limit(limit.requests_per_unit, limit.nearest_unit, limit.name)
         return self._prepared.of(limit.name, limit.quota).current_limit
 
-    def _about(
-        self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str]
-    ) -> Sequence[bytes]:
+    def _about(self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str]) -> bytes:
         """Return the metadata of the descriptors that passed, and ours, which count where names are the same."""
         if not self._metadata:
-            return ()
-        ours = {"state": _STATES[state], "rule_id": rule_id}
+            return b""
+        degraded = answered.answer.degraded
+        ours = _STATES[state] + rule_id
         if shadowed:
-            ours["shadow_denied"] = entry("shadow_denied", shadowed)
-        if answered.answer.degraded:
-            ours["degraded"] = entry("degraded", answered.answer.degraded)
-        given: dict[str, Any] = passed_metadata(answered.matching, answered.answer)
-        return *[entry(name, value) for name, value in given.items() if not ours.get(name)], *ours.values()
+            ours += entry("shadow_denied", shadowed)
+        if degraded:
+            ours += entry("degraded", degraded)
+        given = passed_metadata(answered.matching, answered.answer)
+        if not given:
+            return ours
+        names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
+        return b"".join([entry(name, value) for name, value in given.items() if not names.get(name)]) + ours
 
 
 def _policy_name(name: str) -> str:
@@ -301,6 +306,12 @@ def nearest_unit(window_us: int) -> Unit:
     """Return the unit that is closest to a window in proportion: the protocol knows no others."""
     seconds = max(window_us / SECOND, 1e-6)
     return min(Unit, key=lambda unit: max(unit.seconds, seconds) / min(unit.seconds, seconds))
+
+
+def _shadow_denied(rulings: Sequence[Ruling]) -> bytes:
+    """Return the entry of the metadata that names the shadow rules which would have refused; empty if none would."""
+    names = [each.rule_id for ruling in rulings for each in ruling.shadow if not each.decision.allowed]
+    return entry("shadow_denied", list(dict.fromkeys(names))) if names else b""
 
 
 def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:

@@ -5,7 +5,7 @@ Written by hand, as `decoding` is: most of an answer is the same as that of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from struct import pack
 from typing import Any
 
@@ -16,7 +16,10 @@ OK = b"\x08\x01"
 OVER_LIMIT = b"\x08\x02"
 _DEEPEST = 32
 """Of lists and mappings within each other, in metadata."""
+_SHORT = 64
+"""Values of header fields with fewer bytes have what comes before them prepared, their length included."""
 _SMALL = tuple([bytes([number]) for number in range(128)])
+_DURATIONS = (b"\x22\x00", *[bytes((0x22, 2, 8, seconds)) for seconds in range(1, 128)])
 
 
 def varint(number: int) -> bytes:
@@ -35,23 +38,23 @@ def varint(number: int) -> bytes:
     return bytes(written)
 
 
+def _duration(seconds: int) -> bytes:
+    if seconds < 128:
+        return _DURATIONS[seconds]
+    after = varint(seconds)
+    return b"\x22" + _SMALL[len(after) + 1] + b"\x08" + after
+
+
 def framed(tag: bytes, content: bytes) -> bytes:
     """Return a field with bytes, or with a message."""
-    size = len(content)
-    return tag + (_SMALL[size] if size < 128 else varint(size)) + content
+    return tag + varint(len(content)) + content
 
 
 def status(code: Code, limit: bytes = b"", remaining: int = 0, seconds: int = 0) -> bytes:
     """Return one of the `statuses`; `limit` is that of `current_limit`."""
-    content = b"\x08" + _SMALL[code] + limit
-    if remaining:
-        content += b"\x18" + varint(remaining)
-    if seconds:
-        size = varint(seconds)
-        content += b"\x22" + _SMALL[len(size) + 1] + b"\x08" + size
-    elif limit:
-        content += b"\x22\x00"
-    return framed(b"\x12", content)
+    left = b"\x18" + varint(remaining) if remaining else b""
+    reset = _duration(seconds) if seconds or limit else b""
+    return b"\x12" + varint(2 + len(limit) + len(left) + len(reset)) + b"\x08" + _SMALL[code] + limit + left + reset
 
 
 def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:
@@ -64,11 +67,14 @@ def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:
 def header(name: str) -> Callable[[str], bytes]:
     """Return what writes `response_headers_to_add` of this name: a spelling, as `headgate.web.headers` has them."""
     opening = framed(b"\x0a", name.encode()) + b"\x12"
+    openings = [b"\x1a" + varint(len(opening) + 1 + size) + opening + _SMALL[size] for size in range(_SHORT)]
 
     def write(value: str) -> bytes:
         raw = value.encode()
-        content = opening + varint(len(raw)) + raw
-        return b"\x1a" + varint(len(content)) + content
+        size = len(raw)
+        if size < _SHORT:
+            return openings[size] + raw
+        return framed(b"\x1a", opening + varint(size) + raw)
 
     return write
 
@@ -78,14 +84,9 @@ def entry(key: str, value: Any, depth: int = 0) -> bytes:
     return framed(b"\x0a", framed(b"\x0a", str(key).encode()) + framed(b"\x12", _value(value, depth)))
 
 
-def body(document: bytes) -> bytes:
-    """Return the field `raw_body`."""
-    return framed(b"\x2a", document)
-
-
-def metadata(entries: Sequence[bytes]) -> bytes:
+def metadata(entries: bytes) -> bytes:
     """Return the field `dynamic_metadata`, which an access log or a later filter may read."""
-    return framed(b"\x32", b"".join(entries))
+    return framed(b"\x32", entries)
 
 
 def _value(value: Any, depth: int) -> bytes:

@@ -25,7 +25,6 @@ API = "json"
 _JSON: Fields = ((b"content-type", b"application/json"),)
 _PROBLEM: Fields = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT: Fields = ((b"content-type", b"text/plain; charset=utf-8"),)
-_OVER_LIMIT = 2
 _DEEPEST = 10
 """Of objects within objects: a question has three levels."""
 _LONGEST = 131_072
@@ -47,17 +46,16 @@ class JsonForm:
         try:
             _bounded(request.body)
             question: Any = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
-            raw = await self._service.answer(decode(question.SerializeToString()), request.peer)
+            answer = await self._service.answer(decode(question.SerializeToString()), request.peer)
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
             called(API, "error", perf_counter_ns() - began)
             return HttpResponse(400, bad_request(str(error)).encode(), _PROBLEM)
         except RpcError as error:
             self._service.recorder.shed(API)
             return HttpResponse(503, of_status(503, error.message).encode(), (*_PROBLEM, (b"retry-after", b"1")))
-        answer: Any = RateLimitResponse.FromString(raw)
-        is_over = answer.overall_code == _OVER_LIMIT
-        called(API, "denied" if is_over else "allowed", perf_counter_ns() - began)
-        return HttpResponse(429 if is_over else 200, MessageToJson(answer, indent=None).encode(), _JSON)
+        called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
+        written = MessageToJson(RateLimitResponse.FromString(answer.raw), indent=None)
+        return HttpResponse(200 if answer.allowed else 429, written.encode(), _JSON)
 
     async def configuration(self, request: HttpRequest) -> HttpResponse:
         """Answer ``GET /rlconfig``: the limits in force, one in a line."""

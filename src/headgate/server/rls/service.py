@@ -21,19 +21,16 @@ from headgate.engine import Part
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.envoy import Descriptor, Matching, Override, Unit
-from headgate.policy.envoy.answering import Code as Answered
+from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
-from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.request import InvalidRequest
 from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
 from headgate.server.rls import encoding
-from headgate.server.rls.answers import Options
+from headgate.server.rls.answers import Options, RlsAnswer, RuleAnswers, TreeAnswers
 from headgate.server.rls.decoding import MalformedMessage, Question, decode
 from headgate.server.rls.mapping import Mapper
-from headgate.server.rls.matched import MatchedAnswers
-from headgate.server.rls.recurring import Recurring
-from headgate.server.rls.ruled import RuledAnswers
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import NOBODY, Peer
@@ -42,7 +39,7 @@ API = "rls"
 """The name of the service in metrics."""
 OVERRIDE = "envoy-override"
 """The name, in answers and keys, of limits that come with a request."""
-_UNMATCHED = encoding.status(Answered.OK)
+_UNMATCHED = encoding.status(Code.OK)
 
 
 class RateLimitService:
@@ -75,9 +72,8 @@ class RateLimitService:
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
         self._count_refused, self._charge = count_refused, charge
-        self._recurring = Recurring()
-        self._ruled = RuledAnswers(options, self._denies)
-        self._matched = MatchedAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
+        self._by_rules = RuleAnswers(options, self._denies)
+        self._by_trees = TreeAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
 
     @property
     def recorder(self) -> Recorder:
@@ -92,32 +88,21 @@ class RateLimitService:
     async def should_rate_limit(self, call: UnaryCall) -> bytes:
         """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
-        raw, decisions = call.message, self._decisions
         try:
-            kept = self._recurring.find(raw)
-            if kept is not None and decisions is not None:
-                now = decisions.engine.clock.now()
-                answer = self._ruled.one(await decisions.check(kept), now)
-            else:
-                question = decode(raw)
-                request = self._usual(question)
-                if request is None or decisions is None:
-                    answer = await self.answer(question, call.peer)
-                else:
-                    self._recurring.note(raw, request)
-                    now = decisions.engine.clock.now()
-                    answer = self._ruled.one(await decisions.check(request), now)
+            answer = await self.answer(decode(call.message), call.peer)
+        except MalformedMessage as error:
+            answer = self.unreadable(str(error))
         except UsageError as error:
-            answer = await self._after(error, raw, began)
+            self._recorder.called(API, "error", perf_counter_ns() - began)
+            raise RpcError(StatusCode.INVALID_ARGUMENT, str(error)) from None
         except RpcError:
             self._recorder.shed(API)
             raise
-        outcome = "allowed" if answer.startswith(encoding.OK) else "denied"
-        self._recorder.called(API, outcome, perf_counter_ns() - began)
-        return answer
+        self._recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
+        return answer.raw
 
-    async def answer(self, question: Question, peer: Peer = NOBODY) -> bytes:
-        """Return a `RateLimitResponse` to who asks.
+    async def answer(self, question: Question, peer: Peer = NOBODY) -> RlsAnswer:
+        """Return the answer to who asks.
 
         Raises:
             InvalidRequest: there is no domain, or no descriptor.
@@ -133,59 +118,49 @@ class RateLimitService:
         if self._trees is not None:
             matching = self._trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
-                return await self._by_trees(self._trees, matching)
+                return await self._matched(self._trees, matching)
         if self._decisions is None:
-            return encoding.OK + _UNMATCHED * len(descriptors)
-        return await self._together(self._decisions, domain, descriptors, hits_addend or 1)
+            return RlsAnswer(True, encoding.OK + _UNMATCHED * len(descriptors))
+        return await self._ruled(self._decisions, domain, descriptors, hits_addend or 1)
 
-    def unreadable(self, problem: str) -> bytes:
+    def unreadable(self, problem: str) -> RlsAnswer:
         """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
         if self._decisions is None and self._trees is not None and self._trees.shadow_mode:
-            return encoding.OK + _UNMATCHED
-        return self._ruled.unacceptable([f"the request cannot be read: {problem}"])
+            return RlsAnswer(True, encoding.OK + _UNMATCHED)
+        return self._by_rules.unacceptable([f"the request cannot be read: {problem}"])
 
-    def _usual(self, question: Question) -> Request | None:
-        """Return what a question asks the rules if it is the usual one: one descriptor that takes its hits."""
-        domain, descriptors, hits_addend = question
-        if self._trees is not None or self._count_refused or len(descriptors) != 1 or not domain:
-            return None
-        (only,) = descriptors
-        if only.override is not None or only.refund:
-            return None
-        return self._mapper.request(domain, only, (hits_addend or 1) if only.hits is None else only.hits)
-
-    async def _after(self, error: UsageError, raw: bytes, began: int) -> bytes:
-        """Answer what could not be answered in the usual way: more than could ever pass, a path that is none."""
-        if isinstance(error, MalformedMessage):
-            return self.unreadable(str(error))
-        try:
-            return await self.answer(decode(raw))
-        except UsageError:
-            self._recorder.called(API, "error", perf_counter_ns() - began)
-            raise RpcError(StatusCode.INVALID_ARGUMENT, str(error)) from None
-
-    async def _by_trees(self, trees: AsyncDescriptorEngine, matching: Matching) -> bytes:
+    async def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer:
+        """Answer by trees."""
         began, now = perf_counter_ns(), trees.clock.now()
         answered = await trees.decide(matching)
         self._recorder.answered(matching, answered.answer, perf_counter_ns() - began)
-        return self._matched.of(answered, now)
+        return self._by_trees.of(answered, now)
 
-    async def _together(
+    async def _ruled(
         self, decisions: Decisions, domain: str, descriptors: Sequence[Descriptor], hits_addend: int
-    ) -> bytes:
+    ) -> RlsAnswer:
         """Answer by rules: all descriptors, or none."""
         now = decisions.engine.clock.now()
+        if len(descriptors) == 1 and not self._count_refused:
+            (only,) = descriptors
+            if only.override is None and not only.refund:  # one request, which needs no other to pass with it
+                hits = hits_addend if only.hits is None else only.hits
+                try:
+                    ruling = await decisions.check(self._mapper.request(domain, only, hits))
+                    return self._by_rules.of((ruling,), now)
+                except UsageError:  # more than could ever pass, or a path that is none: see below
+                    pass
         try:
             parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
             rulings = await decisions.check_together(parts)
         except UsageError as error:
-            return self._ruled.unacceptable(self._problems(decisions, domain, descriptors, hits_addend, error))
+            return self._by_rules.unacceptable(self._problems(decisions, domain, descriptors, hits_addend, error))
         refused = any(not ruling.allowed and not part.refund for ruling, part in zip(rulings, parts, strict=True))
         if refused and self._count_refused:
             for part in parts:
                 if part.request.cost > 1 and not part.refund:
                     await decisions.engine.use_up(part)
-        return self._ruled.several(rulings, [descriptor.refund for descriptor in descriptors], now)
+        return self._by_rules.of(rulings, now, [descriptor.refund for descriptor in descriptors])
 
     def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> Part:
         hits = hits_addend if descriptor.hits is None else descriptor.hits
