@@ -30,6 +30,7 @@ from headgate.web.headers import (
     retry_after_s,
 )
 from headgate.web.ietf import Headers
+from tests.web import plain
 
 SECOND = 1_000_000
 QUOTA = Quota.parse("100/minute")[0]
@@ -243,3 +244,12 @@ def test_any_decision_has_headers_without_surprises(one: Decision, parts: list[D
     assert len(dict(headers)) == len(headers)
     assert all(re.fullmatch(r"[A-Za-z-]+", name) and re.fullmatch(r"[ -~]+", value) for name, value in headers)
     assert ("Retry-After" in dict(headers)) == ("Cache-Control" in dict(headers)) == (not decision.allowed)
+
+
+@given(plain.decisions(), st.sampled_from(["seconds", "epoch"]), st.booleans())
+def test_what_is_prepared_says_what_is_written_out_plainly(decision: Decision, form: str, legacy: bool) -> None:  # noqa: FBT001  hypothesis has no names
+    names = ["orders", "daily", "orders", "x"][: len(decision.limits)]
+    write = ResponseHeaders(reset_format=form, legacy=legacy)
+    for _ in range(2):
+        expected = plain.header_fields(decision, names, reset_format=form, legacy=legacy)
+        assert write.of(decision, names, now=plain.NOW) == expected

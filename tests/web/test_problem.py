@@ -17,6 +17,7 @@ from headgate.core.quota import Quota
 from headgate.web import problem
 from headgate.web.headers import ResponseHeaders
 from headgate.web.problem import Problem, bad_request, of_status, plain, quota_exceeded, reduced_capacity, shown
+from tests.web import plain as plain_form
 
 SECOND = 1_000_000
 MINUTE, DAY = Quota.parse("100/minute; 5000/day")
@@ -138,3 +139,13 @@ def test_no_text_gets_out_unescaped(detail: str, pointer: str, instance: str, na
         assert not re.search(rb"[<>&]", encoded)
         texts = [value for value in json.loads(encoded).values() if isinstance(value, str)]
         assert all(text.isprintable() for text in texts)
+
+
+@given(plain_form.decisions())
+def test_what_is_prepared_says_what_is_written_out_plainly(decision: Decision) -> None:
+    names = ["orders", "da%ily", "orders", "x"][: len(decision.limits)]
+    expected = json.dumps(plain_form.refusal(decision, names), separators=(",", ":")).encode()
+    if not decision.allowed:
+        assert quota_exceeded(decision, names).encode() == expected
+    ours = json.dumps(plain_form.refusal(decision, names, is_ours=True), separators=(",", ":")).encode()
+    assert reduced_capacity(decision, names).encode() == ours

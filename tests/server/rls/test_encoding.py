@@ -21,6 +21,10 @@ METADATA: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+def entries(fields: dict[str, Any]) -> bytes:
+    return b"".join([encoding.entry(key, value) for key, value in fields.items()])
+
+
 @given(st.sampled_from(Code), st.tuples(UINT32, st.integers(1, 7), TEXT), UINT32, st.integers(0, 2**40))
 def test_a_status_is_read_as_it_was_meant(
     code: Code, shown: tuple[int, int, str], remaining: int, seconds: int
@@ -40,20 +44,21 @@ def test_a_status_without_a_limit_has_nothing_but_its_code() -> None:
 
 @given(TEXT, TEXT, st.binary(max_size=300))
 def test_headers_and_bodies_are_read_as_they_were_meant(name: str, value: str, body: bytes) -> None:
-    answer = answered(encoding.OVER_LIMIT + encoding.headers([(name, value)] * 2) + encoding.raw_body(body))
+    written = encoding.header(name)(value)
+    answer = answered(encoding.OVER_LIMIT + written * 2 + encoding.framed(encoding.BODY, body))
     assert [(header.key, header.value) for header in answer.response_headers_to_add] == [(name, value)] * 2
     assert (answer.overall_code, answer.raw_body) == (2, body)
 
 
 @given(st.dictionaries(TEXT, METADATA, max_size=4))
 def test_metadata_are_read_as_they_were_meant(fields: dict[str, Any]) -> None:
-    assert MessageToDict(answered(encoding.dynamic_metadata(fields)).dynamic_metadata) == fields
+    assert MessageToDict(answered(encoding.metadata(entries(fields))).dynamic_metadata) == fields
 
 
 def test_metadata_of_other_kinds_or_too_deep_are_shown_as_text() -> None:
     deep: Any = "bottom"
     for _ in range(40):
         deep = [deep]
-    fields = MessageToDict(answered(encoding.dynamic_metadata({"deep": deep, "kind": 1j})).dynamic_metadata)
+    fields = MessageToDict(answered(encoding.metadata(entries({"deep": deep, "kind": 1j}))).dynamic_metadata)
     assert fields["kind"] == "1j"
     assert "bottom" in str(fields["deep"])

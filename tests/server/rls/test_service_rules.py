@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given
-from hypothesis import strategies as st
 
-from headgate.core.quota import Quota
-from headgate.engine import RuleDecision, Ruling
-from headgate.policy.selection import Verdict
 from headgate.server.rls import Options
-from headgate.server.rls.ruled import RuledAnswers
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
@@ -318,26 +311,11 @@ def test_a_tier_is_believed_only_if_that_is_asked_for(in_memory: Asking) -> None
     assert in_memory.ask(gold).statuses[0].current_limit.requests_per_unit == 50
 
 
-QUOTAS = st.sampled_from([*Quota.parse("3/s"), *Quota.parse("100/minute"), *Quota.parse("10/s burst 20; 5000000/day")])
-
-
-@given(QUOTAS, st.integers(0, 2**20), st.integers(0, 2**40), st.sampled_from(["", "epoch", "seconds"]))
-def test_the_usual_answer_is_the_same_as_the_long_way(quota: Quota, used: int, reset_us: int, told: str) -> None:
-    answers = RuledAnswers(Options(headers=ResponseHeaders(reset_format=told) if told else None), lambda _: False)
-    _, decision = quota.step(None, 0, 0)
-    remaining = max(decision.remaining - used, 0)
-    decision = type(decision)(True, decision.limit, remaining, 0, reset_us, decision.state, quota)
-    ruling = Ruling(True, Verdict.LIMITED, decision, "some-rule", (RuleDecision("some-rule", decision),), (), True)
-    for _ in range(2):
-        assert answers.one(ruling, 1_800_000_000_000_001) == answers.several((ruling,), (False,), 1_800_000_000_000_001)
-
-
-def test_what_is_remembered_of_limits_is_bounded(in_memory: Asking) -> None:
-    in_memory.serve(RULES)
-    assert in_memory.service is not None
-    answers: Any = in_memory.service._ruled
-    (quota,) = Quota.parse("100/minute")
-    _, decision = quota.step(None, 1, 0)
-    for number in range(5000):
-        answers.one(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}"), 1)
-    assert len(answers._known) <= 4096
+def test_a_question_has_the_same_answer_however_often_it_comes(service: Asking) -> None:
+    service.serve("rules: [{id: per-user, dimension: user, limit: 5, window: 1h, algorithm: fixed_window}]")
+    answers = [service.ask(USER) for _ in range(6)]
+    assert [answer.statuses[0].limit_remaining for answer in answers] == [4, 3, 2, 1, 0, 0]
+    assert [answer.overall_code for answer in answers] == [OK] * 5 + [OVER_LIMIT]
+    for strange in ([("user", "bob"), ("path", "//a")], descriptor(("user", "bob"), hits=6)):
+        assert [service.codes(strange) for _ in range(3)] == [[OVER_LIMIT, OVER_LIMIT]] * 3
+    assert [service.ask(descriptor(("user", "bob"), hits=0)).statuses[0].limit_remaining for _ in range(3)] == [5] * 3

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given
-from hypothesis import strategies as st
 
-from headgate.engine.descriptors import AsyncDescriptorEngine
-from headgate.policy.envoy import Descriptor, load
 from headgate.server.rls import Options
-from headgate.server.rls.matched import MatchedAnswers
-from headgate.testing import ManualClock
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, descriptor, headers
 
@@ -39,10 +32,6 @@ descriptors:
   - key: quota
     quota_mode: true
     rate_limit: {unit: day, requests_per_unit: 1}
-"""
-NAMED = """
-  - key: named
-    rate_limit: {unit: second, requests_per_unit: 100, name: "a name, of its own"}
 """
 IP = [("remote_address", "203.0.113.9")]
 USER = [("user", "ada")]
@@ -180,33 +169,6 @@ def test_what_is_told_can_be_chosen(in_memory: Asking) -> None:
     for _ in range(3):
         answer = in_memory.ask(IP)
         assert [field.name for field, _ in answer.ListFields()] == ["overall_code", "statuses"]
-
-
-@given(st.sampled_from(["remote_address", "user", "odd", "named", "other"]), st.integers(0, 3), st.booleans())
-def test_the_usual_answer_is_the_same_as_the_long_way(key: str, hits: int, told: bool) -> None:  # noqa: FBT001  hypothesis has no names
-    options = Options() if told else Options(headers=None, metadata=False)
-    answers = MatchedAnswers(options)
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with AsyncDescriptorEngine(load({"tree.yaml": TREE + NAMED}), clock=clock) as engine:
-            for _ in range(3):
-                matching = engine.match("edge", [Descriptor(((key, "x"),), hits)])
-                answered = await engine.decide(matching)
-                assert answers.of(answered, clock.now()) == answers._any(answered, clock.now())
-
-    asyncio.run(run())
-
-
-def test_what_is_remembered_of_limits_is_bounded(in_memory: Asking) -> None:
-    keys = "".join(
-        f"  - {{key: k{number}, rate_limit: {{unit: hour, requests_per_unit: 9}}}}\n" for number in range(5000)
-    )
-    in_memory.serve(tree=f"domain: edge\ndescriptors:\n{keys}")
-    for number in range(5000):
-        assert in_memory.codes([(f"k{number}", "x")]) == [OK, OK]
-    assert in_memory.service is not None
-    assert len(in_memory.service._matched._known) <= 4096
 
 
 def test_of_very_many_limits_only_the_one_that_matters_is_shown(service: Asking) -> None:

@@ -25,7 +25,6 @@ from headgate.server.api.idempotency import key_in
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.messages import HttpRequest, HttpResponse
-from headgate.web.problem import Problem
 
 MOST = 1000
 """Questions in one batch."""
@@ -40,7 +39,8 @@ class _Batch(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """In the place of an answer: why there is none."""
 
-    error: Problem
+    error: msgspec.Raw
+    """A problem document."""
 
 
 _decode = msgspec.json.Decoder(_Batch).decode
@@ -82,7 +82,7 @@ class Batches:
                 asked = Question(asked)
             ruling = await self._checks.decide(asked, "" if asked.idempotency_key else key, now)
         except (UsageError, StoreError) as error:
-            return Failure(problem_of(error))
+            return Failure(msgspec.Raw(problem_of(error).encode()))
         return charged(ruling, now) if asked.refundable else answer_of(ruling, now)
 
 

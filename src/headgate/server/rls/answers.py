@@ -36,7 +36,6 @@ TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
 _CONTENT_TYPE = encoding.header("content-type")(CONTENT_TYPE)
-_BODY = b"\x2a"
 _NO_STORE = encoding.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
 _OK_STATUS, _OVER_STATUS = encoding.status(Code.OK), encoding.status(Code.OVER_LIMIT)
@@ -136,7 +135,7 @@ class _Answers:
         if not allowed and self._body:
             write = problem.reduced if is_ours else problem.exceeded
             document = write(decision, texts)
-            pieces += _CONTENT_TYPE, _BODY, varint(len(document)), document
+            pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
         if self._metadata:
             pieces.append(encoding.metadata(metadata))
         return RlsAnswer(allowed, b"".join(pieces))
@@ -150,7 +149,7 @@ class _Answers:
         pieces = [OVER_LIMIT, statuses, _NO_STORE]
         if self._body:
             document = of_status(TOO_MANY_REQUESTS, detail).encode()
-            pieces += _CONTENT_TYPE, _BODY, varint(len(document)), document
+            pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
         if self._metadata:
             pieces.append(encoding.metadata(metadata))
         return RlsAnswer(False, b"".join(pieces))

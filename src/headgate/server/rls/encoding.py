@@ -14,6 +14,8 @@ from headgate.policy.envoy.answering import Code
 OK = b"\x08\x01"
 """The beginning of an answer: its overall code."""
 OVER_LIMIT = b"\x08\x02"
+BODY = b"\x2a"
+"""The tag of `raw_body`."""
 _DEEPEST = 32
 """Of lists and mappings within each other, in metadata."""
 _SHORT = 64

@@ -1,0 +1,260 @@
+"""Answers that are put together from pieces are those that protobuf writes of the same facts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.decision import Decision
+from headgate.core.plan import combine
+from headgate.core.pressure import Pressure
+from headgate.core.quota import Quota
+from headgate.engine import RuleDecision, Ruling
+from headgate.engine.descriptors import Answered
+from headgate.policy.envoy import Descriptor, Outcome, load, passed_metadata
+from headgate.policy.envoy import combine as answer_of
+from headgate.policy.selection import Verdict
+from headgate.server.protos import RateLimitResponse
+from headgate.server.rls import Options
+from headgate.server.rls.answers import RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
+from headgate.web.headers import MOST_PREPARED, ResponseHeaders
+from tests.server.rls.messages import OK, OVER_LIMIT
+from tests.web import plain
+from tests.web.plain import NOW
+
+HEADERS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "default": {},
+    "seconds": {"reset_format": "seconds"},
+    "legacy": {"ietf": "off"},
+    "standard": {"legacy": False},
+}
+RULES = ("orders", "per-user", "orders")
+OPTIONS = st.tuples(st.sampled_from(list(HEADERS)), st.booleans(), st.booleans())
+
+
+def options_of(chosen: tuple[str, bool, bool]) -> Options:
+    settings = HEADERS[chosen[0]]
+    return Options(None if settings is None else ResponseHeaders(**settings), *chosen[1:])
+
+
+class Reference:
+    """Writes answers as plainly as it can be done."""
+
+    def __init__(self, chosen: tuple[str, bool, bool]) -> None:
+        (self.headers, self.body, self.metadata), self.answer = chosen, RateLimitResponse()
+
+    def status(self, code: int, limit: tuple[int, int, str] | None, remaining: int, until: int) -> None:
+        status = self.answer.statuses.add(code=code, limit_remaining=remaining)
+        if limit is not None:
+            status.current_limit.requests_per_unit, status.current_limit.unit, status.current_limit.name = limit
+        if limit is not None or until:
+            status.duration_until_reset.seconds = until
+
+    def decided(self, decision: Decision, names: Sequence[str], *, is_ours: bool) -> None:
+        settings = HEADERS[self.headers]
+        shown, names = plain.shown(decision, names)
+        if settings is not None:
+            self.fields(plain.header_fields(shown, names, **settings))
+        if self.answer.overall_code == OVER_LIMIT and self.body:
+            self.document(plain.refusal(shown, names, is_ours=is_ours))
+
+    def refused(self, detail: str) -> None:
+        self.fields([("Cache-Control", "no-store")])
+        if self.body:
+            self.document({"status": 429, "title": "Too Many Requests", "detail": detail})
+
+    def document(self, problem: dict[str, Any]) -> None:
+        self.fields([("content-type", "application/problem+json")])
+        self.answer.raw_body = json.dumps(problem, separators=(",", ":")).encode()
+
+    def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
+        for key, value in pairs:
+            self.answer.response_headers_to_add.add(key=key, value=value)
+
+    def told(self, facts: dict[str, Any]) -> None:
+        if self.metadata:
+            self.answer.dynamic_metadata.update(facts)
+
+    def is_same_as(self, answer: RlsAnswer) -> None:
+        """Compare, field by field and byte by byte; but a mapping has no order."""
+        found = RateLimitResponse.FromString(answer.raw)
+        assert found == self.answer
+        assert MessageToDict(found) == MessageToDict(self.answer)
+        assert answer.allowed == (self.answer.overall_code == OK)
+        found.ClearField("dynamic_metadata")  # which comes last
+        assert answer.raw.startswith(found.SerializeToString())
+
+
+def ruling_of(decision: Decision, names: Sequence[str], shadow: Sequence[tuple[str, Decision]] = ()) -> Ruling:
+    limits = tuple([RuleDecision(name, part) for name, part in zip(names, decision.limits, strict=True)])
+    tried = tuple([RuleDecision(name, part) for name, part in shadow])
+    return Ruling(decision.allowed, Verdict.LIMITED, decision, names[decision.index], limits, tried, matched=True)
+
+
+@st.composite
+def rulings(draw: st.DrawFn) -> Ruling:
+    kind = draw(st.sampled_from(["limited"] * 6 + ["unlimited", "denied", "too much"]))
+    shadow = draw(st.lists(st.tuples(st.sampled_from(["trial", "other"]), plain.single_decisions()), max_size=2))
+    if kind == "unlimited":
+        tried = tuple([RuleDecision(name, each) for name, each in shadow])
+        return Ruling(True, Verdict.UNLIMITED, shadow=tried)
+    if kind == "denied":
+        return Ruling(False, Verdict.DENIED, reason="on the deny list")
+    decision = draw(plain.decisions(3))
+    names = [*RULES[: len(decision.limits)]]
+    if kind == "too much" and not decision.allowed:
+        return Ruling(False, Verdict.LIMITED, decision, names[decision.index], reason="cost 9 could never pass")
+    return ruling_of(decision, names, shadow)
+
+
+@given(st.lists(st.tuples(rulings(), st.booleans()), min_size=1, max_size=3), OPTIONS, st.booleans())
+def test_what_rules_decide_is_answered_as_protobuf_would(
+    asked: list[tuple[Ruling, bool]],
+    chosen: tuple[str, bool, bool],
+    denies: bool,  # noqa: FBT001  hypothesis has no names
+) -> None:
+    reference = Reference(chosen)
+    for ruling, refund in asked:
+        decision = ruling.decision
+        if decision is None:
+            reference.status(OK if ruling.allowed or refund else OVER_LIMIT, None, 0, 0)
+            continue
+        limit = decision.quota.capacity, nearest_unit(decision.quota.window_us), ruling.rule_id
+        if decision.allowed or refund:
+            reference.status(OK, limit, decision.remaining, plain.seconds(decision.reset_after_us))
+        else:
+            reference.status(OVER_LIMIT, limit, 0, plain.wait(decision))
+    counted = [ruling for ruling, refund in asked if ruling.allowed or not refund]
+    facts: dict[str, Any] = {}
+    shadowed = [each.rule_id for ruling in counted for each in ruling.shadow if not each.decision.allowed]
+    if shadowed:
+        facts["shadow_denied"] = list(dict.fromkeys(shadowed))
+    hopeless = [ruling for ruling in counted if not ruling.allowed and ruling.reason]
+    limits = [each for ruling in counted for each in ruling.limits]
+    if hopeless:
+        reference.answer.overall_code = OVER_LIMIT
+        denied = hopeless[0].verdict is Verdict.DENIED
+        reference.refused("This client is not admitted." if denied else hopeless[0].reason)
+        facts |= {"state": "throttled", "reason": hopeless[0].reason}
+    elif not limits:
+        reference.answer.overall_code = OK
+        facts["state"] = "normal"
+    else:
+        names, decision = [each.rule_id for each in limits], combine([each.decision for each in limits])
+        reference.answer.overall_code = OK if decision.allowed else OVER_LIMIT
+        reference.decided(decision, names, is_ours=denies and decision.degraded != "")
+        facts |= {"rule_id": names[decision.index], "state": str(decision.state)}
+        facts |= {"degraded": decision.degraded} if decision.degraded else {}
+        facts |= {"delay": decision.delay_us / 1_000_000} if decision.delay_us else {}
+    reference.told(facts)
+    writer = RuleAnswers(options_of(chosen), lambda _: denies)
+    refunds = [refund for _, refund in asked]
+    for _ in range(2):  # with what was prepared the first time
+        reference.is_same_as(writer.of([ruling for ruling, _ in asked], NOW, refunds if any(refunds) else ()))
+
+
+TREE = """
+domain: edge
+descriptors:
+  - {key: plain, rate_limit: {unit: hour, requests_per_unit: 2, name: plain}, metadata: {owner: {team: web}}}
+  - {key: unnamed, rate_limit: {unit: week, requests_per_unit: 5}, metadata: {owner: {team: x, room: 7}, rule_id: mine}}
+  - {key: burst, rate_limit: {unit: minute, requests_per_unit: 4, algorithm: gcra, burst: 2, name: b}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 9, name: trial}}
+  - {key: odd, rate_limit: {unit: second, unit_multiplier: 45, requests_per_unit: 4, name: "n\u00e4me"}}
+  - {key: banned, rate_limit: {unit: minute, requests_per_unit: 0}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: quota, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: other, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 3, name: q}}
+"""
+POLICY = load({"tree.yaml": TREE})
+KEYS = ("plain", "unnamed", "burst", "trial", "odd", "banned", "free", "quota", "other", "nobody")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KEYS), plain.single_decisions(), st.booleans()), min_size=1, max_size=4),
+    OPTIONS,
+    st.booleans(),
+    st.sampled_from([{}, {"shadow_mode": True}, {"quota_mode": True}]),
+)
+def test_what_trees_decide_is_answered_as_protobuf_would(
+    asked: list[tuple[str, Decision, bool]],
+    chosen: tuple[str, bool, bool],
+    denies: bool,  # noqa: FBT001  hypothesis has no names
+    modes: dict[str, bool],
+) -> None:
+    matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1, refund=refund) for key, _, refund in asked])
+    decisions = [_about(match, told) for match, (_, told, _) in zip(matching.matches, asked, strict=True)]
+    answered = Answered(matching, tuple(decisions), answer_of(matching, decisions, NOW, **modes))
+    writer = TreeAnswers(options_of(chosen), denies=denies)
+    for _ in range(2):  # with what was prepared the first time
+        _reference(answered, chosen, denies=denies).is_same_as(writer.of(answered, NOW))
+
+
+def _about(match: Any, told: Decision) -> Decision | None:
+    """Return a decision about the limit that a descriptor matches."""
+    if not match.limits:
+        return None
+    quota: Quota = match.limits[0].quota
+    remaining = min(told.remaining, quota.capacity)
+    numbers = told.retry_after_us, told.reset_after_us, told.state, quota
+    return Decision(told.allowed, quota.capacity, remaining, *numbers, degraded="circuit_open" if told.delay_us else "")
+
+
+def _reference(answered: Answered, chosen: tuple[str, bool, bool], *, denies: bool) -> Reference:
+    reference, answer, matches = Reference(chosen), answered.answer, answered.matching.matches
+    reference.answer.overall_code = answer.code
+    for status in answer.statuses:
+        limit = status.current_limit
+        shown = None if limit is None else (limit.requests_per_unit, limit.nearest_unit, limit.name)
+        reference.status(status.code, shown, status.limit_remaining, status.duration_until_reset)
+    told = [
+        (decision, match.rule.limits[0].name if match.rule.limits[0].name.isascii() else "")
+        for match, decision in zip(matches, answered.decisions, strict=True)
+        if decision is not None and match.rule is not None and not match.shadow_mode
+        if decision.allowed or not match.refund
+    ]
+    states = {decision.state for decision, _ in told}
+    worst = next((state for state in (Pressure.THROTTLED, Pressure.WARNING) if state in states), Pressure.NORMAL)
+    facts = passed_metadata(answered.matching, answer)
+    facts["state"] = str(worst if answer.code == OK else Pressure.THROTTLED)
+    pairs = list(zip(matches, answer.statuses, strict=True))
+    shadowed = [".".join(match.stat) for match, each in pairs if each.over and (match.shadow_mode or answer.shadowed)]
+    hopeless = [match for match, each in pairs if each.code == OVER_LIMIT and match.outcome is not Outcome.LIMITED]
+    if answer.code == OK:
+        told = [(decision, name) for decision, name in told if decision.allowed]
+    if answer.code == OVER_LIMIT and hopeless:
+        reference.refused("The limit of this request is 0, or the request is more than the limit could ever admit.")
+        facts |= {"rule_id": hopeless[0].name} if hopeless[0].name else {}
+    elif told:
+        decision = combine([decision for decision, _ in told])
+        reference.decided(decision, [name or "default" for _, name in told], is_ours=denies and decision.degraded != "")
+        facts |= {"rule_id": told[decision.index][1]} if told[decision.index][1] else {}
+    facts |= {"shadow_denied": shadowed} if shadowed else {}
+    facts |= {"degraded": answer.degraded} if answer.degraded else {}
+    reference.told(facts)
+    return reference
+
+
+def test_many_limits_are_shown_by_the_one_that_decides() -> None:
+    decision = combine([Decision(True, 3, n % 3, 0, 10, Pressure.NORMAL, plain.QUOTAS[0]) for n in range(2, 40)])
+    reference, chosen = Reference(("default", True, True)), ("default", True, True)
+    names = [f"rule-{number}" for number in range(38)]
+    reference.answer.overall_code = OK
+    reference.status(OK, (3, 1, "rule-1"), 0, 1)
+    reference.decided(decision, names, is_ours=False)
+    reference.told({"rule_id": "rule-1", "state": "normal"})
+    reference.is_same_as(RuleAnswers(options_of(chosen), lambda _: False).of([ruling_of(decision, names)], NOW))
+
+
+def test_what_is_prepared_of_limits_is_bounded() -> None:
+    answers = RuleAnswers(Options(), lambda _: False)
+    decision = Decision(True, 3, 1, 0, 10, Pressure.NORMAL, plain.QUOTAS[0])
+    for number in range(MOST_PREPARED + 100):
+        answers.of([ruling_of(decision, [f"rule-{number}"])], NOW)
+    assert len(answers._prepared) <= MOST_PREPARED
