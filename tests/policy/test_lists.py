@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.core.address import canonical, key_of
 from headgate.core.errors import InvalidRule
-from headgate.policy.addresses import address_of, canonical_network, counted_by
+from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.lists import Entries, Pattern
 from headgate.policy.model import Entry
 from headgate.policy.request import InvalidRequest
-from headgate.web.node import key_of, parse
+from headgate.web.address import parse
 
 
 def found(entries: list[tuple[str, str]], address: str = "", **facts: str) -> str | None:
@@ -131,7 +132,7 @@ OCTETS = st.integers(0, 300).map(str) | st.text("0123456789/", max_size=4)
 @given(st.ip_addresses().map(str) | st.lists(OCTETS, min_size=3, max_size=5).map(".".join))
 def test_an_address_is_read_as_the_standard_library_reads_it(text: str) -> None:
     try:
-        expected = canonical_network(ip_network(text, strict=False))
+        expected = canonical(ip_network(text, strict=False))
     except ValueError:
         with pytest.raises(InvalidRequest):
             address_of(text)

@@ -1,13 +1,13 @@
-"""Header lines: found by exact name, and by no name that merely resembles it."""
+"""Header lines: found by exact name, and by no name that resembles it; those of proxies are read from the right."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.web.errors import InvalidSettings
-from headgate.web.lines import collect, header_name
+from headgate.web.lines import LONGEST, collect, forwarded_elements, header_name, plain_elements, right_end
 
 LOOKALIKES = [
     b"X_Forwarded_For",
@@ -52,3 +52,80 @@ def test_any_lines_can_be_collected(lines: list[tuple[bytes, bytes]], wanted: se
     assert found == {
         name: values for name in wanted if (values := [value for line, value in lines if line.lower() == name])
     }
+
+
+ELEMENTS = [
+    ("for=192.0.2.60", "192.0.2.60"),
+    ("For=192.0.2.60;Proto=https;BY=203.0.113.43", "192.0.2.60"),
+    ("by=203.0.113.43;for=192.0.2.60", "192.0.2.60"),
+    (' for="[2001:db8::1]:4711" ', "[2001:db8::1]:4711"),
+    ('for="192.0.2.60:8080"', "192.0.2.60:8080"),
+    ('for="\\1.2.3.4"', "1.2.3.4"),
+    ('for=1.2.3.4;host="a,b;c=\\"d\\""', "1.2.3.4"),
+    ("for=unknown", "unknown"),
+    ("for=_hidden", "_hidden"),
+    ("proto=https", ""),
+    ("for=", ""),
+    ('for=""', ""),
+    ("for=1.2.3.4;", ""),
+    (";for=1.2.3.4", ""),
+    ("for=1.2.3.4;for=5.6.7.8", ""),
+    ("for = 1.2.3.4", ""),
+    ("for=1.2.3.4 proto=https", ""),
+    ("for=[2001:db8::1]", ""),
+    ('for="1.2.3.4', ""),
+    ('for=1.2.3.4"', ""),
+    ('"', ""),
+    ("1.2.3.4", ""),
+    ("", ""),
+]
+tokens = st.from_regex(r"[A-Za-z0-9._-]{1,8}", fullmatch=True)
+quoted = st.text('ab,;=\\" ', max_size=8).map(
+    lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"',
+)
+written = st.builds("for={};host={}".format, tokens, quoted)
+
+
+@pytest.mark.parametrize(("element", "value"), ELEMENTS)
+def test_an_element_tells_whom_the_proxy_saw(element: str, value: str) -> None:
+    assert next(forwarded_elements(element)) == value
+
+
+def test_lists_are_read_from_right_to_left() -> None:
+    assert list(plain_elements("a, b,,c ")) == ["c ", "", " b", "a"]
+    assert list(forwarded_elements('for=a, for="b,c", proto=http , for=d')) == ["d", "", "b,c", "a"]
+
+
+@pytest.mark.parametrize("prefix", ['for="', 'for="a\\', "for=6.6.6.6", '"""', "\\", ',",', 'for="6.6.6.6', ""])
+def test_an_open_quote_swallows_nothing(prefix: str) -> None:
+    """Read from the left, what a proxy appends would be part of the client's string."""
+    appended = 'for=192.0.2.60;host="x,for=6.6.6.6;y=\\"z"'
+    assert next(forwarded_elements(f"{prefix}, {appended}")) == "192.0.2.60"
+
+
+@given(st.lists(written, min_size=1, max_size=4), st.text(st.characters(codec="latin-1"), max_size=40))
+def test_what_proxies_write_is_read_whatever_stands_before_it(elements: list[str], prefix: str) -> None:
+    hosts = [element.partition(";")[0].removeprefix("for=") for element in elements]
+    found = forwarded_elements(", ".join([prefix, *elements]))
+    assert [next(found) for _ in elements] == hosts[::-1]
+
+
+@given(st.text('"\\,;=for1. ', max_size=60))
+@example('"' * 41)
+@example('\\"' * 40)
+def test_any_text_is_read_to_its_end(text: str) -> None:
+    assert len(list(forwarded_elements(text))) <= text.count(",") + 1
+
+
+def test_lines_are_one_list_in_order() -> None:
+    assert right_end([b"a, b", b"c"]) == ("a, b,c", False)
+    assert right_end([]) == ("", False)
+
+
+def test_only_the_right_end_of_a_long_header_is_looked_at() -> None:
+    text, was_cut = right_end([b"6.6.6.6," * 100_000, b"1.2.3.4"])
+    assert was_cut
+    assert len(text) <= LONGEST
+    assert text.endswith(",1.2.3.4")
+    assert right_end([b"x" * (LONGEST + 1)]) == ("", True)
+    assert right_end([b"x" * LONGEST]) == ("x" * LONGEST, False)

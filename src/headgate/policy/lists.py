@@ -7,10 +7,11 @@ are tried one by one, by a search of their pieces that cannot run away as a regu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from headgate.core.address import NetworkMap, canonical
 from headgate.core.errors import InvalidRule
-from headgate.policy.addresses import Address, address_of, canonical_network
+from headgate.policy.addresses import address_of
 from headgate.policy.model import Entry
 from headgate.policy.paths import normalised
 from headgate.policy.request import ENDPOINT, InvalidRequest
@@ -79,33 +80,6 @@ class _Values:
         return None
 
 
-class _Networks:
-    """The networks of the dimension "ip"."""
-
-    __slots__ = ("_by_version",)
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        by_length: dict[tuple[int, int], dict[int, Entry]] = {}
-        for entry in entries:
-            if entry.network is not None:
-                _, version, number, length = canonical_network(entry.network)
-                by_length.setdefault((version, length), {}).setdefault(number, entry)
-        self._by_version: dict[int, list[tuple[int, dict[int, Entry]]]] = {}
-        for (version, length), networks in sorted(by_length.items(), reverse=True):
-            self._by_version.setdefault(version, []).append((length, networks))
-
-    def find(self, address: Address) -> Entry | None:
-        """Return the smallest network that has all of this address, or network."""
-        _, version, number, own_length = address
-        for length, networks in self._by_version.get(version, ()):
-            if length <= own_length:
-                unused = (32 if version == 4 else 128) - length
-                found = networks.get(number >> unused << unused)
-                if found is not None:
-                    return found
-        return None
-
-
 class Entries:
     """One list: allow or deny.
 
@@ -116,7 +90,7 @@ class Entries:
     __slots__ = ("_by_dimension", "_networks")
 
     def __init__(self, entries: Sequence[Entry], *, ignore_case: bool = False) -> None:
-        self._networks = _Networks(entries)
+        self._networks = NetworkMap((canonical(each.network), each) for each in entries if each.network is not None)
         self._by_dimension: dict[str, _Values] = {}
         for entry in entries:
             values = self._by_dimension.setdefault(entry.dimension, _Values())

@@ -24,21 +24,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
 from itertools import islice
+from typing import TypeAlias
 
 import msgspec
 
+from headgate.core.address import IpAddress, NetworkMap, canonical, key_of
 from headgate.core.numbers import short, whole
 from headgate.web.errors import InvalidSettings
-from headgate.web.forwarded import forwarded_elements, plain_elements, right_end
-from headgate.web.lines import Lines, collect, header_name
-from headgate.web.node import WITHIN_IPV6, Node, key_of, parse
+from headgate.web.lines import Lines, collect, forwarded_elements, header_name, plain_elements, right_end
 
 MAX_HOPS = 20
 """The most addresses of a header that are looked at."""
 UNKNOWN = "unknown"
 """The key of all whose address is not known, such as those on a Unix socket."""
+LONGEST = 128
+"""More characters than any written address, its zone and port included, has."""
+_PORT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _LISTS = {b"x-forwarded-for": plain_elements, b"forwarded": forwarded_elements}
 
 
@@ -63,14 +67,17 @@ class Finding(StrEnum):
     """Nothing but trusted addresses as far as anybody looks."""
 
 
+_Found: TypeAlias = tuple[IpAddress | None, Finding]
+
+
 class ClientAddress(msgspec.Struct, frozen=True, gc=False):
     """The address of a client, and how it was found."""
 
     key: str
     """What limits are kept for: the IPv4 address, the IPv6 network, or "unknown"."""
-    client: Node | None
+    client: IpAddress | None
     """The whole address; None if it is not known (a Unix socket)."""
-    peer: Node | None
+    peer: IpAddress | None
     """Who opened the connection."""
     finding: Finding
 
@@ -147,7 +154,7 @@ class AddressReader:
         key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
         return ClientAddress(key, client, node, finding)
 
-    def _find(self, peer: Node | None, values: Sequence[bytes]) -> tuple[Node | None, Finding]:
+    def _find(self, peer: IpAddress | None, values: Sequence[bytes]) -> _Found:
         if not self.hops and peer not in self._networks:
             return peer, Finding.UNTRUSTED_PEER
         text, was_cut = right_end(values)
@@ -160,14 +167,14 @@ class AddressReader:
             return self._counted(peer, elements(text))
         return self._walked(peer, elements(text), was_cut=was_cut)
 
-    def _counted(self, peer: Node | None, elements: Iterator[str]) -> tuple[Node | None, Finding]:
+    def _counted(self, peer: IpAddress | None, elements: Iterator[str]) -> _Found:
         nearest = list(islice(elements, self.hops))
         if len(nearest) < self.hops:
             return peer, Finding.SHORT
         address = parse(nearest[-1])
         return (peer, Finding.MALFORMED) if address is None else (address, Finding.HEADER)
 
-    def _walked(self, peer: Node | None, elements: Iterator[str], *, was_cut: bool) -> tuple[Node | None, Finding]:
+    def _walked(self, peer: IpAddress | None, elements: Iterator[str], *, was_cut: bool) -> _Found:
         vouched = peer
         for element in islice(elements, MAX_HOPS):
             address = parse(element)
@@ -181,7 +188,7 @@ class AddressReader:
         return vouched, Finding.HEADER
 
 
-def _single(peer: Node | None, values: Sequence[bytes]) -> tuple[Node | None, Finding]:
+def _single(peer: IpAddress | None, values: Sequence[bytes]) -> _Found:
     if len(values) != 1:
         return peer, Finding.REPEATED
     address = parse(values[0].decode("latin-1"))
@@ -189,42 +196,63 @@ def _single(peer: Node | None, values: Sequence[bytes]) -> tuple[Node | None, Fi
 
 
 class _Networks:
-    """A set of networks, asked in as many steps as there are different prefix lengths."""
+    """The networks of the proxies to believe."""
 
-    __slots__ = ("_has_unix", "_v4", "_v6")
+    __slots__ = ("_has_unix", "_networks")
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._has_unix = False
-        self._v4: dict[int, set[int]] = {}
-        self._v6: dict[int, set[int]] = {}
-        for text in texts:
-            if text == "unix":
-                self._has_unix = True
-                continue
-            network = _network(text)
-            family = self._v4 if isinstance(network, IPv4Network) else self._v6
-            host_bits = network.max_prefixlen - network.prefixlen
-            family.setdefault(host_bits, set()).add(int(network.network_address) >> host_bits)
+        named = tuple(texts)
+        self._has_unix = "unix" in named
+        self._networks = NetworkMap([(_network(text), True) for text in named if text != "unix"])
 
-    def __contains__(self, node: Node | None) -> bool:
-        if node is None:
-            return self._has_unix
-        for host_bits, networks in (self._v4 if node.version == 4 else self._v6).items():
-            if node.number >> host_bits in networks:
-                return True
-        return False
+    def __contains__(self, address: IpAddress | None) -> bool:
+        return self._has_unix if address is None else self._networks.find(address) is not None
 
 
-def _network(text: str) -> IPv4Network | IPv6Network:
+def _network(text: str) -> IpAddress:
     try:
         network = ip_network(text) if isinstance(text, str) else None
     except ValueError as error:
         raise InvalidSettings(f"{short(text)} is not a network such as 10.0.0.0/8: {error}") from None
     if network is None:
         raise InvalidSettings(f"a network is text such as '10.0.0.0/8', not {short(text)}")
-    number = int(network.network_address)
-    if isinstance(network, IPv6Network) and network.prefixlen >= 96 and number >> 32 in WITHIN_IPV6:
-        network = IPv4Network((number & 0xFFFF_FFFF, network.prefixlen - 96))
-    if network.prefixlen == 0:
+    found = canonical(network)
+    if not found.length:
         raise InvalidSettings(f"{text} trusts everybody: name the proxies, or count them with hops")
-    return network
+    return found
+
+
+def parse(text: str) -> IpAddress | None:
+    """Read an address as proxies write it, with or without brackets, zone and port; None if it is anything else.
+
+    ``203.0.113.9``, ``203.0.113.9:4711``, ``2001:db8::1``, ``[2001:db8::1]``, ``[fe80::1%eth0]:4711``. Spaces around
+    it do not matter. A port may be obfuscated as RFC 7239 has it: ``:_p4711``.
+    """
+    text = text.strip(" \t")
+    return _parse(text) if len(text) <= LONGEST else None
+
+
+@lru_cache(maxsize=4096)  # most peers are known; a flood of others costs what it would cost without
+def _parse(text: str) -> IpAddress | None:
+    if text.startswith("["):
+        host, closed, port = text[1:].partition("]")
+        if not closed or ":" not in host or not (not port or (port[0] == ":" and _is_port(port[1:]))):
+            return None
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+        if not _is_port(port):
+            return None
+    else:
+        host = text
+    if ":" in host:
+        host = host.partition("%")[0]
+    try:
+        return canonical(ip_network(ip_address(host)))
+    except ValueError:
+        return None
+
+
+def _is_port(text: str) -> bool:
+    if text[:1] == "_":
+        return len(text) > 1 and _PORT_CHARACTERS.issuperset(text[1:])
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535

@@ -3,18 +3,26 @@
 A header is found by its exact name, whatever its case. The names that settings may ask for are tokens of RFC 9110
 without an underscore; so a line such as ``X_Forwarded_For`` or ``X-Api-Key :``, which another parser might take for
 the real one, is never found here.
+
+Headers of proxies are lists that are read from the right: each proxy appends what it saw, so only the right end is
+theirs. What a client sent stands on the left and can be anything: an open quote, a megabyte, a forged list. It is never
+looked at before everything right of it was, and the nearest 4 KiB are all that is looked at.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from headgate.core.numbers import short
 from headgate.web.errors import InvalidSettings
 
 Lines = Iterable[tuple[bytes, bytes]]
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]{1,64}")
+LONGEST = 4096
+"""Bytes of a header that are looked at, from the right."""
+_PAIR = re.compile(r'([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=(?:([!#$%&\'*+.^_`|~0-9A-Za-z-]+)|"((?:[^"\\]|\\.)*)")')
+_ESCAPED = re.compile(r"\\(.)")
 
 
 def header_name(name: object) -> bytes:
@@ -34,3 +42,75 @@ def collect(lines: Lines, wanted: Container[bytes]) -> dict[bytes, list[bytes]]:
         if name in wanted:
             found.setdefault(name, []).append(value)
     return found
+
+
+def right_end(values: Sequence[bytes]) -> tuple[str, bool]:
+    """Return all lines of a header as one, in order, and whether its left end was cut off as too long."""
+    whole = b",".join(values)
+    if len(whole) <= LONGEST:
+        return whole.decode("latin-1"), False
+    _, _, end = whole[-LONGEST:].partition(b",")  # the element at the cut is not whole
+    return end.decode("latin-1"), True
+
+
+def plain_elements(text: str) -> Iterator[str]:
+    """Yield the elements of X-Forwarded-For from right to left."""
+    while True:
+        text, comma, element = text.rpartition(",")
+        yield element
+        if not comma:
+            return
+
+
+def forwarded_elements(text: str) -> Iterator[str]:
+    """Yield the ``for`` of each element of Forwarded (RFC 7239) from right to left; "" if it has none or is malformed.
+
+    Quoted strings are stepped over from their right end. Reading from the left instead, a quote that a client leaves
+    open would swallow what proxies append to it.
+    """
+    end = len(text)
+    while True:
+        start = _start_of_element(text, end)
+        yield _for(text[max(start, 0) : end])
+        if start <= 0:
+            return
+        end = start - 1
+
+
+def _start_of_element(text: str, end: int) -> int:
+    """Return where the element that ends before `end` starts; -1 if a quoted string in it has no beginning."""
+    while True:
+        comma, quote = text.rfind(",", 0, end), text.rfind('"', 0, end)
+        if quote <= comma or quote < 0:
+            return comma + 1
+        end = text.rfind('"', 0, quote)
+        while end > 0 and _is_escaped(text, end):
+            end = text.rfind('"', 0, end)
+        if end < 0:
+            return -1
+
+
+def _is_escaped(text: str, at: int) -> bool:
+    start = at
+    while start and text[start - 1] == "\\":
+        start -= 1
+    return (at - start) % 2 == 1
+
+
+def _for(element: str) -> str:
+    """Return the value of ``for`` in an element such as ``for="[2001:db8::1]";proto=https``."""
+    found, at = "", 0
+    element = element.strip(" \t")
+    while pair := _PAIR.match(element, at):
+        name, token, quoted = pair.groups()
+        if name.lower() == "for":
+            if found:
+                return ""
+            found = token or _ESCAPED.sub(r"\1", quoted)
+        at = pair.end()
+        if at == len(element):
+            return found
+        if element[at] != ";":
+            return ""
+        at += 1
+    return ""
