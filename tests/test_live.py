@@ -245,8 +245,10 @@ def test_what_is_never_closed_keeps_no_thread(file: Path) -> None:
     """Nor an engine, which watches its file by itself."""
     live, engine = LivePolicy(rules_file(file), every=0.01), Engine(file)
     live.start()
-    assert engine._book._live
-    threads = live._thread, engine._book._live._thread
+    watched = engine._verbs._rules
+    assert isinstance(watched, LivePolicy)
+    threads = live._thread, watched._thread
+    del watched
     del live, engine
     gc.collect()
     for thread in threads:

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.cli.serve import GROUPS, Option, default_of, options, shown
 from headgate.cli.serving import trial
-from headgate.server.decisions import LONGEST_MS
+from headgate.engine.body import LONGEST_MS
 from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()

@@ -16,7 +16,7 @@ from headgate.core.plan import Limit, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.engine.descriptors import AsyncDescriptorEngine
-from headgate.engine.leftover import used_up
+from headgate.engine.verbs import used_up
 from headgate.policy.envoy import Answer, Descriptor, Override, load
 from headgate.testing import ManualClock
 from tests.servers import RedisServer, redis_server, until

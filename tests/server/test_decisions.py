@@ -110,6 +110,8 @@ def test_a_rule_that_does_not_exist_lets_pass_and_says_so() -> None:
 
 def test_every_api_has_the_same_engine_and_recorder(decisions: Decisions) -> None:
     other = decisions.via("batch")
-    assert (other.engine, other.recorder) == (decisions.engine, decisions.recorder)
+    assert (other.engine.policy, other.recorder) == (decisions.engine.policy, decisions.recorder)
+    asyncio.run(other.engine.check(ADA))
+    assert asyncio.run(decisions.engine.peek(ADA)).limits[0].decision.remaining == 2
     decisions.recorder.publish()
     assert counted(decisions, "rules") == 1

@@ -20,9 +20,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.core.plan import MAX_COST, Call, Charge, Limit, Plan, Verb
-from headgate.engine.flow import Flow, ruled
 from headgate.engine.ruling import Ruling
-from headgate.policy.selection import Selection
 from headgate.stores.circuits import Reason
 
 _VERSION = 1
@@ -46,6 +44,17 @@ class NamedCharge(NamedTuple):
     cost: int
     taken: dict[int, int]
     """When, by where, as they are in the text."""
+
+    def refunds(self, plan: Plan) -> list[Call]:
+        """Return the calls that give back what the store took from limits of a plan, and what this process did."""
+        found = [(limit, self.taken[place]) for limit in plan if (place := _place(limit)) in self.taken]
+        calls = []
+        for here, by in ((0, ""), (_HERE, Reason.CIRCUIT_OPEN)):
+            part = [(limit, when & ~_HERE) for limit, when in found if when & _HERE == here]
+            if part and (not here or self.process == _process()):
+                limits, times = zip(*part, strict=True)
+                calls.append(Call(Verb.REFUND, limits, self.cost, charge=Charge(times, by)))
+        return calls
 
 
 def charge_of(ruling: Ruling) -> str:
@@ -85,14 +94,6 @@ def _decoded(text: str) -> bytes:
     return data if _encoded(data) == text else b""
 
 
-def refunded_by_name(charge: NamedCharge, selection: Selection, version: int) -> Flow:
-    """Give back what a charge took from the limits of a request, as far as they are the same; says what they have."""
-    calls = [call for limits in (selection.enforced, *selection.shadow) for call in _refunds(charge, limits.plan)]
-    if calls:
-        yield calls
-    return (yield from ruled(selection, Verb.PEEK, 1, version))
-
-
 def _found(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
     """Yield the limits that a ruling took from, and what each said."""
     selection, decision = ruling.selection, ruling.decision
@@ -103,18 +104,6 @@ def _found(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
         for limits in selection.shadow:
             parts = [each.decision for each in islice(shadow, len(limits.plan))]
             yield from [pair for pair in zip(limits.plan, parts, strict=True) if pair[1].taken]
-
-
-def _refunds(charge: NamedCharge, plan: Plan) -> list[Call]:
-    """Return the refunds of what the store took, and of what this process did."""
-    found = [(limit, charge.taken[place]) for limit in plan if (place := _place(limit)) in charge.taken]
-    calls = []
-    for here, by in ((0, ""), (_HERE, Reason.CIRCUIT_OPEN)):
-        part = [(limit, when & ~_HERE) for limit, when in found if when & _HERE == here]
-        if part and (not here or charge.process == _process()):
-            limits, times = zip(*part, strict=True)
-            calls.append(Call(Verb.REFUND, limits, charge.cost, charge=Charge(times, by)))
-    return calls
 
 
 def _place(limit: Limit) -> int:

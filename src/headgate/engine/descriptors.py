@@ -9,12 +9,8 @@ hits beyond the limit are counted; here, refused hits are not, and a limit that 
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
-from copy import copy
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -22,18 +18,15 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
-from headgate.core.plan import Call, Limit, Verb
-from headgate.engine.binding import checked_mode
-from headgate.engine.driving import driven
-from headgate.engine.leftover import used_up
+from headgate.core.plan import Call, Limit, Plan, Verb
+from headgate.engine.body import AsyncBody
+from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
 from headgate.policy.envoy import Answer, Descriptor, DescriptorPolicy, LiveDescriptors, Match, Matching, combine
 from headgate.policy.envoy.matching import Outcome, principal_of
 from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
-from headgate.stores.failover import AsyncFailoverStore, Statistics
-from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.stores.traffic import TrafficStatistics, Travelled
+from headgate.stores.memory import MemoryStore
 
 Trees = str | os.PathLike[str] | DescriptorPolicy | LiveDescriptors
 """A folder of files, which is watched; or what was made of them."""
@@ -46,9 +39,11 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     decisions: tuple[Decision | None, ...]
     """Of the store, for each descriptor; None where it was not asked."""
     answer: Answer
+    at_us: int = 0
+    """When it was asked for, by the engine's clock, in microseconds since the epoch."""
 
 
-class AsyncDescriptorEngine:
+class AsyncDescriptorEngine(AsyncBody):
     """Decides what Envoy asks, by the configuration of envoyproxy/ratelimit.
 
     Args:
@@ -80,49 +75,27 @@ class AsyncDescriptorEngine:
     ) -> None:
         self.mode = checked_mode(on_store_failure)
         """What is answered while the store is away."""
+        super().__init__(open_async_store(store, clock=clock), self.mode, nodes)
         self._own = isinstance(trees, str | os.PathLike)
         if isinstance(trees, str | os.PathLike):
             trees = LiveDescriptors(trees, merge_domains=merge_domains)
-        self._trees = trees
-        opened = open_async_store(store, clock=clock)
-        self._failover: AsyncFailoverStore | None = None
-        self._store: AsyncStore = opened
-        self._travelled = opened if isinstance(opened, Travelled) else None
-        self._waits = not isinstance(opened, AsyncMemoryStore)
-        if self._waits:  # memory is never away
-            self._store = self._failover = AsyncFailoverStore(opened, mode=self.mode, nodes=nodes)
-        self._clock = opened.clock
-        self._shadow_mode = shadow_mode
-        self._modes = {"shadow_mode": shadow_mode, "quota_mode": quota_mode}
-        self.shadow_mode = shadow_mode
-        self._count_refused = count_refused
-        if self._own and isinstance(trees, LiveDescriptors):
             trees.start()
+        self._trees = trees
+        self.shadow_mode = shadow_mode
+        self._modes = {"shadow_mode": shadow_mode, "quota_mode": quota_mode}
+        self._count_refused = count_refused
 
     @property
     def policy(self) -> DescriptorPolicy:
         """The trees in force."""
         return self._trees.value if isinstance(self._trees, LiveDescriptors) else self._trees
 
-    @property
-    def clock(self) -> Clock:
-        """What time it is for the limits."""
-        return self._clock
-
-    def within(self, seconds: float) -> AsyncDescriptorEngine:
-        """Return the same engine for callers that wait no longer than so many seconds for the store."""
-        if self._failover is None:
-            return self
-        hurried = copy(self)
-        hurried._store = self._failover.within(seconds)  # noqa: SLF001  it is one of us
-        return hurried
-
     def enforce(self, *, enforcing: bool) -> None:
         """Let limits refuse, unless it is in shadow mode anyway, or refuse nothing, from the next request on.
 
         It is the same for the engines that `within` has returned, or will.
         """
-        self._modes["shadow_mode"] = self._shadow_mode or not enforcing
+        self._modes["shadow_mode"] = self.shadow_mode or not enforcing
 
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
         """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""
@@ -130,68 +103,57 @@ class AsyncDescriptorEngine:
 
     async def decide(self, matching: Matching) -> Answered:
         """Ask the store about all that applies, and return the answer."""
-        matches = matching.matches
-        decisions: Sequence[Decision | None]
-        if len(matches) == 1:
-            decisions = [await self._decided(matches[0])]
-        elif self._waits:
-            decisions = await asyncio.gather(*map(self._decided, matches))
+        now, matches = self.clock.now(), matching.matches
+        calls = [call for match in matches if (call := _call(match)) is not None]
+        if len(matches) == 1 == len(calls) and not self._count_refused:
+            memory = self._memory
+            decision = memory.run(calls[0]) if memory is not None else await self._store.run(calls[0])
+            decisions: tuple[Decision | None, ...] = (decision,)
         else:
-            decisions = [await self._decided(match) for match in matches]
-        return Answered(matching, tuple(decisions), combine(matching, decisions, self._clock.now(), **self._modes))
-
-    async def ready(self) -> None:
-        """Raise StoreError unless the store can decide now."""
-        await self._store.ready()
+            decisions = await self._drive(_decided(matches, calls, count_refused=self._count_refused))
+        return Answered(matching, decisions, combine(matching, decisions, now, **self._modes), now)
 
     def rules_statistics(self) -> LoadStatistics | None:
         """Return how loading the files went so far, for metrics; None where they do not change."""
         return self._trees.statistics() if isinstance(self._trees, LiveDescriptors) else None
 
-    def statistics(self) -> Statistics | None:
-        """Return how the store did so far, for metrics; None in memory, which is never away."""
-        return self._failover.statistics() if self._failover else None
-
-    def traffic(self) -> TrafficStatistics | None:
-        """Return what came back from the servers of the store so far, for metrics; None in memory."""
-        return self._travelled.traffic() if self._travelled else None
-
     async def close(self) -> None:
+        """Stop watching the files, and release what the store holds."""
         if self._own and isinstance(self._trees, LiveDescriptors):
             self._trees.close()
-        await self._store.close()
+        await super().close()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+def _call(match: Match) -> Call | None:
+    """Return what the store is asked about a descriptor, if anything."""
+    limits, hits = match.limits, match.hits
+    if not limits:
+        return None
+    if not hits:
+        return Call(Verb.PEEK, limits)
+    return Call(Verb.REFUND if match.refund else Verb.CHECK, limits, hits)
 
-    async def _decided(self, match: Match) -> Decision | None:
-        limits, hits = match.limits, match.hits
-        if not limits:
-            if self._count_refused and match.outcome is Outcome.TOO_MANY:
-                await self._take_rest(match)
-            return None
-        if match.refund:
-            return await self._store.run(Call(Verb.REFUND if hits else Verb.PEEK, limits, hits or 1))
-        if not hits:
-            return await self._store.run(Call(Verb.PEEK, limits))
-        decision = await self._store.run(Call(Verb.CHECK, limits, hits))
-        if self._count_refused and not decision.allowed and hits > 1:
-            await self._take_rest(match)
-        return decision
 
-    async def _take_rest(self, match: Match) -> None:
-        """Take what is left of each limit, up to the hits; others that ask at the same time may be quicker."""
-        rule = match.rule
-        if rule is None:
-            return
-        try:
-            principal = principal_of(match.entries, rule.shares)
-        except InvalidKey:  # no state is kept for such a key: it can only be refused
-            return
-        plan = tuple([Limit(place, principal, quota) for place, quota in rule.counted])
-        await driven(self._store, used_up(plan, match.hits))
+def _decided(
+    matches: Sequence[Match], calls: Sequence[Call], *, count_refused: bool
+) -> Flow[tuple[Decision | None, ...]]:
+    """Ask about all descriptors; hits that are refused use up what is left, if they are counted."""
+    answers = iter((yield calls) if calls else ())
+    decisions = tuple([next(answers) if match.limits else None for match in matches])
+    if count_refused:
+        for match, decision in zip(matches, decisions, strict=True):
+            is_refused = match.outcome is Outcome.TOO_MANY or (decision is not None and not decision.allowed)
+            if is_refused and match.hits > 1 and not match.refund:
+                yield from used_up(_plan(match), match.hits)
+    return decisions
+
+
+def _plan(match: Match) -> Plan:
+    """Return the limits of a rule for a descriptor, also where it asks for more than they could admit."""
+    if match.rule is None:
+        return ()
+    try:
+        principal = principal_of(match.entries, match.rule.shares)
+    except InvalidKey:  # no state is kept for such a key: it can only be refused
+        return ()
+    return tuple([Limit(space, principal, quota) for space, quota in match.rule.counted])

@@ -1,7 +1,8 @@
-"""What the engine answers: the decision, of whose rules, and what shadow rules would have said."""
+"""What an engine answers: the decision, of whose rules, and what shadow rules would have said."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -9,7 +10,8 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
-from headgate.policy.selection import Selection, Verdict
+from headgate.policy.explain import Explanation
+from headgate.policy.selection import Limits, Selection, Verdict
 
 
 class RuleDecision(msgspec.Struct, frozen=True, gc=False):
@@ -29,8 +31,8 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     """What all enforced limits say together; None where there was nothing to ask."""
     rule_id: str = ""
     """The rule that blocks longest or, when allowed, the most restrictive one; empty where no limit is enforced."""
-    limits: tuple[RuleDecision, ...] = ()
-    """What each enforced limit says, in the order of the rules."""
+    rules: tuple[str, ...] = ()
+    """The rule of each enforced limit, in the order of ``decision.limits``."""
     shadow: tuple[RuleDecision, ...] = ()
     """What the limits of shadow rules say; they refuse nothing."""
     matched: bool = False
@@ -47,6 +49,11 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
 
     def __bool__(self) -> bool:
         return self.allowed
+
+    @property
+    def limits(self) -> tuple[RuleDecision, ...]:
+        """What each enforced limit says, in the order of the rules."""
+        return () if self.decision is None else rule_decisions(self.rules, self.decision)
 
     @property
     def state(self) -> Pressure:
@@ -79,10 +86,21 @@ class Reset(msgspec.Struct, frozen=True):
     shared: tuple[str, ...] = ()
     """Ids of rules that apply as well, but count others too, and were left alone: name one to reset it."""
     reason: str = ""
-    """Why nothing was reset, where the service was asked for it."""
+    """Why nothing was reset, if nothing was."""
 
     def __bool__(self) -> bool:
         return bool(self.rules)
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """An explanation by the policy, joined with what the store knows."""
+
+    explanation: Explanation
+    """Every rule, whether it applies, and why or why not."""
+    ruling: Ruling
+    """What would be decided now."""
+    states: Mapping[str, tuple[Decision, ...]]
+    """What each limit of the rules that apply has now, by rule id."""
 
 
 def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDecision, ...]:
@@ -90,32 +108,54 @@ def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDeci
     return tuple([RuleDecision(rule, part) for rule, part in zip(rules, decision.limits, strict=True)])
 
 
+def shadow_decisions(shadow: Sequence[Limits], decisions: Iterable[Decision]) -> tuple[RuleDecision, ...]:
+    """Return what the limits of shadow rules say, by one decision for each rule."""
+    told: list[RuleDecision] = []
+    for limits, each in zip(shadow, decisions, strict=True):
+        parts = rule_decisions(limits.rules, each)
+        told += [RuleDecision(part.rule_id, refused(part.decision)) for part in parts] if limits.too_small else parts
+    return tuple(told)
+
+
+def refused(decision: Decision) -> Decision:
+    """Return the refusal of a cost that is above the capacity. No wait would help; it says a window, rather than 0."""
+    refusal = {"allowed": False, "state": Pressure.THROTTLED, "retry_after_us": decision.quota.window_us}
+    return msgspec.structs.replace(decision, **refusal)
+
+
 def ruling_of(
-    selection: Selection,
-    decision: Decision | None,
-    version: int,
-    shadow: tuple[RuleDecision, ...] = (),
-    *,
-    alone: bool = True,
+    selection: Selection, decision: Decision | None, version: int, shadow: tuple[RuleDecision, ...] = ()
 ) -> Ruling:
-    """Return the ruling on a request about which the store has said all it was asked."""
-    rules, asked = selection.enforced.rules, selection if alone else None
+    """Return the ruling on a request about which the store has said all it was asked.
+
+    Args:
+        selection: what applies to the request.
+        decision: about its enforced limits; None where there are none.
+        version: of the policy.
+        shadow: what the limits of shadow rules say.
+    """
+    unmatched = selection.unmatched_principals
     if decision is None:
         allowed = selection.verdict is not Verdict.DENIED
-        about = selection.matched, selection.reason, version, selection.unmatched_principals, asked
+        about = selection.matched, selection.reason, version, unmatched, selection
         return Ruling(allowed, selection.verdict, None, "", (), shadow, *about)
-    if len(rules) == 1:
-        rule = rules[0]
-        limits: tuple[RuleDecision, ...] = (RuleDecision(rule, decision),)
-    else:
-        rule, limits = rules[decision.index], rule_decisions(rules, decision)
-    about = True, "", version, selection.unmatched_principals, asked
-    return Ruling(decision.allowed, selection.verdict, decision, rule, limits, shadow, *about)
+    rules = selection.enforced.rules
+    rule_id, about = rules[decision.index], (True, "", version, unmatched, selection)
+    return Ruling(decision.allowed, selection.verdict, decision, rule_id, rules, shadow, *about)
 
 
 def passed(ruling: Ruling, now: int) -> Passed:
-    """Return a ruling, made at `now`, as the answer of `is_passed`."""
+    """Return a ruling, asked for at `now`, as the answer of `is_passed`."""
     decision = ruling.decision
     if decision is None:
         return Passed(ruling.allowed, None, None, None)
-    return Passed(ruling.allowed, (now + decision.reset_after_us) / SECOND, decision.limit, decision.remaining)
+    reset_time = (now + decision.reset_after_us) / SECOND
+    return Passed(ruling.allowed, reset_time, decision.limit, decision.remaining)
+
+
+def joined(explanation: Explanation, ruling: Ruling) -> Explained:
+    """Return an explanation with the answers of a peek."""
+    states: dict[str, tuple[Decision, ...]] = {}
+    for each in (*ruling.limits, *ruling.shadow):
+        states[each.rule_id] = (*states.get(each.rule_id, ()), each.decision)
+    return Explained(explanation, ruling, states)

@@ -22,8 +22,7 @@ import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.plan import Call, Limit, Plan, Verb, combine, refund_of, too_large
-from headgate.engine.flow import refused, shadow_calls, shadow_told
-from headgate.engine.ruling import Ruling, ruling_of
+from headgate.engine.ruling import Ruling, refused, ruling_of, shadow_decisions
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
@@ -75,11 +74,11 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
     decisions = iter((yield tried) if tried else ())
     rulings = []
     for each in asked:
-        shadow = shadow_told(each.selection.shadow, islice(decisions, len(each.selection.shadow)))
+        shadow = shadow_decisions(each.selection.shadow, islice(decisions, len(each.selection.shadow)))
         decision = each.decision(known[each.verb])
-        ruling = ruling_of(each.selection, decision, policy.version, shadow, alone=False)
+        ruling = ruling_of(each.selection, decision, policy.version, shadow)
         reason = each.too_much(beyond) if beyond else ""
-        rulings.append(msgspec.structs.replace(ruling, reason=reason) if reason else ruling)
+        rulings.append(msgspec.structs.replace(ruling, reason=reason or ruling.reason, selection=None))
     return tuple(rulings)
 
 
@@ -101,7 +100,10 @@ class _Asked:
     def shadow_calls(self, *, allowed: bool) -> list[Call]:
         """Return the calls that ask its shadow rules; where the requests do not pass, they are only asked."""
         verb = self.verb if allowed or self.verb is Verb.REFUND else Verb.PEEK
-        return shadow_calls(self.selection.shadow, verb, self.cost)
+        return [
+            Call(Verb.PEEK, limits.plan) if limits.too_small else Call(verb, limits.plan, self.cost or 1)
+            for limits in self.selection.shadow
+        ]
 
     def too_much(self, beyond: Mapping[_Key, int]) -> str:
         """Say which of its limits could never admit what is asked of it; empty if all could."""

@@ -278,6 +278,8 @@ class Policy:
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
         """Return the rules that apply, in the order of the ruleset, the default last; see `facts_of`."""
+        if request.rule_id and self._is_unknown(request):
+            return ()
         endpoint, form = self._endpoint_of(request.endpoint), self._form_of(request)
         return self._steps_of(request, endpoint, form, facts, now).applying
 

@@ -16,11 +16,13 @@ from headgate.policy.compiled import Policy
 from headgate.policy.facts import address_given, facts_of, shown
 from headgate.policy.model import Change
 from headgate.policy.prepared import Applied, PreparedRule, replaced_among
-from headgate.policy.request import ENDPOINT, Request
+from headgate.policy.request import ENDPOINT, Request, principal_name
 from headgate.policy.selection import Selection, limits_of
 from headgate.policy.trie import matches
 
 MATCHES = "matches"
+_REASONS = 3
+"""Rules of which it is said why they were not reset."""
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -82,6 +84,24 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
         else:
             considered.append(Considered(rule_id, False, failure or f"replaced by rule {replaced[rule_id]}"))
     return Explanation(selection, facts, tier, tuple(considered))
+
+
+def why_not_reset(policy: Policy, request: Request, now: int) -> str:
+    """Say why there is nothing to reset for a request."""
+    if not policy.rules:  # as with the files alone
+        return "there are no rules; limits of Envoy's files cannot be reset"
+    names = {principal_name(name) for name in request.principal}
+    rules = {rule_id: rule for rule_id, rule in policy.rules.items() if rule.rule.enabled}
+    counting = {rule_id for rule_id, rule in rules.items() if not names.isdisjoint(rule.dimensions)}
+    if not counting:
+        known = dict.fromkeys(name for rule in rules.values() for name in rule.dimensions)
+        return f"no rule counts by {', '.join(map(shown, names)) or 'nothing'}; they count by {', '.join(known)}"
+    explained = explain(policy, msgspec.structs.replace(request, cost=0), now)
+    if explained.selection.reason:
+        return explained.selection.reason
+    whys = [each for each in explained.rules if each.rule in counting and not each.reason.startswith("endpoint ")]
+    told = "; ".join([f"{each.rule}: {each.reason}" for each in whys[:_REASONS]])
+    return f"no rule that applies counts by that{f' ({told})' if told else ''}"
 
 
 def _of_one_rule(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headgate import Quota, StoreUnavailable
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
-from headgate.engine import RuleDecision, Ruling
+from headgate.engine import Ruling
 from headgate.policy.selection import Verdict
 from headgate.server.api.answer import Answers
 from headgate.server.api.checks import problem_of, problem_response
@@ -37,7 +37,7 @@ def rulings(draw: st.DrawFn) -> Ruling:
         draw(st.sampled_from([0, 0, 1_500_000])),
         degraded=draw(st.sampled_from(["", "", "storage_unavailable"])),
     )
-    return Ruling(allowed, Verdict.LIMITED, decision, rule_id, (RuleDecision(rule_id, decision),), (), matched=True)
+    return Ruling(allowed, Verdict.LIMITED, decision, rule_id, (rule_id,), (), matched=True)
 
 
 @pytest.mark.parametrize("reset_format", ["seconds", "epoch"])

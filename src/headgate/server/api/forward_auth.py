@@ -24,7 +24,7 @@ from msgspec import structs
 from headgate.core.errors import StoreError, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
-from headgate.engine import RuleDecision, Ruling
+from headgate.engine import Ruling
 from headgate.policy.request import InvalidRequest
 from headgate.policy.request import Request as Asked
 from headgate.server.api.answer import fields_of
@@ -173,7 +173,7 @@ class ForwardChecks:
         decision = ruling.decision
         if decision is None:
             return of_status(403, NOT_ADMITTED)
-        names = [each.rule_id for each in ruling.limits]
+        names = ruling.rules
         if decision.degraded and self._decisions.engine.mode_of(ruling.rule_id) is Mode.DENY:  # nobody's fault but ours
             return reduced_capacity(decision, names)
         return quota_exceeded(decision, names)
@@ -184,10 +184,10 @@ def _shown(ruling: Ruling) -> Ruling:
 
     The head of an answer that is too long for a proxy is a failure to it, which may let the request pass.
     """
-    if ruling.decision is None or len(ruling.limits) <= MOST_SHOWN:
+    if ruling.decision is None or len(ruling.rules) <= MOST_SHOWN:
         return ruling
-    decision = structs.replace(ruling.decision, parts=())
-    return structs.replace(ruling, decision=decision, limits=(RuleDecision(ruling.rule_id, decision),))
+    decision = structs.replace(ruling.decision, parts=(), index=0)
+    return structs.replace(ruling, decision=decision, rules=(ruling.rule_id,))
 
 
 def _text(name: bytes, value: bytes) -> str:

@@ -1,0 +1,100 @@
+"""What engines for callers in an event loop have in common, whatever decides which limits apply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from copy import copy
+from types import TracebackType
+from typing import Self
+
+from headgate.clock import Clock
+from headgate.core.decision import Decision
+from headgate.core.mode import Mode
+from headgate.core.plan import Call, Limit
+from headgate.engine.verbs import Flow, T
+from headgate.flows import drive, drive_async
+from headgate.stores.base import AsyncStore
+from headgate.stores.failover import AsyncFailoverStore, Statistics
+from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+from headgate.stores.traffic import TrafficStatistics, Travelled
+
+LONGEST_MS = 1000
+"""No caller's deadline is longer, in milliseconds. So there are only so many different ones."""
+
+
+class AsyncBody:
+    """A store that answers also while it is away, and what makes the calls of flows.
+
+    Args:
+        store: an opened one.
+        mode: what is answered while it is away, for all limits or for each.
+        nodes: how many processes share the limits, this one included, for the mode "local".
+    """
+
+    def __init__(self, store: AsyncStore, mode: Mode | Callable[[Limit], Mode], nodes: int) -> None:
+        self.clock: Clock = store.clock
+        """What time it is for the limits."""
+        self._travelled = store if isinstance(store, Travelled) else None
+        self._failover: AsyncFailoverStore | None = None
+        self._memory: MemoryStore | None = None
+        """The store itself, if it is in memory: it is never away, and there is nothing to wait for."""
+        if isinstance(store, AsyncMemoryStore):
+            self._memory = store.store
+        else:
+            store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes)
+        self._store: AsyncStore = store
+        self._hurried: dict[int, Self] = {}
+
+    def within(self, seconds: float) -> Self:
+        """Return the same engine for callers that wait no longer than so many seconds for the store."""
+        if self._failover is None:
+            return self
+        ms = max(1, min(int(seconds * 1000), LONGEST_MS))
+        hurried = self._hurried.get(ms)
+        if hurried is None:
+            hurried = self._hurried[ms] = self._copied()
+            hurried._store = self._failover.within(ms / 1000)  # noqa: SLF001  it is one of us
+        return hurried
+
+    async def ready(self) -> None:
+        """Raise StoreError unless the store can decide now."""
+        await self._store.ready()
+
+    def statistics(self) -> Statistics | None:
+        """Return how the store did so far, for metrics; None in memory, which is never away."""
+        return self._failover.statistics() if self._failover else None
+
+    def traffic(self) -> TrafficStatistics | None:
+        """Return what came back from the servers of the store so far, for metrics; None in memory."""
+        return self._travelled.traffic() if self._travelled else None
+
+    async def close(self) -> None:
+        """Stop watching what decides, and release what the store holds."""
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _copied(self) -> Self:
+        """Return an engine that is the same but for what is changed now."""
+        copied = copy(self)
+        copied._hurried = {}  # noqa: SLF001  it is one of us
+        return copied
+
+    async def _drive(self, flow: Flow[T]) -> T:
+        """Return what a flow returns; calls that it yields together are made at the same time."""
+        memory = self._memory
+        if memory is not None:
+            return drive(flow, lambda calls: [memory.run(call) for call in calls])
+        return await drive_async(flow, self._made)
+
+    async def _made(self, calls: Sequence[Call]) -> Sequence[Decision]:
+        if len(calls) == 1:
+            return (await self._store.run(calls[0]),)
+        return await asyncio.gather(*map(self._store.run, calls))

@@ -1,0 +1,260 @@
+"""The engines, for callers that may block and for callers in an event loop: the same verbs, driven in two ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from headgate.clock import Clock
+from headgate.core.mode import Mode
+from headgate.engine.body import AsyncBody
+from headgate.engine.ruling import Explained, Passed, Reset, Ruling
+from headgate.engine.together import Part
+from headgate.engine.verbs import Flow, Observer, Rules, T, Verbs
+from headgate.flows import drive
+from headgate.live import LoadStatistics
+from headgate.policy.compiled import Policy
+from headgate.policy.request import Request
+from headgate.stores import open_async_store, open_store
+from headgate.stores.base import AsyncStore, Store
+from headgate.stores.failover import FailoverStore, Statistics
+from headgate.stores.memory import MemoryStore
+
+
+class _Ruled:
+    """What both engines have: rules, and what is known about them."""
+
+    _verbs: Verbs
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._verbs.policy
+
+    def mode_of(self, rule_id: str) -> Mode:
+        """Return what is answered for a rule while the store is away."""
+        return self._verbs.mode_of(rule_id)
+
+    def rules_statistics(self) -> LoadStatistics | None:
+        """Return how loading the rules went so far, for metrics; None where they do not change."""
+        return self._verbs.statistics()
+
+
+class Engine(_Ruled):
+    r"""Decides requests by rules.
+
+    >>> from headgate.policy.loading import load
+    >>> from headgate.policy.request import Request
+    >>> rules = load("version: 1\nrules: [{id: per-user, limit: 2, window: 1m}]")
+    >>> engine = Engine(rules)
+    >>> [engine.check(Request({"user": "ada"})).allowed for _ in range(3)]
+    [True, True, False]
+
+    Args:
+        rules: a file, which is watched for changes; rules; or a policy.
+        store: where the state lives: an address, or a store object.
+        on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
+        nodes: how many processes share the limits, this one included, for "local".
+        clock: where time comes from, for tests; only with a store given by address.
+
+    Safe for use from any number of threads. It always answers: what the store did not decide is marked as degraded.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        store: str | Store = "memory",
+        on_store_failure: str = Mode.LOCAL,
+        nodes: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        opened = open_store(store, clock=clock)
+        self.clock: Clock = opened.clock
+        """What time it is for the rules."""
+        self._verbs = Verbs(rules, on_store_failure, opened.clock)
+        self._failover: FailoverStore | None = None
+        self._store: Store = opened
+        if not isinstance(opened, MemoryStore):  # memory is never away
+            self._store = self._failover = FailoverStore(opened, mode=self._verbs.mode_of_limit, nodes=nodes)
+        self._verbs.open()
+
+    def check(self, request: Request) -> Ruling:
+        """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
+
+        Raises InvalidRequest, InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
+        """
+        asked = self._verbs.asked(request)
+        call = asked[1]
+        if call is None:
+            return self._drive(self._verbs.check(request, asked))
+        return self._verbs.answered(request, asked, self._store.run(call))
+
+    def check_once(self, request: Request, idempotency_key: str) -> Ruling:
+        """Check, but count a request that is sent again with the same key within 5 minutes only once."""
+        return self._drive(self._verbs.check_once(request, idempotency_key))
+
+    def peek(self, request: Request) -> Ruling:
+        """Say what `check` would answer; take nothing."""
+        return self._drive(self._verbs.peek(request))
+
+    def is_passed(self, client_id: str, rule_id: str) -> Passed:
+        """Check one rule, by its id, for one value of what it counts by: passed, reset time, limit, remaining.
+
+        Raises UnknownRule for a rule that does not exist. `check` does the same with a cost, or several principals:
+        ``check(Request({"user": "42"}, cost=5, rule_id="orders-user"))``.
+        """
+        return self._drive(self._verbs.is_passed(client_id, rule_id))
+
+    def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+        """Take the costs of several requests if all of them pass, else none; see `headgate.engine.together`.
+
+        Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
+        """
+        return self._drive(self._verbs.check_together(parts))
+
+    def use_up(self, part: Part) -> None:
+        """Take a request's cost from each limit that applies, or what is left of it: it was used already."""
+        self._drive(self._verbs.use_up(part))
+
+    def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
+        """Give back what a ruling took, to the limits that it took it from, as far as it still counts. Once is enough.
+
+        Elsewhere, where the ruling is not at hand, the request and `charge_of` the ruling do the same. With a request
+        alone its cost is given back, to all limits that apply to it now, off their newest use, whatever that was for;
+        see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
+
+        Raises InvalidCharge, and what `peek` raises.
+        """
+        return self._drive(self._verbs.refund(request, charge))
+
+    def reset(self, request: Request) -> Reset:
+        """Forget all that was used of the limits that apply to the request and are counted by one of its principals.
+
+        Limits that others share (by endpoint, by an attribute, global) are left alone, unless the request names their
+        rule. Says which rules' limits were reset, if any.
+        """
+        return self._drive(self._verbs.reset(request))
+
+    def reset_all(self, request: Request) -> Reset:
+        """Forget what was used of every limit that is counted by principals of the request, whatever it is for.
+
+        A rule that counts by these and more, such as user and endpoint together, is left alone, and named.
+        """
+        return self._drive(self._verbs.reset_all(request))
+
+    def explain(self, request: Request) -> Explained:
+        """Say for every rule whether it applies and why, what state its limits are in, and what would be decided."""
+        return self._drive(self._verbs.explain(request))
+
+    def ready(self) -> None:
+        """Raise StoreError unless the store can decide now."""
+        self._store.ready()
+
+    def statistics(self) -> Statistics | None:
+        """Return how the store did so far, for metrics; None in memory, which is never away."""
+        return self._failover.statistics() if self._failover else None
+
+    def close(self) -> None:
+        """Stop watching the rules, and release what the store holds."""
+        self._verbs.close()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _drive(self, flow: Flow[T]) -> T:
+        run = self._store.run
+        return drive(flow, lambda calls: [run(call) for call in calls])
+
+
+class AsyncEngine(_Ruled, AsyncBody):
+    """Decides requests by rules; see `headgate.engine.Engine`.
+
+    Args:
+        rules: a file, which is watched for changes; rules; or a policy.
+        store: where the state lives: an address, or a store object.
+        on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
+        nodes: how many processes share the limits, this one included, for "local".
+        clock: where time comes from, for tests; only with a store given by address.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        store: str | AsyncStore | MemoryStore = "memory",
+        on_store_failure: str = Mode.LOCAL,
+        nodes: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        opened = open_async_store(store, clock=clock)
+        self._verbs = Verbs(rules, on_store_failure, opened.clock)
+        AsyncBody.__init__(self, opened, self._verbs.mode_of_limit, nodes)
+        self._verbs.open()
+
+    def serving(self, observer: Observer) -> AsyncEngine:
+        """Return the same engine as a service uses it: an observer is told what it does.
+
+        And a request that names a rule which does not exist passes, and matched nothing, unless the rules say that it
+        is an error.
+        """
+        serving = self._copied()
+        serving._verbs = self._verbs.observed(observer)  # noqa: SLF001  it is one of us
+        return serving
+
+    async def check(self, request: Request) -> Ruling:
+        """See `Engine.check`."""
+        asked = self._verbs.asked(request)
+        call, memory = asked[1], self._memory
+        if call is None:
+            return await self._drive(self._verbs.check(request, asked))
+        decision = memory.run(call) if memory is not None else await self._store.run(call)
+        return self._verbs.answered(request, asked, decision)
+
+    async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
+        """See `Engine.check_once`."""
+        return await self._drive(self._verbs.check_once(request, idempotency_key))
+
+    async def peek(self, request: Request) -> Ruling:
+        """See `Engine.peek`."""
+        return await self._drive(self._verbs.peek(request))
+
+    async def is_passed(self, client_id: str, rule_id: str) -> Passed:
+        """See `Engine.is_passed`."""
+        return await self._drive(self._verbs.is_passed(client_id, rule_id))
+
+    async def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+        """See `Engine.check_together`."""
+        return await self._drive(self._verbs.check_together(parts))
+
+    async def use_up(self, part: Part) -> None:
+        """See `Engine.use_up`."""
+        await self._drive(self._verbs.use_up(part))
+
+    async def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
+        """See `Engine.refund`."""
+        return await self._drive(self._verbs.refund(request, charge))
+
+    async def reset(self, request: Request) -> Reset:
+        """See `Engine.reset`."""
+        return await self._drive(self._verbs.reset(request))
+
+    async def reset_all(self, request: Request) -> Reset:
+        """See `Engine.reset_all`."""
+        return await self._drive(self._verbs.reset_all(request))
+
+    async def explain(self, request: Request) -> Explained:
+        """See `Engine.explain`."""
+        return await self._drive(self._verbs.explain(request))
+
+    async def close(self) -> None:
+        """Stop watching the rules, and release what the store holds."""
+        self._verbs.close()
+        await AsyncBody.close(self)

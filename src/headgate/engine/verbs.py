@@ -1,0 +1,382 @@
+"""What an engine can be asked, without waiting: each verb is a flow of calls to the store; see `headgate.flows`.
+
+A flow yields the calls that may be made at the same time, and is sent their decisions. The engines, which differ in
+how they wait, drive them. Whoever serves others has all of it observed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from copy import copy
+from itertools import islice
+from time import perf_counter_ns
+from typing import Protocol, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from headgate.clock import Clock
+from headgate.core.decision import Decision
+from headgate.core.errors import InvalidRule, InvalidStore, UsageError
+from headgate.core.key import once_token
+from headgate.core.mode import Mode
+from headgate.core.numbers import short
+from headgate.core.plan import Call, Limit, Plan, Verb, combine
+from headgate.engine.charges import NamedCharge, parse
+from headgate.engine.ruling import (
+    Explained,
+    Passed,
+    Reset,
+    Ruling,
+    joined,
+    passed,
+    ruling_of,
+    shadow_decisions,
+)
+from headgate.engine.together import Part, selected, together
+from headgate.live import Live, LoadStatistics
+from headgate.policy.compiled import Policy
+from headgate.policy.explain import explain, why_not_reset
+from headgate.policy.live import LivePolicy, rules_file
+from headgate.policy.model import Ruleset
+from headgate.policy.prepared import rule_id_of
+from headgate.policy.request import Request, UnknownRule, principal_name
+from headgate.policy.selection import Selection, Verdict
+from headgate.stores.wrapping import Refund
+
+T = TypeVar("T")
+Asked: TypeAlias = tuple[Selection, Call | None, int, int, int]
+"""A check that has begun: what applies to the request, the one call that decides it, if it is one; the version of the
+policy; when it began, in microseconds since the epoch, and by a clock of nanoseconds for the time it takes."""
+Flow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], T]
+Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
+"""A file of rules, which is watched; rules; or a policy made of them."""
+TRIES = 3
+"""To take what is left of a limit, while others take from it too."""
+_WRITTEN = re.compile(r"\n|^\s*\{|:\s")
+"""What the text of rules has, and the name of a file hardly."""
+
+
+class Observer(Protocol):
+    """Is told what an engine did; times are in nanoseconds."""
+
+    def decided(self, ruling: Ruling, request: Request, elapsed_ns: int, /) -> None:
+        """Take note of a check; with a cost of 0 it took nothing, and decided nothing."""
+        ...
+
+    def looked(self, elapsed_ns: int, /) -> None:
+        """Take note of a peek."""
+        ...
+
+    def refunded(self) -> None:
+        """Take note of a cost that was given back."""
+        ...
+
+    def was_reset(self, request: Request, reset: Reset, /) -> None:
+        """Take note of limits that were reset."""
+        ...
+
+
+class Verbs:
+    """The verbs of an engine, by the policy in force.
+
+    Args:
+        rules: see `Rules`.
+        mode: what is answered while the store is away, where a rule does not say.
+        clock: what time it is for the rules.
+    """
+
+    def __init__(self, rules: Rules, mode: str, clock: Clock) -> None:
+        self._mode, self.clock = checked_mode(mode), clock
+        self._own = isinstance(rules, str | os.PathLike)
+        if isinstance(rules, str | os.PathLike):
+            if isinstance(rules, str) and _WRITTEN.search(rules) and not os.path.exists(rules):  # noqa: PTH110  any text
+                raise InvalidRule("rules are given as the name of a file; for their text use load_rules(text)")
+            rules = LivePolicy(rules_file(rules))
+        if isinstance(rules, Ruleset):
+            rules = Policy(rules)
+        if not isinstance(rules, Policy | LivePolicy):
+            raise InvalidRule(f"rules are a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
+        self._rules = rules
+        self.observer: Observer | None = None
+        self.is_lenient = False
+        """Whether a rule that does not exist may be named, where the rules do not say that it is an error."""
+
+    def open(self) -> None:
+        """Begin to watch a file, unless the caller does that."""
+        if self._own and isinstance(self._rules, Live):
+            self._rules.start()
+
+    def observed(self, observer: Observer) -> Verbs:
+        """Return the same verbs as a service has them."""
+        observed = copy(self)
+        observed.observer, observed.is_lenient = observer, True
+        return observed
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        rules = self._rules
+        return rules.value if isinstance(rules, Live) else rules
+
+    def mode_of(self, rule_id: str) -> Mode:
+        """Return what is answered for a rule while the store is away."""
+        compiled = self.policy.rules.get(rule_id)  # None: a reload has just removed it
+        return (compiled.rule.on_store_failure if compiled else None) or self._mode
+
+    def mode_of_limit(self, limit: Limit) -> Mode:
+        """Return the same for a limit of a rule."""
+        return self.mode_of(rule_id_of(limit.space))
+
+    def statistics(self) -> LoadStatistics | None:
+        """Return how loading the rules went; None where they do not change."""
+        return self._rules.statistics() if isinstance(self._rules, Live) else None
+
+    def close(self) -> None:
+        """Stop watching a file, unless the caller does that."""
+        if self._own and isinstance(self._rules, Live):
+            self._rules.close()
+
+    def asked(self, request: Request) -> Asked:
+        """Begin a check: return what is to be asked of the store."""
+        began, policy, now = perf_counter_ns(), self.policy, self.clock.now()
+        selection = self.selected(policy, request, now)
+        return selection, check_of(selection, request.cost), policy.version, now, began
+
+    def answered(self, request: Request, asked: Asked, decision: Decision) -> Ruling:
+        """End a check whose one call the store has answered."""
+        selection, _, version, _, began = asked
+        shadow = shadow_decisions(selection.shadow, decision.shadow) if selection.shadow else ()
+        ruling = ruling_of(selection, decision if selection.enforced.plan else None, version, shadow)
+        if self.observer is not None:
+            self.observer.decided(ruling, request, perf_counter_ns() - began)
+        return ruling
+
+    def check(self, request: Request, asked: Asked, verb: Verb = Verb.CHECK, idempotency_key: str = "") -> Flow[Ruling]:
+        """Go on with a check that takes no call, or several."""
+        selection, _, version, _, began = asked
+        ruling = yield from ruled(selection, Call(verb, (), request.cost), version, idempotency_key)
+        if self.observer is not None:
+            self.observer.decided(ruling, request, perf_counter_ns() - began)
+        return ruling
+
+    def check_once(self, request: Request, idempotency_key: str) -> Flow[Ruling]:
+        return self.check(request, self.asked(request), Verb.CHECK_ONCE, idempotency_key)
+
+    def peek(self, request: Request) -> Flow[Ruling]:
+        began = perf_counter_ns()
+        ruling = yield from self._ruled(request, Verb.PEEK)
+        if self.observer is not None:
+            self.observer.looked(perf_counter_ns() - began)
+        return ruling
+
+    def is_passed(self, client_id: str, rule_id: str) -> Flow[Passed]:
+        request = self.policy.request_of(client_id, rule_id)
+        asked = self.asked(request)
+        return passed((yield from self.check(request, asked)), asked[3])
+
+    def check_together(self, parts: Sequence[Part]) -> Flow[tuple[Ruling, ...]]:
+        began = perf_counter_ns()
+        rulings = yield from together(self.policy, parts, self.clock.now())
+        if self.observer is not None:
+            elapsed_ns = perf_counter_ns() - began
+            for part, ruling in zip(parts, rulings, strict=True):
+                if not part.refund:
+                    self.observer.decided(ruling, part.request, elapsed_ns)
+                elif part.request.cost:
+                    self.observer.refunded()
+        return rulings
+
+    def use_up(self, part: Part) -> Flow[None]:
+        selection = selected(self.policy, part, self.clock.now())
+        for limits in (selection.enforced, *selection.shadow):
+            yield from used_up(limits.plan, part.request.cost)
+
+    def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
+        if isinstance(request, Ruling):
+            ruling = yield from self._refunded(request)
+        elif charge:
+            ruling = yield from self._refunded_by_name(request, parse(charge))
+        else:
+            ruling = yield from self._ruled(request, Verb.REFUND)
+        if self.observer is not None and ruling.matched:
+            self.observer.refunded()
+        return ruling
+
+    def reset(self, request: Request) -> Flow[Reset]:
+        policy = self.policy
+        selection = self.selected(policy, request, self.clock.now(), asking=False)
+        if selection.reason and selection.verdict is Verdict.UNLIMITED:
+            return Reset(reason=selection.reason)
+        names = {principal_name(name) for name in request.principal}
+        plans, own, shared = list[Plan](), dict[str, None](), dict[str, None]()
+        for limits in (selection.enforced, *selection.shadow):
+            chosen = []
+            for limit, rule_id in zip(limits.plan, limits.rules, strict=True):
+                if request.rule_id or not names.isdisjoint(policy.rules[rule_id].dimensions):
+                    chosen.append(limit)
+                    own[rule_id] = None
+                else:
+                    shared[rule_id] = None
+            if chosen:
+                plans.append(tuple(chosen))
+        if plans:
+            yield [Call(Verb.RESET, plan) for plan in plans]
+        return self._recorded(request, Reset(tuple(own), tuple(shared)))
+
+    def reset_all(self, request: Request) -> Flow[Reset]:
+        rules, shared, policy = list[str](), list[str](), self.policy
+        principal = {principal_name(name): value for name, value in request.principal.items()}
+        for rule_id, rule in policy.rules.items():
+            counted = {name: principal[name] for name in rule.dimensions if name in principal}
+            if not counted or not rule.rule.enabled:
+                continue
+            if len(counted) < len(rule.dimensions):
+                shared.append(rule_id)
+                continue
+            named = Request(counted, tier=request.tier, rule_id=rule_id)
+            selection = policy.plan(named, self.clock.now(), asking=False)
+            plans = [limits.plan for limits in (selection.enforced, *selection.shadow) if limits.plan]
+            if plans:
+                yield [Call(Verb.RESET, plan) for plan in plans]
+                rules.append(rule_id)
+        return self._recorded(request, Reset(tuple(rules), tuple(shared)))
+
+    def explain(self, request: Request) -> Flow[Explained]:
+        policy = self.policy
+        explanation = explain(policy, request, self.clock.now())
+        call = Call(Verb.PEEK, (), request.cost)
+        return joined(explanation, (yield from ruled(explanation.selection, call, policy.version)))
+
+    def selected(self, policy: Policy, request: Request, now: int, *, asking: bool = True) -> Selection:
+        """Return what applies to a request; see `Policy.plan`."""
+        try:
+            return policy.plan(request, now, asking=asking)
+        except UnknownRule as error:
+            if not self.is_lenient or policy.ruleset.unknown_rule == "error":
+                raise
+            return Selection(Verdict.UNLIMITED, reason=str(error))
+
+    def _ruled(self, request: Request, verb: Verb) -> Flow[Ruling]:
+        policy = self.policy
+        selection = self.selected(policy, request, self.clock.now(), asking=verb is not Verb.REFUND)
+        return ruled(selection, Call(verb, (), request.cost), policy.version)
+
+    def _refunded(self, ruling: Ruling) -> Flow[Ruling]:
+        """Give back what a ruling took, to the limits that it took it from; says what they have then."""
+        selection, refunds = ruling.selection, []
+        if selection is None:
+            raise UsageError(
+                "one of several requests that passed together is refunded by its request, not by its ruling"
+            )
+        if ruling.decision is not None:
+            refunds.append(Refund(selection.enforced.plan, ruling.decision))
+        shadow = iter(ruling.shadow)
+        for limits in selection.shadow:
+            parts = [part.decision for part in islice(shadow, len(limits.plan))]
+            refunds.append(Refund(limits.plan, combine(parts), parts))
+        with ExitStack() as under_way:
+            calls = [under_way.enter_context(refund).call for refund in refunds]
+            answers = (yield calls) if calls else ()
+            told = [refund.done(answer) for refund, answer in zip(refunds, answers, strict=True)]
+        decision = told.pop(0) if ruling.decision is not None else None
+        tried = shadow_decisions(selection.shadow, told)
+        return ruling_of(selection, decision, self.policy.version, tried)
+
+    def _refunded_by_name(self, request: Request, charge: NamedCharge) -> Flow[Ruling]:
+        """Give back what a charge took from the limits of a request, as far as they are the same; says what is left."""
+        policy = self.policy
+        selection = self.selected(policy, request, self.clock.now(), asking=False)
+        calls = [call for limits in (selection.enforced, *selection.shadow) for call in charge.refunds(limits.plan)]
+        if calls:
+            yield calls
+        return (yield from ruled(selection, Call(Verb.PEEK, ()), policy.version))
+
+    def _recorded(self, request: Request, reset: Reset) -> Reset:
+        """Take note of a reset, or say why nothing was."""
+        if not reset:
+            return structs.replace(reset, reason=why_not_reset(self.policy, request, self.clock.now()))
+        if self.observer is not None:
+            self.observer.was_reset(request, reset)
+        return reset
+
+
+def checked_mode(on_store_failure: object) -> Mode:
+    """Return a mode by its name."""
+    for mode in Mode:
+        if on_store_failure == mode:
+            return mode
+    raise InvalidStore(f"on_store_failure must be one of {', '.join(Mode)}, not {short(on_store_failure)}")
+
+
+def check_of(selection: Selection, cost: int) -> Call | None:
+    """Return the one call that checks what applies to a request; None if it takes none, or more than one."""
+    shadow: tuple[Plan, ...] = ()
+    if selection.shadow:
+        if any(limits.too_small for limits in selection.shadow):
+            return None
+        shadow = tuple([limits.plan for limits in selection.shadow])
+    elif not selection.enforced.plan:
+        return None
+    return Call(Verb.CHECK, selection.enforced.plan, cost, b"", None, shadow) if cost else None
+
+
+def ruled(selection: Selection, what: Call, version: int, idempotency_key: str = "") -> Flow[Ruling]:
+    """Ask the store what the policy says is to be asked.
+
+    Enforced limits are all or nothing. Shadow rules take their cost where the request passes, each on its own, as they
+    would if they were enforced; where it does not pass, they are only asked. For a check or a peek they travel with the
+    enforced ones, else they come after them. Of a shadow whose capacity is below the cost no store would take it: what
+    it has left is asked.
+
+    Args:
+        selection: what applies to a request.
+        what: the verb and the cost, which are the same for all calls.
+        version: of the policy.
+        idempotency_key: of CHECK_ONCE.
+    """
+    cost = what.cost
+    verb = what.verb if cost else Verb.PEEK  # it takes nothing, and gives nothing back
+    enforced, tried = selection.enforced, [limits for limits in selection.shadow if not limits.too_small]
+    hopeless = [Call(Verb.PEEK, limits.plan) for limits in selection.shadow if limits.too_small]
+    decision: Decision | None = None
+    if verb is Verb.CHECK or verb is Verb.PEEK:
+        call = Call(verb, enforced.plan, cost or 1, shadow=tuple([limits.plan for limits in tried]))
+        calls = [call, *hopeless] if enforced.plan or tried else hopeless
+        answers = list((yield calls) if calls else ())
+        if enforced.plan or tried:
+            decision = answers.pop(0)
+        looked, told = iter(answers), iter(decision.shadow if decision is not None else ())
+    else:
+        if enforced.plan:
+            (decision,) = yield (_named(Call(verb, enforced.plan, cost), idempotency_key),)
+        after = verb if decision is None or decision.allowed else Verb.PEEK
+        calls = [*hopeless, *[_named(Call(after, limits.plan, cost), idempotency_key) for limits in tried]]
+        answers = list((yield calls) if calls else ())
+        looked, told = iter(answers[: len(hopeless)]), iter(answers[len(hopeless) :])
+    shadow = shadow_decisions(
+        selection.shadow, [next(looked) if limits.too_small else next(told) for limits in selection.shadow]
+    )
+    return ruling_of(selection, decision if enforced.plan else None, version, shadow)
+
+
+def _named(call: Call, idempotency_key: str) -> Call:
+    """Return a call that is made once for a key, if that is its verb. Raises InvalidKey."""
+    if call.verb is Verb.CHECK_ONCE:
+        return call._replace(token=once_token(call.plan, call.cost, idempotency_key))
+    return call
+
+
+def used_up(plan: Plan, cost: int) -> Flow[None]:
+    """Take `cost` from each limit on its own, or what is left of it: it was used before it was asked for."""
+    for limit in plan:
+        for _ in range(TRIES):
+            (decision,) = yield (Call(Verb.PEEK, (limit,)),)
+            left = min(cost, decision.remaining)
+            if not left:
+                break
+            (decision,) = yield (Call(Verb.CHECK, (limit,), left),)
+            if decision.allowed:
+                break
