@@ -16,7 +16,7 @@ from benchmarks.in_memory.scenarios import ALLOWING, Kind, Path
 from benchmarks.rules.cases import ARRANGEMENTS, Arrangement, Built, Case, for_endpoint, rules_of_endpoints
 from benchmarks.timing import Figure, Pace, Round, alternate, time_calls
 from headgate import Limiter
-from headgate.engine.sync import Engine
+from headgate.engine import Engine
 from headgate.policy.request import Request
 
 SIZES = (10, 1000, 100_000)

@@ -92,9 +92,8 @@ class Reference:
 
 
 def ruling_of(decision: Decision, names: Sequence[str], shadow: Sequence[tuple[str, Decision]] = ()) -> Ruling:
-    limits = tuple([RuleDecision(name, part) for name, part in zip(names, decision.limits, strict=True)])
     tried = tuple([RuleDecision(name, part) for name, part in shadow])
-    return Ruling(decision.allowed, Verdict.LIMITED, decision, names[decision.index], limits, tried, matched=True)
+    return Ruling(decision.allowed, Verdict.LIMITED, decision, names[decision.index], tuple(names), tried, matched=True)
 
 
 @st.composite
@@ -109,7 +108,8 @@ def rulings(draw: st.DrawFn) -> Ruling:
     decision = draw(plain.decisions(3))
     names = [*RULES[: len(decision.limits)]]
     if kind == "too much" and not decision.allowed:
-        return Ruling(False, Verdict.LIMITED, decision, names[decision.index], reason="cost 9 could never pass")
+        about = decision, names[decision.index], tuple(names)
+        return Ruling(False, Verdict.LIMITED, *about, reason="cost 9 could never pass")
     return ruling_of(decision, names, shadow)
 
 

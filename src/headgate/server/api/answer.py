@@ -128,7 +128,7 @@ def fields_of(ruling: Ruling, headers: ResponseHeaders, now: int) -> Fields:
     """Return the header fields of a ruling on a request that came at `now`; none where no limit decided."""
     if ruling.decision is None:
         return ()
-    names = [each.rule_id for each in ruling.limits]
+    names = ruling.rules
     return tuple(raw(headers.of(ruling.decision, names, now=now)))
 
 

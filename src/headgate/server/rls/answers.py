@@ -320,7 +320,7 @@ def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:
         decision = ruling.decision
         if decision is None or not decision.parts:
             return decision, (ruling.rule_id,)
-        return decision, [each.rule_id for each in ruling.limits]
+        return decision, ruling.rules
     limits: list[RuleDecision] = list({id(each.decision): each for one in rulings for each in one.limits}.values())
     if not limits:
         return None, ()
