@@ -21,8 +21,8 @@ from headgate.observe.workers import Slots
 from headgate.server import rls, rpc
 from headgate.server.admission import AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.api.questions import Timestamps
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, application, statuses_of
-from headgate.server.api.timestamps import Timestamps
 from headgate.server.configuration import Configuration
 from headgate.server.decisions import Decisions
 from headgate.server.ports import room_for, stand_aside, stop_accepting

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.api.batch import MOST
+from headgate.server.api.checks import MOST
 from headgate.server.api.routes import BATCH
 from tests.server.serving import LASTING, Service, problem, serving
 from tests.servers import RedisServer, redis_server

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.api.body import Asked
-from headgate.server.api.timestamps import Timestamps
+from headgate.server.api.questions import Members, Timestamps
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import ResponseHeaders
@@ -266,20 +265,21 @@ BAD = [
     (b'{"principal": {}', "", "not JSON"),
     (b'{"principal": {}} {}', "", "not JSON"),
     (b'{"principal": {}, "cost": NaN}', "", "not JSON"),
-    (b"[]", "", "Expected `object`"),
-    (b"null", "", "Expected `object`"),
+    (b"[]", "", "a list, not an object"),
+    (b"null", "", "null, not an object"),
     (b'{"principal": {"user": "' + b"x" * 131_072 + b'"}}', "", "bytes"),
     (b'{"principal": {' + b",".join([b'"%d":""' % n for n in range(9999)]) + b', "9998": ""}}', "/9998", "twice"),
     (b'{"principal": {}, "' + b"x" * 100_000 + b'": 1}', None, "unknown member"),
     (b"{}", "", "who asks"),
     (b'{"endpoint": "/x"}', "", "who asks"),
     (b"[" * 100_000, "", ""),
-    (b'{"principal":' + b'{"a":' * 20_000, "/principal", ""),
-    (b'{"x":' + b"[" * 100_000, "/x", "unknown"),
+    (b'{"principal":' + b'{"a":' * 20_000, "", ""),
+    (b'{"x":' + b"[" * 100_000, "", "nested too deeply"),
+    (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "", "bytes"),
     (b'{"principal": {"a": 1}}', "/principal/a", "not as expected"),
     (b'{"principal": {"b": "1", "a/~": null}}', "/principal/a~1~0", "not as expected"),
-    (b'{"principal": {"a": 1}, "principal": 5}', "/principal", "not as expected"),
-    (b'{"principal": {"a": 1}, ', "/principal", "not as expected"),
+    (b'{"principal": {"a": 1}, "principal": 5}', "/principal", "twice"),
+    (b'{"principal": {"a": 1}, ', "", "not JSON"),
     (b'{"principal": []}', "/principal", "not as expected"),
     (b'{"principal": {"user": ""}}', None, "at least one character"),
     (b'{"principal": {"ip": "nobody"}}', None, "ip is an address"),
@@ -398,7 +398,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-members = st.sampled_from(Asked.__struct_fields__)
+members = st.sampled_from(Members.__struct_fields__)
 texts = st.dictionaries(st.sampled_from(["user", "ip", "x"]), st.text(), max_size=2)
 
 

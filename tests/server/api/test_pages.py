@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from headgate.observe.recorder import Recorder
-from headgate.server.api.pages import Pages
+from headgate.server.api.pages import MetricsPages
 from headgate.server.wire.messages import HttpRequest, HttpResponse
 
 METRICS = HttpRequest(b"GET", b"/metrics")
@@ -30,7 +30,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def asked(*requests: HttpRequest) -> list[HttpResponse]:
-    pages = Pages(Recorder())
+    pages = MetricsPages(Recorder())
     return await asyncio.gather(*[pages.metrics(request) for request in requests])
 
 
@@ -53,7 +53,7 @@ def test_each_gets_the_format_that_was_asked_for(written: list[str]) -> None:
 def test_who_asks_later_gets_a_newer_page_and_one_who_leaves_takes_it_from_nobody() -> None:
     async def run() -> list[bytes]:
         recorder = Recorder()
-        pages = Pages(recorder)
+        pages = MetricsPages(recorder)
         bodies = [(await pages.metrics(METRICS)).body]
         recorder.called("check", "error", 1000)
         asking = [asyncio.create_task(pages.metrics(METRICS)) for _ in range(2)]

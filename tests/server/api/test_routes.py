@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.server.api.deprecation import Deprecation
 from headgate.server.wire.messages import HttpRequest, HttpResponse
-from headgate.web.errors import InvalidSettings
 from tests.server.serving import Service, fields, problem, serving
 from tests.servers import free_port
 
@@ -86,35 +83,6 @@ def test_other_handlers_get_their_paths() -> None:
 
     with serving(others={b"/json": json_form}) as service:
         assert service.send("PATCH", "/json").body == b"PATCH"
-
-
-def test_a_deprecated_version_announces_its_end() -> None:
-    """Two kinds of dates: RFC 9745 has a structured one, RFC 8594 that of HTTP."""
-    going = Deprecation(
-        datetime(2027, 1, 1, tzinfo=UTC),
-        datetime(2027, 7, 1, 2, tzinfo=timezone(timedelta(hours=2))),
-        "https://example.com/v2",
-    )
-    with serving(deprecated={b"/api/v1/": going}) as service:
-        for body in (b'{"principal": {}}', b"nonsense"):
-            found = fields(service.send("POST", CHECK, body))
-            assert found["deprecation"] == "@1798761600"
-            assert found["sunset"] == "Thu, 01 Jul 2027 00:00:00 GMT"
-            assert found["link"] == '<https://example.com/v2>; rel="deprecation"; type="text/html"'
-        assert "deprecation" not in fields(service.send("GET", "/healthz"))
-
-
-@pytest.mark.parametrize(
-    ("since", "sunset", "link", "told"),
-    [
-        (datetime(2027, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), "", "before"),
-        (datetime(2027, 1, 1), datetime(2028, 1, 1, tzinfo=UTC), "", "time zone"),  # noqa: DTZ001  that is the point
-        (datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC), "a b", "link"),
-    ],
-)
-def test_a_deprecation_that_makes_no_sense_is_refused(since: datetime, sunset: datetime, link: str, told: str) -> None:
-    with pytest.raises(InvalidSettings, match=told):
-        Deprecation(since, sunset, link)
 
 
 @given(st.binary() | st.sampled_from([b"GET", b"OPTIONS", b"HEAD"]), st.binary() | st.sampled_from([b"/healthz", b"*"]))

@@ -1,6 +1,19 @@
-"""``POST /api/v1/rate-limit/check``: one question, one answer. The hot path of HTTP begins and ends here.
+"""Checks over HTTP. The hot path of HTTP begins and ends here.
 
-And ``/reset``, which takes the same bodies.
+=======================================  =====================================================================
+``POST /api/v1/rate-limit/check``        one question, one answer
+``POST /api/v1/rate-limit/batch``        many questions, each with its own answer or its own problem
+``POST /api/v1/rate-limit/refund``       gives back what a check took
+``POST /api/v1/rate-limit/reset``        forgets what somebody used
+=======================================  =====================================================================
+
+All of them take the bodies of `questions`; a batch takes a list of them::
+
+    {"requests": [{"principal": {"user": "u1"}, "endpoint": "/a"}, {"key_type": "user", ...}, ...]}
+    {"results": [{"allowed": true, ...}, {"error": {"status": 400, "title": "Bad Request", ...}}, ...]}
+
+They are decided at the same time, so that a store on the network hears of all of them at once; in memory in their
+order. They are not all or nothing: each stands alone.
 """
 
 from __future__ import annotations
@@ -12,18 +25,36 @@ import msgspec
 from headgate.core.errors import InvalidCost, StoreError, UsageError
 from headgate.engine import Ruling
 from headgate.engine.charges import InvalidCharge
-from headgate.server.api.answer import Answers
-from headgate.server.api.body import InvalidBody, Question, question
-from headgate.server.api.idempotency import key_in
-from headgate.server.api.timestamps import Timestamps
+from headgate.server.api.answers import JSON, CheckAnswers
+from headgate.server.api.questions import (
+    CheckQuestion,
+    InvalidBody,
+    Timestamps,
+    key_in,
+    question,
+    refuse_repeated,
+    unreadable,
+)
 from headgate.server.decisions import Decisions
+from headgate.server.wire import eager
+from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
 from headgate.web.problem import CONTENT_TYPE, Problem, bad_request, of_status
 
 PROBLEM = (b"content-type", CONTENT_TYPE.encode())
-
+MOST = 1000
+"""Questions in one batch."""
 _CHARGE = "the charge that the answer to a check named, which was asked for with `refundable`"
 _COST = "is what the request takes, 0 to 100000, and no more than a limit can ever admit"
+_ACCEPTED = {"requests": f"a list of 1 to {MOST} questions, each as the check has them"}
+_TYPES: dict[str, tuple[type, ...]] = {"requests": (list,)}
+
+
+class _Batch(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    requests: list[msgspec.Raw]
+
+
+_decode_batch = msgspec.json.Decoder(_Batch).decode
 
 
 class Checks:
@@ -33,71 +64,83 @@ class Checks:
         decisions: what decides.
         answers: what makes responses of rulings.
         timestamps: what clients' timestamps may be.
+        charge: asked whether the questions of a batch beyond the first are let in, which the request itself stands for.
     """
 
-    def __init__(self, decisions: Decisions, answers: Answers, timestamps: Timestamps) -> None:
+    def __init__(
+        self, decisions: Decisions, answers: CheckAnswers, timestamps: Timestamps, charge: Charge = free_of_charge
+    ) -> None:
         self._resets, self._refunds = decisions.via("reset"), decisions.via("refund")
-        decisions = decisions.via("check")
-        self._decisions, self._timestamps = decisions, timestamps
-        self.now, self._answers = decisions.engine.clock.now, answers
-        self._check, self._response, self._called = decisions.check, answers.response, decisions.recorder.called
+        self._decisions, self._timestamps, self._charge = decisions.via("check"), timestamps, charge
+        self._now, self._answers = decisions.engine.clock.now, answers
+        self._recorder, self._called = decisions.recorder, decisions.recorder.called
 
     async def check(self, request: HttpRequest) -> HttpResponse:
-        """Answer a request."""
-        began, now = perf_counter_ns(), self.now()
+        """Answer a question."""
+        began, now = perf_counter_ns(), self._now()
         try:
-            asked, key = question(request.body), key_in(request.headers)
-            if isinstance(asked, Question):
-                ruling = await self.decide(asked, key, now)
-            else:
-                ruling = await self._check(asked, key)
+            asked = question(request.body)
+            ruling = await self._decide(asked, key_in(request.headers), now)
         except (UsageError, StoreError) as error:
             return self._failed("check", error, began)
-        if isinstance(asked, Question) and asked.refundable:
-            response = self._answers.written_out(ruling, now, refundable=True)
-        else:
-            response = self._response(ruling, now)
+        response = self._answers.response(ruling, now, refundable=asked.refundable)
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
 
+    async def batch(self, request: HttpRequest) -> HttpResponse:
+        """Answer many questions at once."""
+        began, now = perf_counter_ns(), self._now()
+        try:
+            questions, key = _questions(request.body), key_in(request.headers)
+        except InvalidBody as error:
+            return self._failed("batch", error, began)
+        if (refusal := self._charge(len(questions) - 1, request.peer)) is not None:
+            self._recorder.shed("batch")
+            return refusal.response()
+        results = await eager.together(
+            [self._result(bytes(body), f"{key}#{place}" if key else "", now) for place, body in enumerate(questions)]
+        )
+        self._called("batch", "allowed", perf_counter_ns() - began)
+        return HttpResponse(200, b'{"results":[%b]}' % b",".join(results), (JSON,))
+
     async def refund(self, request: HttpRequest) -> HttpResponse:
         """Give back what a charge took; answers what a check would be told now."""
-        began, now = perf_counter_ns(), self.now()
+        began, now = perf_counter_ns(), self._now()
         try:
             asked = question(request.body)
-            if not isinstance(asked, Question) or not asked.charge:
+            if not asked.charge:
                 raise InvalidBody("the body does not say what to give back", ("/charge", f"is missing: {_CHARGE}"))
             ruling = await self._refunds.refund(asked.request, asked.charge)
         except (UsageError, StoreError) as error:
             return self._failed("refund", error, began)
         self._called("refund", "allowed", perf_counter_ns() - began)
-        return self._response(ruling, now)
+        return self._answers.response(ruling, now)
 
     async def reset(self, request: HttpRequest) -> HttpResponse:
         """Forget what somebody used. Without an endpoint and a rule: of all limits counted by who is named."""
         began = perf_counter_ns()
         try:
             asked = question(request.body)
-            named = asked.request if isinstance(asked, Question) else asked
-            if not named.rule_id and "endpoint" not in msgspec.json.decode(request.body):
-                reset = await self._resets.reset_all(named)
+            if asked.request.rule_id or asked.has_endpoint:
+                reset = await self._resets.reset(asked.request)
             else:
-                reset = await self._resets.reset(named)
+                reset = await self._resets.reset_all(asked.request)
         except (UsageError, StoreError) as error:
             return self._failed("reset", error, began)
         self._called("reset", "allowed", perf_counter_ns() - began)
         told = {"success": bool(reset), "rules": reset.rules, "shared": reset.shared, "reason": reset.reason}
-        body = msgspec.json.encode(told)
-        return HttpResponse(200, body, ((b"content-type", b"application/json"), (b"cache-control", b"no-store")))
+        return HttpResponse(200, msgspec.json.encode(told), (JSON, (b"cache-control", b"no-store")))
 
-    def _failed(self, api: str, error: UsageError | StoreError, began: int) -> HttpResponse:
-        self._called(api, "error", perf_counter_ns() - began)
-        if api == "reset" and isinstance(error, StoreError):
-            detail = "the store did not answer: not all is reset, perhaps nothing; send it again"
-            return problem_response(of_status(503, detail))
-        return problem_response(problem_of(error))
+    async def _result(self, body: bytes, key: str, now: int) -> bytes:
+        """Return the answer to one question of a batch, or its problem."""
+        try:
+            asked = question(body)
+            ruling = await self._decide(asked, "" if asked.idempotency_key else key, now)
+        except (UsageError, StoreError) as error:
+            return b'{"error":%b}' % problem_of(error).encode()
+        return self._answers.body(ruling, now, refundable=asked.refundable)
 
-    async def decide(self, asked: Question, key: str, now: int) -> Ruling:
+    async def _decide(self, asked: CheckQuestion, key: str, now: int) -> Ruling:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
         if asked.charge:
             raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
@@ -116,6 +159,25 @@ class Checks:
             return await self._decisions.peek(asked.request)
         except InvalidCost as error:
             raise InvalidBody(str(error), (f"/{asked.cost_member}", _COST)) from None
+
+    def _failed(self, api: str, error: UsageError | StoreError, began: int) -> HttpResponse:
+        self._called(api, "error", perf_counter_ns() - began)
+        if api == "reset" and isinstance(error, StoreError):
+            detail = "the store did not answer: not all is reset, perhaps nothing; send it again"
+            return problem_response(of_status(503, detail))
+        return problem_response(problem_of(error))
+
+
+def _questions(body: bytes) -> list[msgspec.Raw]:
+    try:
+        batch = _decode_batch(body)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(error, body, _ACCEPTED, _TYPES) from None
+    if not 1 <= len(batch.requests) <= MOST:
+        told = f"has {len(batch.requests)} elements: 1 to {MOST} are accepted"
+        raise InvalidBody("the batch is too small or too large", ("/requests", told))
+    refuse_repeated(body, 1 + sum([bytes(each).count(b":") for each in batch.requests]))
+    return batch.requests
 
 
 def problem_of(error: UsageError | StoreError) -> Problem:

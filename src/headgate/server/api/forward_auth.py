@@ -19,24 +19,30 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Protocol
 
-from msgspec import structs
-
+from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
+from headgate.core.quota import Quota
 from headgate.engine import Ruling
-from headgate.policy.request import InvalidRequest
-from headgate.policy.request import Request as Asked
-from headgate.server.api.answer import fields_of
+from headgate.policy.request import InvalidRequest, Request
 from headgate.server.api.checks import PROBLEM, problem_of
 from headgate.server.decisions import Decisions
 from headgate.server.wire.messages import Fields, Headers, HttpRequest, HttpResponse
 from headgate.web.address import AddressReader, Finding
 from headgate.web.errors import InvalidSettings
-from headgate.web.headers import MOST_SHOWN, ResponseHeaders
+from headgate.web.headers import (
+    HeaderWriter,
+    LimitFields,
+    Prepared,
+    ResponseHeaders,
+    as_bytes,
+    most_shown,
+    policy_names,
+)
 from headgate.web.identity import Identifier, Identity
 from headgate.web.lines import Lines, collect
-from headgate.web.problem import NOT_ADMITTED, Problem, of_status, quota_exceeded, reduced_capacity
+from headgate.web.problem import NOT_ADMITTED, LimitTexts, Problem, exceeded, of_status, prepare, reduced
 
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
 """Who is trusted unless the settings say otherwise: what runs on this machine."""
@@ -100,6 +106,8 @@ class ForwardChecks:
         self._kinds = tuple(_KINDS.values()) if settings.kind == "either" else (_KINDS[settings.kind],)
         self._wanted = frozenset([name for names in self._kinds for name in names])
         self._now = decisions.engine.clock.now
+        self._writer = HeaderWriter(settings.headers, as_bytes)
+        self._prepared = Prepared(self._prepare)
 
     async def check(self, request: HttpRequest) -> HttpResponse:
         """Answer 200 and no body, or the status of refusals and a problem."""
@@ -116,12 +124,11 @@ class ForwardChecks:
             return self._refused(problem_of(error))
         finally:
             self._decisions.recorder.called("forward_auth", outcome, perf_counter_ns() - began)
-        fields = fields_of(_shown(ruling), self._settings.headers, now)
-        if ruling.allowed:
-            return HttpResponse(200, b"", fields)
-        return self._refused(self._refusal(ruling), fields)
+        if ruling.decision is not None:
+            return self._decided(ruling, ruling.decision, now)
+        return HttpResponse(200) if ruling.allowed else self._refused(of_status(403, NOT_ADMITTED))
 
-    def _asked(self, request: HttpRequest, now: int) -> Asked | None:
+    def _asked(self, request: HttpRequest, now: int) -> Request | None:
         """Return what the proxy's client asks; None if the proxy is not trusted. Raises InvalidRequest and its kind."""
         identity = self._identifier.identify(request.peer.address, request.headers, now)
         if identity.address.finding is Finding.UNTRUSTED_PEER:
@@ -129,7 +136,7 @@ class ForwardChecks:
         uri, method, host = self._original(request.headers)
         attributes = {"host": host.lower()} if host and self._settings.host else {}
         client = identity.address.client
-        return Asked(
+        return Request(
             identity.principal,
             uri,
             method,
@@ -169,25 +176,29 @@ class ForwardChecks:
             fields = (*fields, (b"cache-control", b"no-store"))
         return HttpResponse(status, problem.encode(), (PROBLEM, *fields))
 
-    def _refusal(self, ruling: Ruling) -> Problem:
-        decision = ruling.decision
-        if decision is None:
-            return of_status(403, NOT_ADMITTED)
-        names = ruling.rules
+    def _decided(self, ruling: Ruling, decision: Decision, now: int) -> HttpResponse:
+        """Return what limits say.
+
+        Header fields list only so many of them: to a proxy, a head that is too long is a failure, which may let the
+        request pass.
+        """
+        if decision.parts:
+            names = policy_names(ruling.rules, len(decision.parts))
+            parts = zip(names, decision.parts, strict=True)
+            limits = [self._prepared.of(name, part.quota) for name, part in parts]
+        else:
+            limits = [self._prepared.of(ruling.rule_id, decision.quota)]
+        shown, few = most_shown(decision, limits)
+        fields = tuple(self._writer.write(shown, [limit[0] for limit in few], now))
+        if ruling.allowed:
+            return HttpResponse(200, b"", fields)
+        texts = [limit[1] for limit in limits]
         if decision.degraded and self._decisions.engine.mode_of(ruling.rule_id) is Mode.DENY:  # nobody's fault but ours
-            return reduced_capacity(decision, names)
-        return quota_exceeded(decision, names)
+            return self._refused(Problem(503, reduced(decision, texts)), fields)
+        return self._refused(Problem(429, exceeded(decision, texts)), fields)
 
-
-def _shown(ruling: Ruling) -> Ruling:
-    """Return a ruling whose limits header fields can list: of too many, the one that decides.
-
-    The head of an answer that is too long for a proxy is a failure to it, which may let the request pass.
-    """
-    if ruling.decision is None or len(ruling.rules) <= MOST_SHOWN:
-        return ruling
-    decision = structs.replace(ruling.decision, parts=(), index=0)
-    return structs.replace(ruling, decision=decision, rules=(ruling.rule_id,))
+    def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[tuple[bytes, bytes]], LimitTexts]:
+        return self._writer.prepare(name, quota), prepare(name, quota)
 
 
 def _text(name: bytes, value: bytes) -> str:

@@ -1,21 +1,50 @@
-"""What the recorder shows: ``/metrics`` and ``/hotkeys``."""
+"""Pages for those who watch over a node.
+
+``/healthz`` says that the process lives, ``/readyz`` (and ``/healthcheck``) that it should be asked; ``/metrics`` and
+``/hotkeys`` show what it has counted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TypeAlias
 
+import msgspec
+
 from headgate.observe.recorder import Recorder
 from headgate.observe.workers import wants_openmetrics
+from headgate.server.readiness import Readiness
 from headgate.server.wire.messages import HttpRequest, HttpResponse
 
 _REST = 3.0
 """How many times as long as a page took nobody gets another one: so pages take a quarter of the time at most."""
 _Page: TypeAlias = tuple[bytes, bytes]
 """Content type and body."""
+_FIELDS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 
 
-class Pages:
+class HealthPages:
+    """Answers those who watch over the process."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+
+    async def alive(self, _: HttpRequest) -> HttpResponse:
+        """Answer, which is all there is to say."""
+        return HttpResponse(200, b'{"status":"alive"}', _FIELDS)
+
+    async def ready(self, _: HttpRequest) -> HttpResponse:
+        """Answer 200 while requests are welcome; the status is "ready", or "degraded" while the store is away."""
+        if self._readiness.is_draining:
+            return HttpResponse(503, b'{"status":"draining"}', (*_FIELDS, (b"retry-after", b"1")))
+        degraded = await self._readiness.degraded()
+        told = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
+        if not self._readiness.enforcing():
+            told["enforcement"] = "off"
+        return HttpResponse(200, msgspec.json.encode(told), _FIELDS)
+
+
+class MetricsPages:
     """Answers those who watch. Anybody may ask for metrics, and as often as they like, so they share what they get.
 
     Args:

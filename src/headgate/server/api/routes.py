@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from headgate.server.api.answer import Answers
-from headgate.server.api.batch import Batches
+from headgate.server.api.answers import CheckAnswers
 from headgate.server.api.checks import Checks, problem_response
-from headgate.server.api.deprecation import Deprecation, announcing
 from headgate.server.api.forward_auth import ForwardAuth, ForwardChecks
-from headgate.server.api.health import HealthPages
-from headgate.server.api.pages import Pages
-from headgate.server.api.timestamps import Timestamps
+from headgate.server.api.pages import HealthPages, MetricsPages
+from headgate.server.api.questions import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire.admission import Charge, free_of_charge
@@ -30,7 +27,6 @@ CHECK_HEADERS = ResponseHeaders(ietf="off")
 *this* response to slow down, who is not the one that is limited."""
 _POST = frozenset({b"POST"})
 _GET = frozenset({b"GET", b"HEAD"})
-_NO_DEPRECATIONS: Mapping[bytes, Deprecation] = {}
 _NO_HANDLERS: Mapping[bytes, Handler] = {}
 
 
@@ -43,7 +39,6 @@ def application(
     headers: ResponseHeaders = CHECK_HEADERS,
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
     charge: Charge = free_of_charge,
-    deprecated: Mapping[bytes, Deprecation] = _NO_DEPRECATIONS,
 ) -> Handler:
     """Return what answers all that is asked over HTTP.
 
@@ -55,15 +50,14 @@ def application(
         headers: which header fields the answers to checks have.
         others: what answers other paths, whatever the method, such as ``/json``.
         charge: asked whether so many questions of a batch beyond the first are let in.
-        deprecated: versions that will go, by the beginning of their paths, such as ``/api/v1/``.
     """
-    checks = Checks(decisions, Answers(headers), timestamps or Timestamps())
+    checks = Checks(decisions, CheckAnswers(headers), timestamps or Timestamps(), charge)
     proxies = ForwardChecks(decisions, forward_auth or ForwardAuth())
-    health, pages = HealthPages(readiness), Pages(decisions.recorder)
+    health, pages = HealthPages(readiness), MetricsPages(decisions.recorder)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
         CHECK: (_POST, checks.check),
         RESET: (_POST, checks.reset),
-        BATCH: (_POST, Batches(checks, decisions.recorder, charge).check),
+        BATCH: (_POST, checks.batch),
         REFUND: (_POST, checks.refund),
         FORWARD_AUTH: (None, proxies.check),
         b"/healthz": (_GET, health.alive),
@@ -73,10 +67,6 @@ def application(
         b"/hotkeys": (_GET, pages.hot_keys),
         **{path: (None, handler) for path, handler in others.items()},
     }
-    for path, (methods, handler) in routes.items():
-        for prefix, deprecation in deprecated.items():
-            if path.startswith(prefix):
-                routes[path] = methods, announcing(handler, deprecation)
     return _Router(routes)
 
 

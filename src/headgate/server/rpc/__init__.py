@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.server.api.timestamps import Timestamps
+from headgate.server.api.questions import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.protos import FILES
 from headgate.server.readiness import Readiness

@@ -15,9 +15,8 @@ from headgate.core.quota import SECOND
 from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
-from headgate.server.api.batch import MOST
-from headgate.server.api.idempotency import key_in
-from headgate.server.api.timestamps import Timestamps
+from headgate.server.api.checks import MOST
+from headgate.server.api.questions import Timestamps, key_in
 from headgate.server.decisions import Decisions
 from headgate.server.protos import message_class
 from headgate.server.settings import RLS_SECONDS

@@ -1,0 +1,401 @@
+"""What is asked over HTTP: the body, in one of three forms, which are told apart by their members.
+
+==========  ===================================================================================================
+canonical   principal, endpoint, method, cost, consume, idempotency_key, timestamp, attributes, tier, rule_id
+by rule     key_type, key_value, rule_id, request_count; also endpoint, consume, idempotency_key, timestamp, tier
+by name     identifier and dimension (USER, IP, API_KEY ...) in the place of principal; the rest is canonical
+==========  ===================================================================================================
+
+All forms may have `refundable`, so that the answer names its charge; a refund has that as `charge`.
+
+A member that no form has, members of two forms, a member that is there twice: each is refused, and the refusal says
+what would be right. One reads as fast as a single form: all members are in one struct, and which of them are there says
+which form it is. (Of a member that is there twice, parsers take different ones. Each member has a colon: as many colons
+as members mean that none is, and only where there are more, as in texts, the body is read again to be sure.)
+
+Here are also the header that marks a request which may be sent twice, `key_in`, and a client's own time, `Timestamps`:
+they mean the same over gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headgate.core.errors import UsageError
+from headgate.core.numbers import whole
+from headgate.core.quota import SECOND
+from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, Request, principal_name
+from headgate.server.wire.messages import Headers
+from headgate.web.errors import InvalidSettings
+from headgate.web.problem import shown
+
+LONGEST = 131_072
+"""Bytes of one question: more than any that makes sense."""
+_LONGEST_NAME = 64
+_FORMS = "principal {...}, or key_type, key_value and rule_id, or identifier and dimension"
+_ACCEPTED = {
+    "principal": 'an object of text, such as {"user": "u1", "ip": "203.0.113.9"}',
+    "endpoint": 'text: the path that is asked for, such as "/api/v1/orders"',
+    "method": 'text: an HTTP method, such as "POST"',
+    "cost": "a whole number from 0 to 100000",
+    "consume": "true, or false to take nothing and only ask",
+    "idempotency_key": "text of 1 to 512 characters, or null",
+    "timestamp": "Unix time, in seconds or milliseconds, or null",
+    "attributes": 'an object of text, such as {"region": "eu"}',
+    "tier": "text: the name of a tier",
+    "rule_id": "text: the id of a rule",
+    "identifier": "text: a user's id, an address or an API key's name",
+    "dimension": "USER, IP, API_KEY, or another dimension that rules count by",
+    "key_type": "user, ip, api_key, or another dimension that rules count by",
+    "key_value": "text: a user's id, an address or an API key's name",
+    "request_count": "a whole number from 0 to 100000",
+    "refundable": "true, for an answer that names its charge, or false",
+    "charge": "text: the charge that the answer to a check named, for a refund",
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_ACCEPTED, (str,)),
+    **dict.fromkeys(("principal", "attributes"), (dict,)),
+    **dict.fromkeys(("cost", "request_count"), (int,)),
+    **dict.fromkeys(("consume", "refundable"), (bool,)),
+    "idempotency_key": (str, type(None)),
+    "timestamp": (int, float, type(None)),
+}
+_IN_JSON = {
+    **dict.fromkeys((int, float), "a number"),
+    str: "text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    type(None): "null",
+}
+"""What JSON calls what Python reads."""
+_MEMBERS = len(_ACCEPTED)
+_NOTHING: dict[str, str] = {}
+_NO_SHORT_FORM = (UNSET,) * 5
+_FORM_1 = ("key_type", "key_value", "request_count")
+_FORM_2 = ("identifier", "dimension")
+_NOT_WITH_KEY = ("principal", "method", "cost", "attributes", *_FORM_2)
+_KEY_HEADERS = frozenset({b"idempotency-key", b"x-idempotency-key"})
+_MILLISECONDS_FROM = 100_000_000_000
+"""As seconds, the year 5138; as milliseconds, 1973."""
+_LARGEST = _MILLISECONDS_FROM * 1000
+
+
+class InvalidBody(UsageError):
+    """The body cannot be understood.
+
+    Attributes:
+        errors: where and what: pairs of a JSON pointer and a text.
+    """
+
+    def __init__(self, message: str, *errors: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
+class CheckQuestion(msgspec.Struct, frozen=True, gc=False):
+    """What is asked, whatever form it had."""
+
+    request: Request
+    consume: bool = True
+    idempotency_key: str = ""
+    timestamp: float | None = None
+    cost_member: str = "cost"
+    """How this form calls the cost."""
+    refundable: bool = False
+    """Whether the answer is to name what was taken."""
+    charge: str = ""
+    """What is to be given back."""
+    has_endpoint: bool = True
+    """Whether the body says for which endpoint."""
+
+
+class Members(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """All members of all forms, in an order that `question` relies on."""
+
+    principal: dict[str, str] | UnsetType = UNSET
+    endpoint: str | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    cost: int | UnsetType = UNSET
+    consume: bool | UnsetType = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
+    timestamp: int | float | UnsetType | None = UNSET
+    attributes: dict[str, str] | UnsetType = UNSET
+    tier: str | UnsetType = UNSET
+    rule_id: str | UnsetType = UNSET
+    identifier: str | UnsetType = UNSET
+    dimension: str | UnsetType = UNSET
+    key_type: str | UnsetType = UNSET
+    key_value: str | UnsetType = UNSET
+    request_count: int | UnsetType = UNSET
+    refundable: bool | UnsetType = UNSET
+    charge: str | UnsetType = UNSET
+
+
+_decode = msgspec.json.Decoder(Members).decode
+_members = msgspec.structs.astuple
+
+
+def question(body: bytes) -> CheckQuestion:
+    """Return what a body asks. Raises InvalidBody."""
+    if len(body) > LONGEST:
+        raise InvalidBody(f"the question has {len(body)} bytes", ("", f"it has at most {LONGEST}"))
+    try:
+        asked = _decode(body)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(error, body, _ACCEPTED, _TYPES) from None
+    principal, endpoint, method = asked.principal, asked.endpoint, asked.method
+    if principal is not UNSET and endpoint is not UNSET and method is not UNSET:
+        more = body.count(b":") - 3 - len(principal)
+        if not more:  # these are all the members there are
+            return CheckQuestion(Request(principal, endpoint, method))
+        if more == 1 and asked.cost is not UNSET:
+            return CheckQuestion(Request(principal, endpoint, method, _NOTHING, asked.cost))
+    return _with_more(asked, body)
+
+
+def _with_more(asked: Members, body: bytes) -> CheckQuestion:
+    """Do the same for what is not the most usual body: other members, or colons in texts."""
+    members = _members(asked)
+    principal, attributes, rule_id = asked.principal, asked.attributes, asked.rule_id
+    count = _MEMBERS - members.count(UNSET)
+    if principal is not UNSET:
+        count += len(principal)
+    if attributes is not UNSET:
+        count += len(attributes)
+    refuse_repeated(body, count)
+    if members[10:15] != _NO_SHORT_FORM:
+        if asked.identifier is UNSET and asked.dimension is UNSET:
+            return _by_rule(asked)
+        principal = _named(asked)
+    elif principal is UNSET and rule_id is not UNSET:
+        return _by_rule(asked)
+    elif principal is UNSET:
+        raise InvalidBody("the body does not say who asks", ("", f"it has one of {_FORMS}"))
+    request = Request(
+        principal,
+        "/" if asked.endpoint is UNSET else asked.endpoint,
+        "" if asked.method is UNSET else asked.method,
+        _NOTHING if attributes is UNSET else attributes,
+        1 if asked.cost is UNSET else asked.cost,
+        "" if asked.tier is UNSET else asked.tier,
+        rule_id="" if rule_id is UNSET else rule_id or _empty("rule_id"),
+    )
+    return _question(asked, request, "cost")
+
+
+def _by_rule(asked: Members) -> CheckQuestion:
+    present = ", ".join(_present(asked, (*_FORM_1, "rule_id")))
+    foreign = _present(asked, _NOT_WITH_KEY)
+    if foreign:
+        told = [(f"/{name}", f"does not go with {present}") for name in foreign]
+        raise InvalidBody("the body has members of two forms", *told)
+    missing = [name for name in ("key_type", "key_value", "rule_id") if getattr(asked, name) is UNSET]
+    if missing:
+        raise _incomplete(missing)
+    dimension, value = principal_name(str(asked.key_type) or _empty("key_type")), str(asked.key_value)
+    principal, endpoint = {dimension: value or _empty("key_value")}, asked.endpoint
+    if dimension in {ENDPOINT, GLOBAL}:
+        principal = {}
+        if dimension == ENDPOINT:
+            if endpoint is not UNSET:
+                raise InvalidBody("the endpoint is there twice", ("/endpoint", "does not go with key_type endpoint"))
+            endpoint = value
+    request = Request(
+        principal,
+        "/" if endpoint is UNSET else endpoint,
+        cost=1 if asked.request_count is UNSET else asked.request_count,
+        tier="" if asked.tier is UNSET else asked.tier,
+        rule_id=str(asked.rule_id) or _empty("rule_id"),
+    )
+    return _question(asked, request, "request_count")
+
+
+def _question(asked: Members, request: Request, cost_member: str) -> CheckQuestion:
+    return CheckQuestion(
+        request,
+        asked.consume is not False,
+        _key(asked.idempotency_key),
+        None if asked.timestamp is UNSET else asked.timestamp,
+        cost_member,
+        asked.refundable is True,
+        "" if asked.charge is UNSET else asked.charge or _empty("charge"),
+        asked.endpoint is not UNSET,
+    )
+
+
+def _named(asked: Members) -> dict[str, str]:
+    """Return the principal that `identifier` and `dimension` name."""
+    foreign = _present(asked, ("principal", *_FORM_1))
+    if foreign:
+        raise InvalidBody(
+            "the body has members of two forms",
+            *[(f"/{name}", f"does not go with {', '.join(_present(asked, _FORM_2))}") for name in foreign],
+        )
+    missing = [name for name in _FORM_2 if getattr(asked, name) is UNSET]
+    if missing:
+        raise _incomplete(missing)
+    dimension, value = str(asked.dimension), str(asked.identifier)
+    return {principal_name(dimension or _empty("dimension")): value or _empty("identifier")}
+
+
+def _incomplete(missing: list[str]) -> InvalidBody:
+    return InvalidBody(
+        "the body does not say enough", *[(f"/{name}", f"is missing: {_ACCEPTED[name]}") for name in missing]
+    )
+
+
+def _present(asked: Members, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(asked, name) is not UNSET]
+
+
+def _empty(name: str) -> str:
+    raise InvalidBody(f"{name} is empty", (f"/{name}", f"is {_ACCEPTED[name]}"))
+
+
+def _key(key: str | UnsetType | None) -> str:
+    if key is UNSET or key is None:
+        return ""
+    return str(key) or _empty("idempotency_key")
+
+
+def unreadable(
+    error: Exception, body: bytes, accepted: dict[str, str], types: dict[str, tuple[type, ...]]
+) -> InvalidBody:
+    """Return what is wrong with a body that was not accepted.
+
+    Args:
+        error: of the decoder.
+        body: what it is about.
+        accepted: what each member may be, in words.
+        types: what it is then in Python.
+    """
+    if not isinstance(error, msgspec.ValidationError):
+        wrong = f"is not JSON: {error}" if body.strip() else "is empty"
+        if isinstance(error, RecursionError):
+            wrong = "has objects or lists that are nested too deeply"
+        return InvalidBody(f"the body {wrong}", ("", "it is one JSON object, in UTF-8"))
+    try:
+        found = json.loads(body, object_pairs_hook=_once)
+    except InvalidBody as repeated:
+        return repeated
+    except (ValueError, RecursionError) as malformed:
+        return unreadable(malformed, body, accepted, types)
+    what = f"it is {_kind(found)}, not an object"
+    if isinstance(found, dict):
+        for name, value in found.items():
+            if name not in accepted:
+                return _unknown(name, accepted)
+            if (unlike := _unlike(name, value, accepted, types)) is not None:
+                return unlike
+        what = str(error)
+    return InvalidBody(f"the body is not as expected: {what}", ("", f"it is a JSON object with {_FORMS}"))
+
+
+def refuse_repeated(body: bytes, members: int) -> None:
+    """Refuse a body in which a member is there twice; `members` were understood, those of inner objects included.
+
+    A colon is one of a member if it follows a quotation mark; where even that is not sure, all is read again.
+    """
+    if body.count(b":") != members and b"".join(body.split()).count(b'":') != members:
+        json.loads(body, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidBody(f"the body has {shown(name)} twice", (_pointer(name), "is there more than once"))
+        found[name] = value
+    return found
+
+
+def _unknown(name: str, accepted: dict[str, str]) -> InvalidBody:
+    near = get_close_matches(name[:_LONGEST_NAME].lower(), accepted, 1)
+    right = f"{near[0]} may be meant: {accepted[near[0]]}" if near else f"there are {', '.join(accepted)}"
+    return InvalidBody(f"the body has an unknown member {shown(name)}", (_pointer(name), f"is unknown; {right}"))
+
+
+def _unlike(
+    name: str, value: object, accepted: dict[str, str], types: dict[str, tuple[type, ...]]
+) -> InvalidBody | None:
+    """Say what is wrong with the value of a member; None if nothing is."""
+    pointer, right = _pointer(name), accepted[name]
+    if type(value) in types[name]:
+        inner = value.items() if isinstance(value, dict) else ()
+        wrong = next(((name, text) for name, text in inner if not isinstance(text, str)), None)
+        if wrong is None:
+            return None
+        pointer, right, value = pointer + _pointer(wrong[0]), "text", wrong[1]
+    return InvalidBody(f"{pointer} is not as expected", (pointer, f"is {right}, not {_kind(value)}"))
+
+
+def _kind(value: object) -> str:
+    return _IN_JSON[type(value)]
+
+
+def _pointer(name: str) -> str:
+    return f"/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def key_in(headers: Headers) -> str:
+    """Return the key in ``Idempotency-Key``, or ``X-Idempotency-Key``; empty if there is none.
+
+    The standard's quotation marks (``"8e03978e"``) are optional. Raises InvalidBody where the key is not printable
+    ASCII, is empty, or where there are several.
+    """
+    found = b""
+    for name, value in headers:
+        if name in _KEY_HEADERS:
+            key = _bare(value)
+            if found not in {b"", key}:
+                raise InvalidBody("the request has several idempotency keys", (name.decode(), "is to be sent once"))
+            found = key
+    return found.decode("ascii") if found else ""
+
+
+def _bare(value: bytes) -> bytes:
+    value = value.strip(b" \t")
+    if len(value) >= 2 and value[:1] == value[-1:] == b'"':
+        value = value[1:-1].replace(b'\\"', b'"').replace(b"\\\\", b"\\")
+    if not value or not value.isascii() or not value.decode("ascii").isprintable():
+        raise InvalidBody(
+            "the idempotency key of the header cannot be used",
+            ("idempotency-key", "is 1 to 512 printable characters of ASCII, with quotation marks or without"),
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamps:
+    """What clients' timestamps may be: they are compared with our clock, never counted by.
+
+    They are Unix time, in seconds or, from 100 000 000 000 on, in milliseconds.
+    """
+
+    skew: int = 60
+    """By how many seconds they may differ from our clock."""
+    ignored: bool = False
+    """Whether others are ignored rather than refused."""
+
+    def __post_init__(self) -> None:
+        whole("skew", self.skew, 1, 86_400 * 365, InvalidSettings)
+
+    def check(self, timestamp: float, now: int) -> None:
+        """Refuse a timestamp that is too far from `now`, in microseconds since the epoch. Raises InvalidRequest."""
+        if self.ignored:
+            return
+        if not -_LARGEST < timestamp < _LARGEST:
+            raise InvalidRequest("the timestamp is not a Unix time in seconds or milliseconds")
+        off = (timestamp / 1000 if abs(timestamp) >= _MILLISECONDS_FROM else timestamp) - now / SECOND
+        if abs(off) > self.skew:
+            raise InvalidRequest(
+                f"the timestamp is {abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} our clock, which says "
+                f"{now // SECOND}; {self.skew} s are accepted: set the other clock, or leave the timestamp out"
+            )
