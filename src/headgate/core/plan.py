@@ -5,7 +5,7 @@ This file is what a store runs atomically. It is pure: states in, states and an 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -150,17 +150,27 @@ def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
     return check(quotas, states, call.cost, now)
 
 
-def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
-    """Take `cost` from every limit if all of them admit it, else from none."""
+def check(
+    quotas: Sequence[Quota], states: States, cost: int, now: int, places: Sequence[Hashable] = ()
+) -> tuple[States, Decision]:
+    """Take `cost` from every limit if all of them admit it, else from none.
+
+    Where some count in one place, `places` says where each of them does, and each sees what those before it took.
+    """
+    taken: dict[Hashable, State] = {}
     after: list[State] = []
     decisions: list[Decision] = []
-    for quota, state in zip(quotas, states, strict=True):
+    for index, quota in enumerate(quotas):
+        state = taken.get(places[index], states[index]) if places else states[index]
         new, decision = quota.step(state, cost, now)
         if not decision.allowed:
-            return look(quotas, states, cost, now, (len(after), new, decision))
+            after_all, refusal = look(quotas, states, cost, now, (index, new, decision))
+            return states if places else after_all, refusal
+        if places:
+            taken[places[index]] = new
         after.append(new)
         decisions.append(decision)
-    return after, combine(decisions)
+    return [taken[place] for place in places] if places else after, combine(decisions)
 
 
 def look(

@@ -17,19 +17,17 @@ Memory is bounded:
   `headgate.stores.once`).
 
 The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
-the same thread (see `headgate.locks`). Such code runs where a function is called or returns and where a loop begins
-again, nowhere else. So a call reads, decides, and then, in lines that call nothing, makes sure that what it read is
-still there and replaces it. Otherwise it decides again.
+the same thread (see `headgate.locks`). So a call reads, decides, and then, where nothing can run in between, makes sure
+that what it read is still there and replaces it (see `headgate.stores.unrolled`). Otherwise it decides again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from heapq import heappop, heappush
-from itertools import repeat
-from operator import getitem, is_not, setitem
+from operator import getitem, setitem
 from time import time_ns
-from typing import NamedTuple
 
 from headgate.clock import Clock, SystemClock
 from headgate.core import plan as plans
@@ -38,12 +36,13 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Call, Family, Limit, Plan, Verb, shadowed
+from headgate.core.plan import Call, Family, Limit, Verb, shadowed
 from headgate.core.quota import Quota
 from headgate.flows import drive
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
 from headgate.stores.once import Answers
+from headgate.stores.unrolled import PlanChecks, bound_check
 
 MAX_KEYS = 1_000_000
 _OVERFLOW_STATES = 1024
@@ -64,20 +63,10 @@ class _Table:
         self.bound = shared  # in use by a function that `bind` made, and so kept even when it is empty
 
 
-class _Note(NamedTuple):
-    """A reminder to look whether a state is void."""
-
-    table: _Table
-    at: Principal | int
-    quota: Quota
-
-
-class _Found(NamedTuple):
-    """Where the state of a limit is or will be kept, and the state that counts for it now."""
-
-    table: _Table
-    at: Principal | int
-    state: State
+_Note = tuple[_Table, Principal | int, Quota]
+"""A reminder to look whether a state is void: where it is, and its quota."""
+_Found = tuple[_Table, Principal | int, State]
+"""Where the state of a limit is or will be kept, and the state that counts for it now."""
 
 
 class MemoryStore:
@@ -96,7 +85,13 @@ class MemoryStore:
         if not isinstance(clock, Clock | None):
             raise InvalidStore(f"a clock has now(), ticks(), wait() and wait_async(), unlike {short(clock)}")
         self.clock = clock or SystemClock()
+        self._now = None if type(self.clock) is SystemClock else self.clock.now  # None: read it without another call
         self._lock = new_lock()
+        # Each step of it acquires the lock: ``for _ in self._locked: try: ... finally: release()`` is as safe as a with
+        # statement and twice as fast. A plain call of acquire() is neither: a signal handler that raises (Ctrl-C) may
+        # run right after the call, before the try block, and leave the lock held for ever; no handler runs between a
+        # step of an iterator in C and the body of its loop.
+        self._locked = iter(self._lock.acquire, False)
         self._tables: dict[str, _Table] = {}  # by space
         self._overflow: dict[str, _Table] = {}  # by shape
         self._own = self._shared = 0  # how many states there are of either kind
@@ -111,42 +106,17 @@ class MemoryStore:
         return self._own + self._shared
 
     def run(self, call: Call) -> Decision:
-        with self._lock:
-            now = self.clock.now()
-            if now >= self._next_due:
-                self._sweep(now)
-            if call.shadow:
-                return drive(shadowed(call), lambda each: self._run(each, now))
-            return self._run(call, now)
-
-    def _run(self, call: Call, now: int) -> Decision:
-        verb, plan, cost, token, _, _ = call
-        if verb is Verb.CHECK and len(plan) == 1:
-            return self._check_one(plan[0], cost, now)
-        if verb is Verb.CHECK_ONCE:
-            decision = self._answers.find(token, now)
-            if decision is None:
-                decision = self._decide(call, now)
-                if decision.allowed:
-                    self._answers.keep(token, decision, now)
-                    self._due_after(now + ONCE_US)
-            return decision
-        return self._decide(call, now)
-
-    def _check_one(self, limit: Limit, cost: int, now: int) -> Decision:
-        space, principal, quota = limit
-        table = self._tables.get(space)
-        state = table.states.get(principal) if table is not None else None
-        if state is None or table is None or type(principal) is not str:
-            return self._first(limit, cost, now)
-        after, decision = quota.step(state, cost, now)
-        states = table.states
-        if after is state:
-            return decision
-        if principal in states and states[principal] is state:
-            states[principal] = after
-            return decision
-        return self._first(limit, cost, now)
+        for _ in self._locked:
+            try:
+                now = time_ns() // 1000 if self._now is None else self._now()
+                if now >= self._next_due:
+                    self._sweep(now)
+                if call.shadow:
+                    return drive(shadowed(call), partial(self._run, now=now))
+                return self._run(call, now)
+            finally:
+                self._lock.release()
+        raise AssertionError("the lock was not acquired")
 
     def ready(self) -> None:
         """Nothing to wait for."""
@@ -164,102 +134,46 @@ class MemoryStore:
     def bind(self, family: Family) -> Check:
         """Return the function that checks keys of `family`.
 
-        For a single limit this is the fast lane: it decides as `check` does, in half the time, by having all it needs
-        at hand in one function. Text that has a state is known to be a good key.
+        It decides as `run` does, in half the time, by having all it needs at hand. Text that has a state is known to be
+        a good key.
         """
-        if len(family.quotas) != 1:
-            return self._bind_several(family)
-        clock = None if type(self.clock) is SystemClock else self.clock.now  # None: read it without another call
-        states, step = self._bound(family.spaces[0]), family.quotas[0].step
-        release, locked = self._lock.release, self._locked()
-        one = 1  # compared by identity: True and 1.0 equal it, but are no costs
+        tables, quotas, now_by = tuple(map(self._bound, family.spaces)), family.quotas, self._now
 
-        def check(key: str, cost: int = 1) -> Decision:
-            if cost is not one:
-                if type(cost) is int and cost == 0:
-                    return self.run(Call(Verb.PEEK, family.plan(key)))
-                cost = family.checked_cost(cost)
-            for _ in locked:
+        def peek(key: str) -> Decision:
+            for _ in self._locked:
                 try:
-                    now = time_ns() // 1000 if clock is None else clock()
-                    if now >= self._next_due:
-                        self._sweep(now)
-                    state = states[key]
-                    after, decision = step(state, cost, now)
-                    if after is state:
-                        return decision
-                    if states[key] is state:
-                        states[key] = after
-                        return decision
-                except KeyError:  # a new key, or one that must be looked for elsewhere
-                    return self._first(family.plan(key)[0], cost, now)
-                except TypeError:
-                    checked_principal(key)  # an unhashable key
-                    raise
+                    now = time_ns() // 1000 if now_by is None else now_by()
+                    states = [states[key] for states in tables]
+                    return plans.look(quotas, states, 1, now)[1]
+                except (KeyError, TypeError):  # a new key, or one that is not acceptable
+                    return self._run(Call(Verb.PEEK, family.plan(key)), now)
                 finally:
-                    release()
+                    self._lock.release()
             raise AssertionError("the lock was not acquired")
 
+        def first(key: str, cost: int, now: int) -> Decision:
+            plan = family.plan(key)
+            return (
+                self._first(plan[0], cost, now) if len(plan) == 1 else self._decide(Call(Verb.CHECK, plan, cost), now)
+            )
+
+        names = {
+            **_NAMES,
+            **{f"t{number}": states for number, states in enumerate(tables)},
+            **{f"s{number}": quota.step for number, quota in enumerate(quotas)},
+            "store": self,
+            "tables": tables,
+            "quotas": quotas,
+            "clock": now_by,
+            "locked": self._locked,
+            "release": self._lock.release,
+            "one": 1,  # compared by identity: True and 1.0 equal it, but are not costs
+            "checked_cost": family.checked_cost,
+            "peek": peek,
+            "first": first,
+        }
+        check: Check = bound_check(len(quotas), names)
         return check
-
-    def _bind_several(self, family: Family) -> Check:
-        clock = None if type(self.clock) is SystemClock else self.clock.now
-        quotas, tables = family.quotas, [self._bound(space) for space in family.spaces]
-        lanes = [(states, quota.step) for states, quota in zip(tables, quotas, strict=True)]
-        release, locked = self._lock.release, self._locked()
-        one = 1
-
-        def refuse(
-            key: str, cost: int, now: int, before: list[State], refusal: tuple[int, State, Decision]
-        ) -> Decision:
-            before += [states[key] for states in tables[len(before) :]]
-            after, decision = plans.look(quotas, before, cost, now, refusal)
-            if any(map(is_not, after, before)):
-                _replaced(tables, repeat(key), before, after)
-            return decision
-
-        def check(key: str, cost: int = 1) -> Decision:
-            if cost is not one:
-                if type(cost) is int and cost == 0:
-                    return self.run(Call(Verb.PEEK, family.plan(key)))
-                cost = family.checked_cost(cost)
-            for _ in locked:
-                before: list[State] = []
-                after: list[State] = []
-                decisions: list[Decision] = []
-                try:
-                    now = time_ns() // 1000 if clock is None else clock()
-                    if now >= self._next_due:
-                        self._sweep(now)
-                    for states, step in lanes:
-                        state = states[key]
-                        new, decision = step(state, cost, now)
-                        before.append(state)
-                        if not decision.allowed:
-                            return refuse(key, cost, now, before, (len(after), new, decision))
-                        after.append(new)
-                        decisions.append(decision)
-                    if _replaced(tables, repeat(key), before, after):
-                        return plans.combine(decisions)
-                except KeyError:  # a new key, or one that must be looked for elsewhere
-                    return self._decide(Call(Verb.CHECK, family.plan(key), cost), now)
-                except TypeError:
-                    checked_principal(key)  # an unhashable key
-                    raise
-                finally:
-                    release()
-            raise AssertionError("the lock was not acquired")
-
-        return check
-
-    def _locked(self) -> Iterator[bool]:
-        """Return an iterator each step of which acquires the lock: ``for _ in locked: try: ... finally: release()``.
-
-        It is as safe as a with statement and twice as fast. A plain call of acquire() is neither: a signal handler that
-        raises (Ctrl-C) may run right after the call, before the try block, and leave the lock held for ever; no handler
-        runs between a step of an iterator in C and the body of its loop.
-        """
-        return iter(self._lock.acquire, False)
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
         with self._lock:
@@ -267,43 +181,64 @@ class MemoryStore:
             table.bound = True
             return table.states
 
+    def _run(self, call: Call, now: int) -> Decision:
+        """Do what a call says. The lock is held."""
+        verb, plan = call.verb, call.plan
+        if verb is Verb.CHECK:
+            try:
+                decision: Decision | None = _CHECKS[len(plan)](self._tables, plan, call.cost, now)
+            except KeyError:  # a new key, or one that must be looked for elsewhere
+                decision = self._first(plan[0], call.cost, now) if len(plan) == 1 else None
+            return decision if decision is not None else self._decide(call, now)
+        if verb is not Verb.CHECK_ONCE:
+            return self._decide(call, now)
+        decision = self._answers.find(call.token, now)
+        if decision is None:
+            decision = self._decide(call, now)
+            if decision.allowed:
+                self._answers.keep(call.token, decision, now)
+                self._due_after(now + ONCE_US)
+        return decision
+
     def _first(self, limit: Limit, cost: int, now: int) -> Decision:
         """Check a single limit whose principal may have no state of its own yet."""
+        quota = limit.quota
         while True:
-            found = self._find(limit, 1)
-            after, decision = limit.quota.step(found.state, cost, now)
-            if after is found.state:
+            found = _, at, state = self._find(limit, 1)
+            after, decision = quota.step(state, cost, now)
+            if after is state:
                 return decision
-            states, at = self._place(found, limit.quota, after, now), found.at
-            if at in states and states[at] is found.state:
+            states = self._place(found, quota, after, now)
+            if at in states and states[at] is state:
                 states[at] = after
                 return decision
 
     def _decide(self, call: Call, now: int) -> Decision:
+        """Do what a call says, whatever states there are."""
         verb, plan = call.verb, call.plan
         while True:
-            found = self._find_all(plan)
-            before = [each.state for each in found]
-            if not self._overflow:
+            found = [self._find(limit, len(plan)) for limit in plan]
+            before = [state for _, _, state in found]
+            if not self._overflow or verb is Verb.PEEK:
                 after, decision = plans.decide(call, before, now)
             elif verb is Verb.RESET:  # what keys share is not forgotten for one of them
-                after = [each.state if each.table.shared else None for each in found]
+                after = [state if table.shared else None for table, _, state in found]
                 _, decision = plans.decide(Call(Verb.PEEK, plan), after, now)
-            elif verb is Verb.REFUND and any(each.table.shared for each in found):  # nor given back
-                after, decision = plans.decide(Call(Verb.PEEK, plan), before, now)
-            elif verb is not Verb.PEEK and len({(id(each.table), each.at) for each in found}) < len(plan):
-                after, decision = _in_turn(plan, found, call.cost, now)
-            else:
+            elif verb is Verb.REFUND and any(table.shared for table, _, _ in found):  # nor given back
+                return plans.decide(Call(Verb.PEEK, plan), before, now)[1]
+            elif verb is Verb.REFUND:
                 after, decision = plans.decide(call, before, now)
+            else:
+                places = [(id(table), at) for table, at, _ in found]
+                shared = places if len(set(places)) < len(places) else ()
+                after, decision = plans.check([limit.quota for limit in plan], before, call.cost, now, shared)
             changed = [index for index, new in enumerate(after) if new is not before[index]]
+            if not changed:
+                return decision
             tables = [self._place(found[index], plan[index].quota, after[index], now) for index in changed]
-            keys = [found[index].at for index in changed]
+            keys = [found[index][1] for index in changed]
             if _replaced(tables, keys, [before[index] for index in changed], [after[index] for index in changed]):
                 return decision
-
-    def _find_all(self, plan: Plan) -> list[_Found]:
-        places = len(plan)
-        return [self._find(limit, places) for limit in plan]
 
     def _find(self, limit: Limit, places: int) -> _Found:
         """Find the state of `limit`. The store is full for a new key when it has fewer `places` than its plan needs."""
@@ -312,16 +247,16 @@ class MemoryStore:
         table = self._tables.get(name)
         full = self._own + places > self._max_keys
         if table is not None and principal in table.states:
-            return _Found(table, principal, table.states[principal])
+            return table, principal, table.states[principal]
         if table is None:
             table = _Table(name, shared=False)
         if not (full or self._shared):
-            return _Found(table, principal, None)
+            return table, principal, None
         overflow, slot = self._overflow_of(space, principal)
         if full:
-            return _Found(overflow, slot, overflow.states.get(slot))
+            return overflow, slot, overflow.states.get(slot)
         # With room again, a key moves to a state of its own and takes along what was used in common.
-        return _Found(table, principal, overflow.states.get(slot))
+        return table, principal, overflow.states.get(slot)
 
     def _overflow_of(self, space: str, principal: Principal | int) -> tuple[_Table, int]:
         _, _, shape = space.partition("|")
@@ -341,7 +276,7 @@ class MemoryStore:
         due, tables = self._due_after(max(now, void_at(after, quota))), self._tables
         if not table.shared:
             table = tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
-        due.append(_Note(table, at, quota))
+        due.append((table, at, quota))
         if at not in table.states:
             if table.shared:
                 self._shared += 1
@@ -409,7 +344,7 @@ class MemoryStore:
 
 def _replaced(
     tables: Sequence[dict[Principal | int, State]],
-    keys: Iterable[Principal | int],
+    keys: Sequence[Principal | int],
     before: list[State],
     after: list[State],
 ) -> bool:
@@ -428,19 +363,23 @@ def _replaced(
     return False
 
 
-def _in_turn(plan: Plan, found: Sequence[_Found], cost: int, now: int) -> tuple[Sequence[State], Decision]:
-    """Check limits some of which share an overflow state: each sees what those before it took."""
-    taken: dict[tuple[int, Principal | int], State] = {}
-    decisions = []
-    before = [each.state for each in found]
-    for index, (each, limit) in enumerate(zip(found, plan, strict=True)):
-        after, decision = limit.quota.step(taken.get((id(each.table), each.at), each.state), cost, now)
-        if not decision.allowed:
-            quotas = [limit.quota for limit in plan]
-            return before, plans.look(quotas, before, cost, now, (index, after, decision))[1]
-        taken[id(each.table), each.at] = after
-        decisions.append(decision)
-    return [taken[id(each.table), each.at] for each in found], plans.combine(decisions)
+def _refuse(
+    found: Sequence[tuple[dict[Principal | int, State], Principal, State]],
+    quotas: Sequence[Quota],
+    cost: int,
+    now: int,
+    refusal: tuple[int, State, Decision],
+) -> Decision:
+    """Return the refusal of limits one of which refuses; states that had to be mended are replaced, each on its own."""
+    after, decision = plans.look(quotas, [state for _, _, state in found], cost, now, refusal)
+    for (states, key, before), mended in zip(found, after, strict=True):
+        if mended is not before and key in states and states[key] is before:
+            states[key] = mended
+    return decision
+
+
+_NAMES = {"Decision": Decision, "checked_principal": checked_principal, "refuse": _refuse, "time_ns": time_ns}
+_CHECKS = PlanChecks(**_NAMES)
 
 
 class AsyncMemoryStore:
