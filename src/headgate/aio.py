@@ -24,6 +24,8 @@ from headgate.stores.memory import MemoryStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ONE = 1
+"""The usual cost, compared by identity: True and 1.0 equal it, but are not costs."""
 
 
 class AsyncLimiter:
@@ -71,6 +73,8 @@ class AsyncLimiter:
 
     async def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
+        if cost is _ONE:
+            return await self._check(key, 0)
         return await self._store.run(Call(Verb.PEEK, self._family.plan(key), self._family.checked_cost(cost)))
 
     async def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:

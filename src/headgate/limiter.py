@@ -23,6 +23,8 @@ from headgate.stores.base import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ONE = 1
+"""The usual cost, compared by identity: True and 1.0 equal it, but are not costs."""
 
 
 class Limiter:
@@ -78,6 +80,8 @@ class Limiter:
 
     def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
+        if cost is _ONE:
+            return self._check(key, 0)
         return self._store.run(Call(Verb.PEEK, self._family.plan(key), self._family.checked_cost(cost)))
 
     def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:

@@ -38,8 +38,6 @@ def transition(quota: Quota) -> Transition:
     normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
-        if cost < 0:
-            return any_state(state, cost, now, since)
         if state is None:
             debt = mark = 0
         else:
@@ -51,7 +49,12 @@ def transition(quota: Quota) -> Transition:
                 return any_state(state, cost, now, since)
             elif not plain:
                 debt = debt * gain + fraction
-        after = debt + unit if cost == 1 else debt + cost * unit
+        if cost == 1:
+            after = debt + unit
+        elif cost < 0:
+            return any_state(state, cost, now, since)
+        else:
+            after = debt + cost * unit
         room = full - after
         if room >= 0 or not cost:
             remaining = room // unit

@@ -53,9 +53,9 @@ def transition(quota: Quota) -> Transition:
                 if left > 2 * window:
                     return step((now + window - now % window, current + previous, 0, mark), cost, now, since)
                 return held(step(state, cost, end - window, since), left - window)
-        overlap = left
-        if round_up:
-            overlap = min(grains, (left + round_up) // grain)
+        overlap = 0
+        if previous:
+            overlap = min(grains, (left + round_up) // grain) if round_up else left
         if cost < 0:
             if since is None:
                 current += cost
@@ -72,11 +72,11 @@ def transition(quota: Quota) -> Transition:
                 True, limit, remaining, 0, reset, pressure, quota, 0, cost, now
             )
         after = current + cost
-        room = full - after * grains
-        if previous:
-            room -= previous * overlap
+        room = full - after * grains - previous * overlap if previous else limit - after
         if room >= 0 or not cost:
-            remaining = room // grains if room > 0 else 0
+            remaining = room // grains if previous else room
+            if remaining < 0:
+                remaining = 0
             reset = left + window if after else left if previous else 0
             if remaining >= calm:
                 return (end, after, previous, 0), Decision(

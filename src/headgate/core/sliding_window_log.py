@@ -64,7 +64,16 @@ def transition(quota: Quota) -> Transition:
                 mark, pressure = judged(mark, remaining, cost)
             after_state = (entries, first, size, after, now, newest, mark)
             return after_state, Decision(True, limit, remaining, 0, window, pressure, quota, 0, cost, now)
-        if cost <= 0:
+        if not cost:
+            remaining = limit - used if limit > used else 0
+            if remaining >= calm:
+                mark, pressure = 0, normal
+            else:
+                mark, pressure = judged(mark, remaining, cost)
+            reset = stamp + window - now if used else 0
+            after_state = (entries, first, size, used, stamp, newest, mark)
+            return after_state, Decision(True, limit, remaining, 0, reset, pressure, quota, 0, cost, now)
+        if cost < 0:
             if since is not None and since != stamp:
                 entries, first, size, after = _taken_out(entries, first, size, used, since, -cost)
             else:

@@ -51,8 +51,6 @@ def _steady(quota: Quota) -> Transition:
     normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
-        if cost < 0:
-            return any_state(state, cost, now, since)
         if state is None:
             used = mark = 0
         else:
@@ -66,7 +64,12 @@ def _steady(quota: Quota) -> Transition:
                 used = used - elapsed * gain if elapsed < longest else 0
             if used < 0:
                 used = 0
-        after = used + unit if cost == 1 else used + cost * unit
+        if cost == 1:
+            after = used + unit
+        elif cost < 0:
+            return any_state(state, cost, now, since)
+        else:
+            after = used + cost * unit
         room = full - after
         if room >= 0 or not cost:
             remaining = room // unit

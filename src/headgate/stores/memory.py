@@ -172,7 +172,7 @@ class MemoryStore:
             "peek": peek,
             "first": first,
         }
-        check: Check = bound_check(len(quotas), names)
+        check: Check = bound_check(family, names)
         return check
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
@@ -363,22 +363,7 @@ def _replaced(
     return False
 
 
-def _refuse(
-    found: Sequence[tuple[dict[Principal | int, State], Principal, State]],
-    quotas: Sequence[Quota],
-    cost: int,
-    now: int,
-    refusal: tuple[int, State, Decision],
-) -> Decision:
-    """Return the refusal of limits one of which refuses; states that had to be mended are replaced, each on its own."""
-    after, decision = plans.look(quotas, [state for _, _, state in found], cost, now, refusal)
-    for (states, key, before), mended in zip(found, after, strict=True):
-        if mended is not before and key in states and states[key] is before:
-            states[key] = mended
-    return decision
-
-
-_NAMES = {"Decision": Decision, "checked_principal": checked_principal, "refuse": _refuse, "time_ns": time_ns}
+_NAMES = {"Decision": Decision, "checked_principal": checked_principal, "time_ns": time_ns}
 _CHECKS = PlanChecks(**_NAMES)
 
 

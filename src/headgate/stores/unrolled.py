@@ -17,6 +17,8 @@ from textwrap import indent
 from types import CodeType
 from typing import Any
 
+from headgate.core.plan import Family
+
 _BOUND = """
 def check(key, cost=1):
     if cost is not one:
@@ -49,9 +51,10 @@ def check(tables, plan, cost, now):
 """Checks the limits of any plan, in a store whose lock is held."""
 
 
-def bound_check(limits: int, names: dict[str, Any]) -> Any:
+def bound_check(family: Family, names: dict[str, Any]) -> Any:
     """Return the function ``check(key, cost=1)`` of a family; `names` has all that it refers to."""
-    exec(_compiled_bound(limits), names)  # noqa: S102  our own text
+    queues = any(quota.queue for quota in family.quotas)
+    exec(_compiled_bound(len(family.quotas), queues=queues), names)  # noqa: S102  our own text
     return names["check"]
 
 
@@ -73,58 +76,76 @@ class PlanChecks(dict[int, Any]):
 
 
 @lru_cache(maxsize=64)
-def _compiled_bound(limits: int) -> CodeType:
-    read = [f"x{i} = t{i}[key]" for i in range(limits)]
-    body = [*read, *_decided([f"t{i}[key]" for i in range(limits)], [f"s{i}" for i in range(limits)], "quotas")]
-    return compile(_BOUND.format(body=indent("\n".join(body), " " * 12)), __name__, "exec")
+def _compiled_bound(limits: int, *, queues: bool) -> CodeType:
+    places, steps = [f"t{i}[key]" for i in range(limits)], [f"s{i}" for i in range(limits)]
+    read = [f"x{i} = {place}" for i, place in enumerate(places)]
+    body = "\n".join([*read, *_decided(places, steps, again="continue", queues=queues)])
+    return compile(_BOUND.format(body=indent(body, " " * 12)), __name__, "exec")
 
 
 @lru_cache(maxsize=64)
 def _compiled_plan(limits: int) -> CodeType:
-    read = [f"t{i} = tables[p{i}].states; x{i} = t{i}[k{i}]" for i in range(limits)]
     places, steps = [f"t{i}[k{i}]" for i in range(limits)], [f"q{i}.step" for i in range(limits)]
-    quotas = f"({', '.join(f'q{i}' for i in range(limits))})"
-    body = indent("\n".join([*read, *_decided(places, steps, quotas)]), " " * 4)
+    read = [f"t{i} = tables[p{i}].states; x{i} = {place}" for i, place in enumerate(places)]
+    body = "\n".join([*read, *_decided(places, steps, again="return None", queues=True)])
     unpacked = "".join(f"(p{i}, k{i}, q{i}), " for i in range(limits))
-    return compile(_PLAN.format(limits=unpacked, body=body), __name__, "exec")
+    return compile(_PLAN.format(limits=unpacked, body=indent(body, " " * 4)), __name__, "exec")
 
 
-def _decided(places: list[str], steps: list[str], quotas: str) -> list[str]:
-    """Return the lines that decide and replace, for limits whose states, read as x0, x1 ..., are in these places."""
+def _decided(places: list[str], steps: list[str], again: str, *, queues: bool) -> list[str]:
+    """Return the lines that decide and replace, for limits whose states, read as x0, x1 ..., are in these places.
+
+    They do what `headgate.core.plan.check` says, and describe the limit that `headgate.core.plan.combine` would.
+    """
     if len(places) == 1:
-        return [
-            f"y0, d0 = {steps[0]}(x0, cost, now)",
-            "if y0 is x0:",
-            "    return d0",
-            f"if {places[0]} is x0:",
-            f"    {places[0]} = y0",
-            "    return d0",
-        ]
+        replaced = ["if y0 is x0:", "    return d0", f"if {places[0]} is x0:", f"    {places[0]} = y0", "    return d0"]
+        return [f"y0, d0 = {steps[0]}(x0, cost, now)", *replaced, again]
     numbers = range(len(places))
-    found = ", ".join(f"({place.replace('[', ', ').replace(']', '')}, x{i})" for i, place in enumerate(places))
-    lines = []
+    lines: list[str] = []
     for i, step in enumerate(steps):
-        lines += [
-            f"y{i}, d{i} = {step}(x{i}, cost, now)",
-            f"if not d{i}.allowed:",
-            f"    return refuse(({found}), {quotas}, cost, now, ({i}, y{i}, d{i}))",
-        ]
-    lines += [
+        lines += [f"{'    ' * i}y{i}, d{i} = {step}(x{i}, cost, now)", f"{'    ' * i}if d{i}.allowed:"]
+    lines += [f"{'    ' * len(places)}{line}" for line in [*_admitted(places, queues=queues), again]]
+    for i in reversed(numbers):
+        lines += [f"{'    ' * i}else:", f"{'    ' * i}    refused = {i}; told = d{i}; retry = d{i}.retry_after_us"]
+    for i, step in enumerate(steps):
+        lines += (
+            [f"if refused > {i}:", f"    d{i} = {step}(x{i}, 0, now)[1]; y{i} = x{i}"] if i < len(places) - 1 else []
+        )
+        lines += [f"{'el' if i < len(places) - 1 else ''}if refused < {i}:", *_looked_at(i, step)] if i else []
+    lines += [f"if y{i} is not x{i} and {place} is x{i}: {place} = y{i}" for i, place in enumerate(places)]
+    return [*lines, f"return {_answer('False, told.limit, told.remaining, retry', '0, 0, 0', 'refused', numbers)}"]
+
+
+def _admitted(places: list[str], *, queues: bool) -> list[str]:
+    """Return the lines that replace the states, and answer; only queues have delays."""
+    lines = [
         f"if {' and '.join(f'{place} is x{i}' for i, place in enumerate(places))}:",
         f"    {'; '.join(f'{place} = y{i}' for i, place in enumerate(places))}",
-        "    told = d0; index = 0; left = d0.remaining; limit = d0.limit; delay = d0.delay_us",
+        "    told = d0; index = 0; left = d0.remaining; limit = d0.limit",
+        *["    delay = d0.delay_us"] * queues,
     ]
-    for i in numbers[1:]:  # as `headgate.core.plan.combine` does
+    for i in range(1, len(places)):
         lines += [
             f"    here = d{i}.remaining; of = d{i}.limit",
             "    if here * limit < left * of:",
             f"        told = d{i}; index = {i}; left = here; limit = of",
-            f"    if d{i}.delay_us > delay:",
-            f"        delay = d{i}.delay_us",
+            *[f"    if d{i}.delay_us > delay: delay = d{i}.delay_us"] * queues,
         ]
-    parts = ", ".join(f"d{i}" for i in numbers)
+    taken = f"{'delay' if queues else 0}, told.taken, told.taken_at_us"
+    return [*lines, f"    return {_answer('True, limit, left, 0', taken, 'index', range(len(places)))}"]
+
+
+def _looked_at(i: int, step: str) -> list[str]:
+    """Return the lines that ask a limit behind the one that refuses; it may refuse for longer."""
     return [
-        *lines,
-        "    return Decision(True, limit, left, 0, told.reset_after_us, told.state, told.quota, delay, told.taken,",
-        f"        told.taken_at_us, ({parts}), '', index)",
+        f"    d{i} = {step}(x{i}, 0, now)[1]; y{i} = x{i}",
+        f"    if d{i}.remaining < cost:",
+        f"        y{i}, d{i} = {step}(x{i}, cost, now)",
+        f"        if d{i}.retry_after_us > retry: refused = {i}; told = d{i}; retry = d{i}.retry_after_us",
     ]
+
+
+def _answer(numbers: str, taken: str, index: str, limits: range) -> str:
+    parts = ", ".join(f"d{i}" for i in limits)
+    about = "told.reset_after_us, told.state, told.quota"
+    return f"Decision({numbers}, {about}, {taken}, ({parts}), '', {index})"
