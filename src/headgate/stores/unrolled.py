@@ -20,7 +20,7 @@ from typing import Any
 from headgate.core.plan import Family
 
 _BOUND = """
-def check(key, cost=1):
+def check(key: str, cost: int = 1) -> Decision:
     if cost is not one:
         if type(cost) is int and cost == 0:
             return peek(key)
@@ -55,7 +55,9 @@ def bound_check(family: Family, names: dict[str, Any]) -> Any:
     """Return the function ``check(key, cost=1)`` of a family; `names` has all that it refers to."""
     queues = any(quota.queue for quota in family.quotas)
     exec(_compiled_bound(len(family.quotas), queues=queues), names)  # noqa: S102  our own text
-    return names["check"]
+    check = names["check"]
+    check.__qualname__ = "MemoryStore.bind.<locals>.check"  # as any function that another one makes
+    return check
 
 
 class PlanChecks(dict[int, Any]):
