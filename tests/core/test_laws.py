@@ -305,9 +305,24 @@ def test_a_clock_that_falls_back_never_gives_budget(data: st.DataObject) -> None
     mended, _ = quota.step(state, 1, now - back)
     assert not ask(quota, mended, 1, now - back + wait.retry_after_us - 1).allowed
     assert ask(quota, mended, 1, now - back + wait.retry_after_us).allowed
-    usual, full = ask(quota, state, 1, now), ask(quota, quota.step(None, quota.capacity, now)[0], 1, now)
-    longest = max(usual.retry_after_us, full.retry_after_us, full.reset_after_us)
+    usual = ask(quota, state, 1, now)
+    longest = max(usual.retry_after_us, *used_up(quota, now), *used_up(quota, now - back))
     assert wait.retry_after_us <= quota.window_us + longest
+
+
+def used_up(quota: Quota, now: int) -> tuple[int, int]:
+    """For how long somebody waits who has just used all there is, for one unit and for all: a clock's word."""
+    full = ask(quota, quota.step(None, quota.capacity, now)[0], 1, now)
+    return full.retry_after_us, full.reset_after_us
+
+
+def test_a_clock_that_falls_back_into_the_window_before_makes_one_window_more() -> None:
+    """A fixed window says when it began, not when it was used last: how far the clock fell is not known."""
+    day, now = 86_400_000_000, 1_000_000_000_000_000
+    quota = Quota(1, day, algorithm=Algorithm.FIXED_WINDOW)
+    state, _ = quota.step(None, 1, now)
+    back = now - day - 1
+    assert ask(quota, state, 1, back).retry_after_us == day + used_up(quota, back)[0]
 
 
 @given(st.data())

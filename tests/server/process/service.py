@@ -158,6 +158,19 @@ class Service:
             self.process.wait()
 
 
+def altered(constants: Mapping[str, object]) -> tuple[str, str]:
+    """What Python runs for the command with other constants, by their full names; a name that is not there fails."""
+    lines = ["from importlib import import_module", "from headgate.cli.__main__ import main"]
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        lines += [
+            f"module = import_module({module!r})",
+            f"assert hasattr(module, {constant!r}), {name!r}",
+            f"module.{constant} = {value!r}",
+        ]
+    return "-c", "\n".join([*lines, "raise SystemExit(main())"])
+
+
 def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders", /, **headers: str) -> bytes:
     """Ask on a connection that is there, or make it. Raises OSError or HTTPException."""
     body = msgspec.json.encode({"principal": {"user": user}, "endpoint": endpoint, "method": "POST"})

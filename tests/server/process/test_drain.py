@@ -17,7 +17,7 @@ import pytest
 
 from headgate.server.protos import RateLimitRequest
 from headgate.server.rls import SHOULD_RATE_LIMIT
-from tests.server.process.service import SECONDS, Clients, service
+from tests.server.process.service import SECONDS, Clients, altered, service
 from tests.servers import RedisServer, redis_server, until
 
 
@@ -63,8 +63,7 @@ def test_those_who_connect_for_each_request_are_answered_or_refused_and_never_cu
 
 def test_where_the_system_refuses_the_filter_it_drains_as_well() -> None:
     """Some do, to users without privileges."""
-    program = "from headgate.server import ports; ports._ATTACH_FILTER = 9999; from headgate.cli.__main__ import main; "
-    with service(program=("-c", f"{program}raise SystemExit(main())")) as found:
+    with service(program=altered({"headgate.server.ports._ATTACH_FILTER": 9999})) as found:
         port = found.started().http_port
         with Clients(port, [f"r{number}" for number in range(8)]) as clients:
             clients.until_answered(20)

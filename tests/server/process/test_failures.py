@@ -19,7 +19,7 @@ from headgate.server.protos import message_class
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from tests.observe.readings import value
 from tests.proxy import proxy
-from tests.server.process.service import SECONDS, Clients, Service, service
+from tests.server.process.service import SECONDS, Clients, Service, altered, service
 from tests.server.rls.messages import answered, headers
 from tests.server.rls.messages import asked as envoy_asked
 from tests.servers import RedisServer, redis_server, until
@@ -85,8 +85,8 @@ def test_connections_that_a_worker_had_not_accepted_wait_for_the_one_in_its_plac
 
 def test_a_worker_that_hangs_is_replaced(redis: RedisServer, rules: str) -> None:
     """It would keep its share of all connections waiting. The supervisor of this test has little patience."""
-    program = "from headgate.server import child; child.PATIENCE = 5.0; from headgate.cli.__main__ import main; main()"
-    with service("--workers", "2", "--store", redis.address, "--rules", rules, program=("-c", program)) as found:
+    program = altered({"headgate.server.supervisor.PATIENCE": 5.0})
+    with service("--workers", "2", "--store", redis.address, "--rules", rules, program=program) as found:
         hung = min(found.started().workers())
         os.kill(hung, signal.SIGSTOP)
         until(lambda: hung not in found.workers() and len(found.workers()) == 2, "it is replaced", SECONDS)
@@ -238,16 +238,18 @@ def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
     redis: RedisServer, tmp_path: Path, stretched: str, hurried: list[Asks], patient: list[Asks]
 ) -> None:
     """The store's answers are held. One of the deadlines is a minute in this service; the other one is as it is."""
-    program = (
-        "from headgate.server import settings, decisions; "
-        f"settings.{stretched} = settings.STORE_SECONDS = 60.0; decisions.LONGEST_MS = 60_000; "
-        "from headgate.cli.__main__ import main; main()"
+    program = altered(
+        {
+            f"headgate.server.settings.{stretched}": 60.0,
+            "headgate.server.settings.STORE_SECONDS": 60.0,
+            "headgate.engine.body.LONGEST_MS": 60_000,
+        }
     )
     rules = tmp_path / "rules.yaml"
     rules.write_text("{version: 1, rules: [{id: u, limit: 99, window: 1h}, {id: a, quota: 99/h, dimension: ip}]}")
     with (
         proxy(redis.port) as between,
-        service("--store", between.address("connections=2"), "--rules", str(rules), program=("-c", program)) as found,
+        service("--store", between.address("connections=2"), "--rules", str(rules), program=program) as found,
         ThreadPoolExecutor(len(patient)) as pool,
     ):
         found.started()
