@@ -73,7 +73,7 @@ def test_any_calls_in_any_pieces(steps: list[tuple[str, *tuple[object, ...]]], s
         def receive(data: bytes) -> None:
             for place in range(0, len(data), size):
                 service.handle(machine.receive(data[place : place + size], 0.0))
-            machine.outgoing()
+            machine.streams.outgoing()
 
         receive(frames.PREFACE + frames.settings([]))
         for step in steps:

@@ -68,6 +68,7 @@ class Unconnected:
 
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
         self.limits, self.machine = limits, Http2Connection(limits)
+        self.streams = self.machine.streams
 
     def flush_soon(self) -> None: ...
 
@@ -81,7 +82,7 @@ class Conversation:
     def __init__(self, limits: WireLimits = DEFAULT, *, greeting: bytes = GREETING) -> None:
         self.server = Http2Connection(limits)
         self.now = 0.0
-        self.first = split(self.server.outgoing())
+        self.first = split(self.server.streams.outgoing())
         self.decoder = hpack.Decoder()
         if greeting:
             assert self.say(greeting) == []
@@ -97,7 +98,7 @@ class Conversation:
 
     def answer(self) -> list[Frame]:
         """Take the frames that were answered."""
-        return split(self.server.outgoing())
+        return split(self.server.streams.outgoing())
 
     def fields(self, frame: Frame) -> Headers:
         """Return what a HEADERS frame says."""

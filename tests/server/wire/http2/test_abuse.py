@@ -20,7 +20,7 @@ LIMITS = replace(DEFAULT, resets=20, control_frames=50, streams=10)
 
 def kept(server: Http2Connection) -> int:
     """Return how much a connection keeps, roughly, in bytes and things."""
-    streams = server._streams
+    streams = server.streams
     return (
         len(server._buffer)
         + len(server._blocks._block)
@@ -39,7 +39,7 @@ def flood(client: Conversation, attack: Callable[[int], bytes], most: int) -> in
     """Attack until the connection is given up; return after how many times."""
     for count in range(1, most + 2):
         client.say(attack(count))
-        assert len(client.server._streams._out) <= 3
+        assert len(client.server.streams._out) <= 3
         if client.server.is_over:
             assert client.gave_up() is ErrorCode.ENHANCE_YOUR_CALM
             return count
@@ -114,7 +114,7 @@ def test_frames_that_bring_nothing_end_the_connection(attack: Callable[[int], by
     for number in (1, 3, 5):
         client.open(number)
     client.say(frames.reset(3, ErrorCode.CANCEL))
-    client.server.reset(5, ErrorCode.CANCEL)
+    client.server.streams.abort(5, ErrorCode.CANCEL)
     assert flood(client, attack, LIMITS.control_frames) >= LIMITS.control_frames - 3
     assert kept(client.server) < 1000
 
@@ -133,7 +133,7 @@ def test_answers_that_a_client_takes_excuse_resets_and_frames() -> None:
     client = Conversation(LIMITS)
     for number in range(1, 4001, 4):
         client.open(number, end=True)
-        client.server.respond(number, OK, b"x")
+        client.server.streams.respond(number, OK, b"x")
         client.open(number + 2)
         client.say(frames.reset(number + 2, ErrorCode.CANCEL), frames.window_update(0, 1), frames.ping(b"12345678"))
         client.answer()
@@ -145,7 +145,7 @@ def test_a_client_of_long_standing_may_give_up_all_its_calls_at_once() -> None:
     client = Conversation(LIMITS)
     for count in range(1, 201):
         client.open(stream(count), end=True)
-        client.server.respond(stream(count), OK, b"x")
+        client.server.streams.respond(stream(count), OK, b"x")
     client.now += 1000.0
     resets = 0
     while not client.server.is_over:
@@ -159,7 +159,7 @@ def test_a_byte_at_a_time_excuses_nothing() -> None:
     """CVE-2019-9511, data dribble: windows of a byte make frames of a byte."""
     client = Conversation(LIMITS, greeting=frames.PREFACE + frames.settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
     client.open(1, end=True)
-    client.server.respond(1, OK, b"x" * 100_000)
+    client.server.streams.respond(1, OK, b"x" * 100_000)
     assert flood(client, lambda _: frames.window_update(1, 1), 200) <= LIMITS.control_frames + 10
 
 
@@ -203,7 +203,7 @@ def test_blocks_that_are_never_the_same_take_no_memory() -> None:
     client = Conversation()
     for number in range(1, 4000, 2):
         client.open(number, end=True, block=BLOCK + unchecked([(b"x", b"%d" % number + b"y" * 3000)]))
-        client.server.respond(number, OK, b"")
+        client.server.streams.respond(number, OK, b"")
         client.answer()
     assert kept(client.server) < 150_000
 
@@ -212,7 +212,7 @@ def test_numbers_that_are_left_out_take_no_memory() -> None:
     client = Conversation()
     for number in range(1, 40_000, 6):
         client.open(number, end=True)
-        client.server.respond(number, OK, b"")
+        client.server.streams.respond(number, OK, b"")
         client.answer()
     assert kept(client.server) < 1000
 
@@ -221,16 +221,16 @@ def test_answers_before_the_end_of_requests_take_no_memory() -> None:
     client = Conversation(LIMITS)
     for number in range(1, 4000, 2):
         client.open(number)
-        client.server.respond(number, OK, b"")
+        client.server.streams.respond(number, OK, b"")
         client.answer()
-    assert len(client.server._streams._dropped) == LIMITS.streams
+    assert len(client.server.streams._dropped) == LIMITS.streams
 
 
 def test_five_mebibytes_against_the_windows_are_cut_off() -> None:
     """On a stream that nobody reads from, a client that heeds no window gets no further than the window."""
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     events = client.say(*[frames.data(1, b"x" * 16_384)] * 320)
     assert sum(len(event.data) for event in events if isinstance(event, Received)) == 262_144
     assert Aborted(1) in events
@@ -240,7 +240,7 @@ def test_five_mebibytes_against_the_windows_are_cut_off() -> None:
 def test_a_flood_in_one_read_is_cut_off_as_early() -> None:
     client = Conversation(LIMITS)
     client.say(frames.ping(b"12345678") * 100_000)
-    assert len(client.server.outgoing()) < 20 * LIMITS.control_frames
+    assert len(client.server.streams.outgoing()) < 20 * LIMITS.control_frames
 
 
 def test_settings_of_many_windows_are_applied_once() -> None:
@@ -248,7 +248,7 @@ def test_settings_of_many_windows_are_applied_once() -> None:
     client = Conversation()
     client.open(1)
     client.say(frames.settings([(Setting.INITIAL_WINDOW_SIZE, n % 1000) for n in range(2701)]))
-    assert client.server._streams.open[1].window == 700
+    assert client.server.streams.open[1].window == 700
 
 
 def test_a_client_that_reads_nothing_has_its_answers_counted() -> None:
@@ -256,6 +256,6 @@ def test_a_client_that_reads_nothing_has_its_answers_counted() -> None:
     client = Conversation(greeting=frames.PREFACE + frames.settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
     for number in range(1, 101, 2):
         client.open(number, end=True)
-        client.server.respond(number, OK, b"x" * 1000)
-    assert client.server.waiting_bytes == 50_000
-    assert client.server.open_streams == 50
+        client.server.streams.respond(number, OK, b"x" * 1000)
+    assert client.server.streams.waiting == 50_000
+    assert len(client.server.streams.open) == 50

@@ -26,7 +26,7 @@ from tests.server.wire.http2.conversation import BLOCK, GREETING, OK, Conversati
 
 
 def test_we_speak_first_and_say_what_we_take() -> None:
-    settings, update = split(Http2Connection().outgoing())
+    settings, update = split(Http2Connection().streams.outgoing())
     assert (settings.kind, settings.flags, settings.stream) == (SETTINGS, 0, 0)
     assert dict(frames.read_settings(settings.payload)) == {
         Setting.MAX_CONCURRENT_STREAMS: DEFAULT.streams,
@@ -38,8 +38,8 @@ def test_we_speak_first_and_say_what_we_take() -> None:
 
 def test_what_is_outgoing_is_taken_once() -> None:
     server = Http2Connection()
-    assert server.outgoing()
-    assert server.outgoing() == b""
+    assert server.streams.outgoing()
+    assert server.streams.outgoing() == b""
 
 
 @pytest.mark.parametrize("cut", [0, 1, 23, 24, 25, 32, 33])
@@ -104,7 +104,7 @@ def test_draining_serves_what_is_on_its_way_and_then_refuses() -> None:
     assert client.reset_with() == [(5, ErrorCode.REFUSED_STREAM)]
     for stream in (1, 3):
         assert not client.server.is_over
-        client.server.respond(stream, OK, b"")
+        client.server.streams.respond(stream, OK, b"")
     assert client.server.is_over
     assert client.server.fault == ""
 
@@ -130,10 +130,10 @@ def test_a_connection_that_is_over_does_nothing_more() -> None:
 def test_a_stream_that_we_reset_is_gone() -> None:
     client = Conversation()
     client.open(1)
-    client.server.reset(1, ErrorCode.CANCEL)
-    client.server.reset(1, ErrorCode.CANCEL)
+    client.server.streams.abort(1, ErrorCode.CANCEL)
+    client.server.streams.abort(1, ErrorCode.CANCEL)
     assert client.reset_with() == [(1, ErrorCode.CANCEL)]
-    assert client.server.is_idle
+    assert not client.server.streams.open
 
 
 FATAL = [
@@ -175,7 +175,7 @@ def test_a_mistake_on_the_connection_ends_it_and_all_streams(bad: bytes, code: E
     client.open(1)
     assert client.say(bad) == [Aborted(1)]
     assert client.gave_up() is code
-    assert client.server.open_streams == 0
+    assert len(client.server.streams.open) == 0
     assert client.say(frames.ping(b"12345678")) == []
     assert client.answer() == []
 
@@ -235,12 +235,12 @@ def test_a_reset_stream_is_gone() -> None:
     client.open(1)
     assert client.say(frames.reset(1, ErrorCode.CANCEL)) == [Aborted(1)]
     assert client.say(frames.reset(1, ErrorCode.CANCEL), frames.window_update(1, 1)) == []
-    client.server.respond(1, OK, b"too late")
-    client.server.send_headers(1, OK, end=False)
-    client.server.send_data(1, b"too late", end=True)
-    client.server.reset(1, ErrorCode.CANCEL)
-    client.server.withhold(1)
-    client.server.acknowledge(1, 5)
+    client.server.streams.respond(1, OK, b"too late")
+    client.server.streams.send_headers(1, OK, end=False)
+    client.server.streams.send_data(1, b"too late", end=True)
+    client.server.streams.abort(1, ErrorCode.CANCEL)
+    client.server.streams.withhold(1)
+    client.server.streams.acknowledge(1, 5)
     assert client.answer() == []
 
 
@@ -249,7 +249,7 @@ def test_a_client_that_leaves_gets_its_answers_first() -> None:
     client.open(1, end=True)
     assert client.say(frames.goaway(0, ErrorCode.NO_ERROR, b"bye")) == []
     assert not client.server.is_over
-    client.server.respond(1, OK, b"")
+    client.server.streams.respond(1, OK, b"")
     assert client.server.is_over
     assert client.server.fault == ""
 
@@ -260,15 +260,15 @@ def test_a_smaller_table_is_confirmed_before_the_next_block() -> None:
     client.open(1, end=True)
     client.open(3, end=True)
     client.say(frames.settings([(Setting.HEADER_TABLE_SIZE, 100)]))
-    client.server.respond(1, OK, b"")
-    client.server.respond(3, OK, b"")
+    client.server.streams.respond(1, OK, b"")
+    client.server.streams.respond(3, OK, b"")
     assert [frame.payload for frame in client.answer()[1:]] == [b"\x20" + OK, OK]
 
 
 def test_wider_initial_windows_let_waiting_data_through() -> None:
     client = Conversation(greeting=frames.PREFACE + frames.settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
     client.open(1)
-    client.server.send_data(1, b"abc", end=False)
+    client.server.streams.send_data(1, b"abc", end=False)
     assert client.answer() == []
     assert client.say(frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2)])) == []
     assert client.say(frames.settings([(Setting.INITIAL_WINDOW_SIZE, 3)])) == [Writable(1)]
@@ -279,9 +279,9 @@ def test_a_window_may_become_negative() -> None:
     """Section 6.9.2: what was sent stays sent."""
     client = Conversation()
     client.open(1)
-    client.server.send_data(1, b"x" * 60_000, end=False)
+    client.server.streams.send_data(1, b"x" * 60_000, end=False)
     client.say(frames.settings([(Setting.INITIAL_WINDOW_SIZE, 10_000)]))
-    client.server.send_data(1, b"y", end=False)
+    client.server.streams.send_data(1, b"y", end=False)
     client.answer()
     assert client.say(frames.window_update(1, 50_000)) == []
     assert client.answer() == []

@@ -40,7 +40,7 @@ def test_a_request_opens_a_stream() -> None:
         event = opened(client.open(stream, end=stream == 5)[0])
         assert (event.stream, event.head.headers, event.body) == (stream, REQUEST, b"" if stream == 5 else None)
         assert event.head.path == b"/check"
-    assert client.server.open_streams == 3
+    assert len(client.server.streams.open) == 3
 
 
 def test_blocks_in_pieces_follow_each_other() -> None:
@@ -147,7 +147,7 @@ def test_a_malformed_request_is_reset_and_others_go_on(fields: Headers, block: C
     for stream in (1, 3):
         assert client.open(stream, block=block(fields)) == []
         assert client.reset_with() == [(stream, ErrorCode.PROTOCOL_ERROR)]
-    assert client.server.open_streams == 0
+    assert len(client.server.streams.open) == 0
     assert opened(client.open(5)[0]).head.headers == REQUEST
 
 
@@ -173,7 +173,7 @@ def test_headers_that_are_too_large_are_answered(more: Headers, status: bytes, e
     answer = client.answer()
     assert client.fields(answer[0])[0] == (b":status", status)
     assert [frame.kind for frame in answer[1:]] == ([] if end else [frames.RST_STREAM])
-    assert client.server.open_streams == 0
+    assert len(client.server.streams.open) == 0
     assert client.is_alive()
 
 
@@ -232,7 +232,7 @@ def test_headers_of_a_stream_that_was_answered_end_the_connection() -> None:
     """Section 5.1, closed: both sides said so."""
     client = Conversation()
     client.open(1, end=True)
-    client.server.respond(1, OK, b"")
+    client.server.streams.respond(1, OK, b"")
     client.open(1, end=True)
     assert client.gave_up() is ErrorCode.STREAM_CLOSED
 
@@ -263,7 +263,7 @@ def test_the_reserved_bit_does_not_make_a_number_higher() -> None:
 def test_headers_that_were_on_their_way_when_we_reset_are_read_for_the_table_and_overlooked() -> None:
     client = Conversation()
     client.open(1)
-    client.server.reset(1, ErrorCode.CANCEL)
+    client.server.streams.abort(1, ErrorCode.CANCEL)
     assert client.say(frames.headers(1, indexed([(b"x", b"1")]), end=True)) == []
     assert opened(client.open(3, block=BLOCK + index(62))[0]).head.fields == [(b"x", b"1")]
 

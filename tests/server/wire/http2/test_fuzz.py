@@ -56,11 +56,11 @@ def served(data: bytes, cuts: list[int]) -> tuple[list[Event], bytes, Http2Conne
     """Let a connection read bytes in pieces, and answer what is complete; return all that came of it."""
     server = Http2Connection(LIMITS)
     events: list[Event] = []
-    answer = server.outgoing()
+    answer = server.streams.outgoing()
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     for start, stop in pairwise(edges):
         events += server.receive(data[start:stop], 0.0)
-        answer += server.outgoing()
+        answer += server.streams.outgoing()
         assert kept(server) < 700_000
         assert len(server._buffer) <= 16_393
     return apart(events), answer, server
@@ -106,7 +106,7 @@ def test_conversations_with_wrong_bytes_are_borne(data: bytes, changes: list[tup
 def test_events_of_a_stream_come_in_order_whatever_is_answered(data: bytes, choose: st.DataObject) -> None:
     """Opened first, then data, and nothing after the end; and what is counted of all streams is right."""
     server = Http2Connection(LIMITS)
-    server.outgoing()
+    server.streams.outgoing()
     alive: dict[int, bool] = {}
     cut = choose.draw(st.integers(1, 400))
     for start in range(0, len(data), cut):
@@ -121,17 +121,17 @@ def test_events_of_a_stream_come_in_order_whatever_is_answered(data: bytes, choo
                 case _:
                     assert event.stream in alive
             if choose.draw(st.booleans()):
-                server.respond(event.stream, OK, b"x" * choose.draw(st.sampled_from([0, 5, 70_000])), OK)
-                server.withhold(event.stream)
-                server.acknowledge(event.stream, 10)
-        split(server.outgoing())
-        assert server.open_streams <= LIMITS.streams
-        assert server.waiting_bytes == sum(
-            len(piece) for stream in server._streams.open.values() for piece in stream.queue or ()
+                server.streams.respond(event.stream, OK, b"x" * choose.draw(st.sampled_from([0, 5, 70_000])), OK)
+                server.streams.withhold(event.stream)
+                server.streams.acknowledge(event.stream, 10)
+        split(server.streams.outgoing())
+        assert len(server.streams.open) <= LIMITS.streams
+        assert server.streams.waiting == sum(
+            len(piece) for stream in server.streams.open.values() for piece in stream.queue or ()
         )
-        assert server._streams.held == sum(stream.held for stream in server._streams.open.values())
-        blocked = server._streams.blocked
+        assert server.streams.held == sum(stream.held for stream in server.streams.open.values())
+        blocked = server.streams.blocked
         assert set(blocked) >= {
-            number for number, stream in server._streams.open.items() if stream.queue is not None and stream.window > 0
+            number for number, stream in server.streams.open.items() if stream.queue is not None and stream.window > 0
         }
-        assert not blocked or server._streams.window == 0
+        assert not blocked or server.streams.window == 0

@@ -37,7 +37,7 @@ class Pair:
         ours: list[Event] = []
         theirs: list[h2.events.Event] = []
         while True:
-            said, answered = self.client.data_to_send(), self.server.outgoing()
+            said, answered = self.client.data_to_send(), self.server.streams.outgoing()
             if not said and not answered:
                 return ours, theirs
             ours += self.server.receive(said, 0.0)
@@ -82,11 +82,11 @@ def test_requests_and_responses_of_any_size_pass(size: int, trailers: bytes) -> 
         assert first.head.fields == [(b"x-key", b"user:42")]
         assert b"".join(event.data for event in received if isinstance(event, Received)) == b"x" * size
         assert received[-1] == Received(stream, b"", True)
-        pair.server.respond(stream, HEAD, b"y" * size, trailers)
+        pair.server.streams.respond(stream, HEAD, b"y" * size, trailers)
         body, headers = download(pair, stream)
         assert body == b"y" * size
         assert dict(headers) == dict([*OURS, (b"grpc-status", b"0")] if trailers else OURS)
-    assert pair.server.is_idle
+    assert not pair.server.streams.open
     assert not pair.server.is_over
 
 
@@ -97,7 +97,7 @@ def test_a_call_that_is_cancelled_and_one_that_goes_on() -> None:
     pair.exchange()
     pair.client.reset_stream(1, ErrorCodes.CANCEL)
     assert pair.exchange()[0] == [Aborted(1)]
-    pair.server.respond(3, HEAD, b"answer", TRAILERS)
+    pair.server.streams.respond(3, HEAD, b"answer", TRAILERS)
     assert any(isinstance(event, h2.events.StreamEnded) and event.stream_id == 3 for event in pair.exchange()[1])
 
 
@@ -105,20 +105,20 @@ def test_streaming_both_ways() -> None:
     pair = Pair()
     pair.client.send_headers(1, REQUEST)
     pair.exchange()
-    pair.server.withhold(1)
-    pair.server.send_headers(1, HEAD, end=False)
+    pair.server.streams.withhold(1)
+    pair.server.streams.send_headers(1, HEAD, end=False)
     for _ in range(50):
         pair.client.send_data(1, b"x" * 10_000)
         ((received,), _) = pair.exchange()
         assert isinstance(received, Received)
-        pair.server.acknowledge(1, len(received.data))
-        pair.server.send_data(1, received.data, end=False)
+        pair.server.streams.acknowledge(1, len(received.data))
+        pair.server.streams.send_data(1, received.data, end=False)
         theirs = pair.exchange()[1]
         assert sum(len(event.data or b"") for event in theirs if isinstance(event, h2.events.DataReceived)) == 10_000
         pair.client.acknowledge_received_data(10_000, 1)
     pair.client.end_stream(1)
     assert pair.exchange()[0] == [Received(1, b"", True)]
-    pair.server.send_headers(1, TRAILERS, end=True)
+    pair.server.streams.send_headers(1, TRAILERS, end=True)
     assert any(isinstance(event, h2.events.StreamEnded) for event in pair.exchange()[1])
 
 
@@ -126,10 +126,10 @@ def test_data_that_waits_is_sent_when_the_client_has_read() -> None:
     pair = Pair()
     pair.client.send_headers(1, REQUEST)
     pair.exchange()
-    pair.server.send_headers(1, HEAD, end=False)
-    pair.server.send_data(1, b"x" * 100_000, end=False)
+    pair.server.streams.send_headers(1, HEAD, end=False)
+    pair.server.streams.send_data(1, b"x" * 100_000, end=False)
     pair.exchange()
-    assert pair.server.waiting_bytes == 100_000 - 65_535
+    assert pair.server.streams.waiting == 100_000 - 65_535
     pair.client.acknowledge_received_data(65_535, 1)
     assert pair.exchange()[0] == [Writable(1)]
 
@@ -149,7 +149,7 @@ def test_settings_and_pings_pass() -> None:
     assert any(isinstance(event, h2.events.SettingsAcknowledged) for event in theirs)
     pair.client.send_headers(1, REQUEST, end_stream=True)
     pair.exchange()
-    pair.server.respond(1, HEAD, b"")
+    pair.server.streams.respond(1, HEAD, b"")
     assert any(isinstance(event, h2.events.StreamEnded) for event in pair.exchange()[1])
 
 
@@ -165,7 +165,7 @@ def test_a_client_learns_why_a_stream_was_reset() -> None:
     pair = Pair()
     pair.client.send_headers(1, REQUEST)
     pair.exchange()
-    pair.server.reset(1, ErrorCode.INTERNAL_ERROR)
+    pair.server.streams.abort(1, ErrorCode.INTERNAL_ERROR)
     (reset,) = (event for event in pair.exchange()[1] if isinstance(event, h2.events.StreamReset))
     assert (reset.stream_id, reset.error_code) == (1, ErrorCodes.INTERNAL_ERROR)
 
@@ -183,5 +183,5 @@ def test_headers_arrive_as_they_were_sent_whatever_the_clients_table_does(calls:
         (event,) = pair.exchange()[0]
         assert isinstance(event, Opened)
         assert event.head.fields == [(name.encode(), value.encode()) for name, value in fields]
-        pair.server.respond(stream, HEAD, b"", TRAILERS)
+        pair.server.streams.respond(stream, HEAD, b"", TRAILERS)
         pair.exchange()

@@ -52,10 +52,10 @@ def test_a_body_comes_at_once(payload: bytes) -> None:
 def test_padding_is_taken_off_and_counts_for_the_window() -> None:
     client = Conversation()
     client.open(1)
-    before = client.server._streams.credit
+    before = client.server.streams.credit
     padded = frames.frame(DATA, PADDED | END_STREAM, 1, b"\x04body\0\0\0\0")
     assert client.say(padded) == [Received(1, b"body", True)]
-    assert before - client.server._streams.credit == 9
+    assert before - client.server.streams.credit == 9
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x01", b"\x05body", b"\xff" + b"x" * 254])
@@ -106,7 +106,7 @@ def test_data_after_the_end_resets_the_stream() -> None:
 def test_data_of_a_stream_that_was_answered_ends_the_connection() -> None:
     client = Conversation()
     client.open(1, end=True)
-    client.server.respond(1, OK, b"")
+    client.server.streams.respond(1, OK, b"")
     client.say(frames.data(1, b"x"))
     assert client.gave_up() is ErrorCode.STREAM_CLOSED
 
@@ -115,7 +115,7 @@ def test_an_answer_before_the_end_of_the_request_asks_to_stop_and_overlooks_the_
     """RFC 9113 section 8.1: without an error."""
     client = Conversation()
     client.open(1)
-    client.server.respond(1, OK, b"")
+    client.server.streams.respond(1, OK, b"")
     assert client.reset_with() == [(1, ErrorCode.NO_ERROR)]
     assert client.say(frames.data(1, b"x"), frames.data(1, b"y", end=True)) == []
     assert client.is_alive()
@@ -139,7 +139,7 @@ def test_both_windows_are_given_back_lazily() -> None:
 def test_data_that_is_withheld_stops_at_the_window_of_the_stream() -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     for _ in range(STREAM_WINDOW // len(FULL)):
         assert client.say(frames.data(1, FULL)) == [Received(1, FULL, False)]
     assert granted(client, 1) == 0
@@ -150,52 +150,52 @@ def test_data_that_is_withheld_stops_at_the_window_of_the_stream() -> None:
 def test_what_is_acknowledged_may_be_sent_again() -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     client.say(*[frames.data(1, FULL)] * (STREAM_WINDOW // len(FULL)))
     client.answer()
-    client.server.acknowledge(1, 100)
+    client.server.streams.acknowledge(1, 100)
     assert granted(client, 1) == 0  # not for so little
-    client.server.acknowledge(1, STREAM_WINDOW // 2)
+    client.server.streams.acknowledge(1, STREAM_WINDOW // 2)
     assert granted(client, 1) == STREAM_WINDOW // 2 + 100
-    client.server.acknowledge(1, 1 << 40)  # more than there was
-    assert client.server._streams.held == 0
+    client.server.streams.acknowledge(1, 1 << 40)  # more than there was
+    assert client.server.streams.held == 0
     assert granted(client, 1) <= STREAM_WINDOW
 
 
 def test_a_whole_body_is_held_too_if_it_is_withheld() -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     client.say(frames.data(1, FULL, end=True))
-    assert client.server._streams.held == len(FULL)
+    assert client.server.streams.held == len(FULL)
 
 
 def test_no_window_is_given_back_after_the_end() -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     client.say(*[frames.data(1, FULL)] * 10, frames.data(1, b"", end=True))
-    client.server.acknowledge(1, 10 * len(FULL))
-    assert client.server._streams.held == 0
+    client.server.streams.acknowledge(1, 10 * len(FULL))
+    assert client.server.streams.held == 0
     assert granted(client, 1) == 0
 
 
 def test_a_stream_that_ends_before_all_is_acknowledged_gives_it_back() -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     client.say(frames.data(1, FULL), frames.data(1, FULL, end=True))
-    assert client.server._streams.held == 2 * len(FULL)
-    client.server.acknowledge(1, 100)
-    client.server.respond(1, OK, b"")
-    assert client.server._streams.held == 0
-    assert client.server.is_idle
+    assert client.server.streams.held == 2 * len(FULL)
+    client.server.streams.acknowledge(1, 100)
+    client.server.streams.respond(1, OK, b"")
+    assert client.server.streams.held == 0
+    assert not client.server.streams.open
 
 
 def test_a_stream_that_is_withheld_does_not_stop_others() -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     client.say(*[frames.data(1, FULL)] * (STREAM_WINDOW // len(FULL)))
     client.open(3)
     for _ in range(100):
@@ -206,7 +206,7 @@ def test_a_client_that_overruns_the_window_of_the_connection_is_cut_off() -> Non
     """Frames that come at once, before any window can be given back, are within it; so the credit is set low here."""
     client = Conversation()
     client.open(1)
-    client.server._streams.credit = 10
+    client.server.streams.credit = 10
     client.say(frames.data(1, b"x" * 11, end=True))
     assert client.gave_up() is ErrorCode.FLOW_CONTROL_ERROR
 
@@ -232,7 +232,7 @@ def test_a_stream_that_goes_gives_back_what_it_held() -> None:
     for stream, ending in ((1, "reset"), (3, "end"), (5, "trailers"), (7, "answer")):
         client.open(stream)
         client.say(frames.data(stream, FULL))
-        assert client.server._streams.held == len(FULL)
+        assert client.server.streams.held == len(FULL)
         match ending:
             case "reset":
                 client.say(frames.reset(stream, ErrorCode.CANCEL))
@@ -241,8 +241,8 @@ def test_a_stream_that_goes_gives_back_what_it_held() -> None:
             case "trailers":
                 client.say(frames.headers(stream, b"", end=True))
             case _:
-                client.server.respond(stream, OK, b"")
-        assert client.server._streams.held == 0
+                client.server.streams.respond(stream, OK, b"")
+        assert client.server.streams.held == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 16_384), st.integers(0, 40_000)), max_size=120))
@@ -251,17 +251,17 @@ def test_a_client_that_keeps_to_the_windows_is_never_stopped_and_held_data_is_bo
 ) -> None:
     client = Conversation()
     client.open(1)
-    client.server.withhold(1)
+    client.server.streams.withhold(1)
     window, held = STREAM_WINDOW, 0
     for size, acknowledged in steps:
         size = min(size, window)  # noqa: PLW2901  what the window lets through
         if size:
             assert client.say(frames.data(1, b"x" * size)) == [Received(1, b"x" * size, False)]
         held += size
-        client.server.acknowledge(1, acknowledged)
+        client.server.streams.acknowledge(1, acknowledged)
         held -= min(held, acknowledged)
         window += granted(client, 1) - size
-        assert held == client.server._streams.held
+        assert held == client.server.streams.held
         assert window + held <= STREAM_WINDOW
     assert not client.server.is_over
 
@@ -297,26 +297,26 @@ def test_a_response_is_as_few_frames_as_it_needs(
 ) -> None:
     client = Conversation(greeting=greeting(window))
     client.open(1, end=True)
-    client.server.respond(1, OK, body, trailers)
+    client.server.streams.respond(1, OK, body, trailers)
     answer = client.answer()
     if window == 0 and body:
-        assert client.server.waiting_bytes == len(body)
+        assert client.server.streams.waiting == len(body)
         assert client.say(frames.window_update(1, 1000)) == []
         answer += client.answer()
     assert answer == expected
-    assert client.server.is_idle
-    assert client.server.waiting_bytes == 0
+    assert not client.server.streams.open
+    assert client.server.streams.waiting == 0
 
 
 def test_a_response_in_parts_is_the_same() -> None:
     client = Conversation()
     client.open(1, end=True)
-    client.server.send_headers(1, OK, end=False)
-    client.server.send_data(1, b"ab", end=False)
-    client.server.send_data(1, b"", end=False)
-    client.server.send_data(1, b"", end=True)
-    client.server.send_data(1, b"after the end", end=True)
-    client.server.send_headers(1, TRAILERS, end=True)
+    client.server.streams.send_headers(1, OK, end=False)
+    client.server.streams.send_data(1, b"ab", end=False)
+    client.server.streams.send_data(1, b"", end=False)
+    client.server.streams.send_data(1, b"", end=True)
+    client.server.streams.send_data(1, b"after the end", end=True)
+    client.server.streams.send_headers(1, TRAILERS, end=True)
     assert client.answer() == [
         Frame(HEADERS, END_HEADERS, 1, OK),
         Frame(DATA, 0, 1, b"ab"),
@@ -328,28 +328,28 @@ def test_a_response_in_parts_is_the_same() -> None:
 def test_the_end_waits_for_the_data_before_it(end: str) -> None:
     client = Conversation(greeting=greeting(2))
     client.open(1, end=True)
-    client.server.send_headers(1, OK, end=False)
-    client.server.send_data(1, b"abc", end=end == "data")
+    client.server.streams.send_headers(1, OK, end=False)
+    client.server.streams.send_data(1, b"abc", end=end == "data")
     if end == "empty data":
-        client.server.send_data(1, b"", end=True)
+        client.server.streams.send_data(1, b"", end=True)
     if end == "trailers":
-        client.server.send_headers(1, TRAILERS, end=True)
+        client.server.streams.send_headers(1, TRAILERS, end=True)
     assert client.answer()[1:] == [Frame(DATA, 0, 1, b"ab")]
-    assert client.server.open_streams == 1
+    assert len(client.server.streams.open) == 1
     assert client.say(frames.window_update(1, 1)) == []
     assert client.answer() == (
         [Frame(DATA, 0, 1, b"c"), Frame(HEADERS, LAST, 1, TRAILERS)]
         if end == "trailers"
         else [Frame(DATA, END_STREAM, 1, b"c")]
     )
-    assert client.server.is_idle
+    assert not client.server.streams.open
 
 
 def test_frames_are_no_larger_than_the_client_takes() -> None:
     client = Conversation(greeting=greeting(1 << 20, 20_000) + frames.window_update(0, 1 << 20))
     client.open(1, end=True)
     block = OK + encode([(b"x", b"y" * 30_000)])
-    client.server.respond(1, block, b"z" * 50_000)
+    client.server.streams.respond(1, block, b"z" * 50_000)
     answer = client.answer()
     assert [(frame.kind, len(frame.payload)) for frame in answer] == [
         (HEADERS, 20_000),
@@ -364,11 +364,11 @@ def test_the_window_of_the_connection_is_shared_in_turns() -> None:
     client = Conversation(greeting=greeting(1 << 20))
     for stream in (1, 3, 5):
         client.open(stream, end=True)
-        client.server.respond(stream, OK, b"x" * 60_000)
+        client.server.streams.respond(stream, OK, b"x" * 60_000)
     assert sum(len(frame.payload) for frame in client.answer() if frame.kind == DATA) == DEFAULT_WINDOW
-    assert client.server.waiting_bytes == 3 * 60_000 - DEFAULT_WINDOW
+    assert client.server.streams.waiting == 3 * 60_000 - DEFAULT_WINDOW
     served = []
-    while client.server.waiting_bytes:
+    while client.server.streams.waiting:
         client.say(frames.window_update(0, 1000))
         served += [frame.stream for frame in client.answer() if frame.kind == DATA]
     assert served[:4] == [3, 5, 3, 5]
@@ -378,9 +378,9 @@ def test_whole_responses_use_up_the_window_of_the_connection() -> None:
     client = Conversation(greeting=greeting(1 << 20))
     for stream in (1, 3, 5, 7, 9):
         client.open(stream, end=True)
-        client.server.respond(stream, OK, b"x" * 16_000)
-    assert client.server.waiting_bytes == 5 * 16_000 - DEFAULT_WINDOW
-    assert client.server.open_streams == 1
+        client.server.streams.respond(stream, OK, b"x" * 16_000)
+    assert client.server.streams.waiting == 5 * 16_000 - DEFAULT_WINDOW
+    assert len(client.server.streams.open) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"lost"])
@@ -388,20 +388,20 @@ def test_headers_amid_data_are_trailers(body: bytes) -> None:
     """Nothing else could be said after data; a response that comes too late does not break the frames."""
     client = Conversation(greeting=greeting(1))
     client.open(1, end=True)
-    client.server.send_headers(1, OK, end=False)
-    client.server.send_data(1, b"ab", end=False)
-    client.server.respond(1, TRAILERS, body)
+    client.server.streams.send_headers(1, OK, end=False)
+    client.server.streams.send_data(1, b"ab", end=False)
+    client.server.streams.respond(1, TRAILERS, body)
     client.say(frames.window_update(1, 100))
     assert client.answer()[1:] == [Frame(DATA, 0, 1, b"a"), Frame(DATA, 0, 1, b"b"), Frame(HEADERS, LAST, 1, TRAILERS)]
-    assert client.server.is_idle
+    assert not client.server.streams.open
 
 
 def test_a_stream_that_waits_for_its_own_window_lets_others_pass() -> None:
     client = Conversation(greeting=greeting(0))
     client.open(1, end=True)
     client.open(3, end=True)
-    client.server.respond(1, OK, b"first")
-    client.server.respond(3, OK, b"second")
+    client.server.streams.respond(1, OK, b"first")
+    client.server.streams.respond(3, OK, b"second")
     client.answer()
     client.say(frames.window_update(3, 100))
     assert client.answer() == [Frame(DATA, END_STREAM, 3, b"second")]
@@ -410,8 +410,8 @@ def test_a_stream_that_waits_for_its_own_window_lets_others_pass() -> None:
 def test_those_who_wait_are_told_when_all_is_sent() -> None:
     client = Conversation(greeting=greeting(0))
     client.open(1)
-    client.server.send_data(1, b"ab", end=False)
-    client.server.send_data(1, b"cd", end=False)
+    client.server.streams.send_data(1, b"ab", end=False)
+    client.server.streams.send_data(1, b"cd", end=False)
     assert client.say(frames.window_update(1, 3)) == []
     assert client.say(frames.window_update(1, 3)) == [Writable(1)]
 
@@ -421,18 +421,18 @@ def test_those_who_wait_are_told_when_all_is_sent() -> None:
 def test_what_waits_is_dropped_with_its_stream(window: int, by: str) -> None:
     """Whether it waits for the window of the stream or of the connection."""
     client = Conversation(greeting=greeting(window))
-    client.server._streams.window = 0
+    client.server.streams.window = 0
     client.open(1, end=True)
-    client.server.respond(1, OK, b"x" * 1000, TRAILERS)
+    client.server.streams.respond(1, OK, b"x" * 1000, TRAILERS)
     match by:
         case "client":
             assert client.say(frames.reset(1, ErrorCode.CANCEL)) == [Aborted(1)]
         case "server":
-            client.server.reset(1, ErrorCode.CANCEL)
+            client.server.streams.abort(1, ErrorCode.CANCEL)
         case _:
             assert client.say(frames.ping(b"short")) == [Aborted(1)]
-    assert client.server.waiting_bytes == 0
-    assert client.server.is_idle
+    assert client.server.streams.waiting == 0
+    assert not client.server.streams.open
     client.say(frames.window_update(0, 1000))
     assert data_of(client.answer()) == b""
 
@@ -447,26 +447,26 @@ def test_all_data_comes_in_order_and_never_more_than_the_windows(
     body: bytes, initial: int, updates: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     client = Conversation(greeting=greeting(initial))
-    client.server._streams.window = 300
+    client.server.streams.window = 300
     windows = [300, initial]
     client.open(1, end=True)
-    client.server.send_headers(1, OK, end=False)
+    client.server.streams.send_headers(1, OK, end=False)
     rest, pieces = body, []
     for cut in cuts:
         pieces.append(rest[:cut])
         rest = rest[cut:]
     for piece in (*pieces, rest):
-        client.server.send_data(1, piece, end=False)
-    client.server.send_headers(1, TRAILERS, end=True)
+        client.server.streams.send_data(1, piece, end=False)
+    client.server.streams.send_headers(1, TRAILERS, end=True)
     received = data_of(client.answer())
     for stream, more in [*updates, (0, 10_000), (1, 10_000)]:
         assert len(received) <= min(windows)
-        assert client.server.waiting_bytes == len(body) - len(received)
+        assert client.server.streams.waiting == len(body) - len(received)
         windows[stream] += more
         client.say(frames.window_update(stream, more))
         received += data_of(client.answer())
     assert received == body
-    assert client.server.is_idle
+    assert not client.server.streams.open
 
 
 STEPS = st.one_of(
@@ -480,13 +480,13 @@ STEPS = st.one_of(
 def test_several_streams_share_the_windows_whatever_the_client_does_to_them(steps: list[tuple[str, int, int]]) -> None:
     """None is overrun; and nothing waits that both windows would let through."""
     client = Conversation(greeting=greeting(100))
-    client.server._streams.window = 150
+    client.server.streams.window = 150
     windows, initial, waiting = {0: 150, 1: 100, 3: 100, 5: 100}, 100, {1: 0, 3: 0, 5: 0}
     for stream in waiting:
         client.open(stream)
     for step, stream, number in steps:
         if step == "send":
-            client.server.send_data(stream, b"x" * number, end=False)
+            client.server.streams.send_data(stream, b"x" * number, end=False)
             waiting[stream] += number
         elif step == "widen":
             windows[stream] += number
@@ -501,5 +501,5 @@ def test_several_streams_share_the_windows_whatever_the_client_does_to_them(step
                     windows[each] -= len(frame.payload)
                     assert windows[each] >= 0
                 waiting[frame.stream] -= len(frame.payload)
-        assert client.server.waiting_bytes == sum(waiting.values())
+        assert client.server.streams.waiting == sum(waiting.values())
         assert all(not left or min(windows[0], windows[each]) <= 0 for each, left in waiting.items())

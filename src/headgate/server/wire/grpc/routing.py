@@ -29,24 +29,22 @@ class Route(msgspec.Struct, frozen=True):
 class Routes:
     """The routes of calls on one connection."""
 
-    __slots__ = ("_known", "_methods")
+    __slots__ = ("_methods", "known")
 
     REMEMBERED = 64
 
     def __init__(self, methods: Methods) -> None:
         self._methods = methods
-        self._known: dict[int, Route] = {}
-        """By the identity of the head, which the route keeps alive."""
+        self.known: dict[int, Route] = {}
+        """By the identity of the head, which the route keeps alive; to be looked up before `of`."""
 
     def of(self, head: Http2Head) -> Route:
         """Return the route for a call with this head."""
-        route = self._known.get(id(head))
-        if route is None:
-            route = make(self._methods, head)
-            if head.is_cached:
-                if len(self._known) >= self.REMEMBERED:
-                    self._known.clear()
-                self._known[id(head)] = route
+        route = self.known.get(id(head)) or make(self._methods, head)
+        if head.is_cached:
+            if len(self.known) >= self.REMEMBERED:
+                self.known.clear()
+            self.known[id(head)] = route
         return route
 
 

@@ -104,24 +104,8 @@ class GrpcService:
         methods: what can be called.
     """
 
-    __slots__ = (
-        "_admission",
-        "_connection",
-        "_deadlines",
-        "_expected",
-        "_limits",
-        "_loop",
-        "_machine",
-        "_peer",
-        "_routes",
-        "_running",
-        "_since",
-        "_streams",
-        "_waiting",
-    )
-
     def __init__(self, connection: Http2Protocol, methods: Methods) -> None:
-        self._connection, self._machine, self._limits = connection, connection.machine, connection.limits
+        self._connection, self._streams, self._limits = connection, connection.streams, connection.limits
         self._admission, self._peer = connection.admission, connection.peer
         self._routes = Routes(methods)
         self._loop = asyncio.get_running_loop()
@@ -134,46 +118,43 @@ class GrpcService:
         self._deadlines = Deadlines(self._waiting, self._expire)
         self._running = 0
         """Unary calls whose method waits, including those that nobody waits for any more."""
-        self._streams: dict[int, StreamingCall] = {}
+        self._lasting: dict[int, StreamingCall] = {}
 
     @property
     def in_flight(self) -> int:
         """How many calls are in the hands of methods."""
-        return self._running + len(self._streams)
+        return self._running + len(self._lasting)
 
     def handle(self, events: list[Event]) -> None:  # noqa: C901  one event after the other, and hot
-        """Do what events ask for. What is to be sent is in the machine."""
-        is_flooded = self._machine.waiting_bytes > self._limits.outgoing_bytes
-        largest, route_of = self._limits.message_bytes, self._routes.of
+        """Do what events ask for. What is to be sent is in the streams."""
+        is_flooded = self._streams.waiting > self._limits.outgoing_bytes
+        expected, known = self._expected, self._routes.known
         for event in events:
             if isinstance(event, Opened):
                 stream, body = event.stream, event.body
-                route = route_of(event.head)
+                route = known.get(id(event.head)) or self._routes.of(event.head)
                 if is_flooded:
-                    self._machine.reset(stream, ErrorCode.REFUSED_STREAM)
+                    self._streams.abort(stream, ErrorCode.REFUSED_STREAM)
                 elif route.unary is None:
                     self._open(stream, route, body)
-                elif (
-                    body
-                    and len(body) >= framing.PREFIX
-                    and body[0] == 0
-                    and int.from_bytes(body[1:5], "big") == len(body) - framing.PREFIX <= largest
-                ):
-                    self._call(stream, route, body[framing.PREFIX :])
                 elif body is None:
-                    self._expected[stream] = route
+                    expected[stream] = route
                 else:
-                    self._receive(stream, route, body, ended=True)
+                    self._read(stream, route, body)
             elif isinstance(event, Received):
                 stream = event.stream
-                if (expected := self._expected.get(stream)) is not None:
-                    self._receive(stream, expected, event.data, ended=event.ended)
-                elif stream in self._streams:
-                    self._streams[stream].receive(event.data, ended=event.ended)
+                call = expected.get(stream)
+                if type(call) is Route and event.ended:
+                    del expected[stream]
+                    self._read(stream, call, event.data)
+                elif call is not None:
+                    self._receive(stream, call, event.data, ended=event.ended)
+                elif stream in self._lasting:
+                    self._lasting[stream].receive(event.data, ended=event.ended)
             elif isinstance(event, Aborted):
                 self._abort(event.stream)
-            elif isinstance(event, Writable) and event.stream in self._streams:
-                self._streams[event.stream].widen()
+            elif isinstance(event, Writable) and event.stream in self._lasting:
+                self._lasting[event.stream].widen()
 
     def look(self, now: float) -> None:
         """End calls whose message takes too long."""
@@ -187,19 +168,19 @@ class GrpcService:
 
     def resume(self) -> None:
         """Tell streams that the connection takes more."""
-        for stream in list(self._streams.values()):
+        for stream in list(self._lasting.values()):
             stream.resume()
 
     def leave(self) -> None:
         """End streams when nothing else is left to be answered: they could go on forever."""
         if not self._running and not self._expected:
-            for stream in list(self._streams.values()):
+            for stream in list(self._lasting.values()):
                 stream.end(_LEAVING)
 
     def lose(self) -> None:
         """Give up all calls: the connection is gone."""
         self._expected.clear()
-        for stream in list(self._streams.values()):
+        for stream in list(self._lasting.values()):
             stream.cancel()
         self._waiting.clear()
         self._deadlines.clear()
@@ -208,15 +189,27 @@ class GrpcService:
     def _open(self, stream: int, route: Route, body: bytes | None) -> None:
         """Begin a call that is not unary, or cannot be made."""
         if route.refusal is not None:
-            self._machine.respond(stream, *route.refusal)
+            self._streams.respond(stream, *route.refusal)
         elif self._admission is not None and (
             refusal := self._admission.admit_stream(route.head.path, route.head.headers)
         ):
             self._fail(stream, refusal.error())
         else:
-            self._streams[stream] = StreamingCall(self._connection, stream, route, partial(self._over, stream))
+            self._lasting[stream] = StreamingCall(self._connection, stream, route, partial(self._over, stream))
             if body is not None:
-                self._streams[stream].receive(body, ended=True)
+                self._lasting[stream].receive(body, ended=True)
+
+    def _read(self, stream: int, route: Route, body: bytes) -> None:
+        """Run a unary call whose body came at once: nearly always one message, not compressed."""
+        size = len(body) - framing.PREFIX
+        if (
+            0 <= size <= self._limits.message_bytes
+            and body[0] == 0
+            and int.from_bytes(body[1 : framing.PREFIX], "big") == size
+        ):
+            self._call(stream, route, body[framing.PREFIX :])
+        else:
+            self._receive(stream, route, body, ended=True)
 
     def _receive(self, stream: int, route: Route | _PartialCall, data: bytes, *, ended: bool) -> None:
         """Take a part of a message."""
@@ -302,14 +295,14 @@ class GrpcService:
         except TypeError as error:  # it did not answer with bytes
             self._fail(stream, error_of(error, route.head.path))
             return
-        self._machine.respond(stream, framing.HEAD, body, framing.OK)
+        self._streams.respond(stream, framing.HEAD, body, framing.OK)
 
     def _fail(self, stream: int, error: RpcError) -> None:
         try:
             head = framing.error_head(error)
         except ValueError as mistake:  # its trailers cannot be sent
             head = framing.error_head(error_of(mistake, b"the status of a call"))
-        self._machine.respond(stream, head, b"")
+        self._streams.respond(stream, head, b"")
 
     def _abort(self, stream: int) -> None:
         """Give up a call whose client gave it up."""
@@ -317,11 +310,11 @@ class GrpcService:
         self._waiting.discard(stream)
         if not self._waiting:
             self._deadlines.clear()
-        if stream in self._streams:
-            self._streams[stream].cancel()
+        if stream in self._lasting:
+            self._lasting[stream].cancel()
 
     def _over(self, stream: int) -> None:
         """Forget a stream that has ended."""
-        del self._streams[stream]
+        del self._lasting[stream]
         if self._admission is not None:
             self._admission.release_stream()

@@ -19,30 +19,9 @@ class StreamingCall:
     client does not take what it sends.
     """
 
-    __slots__ = (
-        "_acknowledged",
-        "_connection",
-        "_ended",
-        "_error",
-        "_forget",
-        "_has_begun",
-        "_is_cancelled",
-        "_machine",
-        "_messages",
-        "_more",
-        "_number",
-        "_route",
-        "_task",
-        "_timer",
-        "_window",
-        "_written",
-        "metadata",
-        "peer",
-    )
-
     def __init__(self, connection: Http2Protocol, number: int, route: Route, forget: Callable[[], None]) -> None:
         self.metadata, self.peer = route.head.fields, connection.peer
-        self._machine, self._connection = connection.machine, connection
+        self._streams, self._connection = connection.streams, connection
         self._number, self._route, self._forget = number, route, forget
         self._messages = framing.MessageReader(connection.limits.message_bytes, route.encoding)
         self._acknowledged = 0
@@ -57,7 +36,7 @@ class StreamingCall:
         self._more: asyncio.Future[None] | None = None
         self._window: asyncio.Future[None] | None = None
         self._written: asyncio.Future[None] | None = None
-        connection.machine.withhold(number)
+        connection.streams.withhold(number)
         loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         if route.timeout is not None:
@@ -87,13 +66,13 @@ class StreamingCall:
 
     async def send(self, message: bytes) -> None:
         """Send a message; returns when the client is ready for more."""
-        machine = self._machine
+        streams = self._streams
         if not self._has_begun:
             self._has_begun = True
-            machine.send_headers(self._number, framing.HEAD, end=False)
-        before = machine.waiting_bytes
-        machine.send_data(self._number, framing.framed(message), end=False)
-        is_blocked = machine.waiting_bytes > before
+            streams.send_headers(self._number, framing.HEAD, end=False)
+        before = streams.waiting
+        streams.send_data(self._number, framing.framed(message), end=False)
+        is_blocked = streams.waiting > before
         self._connection.flush_soon()
         if is_blocked:
             self._window = asyncio.get_running_loop().create_future()
@@ -135,7 +114,7 @@ class StreamingCall:
 
     def _acknowledge(self, size: int) -> None:
         if size:
-            self._machine.acknowledge(self._number, size)
+            self._streams.acknowledge(self._number, size)
             self._connection.flush_soon()
 
     def _finish(self, task: asyncio.Task[None]) -> None:
@@ -160,12 +139,12 @@ class StreamingCall:
     def _send_status(self, error: RpcError | None) -> None:
         trailers = framing.OK if error is None else encode(framing.status(error))
         if not self._has_begun and error is not None:
-            self._machine.respond(self._number, framing.HEAD + trailers, b"")
+            self._streams.respond(self._number, framing.HEAD + trailers, b"")
             return
         if not self._has_begun:
             self._has_begun = True
-            self._machine.send_headers(self._number, framing.HEAD, end=False)
-        self._machine.send_headers(self._number, trailers, end=True)
+            self._streams.send_headers(self._number, framing.HEAD, end=False)
+        self._streams.send_headers(self._number, trailers, end=True)
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

@@ -82,28 +82,6 @@ class Http1Connection:
             behalf of clients may know no status but one for "this does not pass".
     """
 
-    __slots__ = (
-        "_body",
-        "_buffer",
-        "_continued",
-        "_date",
-        "_head",
-        "_heads",
-        "_held",
-        "_is_draining",
-        "_is_stalled",
-        "_limits",
-        "_missing",
-        "_no_more",
-        "_outgoing",
-        "_peer",
-        "_statuses",
-        "_unanswered",
-        "answered",
-        "is_refused",
-        "received",
-    )
-
     def __init__(
         self,
         limits: WireLimits,

@@ -28,19 +28,6 @@ class Http1Protocol(asyncio.Protocol):
         statuses: of malformed requests, by path; see `Http1Connection`.
     """
 
-    __slots__ = (
-        "_admission",
-        "_end",
-        "_handler",
-        "_has_ended",
-        "_is_blocked",
-        "_is_single",
-        "_machine",
-        "_registry",
-        "_statuses",
-        "_unread",
-    )
-
     def __init__(
         self,
         registry: ConnectionRegistry,

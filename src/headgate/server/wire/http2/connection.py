@@ -8,8 +8,8 @@ The laws:
 * Time comes in with the bytes. Deadlines are the transport's.
 * Everything that a client could make grow is bounded, by `WireLimits` or by the constants of these modules.
 
-Nearly all requests are HEADERS with a block that was seen before, and one DATA frame that is the whole body. Such a
-request is read in the loop itself; every other frame goes to the method for its type.
+Nearly all requests are HEADERS with a block that was seen before and one DATA frame, often the next, that is the whole
+body. These are read in the loop itself; every other frame goes to the method for its type.
 """
 
 from __future__ import annotations
@@ -70,38 +70,17 @@ _RANGES: Final[dict[int, tuple[int, int, ErrorCode]]] = {
 
 
 class Http2Connection:
-    """One connection; its SETTINGS are the first of what is `outgoing`.
+    """One connection: what the client says is read here, and answered through `streams`.
 
     Args:
         limits: what the client may ask for.
     """
 
-    __slots__ = (
-        "_abuse",
-        "_blocks",
-        "_buffer",
-        "_greeted",
-        "_heads",
-        "_leaving",
-        "_limits",
-        "_over",
-        "_peer_leaves",
-        "_preface",
-        "_room",
-        "_streams",
-        "acknowledge",
-        "fault",
-        "outgoing",
-        "respond",
-        "send_data",
-        "send_headers",
-        "withhold",
-    )
-
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
         self._limits = limits
         self._heads, self._blocks = Http2Heads(limits), HeaderBlocks(limits)
-        streams = self._streams = Streams(limits)
+        streams = self.streams = Streams(limits)
+        """All that is open, and what is to be written: responses are sent by its methods."""
         self._abuse = streams.abuse
         self._room = limits.streams
         """How many streams may be open."""
@@ -112,9 +91,6 @@ class Http2Connection:
         self._leaving = self._over = self._peer_leaves = False
         self.fault = ""
         """What the client did wrong that ended the connection, for logs; empty if nothing."""
-        self.outgoing = streams.outgoing
-        self.respond, self.send_headers, self.send_data = streams.respond, streams.send_headers, streams.send_data
-        self.withhold, self.acknowledge = streams.withhold, streams.acknowledge
         ours = {
             Setting.MAX_CONCURRENT_STREAMS: limits.streams,
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -123,7 +99,7 @@ class Http2Connection:
         streams.send_control(frames.settings(ours.items()))
         streams.send_control(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
-    def receive(self, data: bytes, now: float) -> list[Event]:  # noqa: C901, PLR0912  the hot path, in one piece
+    def receive(self, data: bytes, now: float) -> list[Event]:  # noqa: C901, PLR0912, PLR0915  the hot path, in one piece
         """Return what these bytes bring.
 
         Args:
@@ -137,7 +113,7 @@ class Http2Connection:
         if self._buffer:
             data = self._buffer + data
         position, end = 0, len(data)
-        streams, known = self._streams, self._heads.known
+        streams, known = self.streams, self._heads.known
         is_open = streams.open
         try:
             if self._preface:
@@ -151,90 +127,83 @@ class Http2Connection:
                 if stop > end:
                     break
                 position = stop
+                kind = word & 0xFF
                 if (
-                    word & 0xFF == HEADERS
+                    kind == HEADERS
                     and flags & _HEADERS_FLAGS == END_HEADERS
                     and streams.last + 2 == number <= LARGEST_ID
                     and (head := known.get(data[start:stop])) is not None
                     and len(is_open) < self._room
                     and not self._blocks.number
                 ):
-                    body = None
+                    body, missing = None, head.content_length
                     if flags & END_STREAM:
                         body = b""
-                    elif stop + HEADER_SIZE <= end:
-                        next_word, next_flags, next_number = read_header(data, stop)
+                    elif stop + HEADER_SIZE <= end and data[stop + 3] == DATA:
+                        word, flags, following = read_header(data, stop)
                         begin = stop + HEADER_SIZE
+                        size = word >> 8
                         if (
-                            next_number == number
-                            and next_word & 0xFF == DATA
-                            and next_word <= _LARGEST
-                            and next_flags & _DATA_FLAGS == END_STREAM
-                            and begin + (next_word >> 8) <= end
+                            following == number
+                            and flags & _DATA_FLAGS == END_STREAM
+                            and size <= FRAME_SIZE
+                            and begin + size <= end
+                            and (missing < 0 or missing == size)
                         ):
-                            position = begin + (next_word >> 8)
+                            position = begin + size
                             body = data[begin:position]
-                    if body is not None and (head.content_length < 0 or head.content_length == len(body)):
+                            streams.credit -= size
+                            if streams.credit < LOW:
+                                streams.replenish()
+                    if body is None or body or missing <= 0:
                         streams.last = number
-                        is_open[number] = Http2Stream(streams.initial_window, STREAM_WINDOW, 0, True)
-                        streams.credit -= len(body)
-                        if streams.credit < LOW:
-                            streams.replenish()
+                        is_open[number] = Http2Stream(streams.initial_window, STREAM_WINDOW, missing, body is not None)
                         events.append(Opened(number, head, body))
                         continue
-                    position = stop
-                self._read(word & 0xFF, flags, number & LARGEST_ID, data[start:stop], events)
+                elif kind == DATA and flags & _DATA_FLAGS == END_STREAM:
+                    stream = is_open.get(number)
+                    size = stop - start
+                    if (
+                        stream is not None
+                        and not stream.held
+                        and not stream.ended
+                        and not stream.withholds  # so more than a frame is left of its window
+                        and (stream.missing < 0 or stream.missing == size)
+                        and not self._blocks.number
+                    ):
+                        streams.credit -= size
+                        if streams.credit < LOW:
+                            streams.replenish()
+                        stream.ended = True
+                        events.append(Received(number, data[start:stop], True))
+                        continue
+                self._read(kind, flags, number & LARGEST_ID, data[start:stop], events)
         except ConnectionFault as fault:
             self._give_up(fault, events)
         else:
             self._buffer = data[position:] if position < end else b""
         return events
 
-    def reset(self, stream: int, code: ErrorCode) -> None:
-        """Give a stream up."""
-        if stream in self._streams.open:
-            self._streams.reset(stream, code)
-
     def drain(self) -> None:
         """Ask the client to open no more streams; those that are on their way are still served."""
         if not self._leaving and not self._over:
-            self._streams.send_control(frames.goaway(LARGEST_ID, ErrorCode.NO_ERROR))
+            self.streams.send_control(frames.goaway(LARGEST_ID, ErrorCode.NO_ERROR))
 
     def finish_draining(self) -> None:
         """Refuse all further streams; the connection is over with the last of those that are open."""
         if not self._leaving and not self._over:
             self._leaving, self._room = True, 0
-            self._streams.send_control(frames.goaway(self._streams.last, ErrorCode.NO_ERROR))
-
-    @property
-    def open_streams(self) -> int:
-        """How many requests are incomplete, or not answered completely."""
-        return len(self._streams.open)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """How much data waits for the client's windows."""
-        return self._streams.waiting
-
-    @property
-    def resumed(self) -> int:
-        """How often data that waited for a window could go on."""
-        return self._streams.resumed
+            self.streams.send_control(frames.goaway(self.streams.last, ErrorCode.NO_ERROR))
 
     @property
     def held(self) -> int:
         """How many bytes are kept: of requests that are incomplete, and of what waits for the client's windows."""
-        return len(self._buffer) + self._streams.held + self._streams.waiting
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no stream is open."""
-        return not self._streams.open
+        return len(self._buffer) + self.streams.held + self.streams.waiting
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection is to be closed, after `outgoing` is written."""
-        return self._over or ((self._leaving or self._peer_leaves) and not self._streams.open)
+        """Whether the connection is to be closed, after what is outgoing is written."""
+        return self._over or ((self._leaving or self._peer_leaves) and not self.streams.open)
 
     @property
     def awaits_headers(self) -> bool:
@@ -264,18 +233,18 @@ class Http2Connection:
             read(self, flags, number, payload, events)
 
     def _give_up(self, fault: ConnectionFault, events: list[Event]) -> None:
-        self._streams.send_control(frames.goaway(self._streams.last, fault.code, fault.text.encode()))
+        self.streams.send_control(frames.goaway(self.streams.last, fault.code, fault.text.encode()))
         self.fault = fault.text
         self._over, self._buffer = True, b""
-        for number in list(self._streams.open):
-            self._streams.close(number)
+        for number in list(self.streams.open):
+            self.streams.close(number)
             events.append(Aborted(number))
 
     # Frames that carry requests
 
     def _read_data(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         padded, ended = flags & PADDED == PADDED, flags & END_STREAM == END_STREAM
-        self._streams.receive(number, payload, events, padded=padded, ended=ended)
+        self.streams.receive(number, payload, events, padded=padded, ended=ended)
 
     def _read_headers(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         self._read_block(number, self._blocks.begin(flags, number, payload), events)
@@ -287,7 +256,7 @@ class Http2Connection:
         """Read a header block if it is complete: it opens a stream, or ends it as trailers."""
         if block is None:
             return
-        streams, ended = self._streams, self._blocks.flags & END_STREAM == END_STREAM
+        streams, ended = self.streams, self._blocks.flags & END_STREAM == END_STREAM
         stream = streams.open.get(number)
         try:
             if stream is not None:
@@ -307,7 +276,7 @@ class Http2Connection:
             streams.fail(number, ErrorCode.PROTOCOL_ERROR, events)
 
     def _open(self, number: int, block: bytes, events: list[Event], *, ended: bool) -> None:
-        streams, heads = self._streams, self._heads
+        streams, heads = self.streams, self._heads
         streams.saw(number)
         head, refusal = heads.known.get(block), None
         if head is None:
@@ -343,14 +312,14 @@ class Http2Connection:
     ) -> None:
         fields = self._heads.fields(block)
         if stream.ended:
-            self._streams.fail(number, ErrorCode.STREAM_CLOSED, events)
+            self.streams.fail(number, ErrorCode.STREAM_CLOSED, events)
             return
         if fields is None or not ended:
             raise Malformed("trailers that are too large, or do not end the stream")
         check_trailers(fields)
         if stream.missing > 0:
             raise Malformed("less content than its content-length")
-        self._streams.end(stream)
+        self.streams.end(stream)
         events.append(Received(number, b"", True))
 
     # Frames about the connection, its windows, or a stream as a whole
@@ -360,16 +329,16 @@ class Http2Connection:
         self._abuse.saw_control()
         if number == 0:
             raise protocol_error("PRIORITY of the connection")
-        if number not in self._streams.open:
+        if number not in self.streams.open:
             if len(payload) != 5 or frames.word(payload) & LARGEST_ID == number:
                 raise protocol_error("PRIORITY holds 5 bytes, and no stream depends on itself")
         elif len(payload) != 5:
-            self._streams.fail(number, ErrorCode.FRAME_SIZE_ERROR, events)
+            self.streams.fail(number, ErrorCode.FRAME_SIZE_ERROR, events)
         elif frames.word(payload) & LARGEST_ID == number:
-            self._streams.fail(number, ErrorCode.PROTOCOL_ERROR, events)
+            self.streams.fail(number, ErrorCode.PROTOCOL_ERROR, events)
 
     def _read_rst_stream(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        streams = self._streams
+        streams = self.streams
         if number == 0 or streams.is_idle(number):
             raise protocol_error("RST_STREAM of a stream that was never opened")
         if len(payload) != 4:
@@ -393,7 +362,7 @@ class Http2Connection:
             return
         if len(payload) % 6:
             raise size_error("SETTINGS hold 6 bytes each")
-        streams = self._streams
+        streams = self.streams
         window = streams.initial_window
         for what, value in frames.read_settings(payload):
             low, high, code = _RANGES.get(what, _ANY)
@@ -418,7 +387,7 @@ class Http2Connection:
         if len(payload) != 8:
             raise size_error("PING holds 8 bytes")
         if not flags & ACK:
-            self._streams.send_control(frames.ping(payload, ack=True))
+            self.streams.send_control(frames.ping(payload, ack=True))
 
     def _read_goaway(self, _flags: int, number: int, payload: bytes, _events: list[Event]) -> None:
         self._abuse.saw_control()
@@ -432,7 +401,7 @@ class Http2Connection:
         self._abuse.saw_control()
         if len(payload) != 4:
             raise size_error("WINDOW_UPDATE holds 4 bytes")
-        self._streams.widen(number, frames.word(payload) & LARGEST_WINDOW, events)
+        self.streams.widen(number, frames.word(payload) & LARGEST_WINDOW, events)
 
 
 _READERS: Final[dict[int, Callable[[Http2Connection, int, int, bytes, list[Event]], None]]] = {

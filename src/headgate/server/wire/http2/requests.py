@@ -33,20 +33,8 @@ class _PartialRequest:
 class HttpService:
     """The requests of one connection. It implements `Http2Service`."""
 
-    __slots__ = (
-        "_connection",
-        "_date",
-        "_expected",
-        "_handler",
-        "_known",
-        "_limits",
-        "_machine",
-        "_since",
-        "in_flight",
-    )
-
     def __init__(self, connection: Http2Protocol, handler: Handler, date: DateHeader) -> None:
-        self._connection, self._machine, self._limits = connection, connection.machine, connection.limits
+        self._connection, self._streams, self._limits = connection, connection.streams, connection.limits
         self._handler, self._date = handler, date
         self._expected: dict[int, _PartialRequest] = {}
         """Requests whose body has not come."""
@@ -57,13 +45,13 @@ class HttpService:
         self.in_flight = 0
 
     def handle(self, events: list[Event]) -> None:
-        """Do what events ask for. What is to be sent is in the machine."""
-        is_flooded = self._machine.waiting_bytes > self._limits.outgoing_bytes
+        """Do what events ask for. What is to be sent is in the streams."""
+        is_flooded = self._streams.waiting > self._limits.outgoing_bytes
         for event in events:
             if isinstance(event, Opened):
                 stream, head, body = event.stream, event.head, event.body
                 if is_flooded:
-                    self._machine.reset(stream, ErrorCode.REFUSED_STREAM)
+                    self._streams.abort(stream, ErrorCode.REFUSED_STREAM)
                 elif head.content_length > self._limits.body_bytes or (body and len(body) > self._limits.body_bytes):
                     self._too_long(stream, head)
                 elif body is not None:
@@ -172,7 +160,7 @@ class HttpService:
             response = HttpResponse.of_failure(error, head.method, head.path)
             block = self._block(response)
         has_body = head.method != b"HEAD" and response.status not in WITHOUT_BODY
-        self._machine.respond(stream, block, response.body if has_body else b"")
+        self._streams.respond(stream, block, response.body if has_body else b"")
 
     def _block(self, response: HttpResponse) -> bytes:
         status = response.status

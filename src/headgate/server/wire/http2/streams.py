@@ -110,25 +110,6 @@ class Streams:
     way. Methods that take `events` may raise ConnectionFault.
     """
 
-    __slots__ = (
-        "_before_block",
-        "_dropped",
-        "_out",
-        "_remembered",
-        "_skipped",
-        "abuse",
-        "blocked",
-        "credit",
-        "frame_size",
-        "held",
-        "initial_window",
-        "last",
-        "open",
-        "resumed",
-        "waiting",
-        "window",
-    )
-
     def __init__(self, limits: WireLimits) -> None:
         self.abuse = AbuseGuard(limits)
         self.open: dict[int, Http2Stream] = {}
@@ -207,6 +188,11 @@ class Streams:
             self.waiting -= sum(map(len, stream.queue))
             self.blocked.pop(number, None)
         return True
+
+    def abort(self, number: int, code: ErrorCode) -> None:
+        """Give a stream up, if it is open."""
+        if number in self.open:
+            self.reset(number, code)
 
     def reset(self, number: int, code: ErrorCode) -> bool:
         """Reset a stream; return whether it was open."""
