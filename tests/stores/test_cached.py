@@ -117,7 +117,7 @@ class TestAsyncCached(StoreConformance):
 
 class TestDenying(StoreConformance):
     def make_store(self, clock: ManualClock) -> Store:
-        return CachedStore(MemoryStore(clock=clock), denials=True)
+        return CachedStore(MemoryStore(clock=clock), denials=3600)
 
     @pytest.mark.parametrize("quota", LARGE, ids=str)
     def test_large_numbers_are_exact(self, store: Store, clock: ManualClock, quota: Quota) -> None:
@@ -289,7 +289,7 @@ def test_no_check_is_repeated_unless_asked_for(make: Callable[..., Subject]) -> 
 
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
 def test_a_refusal_is_repeated_exactly_until_it_said(make: Callable[..., Subject], quota: Quota) -> None:
-    subject = make(denials=True)
+    subject = make(denials=3600)
     plan = Family("test", [quota]).plan("user")
     subject.store.run(Call(Verb.CHECK, plan, 5))
     refusal = subject.store.run(Call(Verb.CHECK, plan))
@@ -303,9 +303,41 @@ def test_a_refusal_is_repeated_exactly_until_it_said(make: Callable[..., Subject
     assert subject.asked() == ["check"]
 
 
+def test_a_refusal_is_repeated_for_at_most_the_given_seconds(make: Callable[..., Subject]) -> None:
+    """So that what another process gives back acts within them."""
+    subject = make(denials=1)
+    subject.check(10)
+    assert subject.check().retry_after_us == HOUR
+    subject.asked()
+    subject.clock.advance(us=SECOND - 1)
+    assert (subject.check().retry_after_us, subject.asked()) == (HOUR - SECOND + 1, [])
+    subject.inner.run(Call(Verb.RESET, subject.plan))
+    assert not subject.check()
+    subject.asked()
+    subject.clock.advance(us=1)
+    assert (subject.check().allowed, subject.asked()) == (True, ["check"])
+
+
+def test_a_refusal_is_repeated_with_what_its_shadow_plans_said(make: Callable[..., Subject]) -> None:
+    subject = make(denials=3600)
+    tried = Family("tried", [TEN]).plan("user")
+    call = Call(Verb.CHECK, subject.plan, 6, shadow=(tried,))
+    assert [told.remaining for told in subject.store.run(call).shadow] == [4]
+    first = subject.store.run(call)
+    assert (first.allowed, subject.asked()) == (False, ["check", "check"])
+    subject.clock.advance(us=1)
+    again = subject.store.run(call)
+    assert (again.retry_after_us, subject.asked()) == (first.retry_after_us - 1, [])
+    assert [told.reset_after_us for told in again.shadow] == [first.shadow[0].reset_after_us - 1]
+    assert not subject.store.run(call._replace(shadow=()))
+    assert subject.asked() == ["check"]
+    subject.store.run(Call(Verb.RESET, tried))
+    assert subject.store.run(call).shadow[0].remaining == 10
+
+
 def test_it_is_repeated_no_longer_than_that_after_it_was_asked(make: Callable[..., Subject]) -> None:
     """The store decided some time after that, so it is asked in time to admit."""
-    subject = make(denials=True)
+    subject = make(denials=3600)
     subject.check(10)
     subject.inner.takes_us = 1000
     subject.clock.advance(us=HOUR - 10_000)
@@ -320,7 +352,7 @@ def test_it_is_repeated_no_longer_than_that_after_it_was_asked(make: Callable[..
 
 
 def test_other_costs_and_bound_checks(make: Callable[..., Subject]) -> None:
-    subject = make(denials=True)
+    subject = make(denials=3600)
     bound = subject.store.bind(subject.family)
     subject.check(8)
     assert not bound("user", 3)
@@ -343,7 +375,7 @@ def test_other_costs_and_bound_checks(make: Callable[..., Subject]) -> None:
 
 @pytest.mark.parametrize("verb", ["refund", "reset"])
 def test_what_is_given_back_through_this_store_is_seen_at_once(make: Callable[..., Subject], verb: str) -> None:
-    subject = make(denials=True)
+    subject = make(denials=3600)
     pair = Family("test", [Quota(100, SECOND), TEN]).plan("user")
     for _ in range(2):
         subject.store.run(Call(Verb.CHECK, subject.plan, 10))
@@ -359,7 +391,7 @@ def test_what_is_given_back_through_this_store_is_seen_at_once(make: Callable[..
 
 
 def test_a_refusal_that_was_under_way_meanwhile_is_not_repeated() -> None:
-    subject = Subject("sync", denials=True)
+    subject = Subject("sync", denials=3600)
     subject.check(10)
     subject.inner.meanwhile = lambda: subject.store.run(Call(Verb.RESET, subject.plan))
     assert not subject.check()
@@ -368,7 +400,7 @@ def test_a_refusal_that_was_under_way_meanwhile_is_not_repeated() -> None:
 
 def test_a_check_once_is_always_asked(make: Callable[..., Subject]) -> None:
     """It may have been admitted before the limit was spent."""
-    subject = make(denials=True)
+    subject = make(denials=3600)
     token = once_token(subject.plan, 1, "retry")
     first = subject.store.run(Call(Verb.CHECK_ONCE, subject.plan, 1, token))
     subject.check(9)
@@ -380,7 +412,7 @@ def test_a_check_once_is_always_asked(make: Callable[..., Subject]) -> None:
 def test_answers_of_an_outage_are_not_repeated() -> None:
     clock = ManualClock()
     inner = Counting(clock)
-    cached = CachedStore(FailoverStore(inner, mode="deny", failures=1), denials=True)
+    cached = CachedStore(FailoverStore(inner, mode="deny", failures=1), denials=3600)
     plan = Family("test", [TEN]).plan("user")
     inner.fault = StoreUnavailable
     assert cached.run(Call(Verb.CHECK, plan)).degraded
@@ -394,7 +426,7 @@ def test_answers_of_an_outage_are_not_repeated() -> None:
 
 
 def test_a_clock_that_goes_back_repeats_nothing(make: Callable[..., Subject]) -> None:
-    subject = make(denials=True)
+    subject = make(denials=3600)
     subject.check(10)
     subject.check()
     subject.peek()
@@ -418,7 +450,7 @@ ACTS = st.one_of(
 def test_one_process_alone_gets_the_answers_of_the_store(quotas: list[Quota], trace: list[tuple[str, int]]) -> None:
     """Whether it may pass, and if not, exactly when: whatever it takes and gives back."""
     clock = ManualClock()
-    cached, reference = CachedStore(MemoryStore(clock=clock), denials=True), ReferenceStore(clock)
+    cached, reference = CachedStore(MemoryStore(clock=clock), denials=3600), ReferenceStore(clock)
     family = Family("test", quotas)
     plan, part, bound = family.plan("user"), family.plan("user")[:1], cached.bind(family)
     last = 0
@@ -452,7 +484,7 @@ def test_one_process_alone_gets_the_answers_of_the_store(quotas: list[Quota], tr
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
 def test_16_threads_admit_exactly_the_capacity(quota: Quota) -> None:
     clock = ManualClock()
-    limiter = Limiter([quota], store=CachedStore(MemoryStore(clock=clock), denials=True))
+    limiter = Limiter([quota], store=CachedStore(MemoryStore(clock=clock), denials=3600))
     start = threading.Barrier(16)
 
     def work(_: int) -> int:
@@ -474,7 +506,7 @@ def test_callers_that_wait_get_through() -> None:
 
     clock = Skipping()
     inner = Counting(clock)
-    limiter = Limiter("2/minute", store=CachedStore(inner, denials=True))
+    limiter = Limiter("2/minute", store=CachedStore(inner, denials=3600))
     assert [limiter.acquire("user").allowed for _ in range(10)] == [True] * 10
     assert clock.now() - ManualClock.START == 8 * 30 * SECOND
 
@@ -483,7 +515,7 @@ def test_callers_that_wait_get_through() -> None:
 
 
 def test_statistics_tell_what_happened(make: Callable[..., Subject]) -> None:
-    subject = make(denials=True)
+    subject = make(denials=3600)
     assert subject.cached.statistics() == CacheStatistics(0, 0, 0, 0, 0)
     for _ in range(3):
         subject.peek()
@@ -524,7 +556,7 @@ def test_it_is_the_inner_store_in_all_else(make: Callable[..., Subject]) -> None
 
 
 def test_close_forgets_and_closes(make: Callable[..., Subject]) -> None:
-    subject = make(denials=True)
+    subject = make(denials=3600)
     subject.check(10)
     subject.check()
     subject.peek()
@@ -542,7 +574,8 @@ def test_close_forgets_and_closes(make: Callable[..., Subject]) -> None:
         ({"peeks": "1"}, "peeks must be a number of seconds from 0 to 3600, not '1'"),
         ({"peeks": True}, "peeks must be a number of seconds"),
         ({"peeks": float("nan")}, "peeks must be a number of seconds"),
-        ({"denials": 1}, "denials must be True or False, not 1"),
+        ({"denials": -1}, "denials must be a number of seconds from 0 to 3600, not -1"),
+        ({"denials": True}, "denials must be a number of seconds from 0 to 3600, not True"),
         ({"max_entries": 0}, "max_entries must be a whole number from 1"),
     ],
     ids=str,
@@ -568,13 +601,13 @@ def test_refuses_what_is_no_store_or_of_the_other_colour() -> None:
 
 def test_limiters_take_it_as_their_store() -> None:
     clock = ManualClock()
-    limiter = Limiter("2/hour", store=CachedStore(MemoryStore(clock=clock), denials=True))
+    limiter = Limiter("2/hour", store=CachedStore(MemoryStore(clock=clock), denials=3600))
     assert [limiter.check("user").allowed for _ in range(4)] == [True, True, False, False]
     limiter.refund("user")
     assert limiter.check("user")
 
     async def story() -> None:
-        store = AsyncCachedStore(AsyncMemoryStore(MemoryStore(clock=clock)), denials=True)
+        store = AsyncCachedStore(AsyncMemoryStore(MemoryStore(clock=clock)), denials=3600)
         async with AsyncLimiter("2/hour", store=store) as limiter:
             assert [(await limiter.check("user")).allowed for _ in range(4)] == [True, True, False, False]
             await limiter.reset("user")
