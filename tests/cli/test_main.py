@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -56,6 +58,27 @@ def test_no_option_is_guessed_and_a_misspelt_one_is_told(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_a_command_loads_what_it_needs_and_is_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert re.search(rf"^    {name}\s", capsys.readouterr().out, re.MULTILINE)
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: headgate {name} ")
+
+
+def test_a_process_that_supervises_does_not_load_what_serves() -> None:
+    code = "import sys, headgate.cli.__main__, headgate.cli.serve, headgate.cli.serving; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
+    heavy = (
+        "headgate.server.node",
+        "headgate.server.api",
+        "headgate.server.wire",
+        "headgate.policy",
+        "headgate.engine",
+    )
+    assert [name for name in loaded if name.startswith(heavy)] == []
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("headgate 0.")
@@ -77,7 +100,10 @@ def test_a_mistake_has_no_stack_trace(
     def add(commands: Commands) -> None:
         add_command(commands, "fail", fail, summary="fails")
 
-    monkeypatch.setattr(command_line, "COMMANDS", (add,))
+    module = ModuleType("failing")
+    module.add = add  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "failing", module)
+    monkeypatch.setitem(command_line.COMMANDS, "fail", "failing")
     assert main(["fail"]) == code
     told = capsys.readouterr().err
     assert told == ("headgate: no such store\n" if code == 2 else "")

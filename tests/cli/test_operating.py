@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.__main__ import main
-from headgate.observe.principals import Principals
+from headgate.observe.logs import Principals
 from headgate.web.apikey import digest
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headgate.cli.__main__ import main
+from headgate.cli.greeting import trial
 from headgate.cli.serve import add_options, options, settings_of
-from headgate.cli.serving import trial
 from headgate.core.errors import UsageError
 from headgate.server.settings import Settings
 from headgate.web.apikey import digest

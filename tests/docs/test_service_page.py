@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headgate.cli.greeting import trial
 from headgate.cli.serve import GROUPS, Option, default_of, options, shown
-from headgate.cli.serving import trial
 from headgate.engine.body import LONGEST_MS
 from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.observe.hot_keys import DENIALS, EVERY, HALF_LIFE, Frequent, HotKey, HotKeys, HotList, merged_lists
-from headgate.observe.principals import Principals
+from headgate.observe.logs import Principals
 from headgate.observe.recorder import Recorder
 from headgate.observe.workers import Slots
 

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
 from headgate.observe.logs import (
+    LONGEST_SECRET,
     LONGEST_TEXT,
     LONGEST_TRACE,
     MOST_FIELDS,
     Denials,
     JsonLines,
+    Principals,
     TextLines,
     clean,
     fields,
     setup,
 )
-from headgate.observe.principals import LONGEST_SECRET, Principals
 
 
 def record(message: str, /, *args: object, **extra: object) -> logging.LogRecord:

@@ -15,7 +15,7 @@ import pytest
 from headgate.engine import AsyncEngine, Part
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.hot_keys import EVERY
-from headgate.observe.principals import Principals
+from headgate.observe.logs import Principals
 from headgate.observe.recorder import DENIED, MOST_BY_VALUE, Recorder, RuleSeries
 from headgate.observe.table import SIZE, CounterTable, TableReader
 from headgate.policy.envoy import loading

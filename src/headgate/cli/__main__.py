@@ -10,23 +10,32 @@ import errno
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from headgate.cli import check, explain, operating, rules, serve
 from headgate.cli.command import WRONG_USAGE, Command, Terminal, open_standard_streams, silence
 from headgate.core.errors import HeadgateError
 
-COMMANDS = (serve.add, check.add, rules.add, explain.add, operating.add)
-"""What adds each subcommand."""
+COMMANDS = {
+    "serve": "headgate.cli.serve",
+    "check": "headgate.cli.check",
+    "reset": "headgate.cli.check",
+    "rules": "headgate.cli.rules",
+    "explain": "headgate.cli.explain",
+    "who": "headgate.cli.operating",
+    "enforcement": "headgate.cli.operating",
+}
+"""The module of each subcommand, which adds it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     open_standard_streams()
-    parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = _parser(words[0] if words else "")
     try:
-        arguments, unknown = parser.parse_known_args(argv)
+        arguments, unknown = parser.parse_known_args(words)
         if unknown:
             _refuse(arguments.parser, unknown)
     except SystemExit as stop:  # argparse has said why
@@ -69,7 +78,8 @@ def _run(run: Command, arguments: argparse.Namespace) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, or of all if it is not one of them. What others need is not loaded."""
     parser = argparse.ArgumentParser(
         prog="headgate",
         description="A distributed rate limiter.",
@@ -79,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headgate {version('headgate')}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
+        import_module(module).add(commands)
     return parser
 
 

@@ -23,7 +23,7 @@ from headgate.cli.command import (
     safe,
 )
 from headgate.core.errors import UsageError
-from headgate.observe.principals import Principals
+from headgate.observe.logs import Principals
 from headgate.policy.addresses import counted_by
 
 WORKER = "headgate.server.worker"

@@ -146,11 +146,10 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.complain(f"headgate: {warning}")
     try:
         from headgate.cli import serving  # noqa: PLC0415  what it needs is an extra, and takes time to load
+
+        return (serving.check if arguments.check else serving.run)(settings, terminal)
     except ModuleNotFoundError as error:
         raise UsageError(not_installed(error.name, "server")) from None
-    if arguments.check:
-        return serving.check(settings, terminal)
-    return serving.run(settings, terminal)
 
 
 def options() -> Iterator[Option]:

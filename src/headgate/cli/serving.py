@@ -1,52 +1,42 @@
-"""What ``headgate serve`` does: binds the ports, says where it serves and how to try it, and serves until its end."""
+"""What ``headgate serve`` does, apart from its options: binds the ports, and serves until it is told to end.
+
+A process that only supervises workers does not load what serves: they start the sooner.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import shlex
-import shutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import version
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, safe, silence
-from headgate.cli.service import DEFAULT_URL
-from headgate.core.errors import StoreError, UsageError
+from headgate.core.errors import StoreError
 from headgate.observe import logs
-from headgate.policy.compiled import Policy
-from headgate.policy.model import Rule
-from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, Request
-from headgate.policy.selection import Verdict
-from headgate.policy.trie import ANY, REST, parsed
 from headgate.server import process
-from headgate.server.configuration import described_store, examined, identifier_of, meet_store, rules_of
 from headgate.server.ports import Port, examine, listen
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
+from headgate.stores import open_store
 
-USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
-"""What is tried, if rules limit it."""
-_SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
-_LONGEST = 100_000
-"""Bytes of rules that are read for this: clients wait meanwhile."""
-_SAMPLE = "x"
-"""What stands for any segment of a path, and for any other value."""
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
 _LOG = logging.getLogger("headgate.server")
+_TRIES = 3
 
 
 def check(settings: Settings, terminal: Terminal) -> int:
     """Say whether a service could start with these settings, and decide: its files, its ports, its store."""
-    rules = examined(settings)
-    store = described_store(settings)
+    from headgate.server.configuration import Configuration  # noqa: PLC0415  see this module
+
+    rules = len(Configuration(settings).rules.value.rules)
+    store = _described_store(settings)
+    if settings.tracing:
+        from headgate.observe.tracing import Tracing  # noqa: PLC0415
+
+        Tracing().close()
     taken = [port for name, port in _numbers(settings) if not examine(name, settings.host, port)]
     try:
-        meet_store(settings)
+        _meet_store(settings)
     except StoreError as error:
         terminal.complain(f"headgate: it would start, and decide without its store {safe(store)}: {safe(str(error))}")
         return NO
@@ -64,30 +54,45 @@ def run(settings: Settings, terminal: Terminal) -> int:
     logs.setup(settings.log_format, settings.log_level)
     if not settings.enforcement:
         process.log_enforcement(_LOG, enforcing=False)
-    store = described_store(settings)
-    identifier_of(settings)  # what is wrong with it is said before there are ports and workers
+    store = _described_store(settings)
+    if settings.identity:  # what is wrong with it is said before there are ports and workers
+        from headgate.server.configuration import LiveIdentifier  # noqa: PLC0415
+
+        LiveIdentifier(settings)
     with ExitStack() as stack:
         ports = _ports(settings, stack)
-
-        def serving(rules: int) -> None:
-            numbers = {port.name: port.number for port in ports}
-            if settings.log_format != LOG_FORMATS[0]:
-                facts = logs.fields(rules=rules, store=store, workers=settings.workers, **numbers)
-                _LOG.info("serving", extra=facts)
-                return
-            try:
-                greet(settings, numbers, rules, store, terminal)
-            except OSError as error:  # nobody can hear that, and it serves all the same
-                silence(terminal.out)
-                _LOG.warning("serving; that cannot be told on the standard output: %s", error)
-
         try:
-            _run(settings, ports, serving)
+            _run(settings, ports, _greeting(settings, ports, store, terminal))
         except CannotStart as error:
             terminal.complain(f"headgate: {error}")
             return WRONG_USAGE if error.is_usage else NO
     _LOG.info("ended")
     return OK
+
+
+def _greeting(settings: Settings, ports: list[Port], store: str, terminal: Terminal) -> Callable[[int], None]:
+    """Return what says that it serves, given the number of its rules."""
+    numbers = {port.name: port.number for port in ports}
+    if settings.log_format != LOG_FORMATS[0]:
+        return lambda rules: _LOG.info(
+            "serving", extra=logs.fields(rules=rules, store=store, workers=settings.workers, **numbers)
+        )
+
+    def prepared() -> Callable[[int], None]:
+        from headgate.cli import greeting  # noqa: PLC0415  see this module
+
+        return greeting.prepared(settings, numbers, store, terminal)
+
+    ready = prepared() if settings.workers == 1 else None  # now, as requests would wait for it later
+
+    def say(rules: int) -> None:
+        try:
+            (ready or prepared())(rules)
+        except OSError as error:  # nobody can hear that, and it serves all the same
+            silence(terminal.out)
+            _LOG.warning("serving; that cannot be told on the standard output: %s", error)
+
+    return say
 
 
 def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None]) -> None:
@@ -112,129 +117,30 @@ def _ports(settings: Settings, stack: ExitStack) -> list[Port]:
     return ports
 
 
-def greet(settings: Settings, ports: Mapping[str, int], rules: int, store: str, terminal: Terminal) -> None:
-    """Say what there is to know about a service that has just begun.
+def _meet_store(settings: Settings) -> None:
+    """Ask the store whether it can decide. Raises StoreError, which says why it cannot.
 
-    Args:
-        settings: its settings.
-        ports: the port of each protocol, "http" and "grpc".
-        rules: how many it has.
-        store: its store, without a password.
-        terminal: where to say it.
+    It gets more time than a decision has: this is about whether it can, not about how busy either side is now.
     """
-    scheme, host = "https" if settings.tls_cert else "http", _bracketed(settings.host)
-    lines = {
-        "HTTP": f"{scheme}://{host}:{ports['http']}",
-        "gRPC": f"{host}:{ports['grpc']}" + (" (TLS)" if settings.tls_cert else ""),
-        "rules": f"{rules}, {_origin(settings)}",
-        "store": store + _shared_by(settings),
-    }
-    if settings.envoy_config:
-        lines["Envoy"] = f"by the descriptors in {settings.envoy_config}"
-    terminal.say(terminal.styled(f"Headgate {version('headgate')} serves", "bold"))
-    for name, text in lines.items():
-        terminal.say(f"  {name:<6} {safe(text)}")
-    terminal.say("try it:")
-    request = tried(settings)
-    if _has_rules(settings):
-        terminal.say(f"  {safe(asking(settings, ports['http'], request))}")
-    terminal.say(f"  {safe(trial(settings, ports['http'], request))}")
-    terminal.out.flush()
-
-
-def tried(settings: Settings) -> Request:
-    """Return a request that a rule limits; the usual one if none is found."""
+    store = open_store(settings.store)
     try:
-        if settings.rules and Path(settings.rules).stat().st_size > _LONGEST:
-            return USUAL
-        policy = Policy(rules_of(settings).read())
-    except (OSError, UsageError):  # it is being written at this moment
-        return USUAL
-    candidates = (USUAL, *[_request_for(rule) for rule in policy.ruleset.rules])
-    return next((each for each in candidates if _is_limited(policy, each)), USUAL)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                store.ready()
+            except StoreError:
+                if not tries_left:
+                    raise
+            else:
+                return
+    finally:
+        store.close()
 
 
-def _request_for(rule: Rule) -> Request:
-    segments = [_SAMPLE if each == ANY else each for each in parsed(rule.endpoint) if each != REST]
-    named = {name: _SAMPLES.get(name, _SAMPLE) for name in rule.dimensions if name not in {ENDPOINT, GLOBAL}}
-    principal = {name: value for name, value in named.items() if name in PRINCIPALS}
-    attributes = {name: value for name, value in named.items() if name not in PRINCIPALS} | dict(rule.when)
-    method = min(rule.methods, default="GET")
-    return Request(principal, "/" + "/".join(segments), method, attributes, tier=rule.tier)
-
-
-def _is_limited(policy: Policy, request: Request) -> bool:
-    try:
-        return policy.plan(request, 0).verdict is Verdict.LIMITED
-    except UsageError:
-        return False
-
-
-def asking(settings: Settings, port: int, request: Request = USUAL) -> str:
-    """Return a command line of our own that asks the service."""
-    words, url = [*_ourselves(), "check"], _url(settings, port)
-    if url != DEFAULT_URL:
-        words += ["--url", url]
-    if settings.tls_cert:
-        words += ["--ca", "CA.pem"]
-    if settings.client_ca:
-        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
-    line = shlex.join(words)
-    if settings.caller_keys:
-        line += ' --caller-key "$KEY"'
-    asked = [word for name, value in request.principal.items() for word in (f"--{name}", value)]
-    asked += [word for name, value in request.attributes.items() for word in ("--attribute", f"{name}={value}")]
-    asked += ["--tier", request.tier] if request.tier else []
-    return f"{line} {shlex.join([*asked, '--method', request.method, request.endpoint])}"
-
-
-def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
-    """Return a command line of curl that asks the service; without rules, for the limits that it has for Envoy."""
-    words = ["curl", "-sw", r"\n"]
-    if settings.tls_cert:
-        words.append("-k")  # whom the certificate is for, and who signed it, is not known here
-    if settings.client_ca:
-        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
-    path = "/api/v1/rate-limit/check" if _has_rules(settings) else "/rlconfig"
-    words.append(f"{_url(settings, port)}{path}")
-    line = " ".join(map(shlex.quote, words))
-    if settings.caller_keys:
-        line += ' -H "Authorization: Bearer $KEY"'
-    question = {"principal": dict(request.principal), "endpoint": request.endpoint, "method": request.method}
-    question |= {"attributes": dict(request.attributes)} if request.attributes else {}
-    question |= {"tier": request.tier} if request.tier else {}
-    return f"{line} -d {shlex.quote(json.dumps(question))}" if _has_rules(settings) else line
-
-
-def _url(settings: Settings, port: int) -> str:
-    host = _bracketed(_EVERYWHERE.get(settings.host, settings.host))
-    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
-
-
-def _ourselves() -> list[str]:
-    """Return how this command was called, as far as that works in the same folder."""
-    name, called = "headgate", sys.argv[0]
-    if Path(called).name != name:
-        return [sys.executable, "-m", name]
-    return [name if shutil.which(name) == called else called]
-
-
-def _has_rules(settings: Settings) -> bool:
-    """Whether there are any, be it the example."""
-    return bool(settings.rules) or not settings.envoy_config
-
-
-def _origin(settings: Settings) -> str:
-    if settings.rules:
-        return f"from {settings.rules}"
-    return "an example; --rules FILE for your own" if _has_rules(settings) else "as only Envoy is answered"
-
-
-def _shared_by(settings: Settings) -> str:
+def _described_store(settings: Settings) -> str:
+    """Return what the store is called, without its password. Raises UsageError if there is no such store."""
+    open_store(settings.store_address).close()  # nothing is connected
     if not settings.is_shared:
-        return ", for this process alone"
-    return f", shared by {settings.workers} workers" if settings.workers > 1 else ""
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+        return "memory"
+    address = settings.store.partition("?")[0]
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -20,7 +20,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from headgate.observe.principals import Principals
+from headgate.observe.logs import Principals
 
 EVERY = 32
 DENIALS = 1000

@@ -3,7 +3,8 @@
 What came from outside may be in any line: control characters are escaped and texts are cut, so that nobody can forge a
 line, repaint a terminal, or fill a disk with one request. Fields are added with ``extra=fields(rule="orders")``.
 
-There is a line for a refusal, but not for every one: those who are refused are often those who do not stop.
+There is a line for a refusal, but not for every one: those who are refused are often those who do not stop. Who asked
+is shown as a digest by default, there and in the lists of hot keys.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from hashlib import blake2b
 from heapq import nlargest
 from typing import Any, TextIO
 
@@ -20,12 +22,12 @@ import msgspec
 
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND
-from headgate.observe.principals import Principals
 
 LONGEST_TEXT = 2000
 """The most characters of a message, or of a field."""
 LONGEST_TRACE = 10_000
 MOST_FIELDS = 30
+LONGEST_SECRET = 64
 PER_RULE = 10
 IN_ALL = 100
 """Lines in a second about refusals: by one rule, and altogether."""
@@ -134,6 +136,29 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     if not record.exc_info or record.exc_info[0] is None:
         return ""
     return formatter.formatException(record.exc_info)[-LONGEST_TRACE:]
+
+
+class Principals:
+    """Decides what is shown of a principal.
+
+    Args:
+        plain: whether they are shown as they are.
+        secret: makes the digests of this installation differ from all others', so that nobody can find out who is
+            meant by trying names; up to 64 bytes. All nodes need the same one if their logs are to be compared.
+    """
+
+    __slots__ = ("_secret", "plain")
+
+    def __init__(self, *, plain: bool = False, secret: bytes = b"") -> None:
+        if len(secret) > LONGEST_SECRET:
+            raise UsageError(f"the secret for digests has up to {LONGEST_SECRET} bytes, not {len(secret)}")
+        self.plain, self._secret = plain, secret
+
+    def shown(self, value: str) -> str:
+        """Return the principal, or its digest: ``#`` and 16 hexadecimal digits, always the same for the same text."""
+        if self.plain:
+            return value
+        return "#" + blake2b(value.encode(errors="surrogatepass"), digest_size=8, key=self._secret).hexdigest()
 
 
 class Denials:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from hashlib import blake2b
 
+from headgate.core.errors import UsageError
+from headgate.core.key import LITERAL
 from headgate.core.quota import SECOND
 from headgate.engine import AsyncEngine, Reset, Ruling
 from headgate.latency import BUCKETS, FINEST_NS, bucket_of
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HotKeys, stride
-from headgate.observe.logs import Denials, fields
-from headgate.observe.principals import Principals, descriptor_value, value_of
+from headgate.observe.logs import Denials, Principals, fields
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slots
 from headgate.policy.envoy.answering import Answer, Code
 from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.envoy.tree import Rule
+from headgate.policy.facts import facts_of
 from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Verdict
 
@@ -118,7 +121,7 @@ class Recorder:
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
-            self._hot.asked(ruling.rule_id, value_of(request, ruling.rule_id, self._engine))
+            self._hot.asked(ruling.rule_id, _value_of(request, ruling.rule_id, self._engine))
 
     def answered(self, matching: Matching, answer: Answer, elapsed_ns: int, api: str = "rls") -> None:
         """Note a decision by an Envoy descriptor tree."""
@@ -146,7 +149,7 @@ class Recorder:
             if answer.degraded:
                 series.count(name, DEGRADED)
             if self._is_sampled():
-                self._hot.asked(name, descriptor_value(match))
+                self._hot.asked(name, _descriptor_value(match))
 
     def called(self, api: str, outcome: str, elapsed_ns: int) -> None:
         """Note a call of an API, from the request to the answer.
@@ -259,7 +262,7 @@ class Recorder:
         is_logged = self._denials.is_on and self._denials.wants(rule)
         if not (weight or is_logged):
             return
-        value = value_of(who, rule, self._engine) if isinstance(who, Request) else descriptor_value(who)
+        value = _value_of(who, rule, self._engine) if isinstance(who, Request) else _descriptor_value(who)
         if weight:
             self._hot.denied(rule, value, weight)
         if is_logged:
@@ -272,6 +275,38 @@ def _by_rule(decisions: Iterable[tuple[str, bool]]) -> Iterable[tuple[str, bool]
     for rule, is_allowed in decisions:
         found[rule] = found.get(rule, True) and is_allowed
     return found.items()
+
+
+def _value_of(request: Request, rule_id: str, engine: AsyncEngine | None) -> str:
+    """Return what the rule counts a request by; where that is not known any more, what the request has."""
+    if engine is not None and rule_id:
+        policy = engine.policy
+        rule = policy.rules.get(rule_id)
+        if rule is not None:
+            value = request.principal.get(rule.dimension)
+            if value is not None and rule.dimension != "ip":
+                return _bounded(value)
+            try:
+                facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
+            except UsageError:  # it was decided all the same, by rules that have changed since
+                facts = {}
+            found = rule.value(facts)
+            if found is not None:
+                return _bounded(found)
+    return _bounded(",".join([f"{name}={value}" for name, value in request.principal.items()]))
+
+
+def _descriptor_value(match: Match) -> str:
+    """Return the entries of a descriptor."""
+    return _bounded(",".join([f"{key}={value}" if value else key for key, value in match.entries]))
+
+
+def _bounded(value: str) -> str:
+    """Return a text that is short enough to be kept; a long one as its beginning and its digest."""
+    if len(value) <= LITERAL:
+        return value
+    digest = blake2b(value.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{value[: LITERAL - 20]}...#{digest}"
 
 
 class RuleSeries:

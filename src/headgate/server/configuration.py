@@ -1,7 +1,7 @@
 """What a service reads from files, by its settings: rules, descriptors, identity, caller keys and certificates.
 
 Each of them follows its files while the service runs, by itself and, at once, when it is told to look again: see
-`headgate.live`. A service can also be examined without serving: whether its files are good, and its store can decide.
+`headgate.live`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headgate.core.errors import StoreError, UsageError
+from headgate.core.errors import UsageError
 from headgate.live import FileSource, Live, Source
-from headgate.observe.tracing import Tracing
 from headgate.policy.envoy import LiveDescriptors
 from headgate.policy.live import LivePolicy, NoRules, rules_file
 from headgate.policy.loading import text_of
@@ -24,13 +23,11 @@ from headgate.server.api.forward_auth import LOOPBACK, Identifies
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity
 from headgate.server.settings import Settings
 from headgate.server.wire.tls import Tls, TlsFiles
-from headgate.stores import open_store
 from headgate.web.address import AddressReader
 from headgate.web.identity import Identifier, Identity
 from headgate.web.lines import Lines
 
 _LOG = logging.getLogger("headgate.server")
-_TRIES = 3
 _UNREMARKABLE = {"not configured", "absent", "known key", "verified"}
 EXAMPLE = Path(__file__).with_name("example-rules.yaml")
 """Rules for those who have none yet."""
@@ -159,41 +156,3 @@ def _is_swapped(settings: Settings) -> bool:
     except OSError:
         return False
     return b"PRIVATE KEY-" in certificate and b"PRIVATE KEY-" not in key and b"BEGIN CERTIFICATE-" in key
-
-
-def examined(settings: Settings) -> int:
-    """Read all files, and return the number of rules. Raises UsageError, which says what is wrong with one of them."""
-    found = Configuration(settings)
-    described_store(settings)
-    if settings.tracing:
-        Tracing().close()
-    return len(found.rules.value.rules)
-
-
-def meet_store(settings: Settings) -> None:
-    """Ask the store whether it can decide. Raises StoreError, which says why it cannot.
-
-    It gets more time than a decision has: this is about whether it can, not about how busy either side is now.
-    """
-    store = open_store(settings.store)
-    try:
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                store.ready()
-            except StoreError:
-                if not tries_left:
-                    raise
-            else:
-                return
-    finally:
-        store.close()
-
-
-def described_store(settings: Settings) -> str:
-    """Return what the store is called, without its password. Raises UsageError if there is no such store."""
-    open_store(settings.store_address).close()  # nothing is connected
-    if not settings.is_shared:
-        return "memory"
-    address = settings.store.partition("?")[0]
-    scheme, _, rest = address.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from headgate.core.errors import StoreError
 from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe import metrics
-from headgate.observe.principals import Principals
+from headgate.observe.logs import Principals
 from headgate.observe.readings import of_live, of_number
 from headgate.observe.recorder import Recorder
 from headgate.observe.tracing import Tracing
@@ -126,14 +127,20 @@ class Node:
         return len(self._files.rules.value.rules)
 
     async def open(self, sockets: Mapping[str, socket]) -> None:
-        """Serve on sockets that are bound, by what is spoken there: "http" and "grpc"."""
+        """Serve on sockets that are bound, by what is spoken there: "http" and "grpc".
+
+        All that takes time is done before the first request is accepted, so that no request waits for it.
+        """
+        meeting = asyncio.ensure_future(self._meet_stores())
         self._files.start()
-        await self._meet_store()
         self._begin(self._publish())
         self._sockets = sockets
         handler = traced_handler(self._http(), self._tracing)
         methods = traced_methods(self._grpc(), self._tracing)
         statuses = statuses_of(ForwardAuth(deny_status=self._settings.deny_status))
+        await meeting
+        gc.collect()
+        gc.freeze()  # what is there now stays: no need to look at it again
         await self._listener.serve_http(handler, sockets["http"], self._files.tls, statuses)
         await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
@@ -221,11 +228,12 @@ class Node:
         )
         return ours | rls.methods(self._envoy)
 
-    async def _meet_store(self) -> None:
+    async def _meet_stores(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
+        engines = [self._engine] if self._trees is None else [self._engine, self._trees]
         try:
             async with asyncio.timeout(_STORE_PATIENCE):
-                await self._engine.ready()
+                await asyncio.gather(*(engine.ready() for engine in engines))
         except (StoreError, TimeoutError) as error:
             why = f"no answer in {_STORE_PATIENCE:g} s" if isinstance(error, TimeoutError) else error
             _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", why)

@@ -10,16 +10,17 @@ SIGUSR1, SIGUSR2   enforcement off: limits refuse nothing; and on again
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from socket import socket
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from headgate.server.node import Node
 from headgate.server.settings import Settings
+
+if TYPE_CHECKING:
+    from headgate.server.node import Node
 
 _LOG = logging.getLogger("headgate.server")
 T = TypeVar("T")
@@ -56,6 +57,8 @@ async def serve(
         folder: where the workers share what they measure; empty if this process is alone.
         orphaned: set when the supervisor is gone, which is a reason to drain as well.
     """
+    from headgate.server.node import Node  # noqa: PLC0415  takes time to load, and a supervisor does not serve
+
     loop = asyncio.get_running_loop()
     node = Node(settings, slot=slot, folder=folder)
     drain, end = asyncio.Event(), asyncio.Event()
@@ -71,8 +74,6 @@ async def serve(
     try:
         handle_signals(loop, stop, node.reload, enforce)  # now: when it listens, a signal must not cut off a request
         if await _done_before(drain, node.open(sockets)):
-            gc.collect()
-            gc.freeze()  # what is there now stays: no need to look at it again
             serving(node)
             await _first_of(drain, orphaned)
         if orphaned is None:  # else the supervisor has said so, unless it is gone

@@ -12,14 +12,17 @@ import shutil
 import socket
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from headgate.core.errors import HeadgateError, UsageError
+from headgate.core.errors import HeadgateError, UsageError, not_installed
 from headgate.observe import logs
-from headgate.server.node import Node
 from headgate.server.process import run, serve
 from headgate.server.settings import Settings
+
+if TYPE_CHECKING:
+    from headgate.server.node import Node
 
 LONGEST_LINE = 1_048_576
 """Bytes of orders, and of a report."""
@@ -54,6 +57,8 @@ class Report(msgspec.Struct, frozen=True):
     @classmethod
     def of_failure(cls, error: Exception) -> Report:
         """Return the report of a worker that cannot serve."""
+        if isinstance(error, ModuleNotFoundError):
+            error = UsageError(not_installed(error.name, "server"))
         text = str(error) or type(error).__name__
         return cls(error=text[:_LONGEST_ERROR], is_usage=isinstance(error, UsageError | ImportError))
 

@@ -1,0 +1,167 @@
+"""What ``headgate serve`` says when it serves: where, with what, and two ways to try it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from headgate.cli.command import Terminal, safe
+from headgate.cli.service import DEFAULT_URL
+from headgate.core.errors import UsageError
+from headgate.policy.compiled import Policy
+from headgate.policy.model import Rule
+from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, Request
+from headgate.policy.selection import Verdict
+from headgate.policy.trie import ANY, REST, parsed
+from headgate.server.configuration import rules_of
+from headgate.server.settings import Settings
+
+USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
+"""What is tried, if rules limit it."""
+_SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
+_LONGEST = 100_000
+"""Bytes of rules that are read for this: clients wait meanwhile."""
+_SAMPLE = "x"
+"""What stands for any segment of a path, and for any other value."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
+
+
+def prepared(settings: Settings, ports: Mapping[str, int], store: str, terminal: Terminal) -> Callable[[int], None]:
+    """Find out what there is to know about a service that is about to begin.
+
+    Args:
+        settings: its settings.
+        ports: the port of each protocol, "http" and "grpc".
+        store: its store, without a password.
+        terminal: where to say it.
+
+    Returns:
+        What says it, given how many rules the service has.
+    """
+    scheme, host = "https" if settings.tls_cert else "http", _bracketed(settings.host)
+    request = tried(settings)
+    own = [asking(settings, ports["http"], request)] if _has_rules(settings) else []
+    trials = [*own, trial(settings, ports["http"], request)]
+    title = terminal.styled(f"Headgate {version('headgate')} serves", "bold")
+
+    def say(rules: int) -> None:
+        lines = {
+            "HTTP": f"{scheme}://{host}:{ports['http']}",
+            "gRPC": f"{host}:{ports['grpc']}" + (" (TLS)" if settings.tls_cert else ""),
+            "rules": f"{rules}, {_origin(settings)}",
+            "store": store + _shared_by(settings),
+        }
+        if settings.envoy_config:
+            lines["Envoy"] = f"by the descriptors in {settings.envoy_config}"
+        terminal.say(title)
+        for name, text in lines.items():
+            terminal.say(f"  {name:<6} {safe(text)}")
+        terminal.say("try it:")
+        for line in trials:
+            terminal.say(f"  {safe(line)}")
+        terminal.out.flush()
+
+    return say
+
+
+def tried(settings: Settings) -> Request:
+    """Return a request that a rule limits; the usual one if none is found."""
+    try:
+        if settings.rules and Path(settings.rules).stat().st_size > _LONGEST:
+            return USUAL
+        policy = Policy(rules_of(settings).read())
+    except (OSError, UsageError):  # it is being written at this moment
+        return USUAL
+    candidates = (USUAL, *[_request_for(rule) for rule in policy.ruleset.rules])
+    return next((each for each in candidates if _is_limited(policy, each)), USUAL)
+
+
+def _request_for(rule: Rule) -> Request:
+    segments = [_SAMPLE if each == ANY else each for each in parsed(rule.endpoint) if each != REST]
+    named = {name: _SAMPLES.get(name, _SAMPLE) for name in rule.dimensions if name not in {ENDPOINT, GLOBAL}}
+    principal = {name: value for name, value in named.items() if name in PRINCIPALS}
+    attributes = {name: value for name, value in named.items() if name not in PRINCIPALS} | dict(rule.when)
+    method = min(rule.methods, default="GET")
+    return Request(principal, "/" + "/".join(segments), method, attributes, tier=rule.tier)
+
+
+def _is_limited(policy: Policy, request: Request) -> bool:
+    try:
+        return policy.plan(request, 0).verdict is Verdict.LIMITED
+    except UsageError:
+        return False
+
+
+def asking(settings: Settings, port: int, request: Request = USUAL) -> str:
+    """Return a command line of our own that asks the service."""
+    words, url = [*_ourselves(), "check"], _url(settings, port)
+    if url != DEFAULT_URL:
+        words += ["--url", url]
+    if settings.tls_cert:
+        words += ["--ca", "CA.pem"]
+    if settings.client_ca:
+        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
+    line = shlex.join(words)
+    if settings.caller_keys:
+        line += ' --caller-key "$KEY"'
+    asked = [word for name, value in request.principal.items() for word in (f"--{name}", value)]
+    asked += [word for name, value in request.attributes.items() for word in ("--attribute", f"{name}={value}")]
+    asked += ["--tier", request.tier] if request.tier else []
+    return f"{line} {shlex.join([*asked, '--method', request.method, request.endpoint])}"
+
+
+def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
+    """Return a command line of curl that asks the service; without rules, for the limits that it has for Envoy."""
+    words = ["curl", "-sw", r"\n"]
+    if settings.tls_cert:
+        words.append("-k")  # whom the certificate is for, and who signed it, is not known here
+    if settings.client_ca:
+        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
+    path = "/api/v1/rate-limit/check" if _has_rules(settings) else "/rlconfig"
+    words.append(f"{_url(settings, port)}{path}")
+    line = " ".join(map(shlex.quote, words))
+    if settings.caller_keys:
+        line += ' -H "Authorization: Bearer $KEY"'
+    question = {"principal": dict(request.principal), "endpoint": request.endpoint, "method": request.method}
+    question |= {"attributes": dict(request.attributes)} if request.attributes else {}
+    question |= {"tier": request.tier} if request.tier else {}
+    return f"{line} -d {shlex.quote(json.dumps(question))}" if _has_rules(settings) else line
+
+
+def _url(settings: Settings, port: int) -> str:
+    host = _bracketed(_EVERYWHERE.get(settings.host, settings.host))
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
+
+
+def _ourselves() -> list[str]:
+    """Return how this command was called, as far as that works in the same folder."""
+    name, called = "headgate", sys.argv[0]
+    if Path(called).name != name:
+        return [sys.executable, "-m", name]
+    return [name if shutil.which(name) == called else called]
+
+
+def _has_rules(settings: Settings) -> bool:
+    """Whether there are any, be it the example."""
+    return bool(settings.rules) or not settings.envoy_config
+
+
+def _origin(settings: Settings) -> str:
+    if settings.rules:
+        return f"from {settings.rules}"
+    return "an example; --rules FILE for your own" if _has_rules(settings) else "as only Envoy is answered"
+
+
+def _shared_by(settings: Settings) -> str:
+    if not settings.is_shared:
+        return ", for this process alone"
+    return f", shared by {settings.workers} workers" if settings.workers > 1 else ""
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
