@@ -17,7 +17,7 @@ from headgate.policy.forms import CHANGE, FILE, RULE, USER, rules_schema
 from headgate.policy.loading import InvalidRules, from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.problems import Findings, ProblemKind
-from headgate.policy.schema import NAME, Text
+from headgate.policy.schema import NAME, Scalar
 from headgate.policy.yaml_text import Document
 from tests.policy.written import BAD, GOOD, rulesets
 
@@ -125,7 +125,7 @@ def test_a_name_is_one_for_keys_and_for_files(name: str) -> None:
         right = True
     except InvalidKey:
         right = False
-    assert (Text("a name", NAME, 64).read(name, (), findings) is not None) is right
+    assert (Scalar.text("a name", NAME, 64).read(name, (), findings) is not None) is right
 
 
 def test_every_field_is_described() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from ipaddress import ip_network
+from typing import Any
 
 from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.grammar import MAX_TEXT
@@ -37,36 +38,32 @@ from headgate.policy.schema import (
     DIALECT,
     NAME,
     NAMED,
-    Choice,
-    Constant,
     Field,
-    Flag,
     Form,
     ListOf,
     MapOf,
     Record,
+    Scalar,
     Schema,
-    Text,
     Values,
-    Whole,
 )
-from headgate.policy.times import Moment
+from headgate.policy.times import moment
 
 DIMENSIONS = ("user", "ip", "apikey", "endpoint", "global")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 ALLOW, ERROR = "allow", "error"
 DEFAULT_ID = "default"
-RULE_ID = Text(f"a rule's id: {NAMED}", NAME, 64)
+RULE_ID = Scalar.text(f"a rule's id: {NAMED}", NAME, 64)
 _MEANING = ProblemKind.MEANING
-_TIER = Text("the name of a tier, up to 64 characters", most=64)
+_TIER = Scalar.text("the name of a tier, up to 64 characters", most=64)
 
 
 class Dimension:
     """What a rule counts by: one name, or a list of names."""
 
-    _one = Text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)
+    _one = Scalar.text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)
 
-    def read(self, value: object, path: Path, findings: Findings) -> str | None:
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
         if type(value) is not list:
             return self._one.read(value, path, findings)
         if not 0 < len(value) <= MOST_DIMENSIONS:
@@ -108,54 +105,55 @@ def made_rule(given: Values, path: Path, findings: Findings, written: Mapping[st
 
 _RULE_FIELDS = {
     "id": Field(RULE_ID, "Names the rule, in keys and answers; what was used is counted under it.", required=True),
-    "name": Field(Text("text", most=200), "For people."),
+    "name": Field(Scalar.text("text", most=200), "For people."),
     "dimension": Field(
         Dimension(),
         "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
         "[user, endpoint] counts each user on each path. By default user.",
     ),
     "endpoint": Field(
-        Text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
+        Scalar.text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
         "The paths it is for: literal, * for one segment, ** for the rest; default: all.",
     ),
     "methods": Field(
         ListOf(
-            Text("an HTTP method in capitals", "[A-Z][A-Z-]{0,19}", 20, METHODS, numbers=False),
+            Scalar.text("an HTTP method in capitals", "[A-Z][A-Z-]{0,19}", 20, METHODS, numbers=False),
             "a list such as [GET, POST]",
         ),
         "The HTTP methods it is for; default: all.",
     ),
     "key_pattern": Field(
-        Text("text in which * stands for any characters", most=512),
+        Scalar.text("text in which * stands for any characters", most=512),
         "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
     ),
     "tier": Field(_TIER, "Only for principals of this tier."),
     "when": Field(
-        MapOf(Text("text", most=512, flags=True), "attributes and their values, such as {region: eu}"),
+        MapOf(Scalar.text("text", most=512, flags=True), "attributes and their values, such as {region: eu}"),
         "Attributes that must be equal.",
     ),
     **QUOTA_FIELDS,
     **LIMITS_FIELD,
-    "shadow": Field(Flag(), "Counts and is reported, but never refuses."),
-    "enabled": Field(Flag(), "Whether the rule applies at all."),
+    "shadow": Field(Scalar.flag(), "Counts and is reported, but never refuses."),
+    "enabled": Field(Scalar.flag(), "Whether the rule applies at all."),
     "enforce_percent": Field(
-        Whole(0, 100), "For so many percent of its principals the rule refuses; for the others it is a shadow."
+        Scalar.whole(0, 100), "For so many percent of its principals the rule refuses; for the others it is a shadow."
     ),
     "replaces": Field(
         ListOf(RULE_ID, "a list of ids of rules"),
         "Ids of rules that do not apply when this one does; a rule that is itself replaced replaces nothing.",
     ),
     "on_store_failure": Field(
-        Choice({str(mode): mode for mode in Mode}), "What to answer when the store does not; default: the engine's."
+        Scalar.choice({str(mode): mode for mode in Mode}),
+        "What to answer when the store does not; default: the engine's.",
     ),
     "replicas": Field(
-        Whole(0, MAX_REPLICAS),
+        Scalar.whole(0, MAX_REPLICAS),
         "How many replicas of the store must have what a request took: its answer waits for them, or says that they "
         "have not got it.",
     ),
-    "reset_on_change": Field(Flag(), "Whether a changed limit, burst or updated_at forgets what was used."),
-    "created_at": Field(Moment(as_written=True), "When the rule was made."),
-    "updated_at": Field(Moment(as_written=True), "When the rule was last changed."),
+    "reset_on_change": Field(Scalar.flag(), "Whether a changed limit, burst or updated_at forgets what was used."),
+    "created_at": Field(moment(as_written=True), "When the rule was made."),
+    "updated_at": Field(moment(as_written=True), "When the rule was last changed."),
 }
 _SPELLINGS = {"rule_id": "id", "key_type": "dimension", "endpoint_pattern": "endpoint", **SECONDS}
 """Other names of fields, as some documents have them."""
@@ -216,7 +214,7 @@ CHANGE = QuotaForm(
         {
             **QUOTA_FIELDS,
             **LIMITS_FIELD,
-            "until": Field(Moment(), "When the change ends by itself, such as 2026-12-01T00:00:00Z."),
+            "until": Field(moment(), "When the change ends by itself, such as 2026-12-01T00:00:00Z."),
         },
         spellings=SECONDS,
         make=_change,
@@ -245,7 +243,7 @@ class ListEntry:
     """One entry of an allow list or a deny list: a dimension and its value."""
 
     _form = MapOf(
-        Text("text, in which * stands for any characters", most=512),
+        Scalar.text("text, in which * stands for any characters", most=512),
         "one dimension and its value, such as ip: 10.0.0.0/8",
         exactly=1,
     )
@@ -280,7 +278,7 @@ def _table(of: Form, accepted: str, longest: int) -> MapOf:
 FILE = Record(
     "a file of rules",
     {
-        "version": Field(Constant(1), "The version of this form: write version: 1.", required=True),
+        "version": Field(Scalar.version(1), "The version of this form: write version: 1.", required=True),
         "rules": Field(
             ListOf(RULE, "a list of rules, each beginning with '- id: ...'", or_nothing=True),
             "The rules. Every rule that matches a request applies, unless another one replaces it.",
@@ -298,10 +296,10 @@ FILE = Record(
         "deny": Field(_ENTRIES, "Principals that are refused unasked."),
         "default": Field(Default(), "What applies when no rule does: a quota, or allow, the default."),
         "ignore_case": Field(
-            Flag(), "Whether endpoints that differ only in capitals are the same; they are not unless true."
+            Scalar.flag(), "Whether endpoints that differ only in capitals are the same; they are not unless true."
         ),
         "unknown_rule": Field(
-            Choice((ALLOW, ERROR)),
+            Scalar.choice((ALLOW, ERROR)),
             "Whether a request that names a rule which does not exist or is disabled passes (allow) or is an error. By "
             "default it passes, except that in Python a rule which does not exist is an error.",
         ),

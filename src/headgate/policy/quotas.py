@@ -12,7 +12,6 @@ A tier or an override may besides name only what it changes: limit, burst, capac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,71 +24,55 @@ from headgate.core.grammar import MAX_TEXT
 from headgate.core.numbers import EXACT
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
-from headgate.policy.problems import Findings, Path, ProblemKind, unlike
-from headgate.policy.schema import Choice, Field, Flag, ListOf, Record, Schema, Text, Values, Whole
-from headgate.policy.times import CALENDAR_UNITS, Length, length_of
+from headgate.policy.problems import Findings, Path, ProblemKind
+from headgate.policy.schema import Field, ListOf, Record, Scalar, Schema, Values
+from headgate.policy.times import CALENDAR_UNITS, length, length_of
 
 _MEANING = ProblemKind.MEANING
-_PERCENT = Whole(1, 100)
-_RATE, _ZONE = "[0-9.]{1,40}(/[0-9]{1,40})?", "[A-Za-z0-9_+/-]{1,64}"
-_TEXT = Text('a quota such as "100/minute", "10/s burst 20", "10/s; 5000/day gcra"', most=MAX_TEXT, numbers=False)
+_PERCENT = Scalar.whole(1, 100)
+_TEXT = Scalar.text(
+    'a quota such as "100/minute", "10/s burst 20", "10/s; 5000/day gcra"', most=MAX_TEXT, numbers=False
+)
+_RATE = Scalar(
+    {"type": ["number", "string"], "minimum": 0, "pattern": "^[0-9.]{1,40}(/[0-9]{1,40})?$"},
+    "is not a rate",
+    "a number of tokens per second, such as 10, 0.5 or '1/3'",
+)
+_ZONE = Scalar(
+    {"type": ["boolean", "string"], "pattern": "^[A-Za-z0-9_+/-]{1,64}$"},
+    "is not a time zone",
+    "a name such as Europe/Berlin, or true for UTC",
+)
 ALGORITHMS = {**{str(each): each for each in Algorithm}, "sliding_window": Algorithm.SLIDING_WINDOW_COUNTER}
 AS_TEXT = ""
 """Stands among fields for which text stood in the file: problems with them are problems of the whole."""
 BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 
 
-class RefillRate:
-    """Tokens per second: a number, or text for a fraction. It is checked by the quota made of it."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> object:
-        numeric = type(value) in {int, float} and isinstance(value, int | float) and value >= 0
-        if numeric or (isinstance(value, str) and re.fullmatch(_RATE, value)):
-            return value
-        findings.add(path, unlike(value, "is not a rate"), "a number of tokens per second, such as 10, 0.5 or '1/3'")
-        return None
-
-    def schema(self) -> Schema:
-        return {"type": ["number", "string"], "minimum": 0, "pattern": f"^{_RATE}$"}
-
-
-class Zone:
-    """Whether a window follows the calendar, and of which time zone."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> bool | str | None:
-        if isinstance(value, bool) or (isinstance(value, str) and re.fullmatch(_ZONE, value)):
-            return value
-        findings.add(path, unlike(value, "is not a time zone"), "a name such as Europe/Berlin, or true for UTC")
-        return None
-
-    def schema(self) -> Schema:
-        return {"type": ["boolean", "string"], "pattern": f"^{_ZONE}$"}
-
-
 QUOTA_FIELDS = {
-    "limit": Field(Whole(0), "How many units may pass, or come back, in each window."),
+    "limit": Field(Scalar.whole(0), "How many units may pass, or come back, in each window."),
     "window": Field(
-        Length(calendar=True),
+        length(calendar=True),
         "The window: a length such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",
     ),
-    "burst": Field(Whole(-EXACT), "How many units beyond the limit may pass at once. Not for window algorithms."),
-    "algorithm": Field(Choice(ALGORITHMS), "How it counts; default: token_bucket."),
-    "calendar": Field(
-        Zone(), "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
+    "burst": Field(
+        Scalar.whole(-EXACT), "How many units beyond the limit may pass at once. Not for window algorithms."
     ),
-    "queue": Field(Flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
+    "algorithm": Field(Scalar.choice(ALGORITHMS), "How it counts; default: token_bucket."),
+    "calendar": Field(
+        _ZONE, "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
+    ),
+    "queue": Field(Scalar.flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
     "capacity": Field(
-        Whole(1),
+        Scalar.whole(1),
         "How many units may pass at once, instead of `burst`: it stays when a tier or an override changes the limit. "
         "With `refill_rate`, the bucket.",
     ),
-    "refill_rate": Field(
-        RefillRate(), "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."
-    ),
+    "refill_rate": Field(_RATE, "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."),
     "min_refill_interval_ms": Field(
-        Whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
+        Scalar.whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
     ),
-    "refill_every": Field(Length(), "Token bucket only: it is refilled in steps this far apart, such as 10ms."),
+    "refill_every": Field(length(), "Token bucket only: it is refilled in steps this far apart, such as 10ms."),
     "warn_percent": Field(_PERCENT, "Usage, in percent, above which a key is in the warning state; default: 80."),
     "calm_percent": Field(_PERCENT, "Usage, in percent, below which it leaves the warning state; default: 70."),
     "quota": Field(_TEXT, 'The whole quota as text, such as "10/s burst 20; 5000/day".'),
@@ -307,11 +290,8 @@ def _from_window(
 
 def window_us(window: int | str) -> int:
     """Return the microseconds of a window that is not one of the calendar. Raises InvalidQuota."""
-    if isinstance(window, int):
-        return window
-    length = length_of(window)
-    if isinstance(length, int):
-        return length
+    if isinstance(window, int) or window in {"day", "week"}:
+        return window if isinstance(window, int) else length_of(window)
     days = {"month": 30, "year": 365}[window]
     raise InvalidQuota(
         f"the window {window!r} has no fixed length: add `calendar: UTC`, or another time zone, for those of the "

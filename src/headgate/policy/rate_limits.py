@@ -33,7 +33,7 @@ from headgate.policy.forms import made_rule
 from headgate.policy.model import Rule, Ruleset
 from headgate.policy.problems import Findings, Path, ProblemKind, render, shown
 from headgate.policy.quotas import QUOTA_FIELDS
-from headgate.policy.schema import NAME, NAMED, Field, Flag, ListOf, Record, Schema, Text, Values
+from headgate.policy.schema import NAME, NAMED, Field, ListOf, Record, Scalar, Schema, Values
 
 KEY = "rate_limits"
 """By this key a file of this form is known."""
@@ -80,18 +80,20 @@ class Runtime:
                 findings.warn((*path, key), "is not about rules, and ignored", hint=hint, at_key=True)
         if _FAIL_OPEN not in value:
             return None
-        return Mode.ALLOW if Flag().read(value[_FAIL_OPEN], (*path, _FAIL_OPEN), findings) else Mode.DENY
+        return Mode.ALLOW if Scalar.flag().read(value[_FAIL_OPEN], (*path, _FAIL_OPEN), findings) else Mode.DENY
 
     def schema(self) -> Schema:
-        return {"type": ["object", "null"], "properties": {_FAIL_OPEN: Flag().schema()}}
+        return {"type": ["object", "null"], "properties": {_FAIL_OPEN: Scalar.flag().schema()}}
 
 
 _LIMIT = Record(
     "a limit",
     {
-        "name": Field(Text(NAMED, NAME, 64), "Names the limit.", required=True),
-        "scope": Field(Text(f"one of {', '.join(_SCOPES)}", NAME, 64, _SCOPES), "Whom it is for.", required=True),
-        "resource": Field(Text("a resource such as api.search", r"[^\s?#]+", 2048), "What it is for."),
+        "name": Field(Scalar.text(NAMED, NAME, 64), "Names the limit.", required=True),
+        "scope": Field(
+            Scalar.text(f"one of {', '.join(_SCOPES)}", NAME, 64, _SCOPES), "Whom it is for.", required=True
+        ),
+        "resource": Field(Scalar.text("a resource such as api.search", r"[^\s?#]+", 2048), "What it is for."),
         **{name: replace(QUOTA_FIELDS[name], required=True) for name in ("capacity", "refill_rate")},
         "min_refill_interval_ms": QUOTA_FIELDS["min_refill_interval_ms"],
     },

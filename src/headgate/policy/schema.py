@@ -5,7 +5,7 @@ value means, or None after it has noted what is wrong. Reading goes on after a m
 
 ::
 
-    USER = Record("a user", {"tier": Field(Text("the name of a tier"), "The tier of the user.")})
+    USER = Record("a user", {"tier": Field(Scalar.text("the name of a tier"), "The tier of the user.")})
     USER.read({"teir": "free"}, ("users", "ada"), findings)      # notes: a user has no 'teir'. Did you mean 'tier'?
 """
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from math import inf
+from types import NoneType
+from typing import Any, Protocol, Self
 
 from headgate.core.numbers import EXACT
 from headgate.policy.problems import MOST, Findings, Path, ProblemKind, shown, unlike
@@ -38,128 +40,161 @@ class Form(Protocol):
     def schema(self) -> Schema: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text; whole numbers are taken as text, since YAML does not ask for quotes around a user's number."""
+class Meaningless(ValueError):
+    """A value is well formed and makes no sense: why, what would be right, and the nearest thing that would work."""
 
-    accepted: str
-    pattern: str = ""
-    most: int = 200
-    names: tuple[str, ...] = ()
-    """Usual values, to find a misspelt one."""
-    numbers: bool = True
-    """Whether whole numbers are taken as text."""
-    flags: bool = False
-    """Whether true and false are taken as text too."""
-    _fits: Callable[[str], object] = field(init=False, repr=False)
+    def __init__(self, message: str, accepted: str = "", hint: str = "") -> None:
+        super().__init__(message, accepted, hint)
+        self.message, self.accepted, self.hint = message, accepted, hint
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalar:
+    """A value without parts. Its JSON Schema is what is checked: type, enum, minimum and maximum, length, pattern."""
+
+    json: Schema
+    wrong: str | Callable[[object], str]
+    """What is said of other values: "is not a rate"; perhaps it depends on the value."""
+    accepted: str = ""
+    """What would be right."""
+    means: Callable[[Any], Any] | None = None
+    """Returns what a value means, or raises `Meaningless`; by default it means itself."""
+    hint: Callable[[object, Findings], str] | None = None
+    """Returns the nearest thing that would work, as a sentence, or nothing."""
+    is_secret: bool = False
+    """Whether a wrong value is not repeated."""
+
+    _types: frozenset[type] = field(init=False)
+    _words: tuple[object, ...] = field(init=False)
+    _low: float = field(init=False)
+    _fits: Callable[[str], object] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_fits", re.compile(self.pattern or r"[\s\S]*").fullmatch)
+        words = tuple(self.json.get("enum", ()))
+        names = self.json.get("type", ())
+        types = {_TYPES[name] for name in ([names] if isinstance(names, str) else names)} | {
+            type(word) for word in words
+        }
+        pattern = self.json.get("pattern")
+        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        derive(self, "_types", frozenset(types | {int} if float in types else types))
+        derive(self, "_words", words)
+        derive(self, "_low", self.json.get("minimum", self.json.get("exclusiveMinimum", -inf)))
+        derive(self, "_fits", re.compile(pattern[1:-1]).fullmatch if pattern else None)
 
-    def read(self, value: object, path: Path, findings: Findings) -> str | None:
-        if type(value) is not str:
-            if type(value) is int and self.numbers and abs(value) < _LONGEST_WHOLE:
-                value = str(value)
-            elif type(value) is bool and self.flags:
-                value = "true" if value else "false"
-            else:
-                hint = "Put it in quotes." if isinstance(value, bool | int | float) else ""
-                is_whole = type(value) is float and value.is_integer() and abs(value) < _LONGEST_WHOLE
-                kind = _unless_schema_agrees(is_whole and self.numbers)
-                findings.add(path, unlike(value, "is not text"), self.accepted, hint, kind=kind)
-                return None
-        if 0 < len(value) <= self.most and (not self.pattern or self._fits(value)):
-            return value
-        findings.add(path, f"{shown(value)} cannot be used here", self.accepted, findings.near(value, self.names))
-        return None
+    @classmethod
+    def text(
+        cls,
+        accepted: str,
+        pattern: str = "",
+        most: int = 200,
+        names: Sequence[str] = (),
+        *,
+        numbers: bool = True,
+        flags: bool = False,
+    ) -> Self:
+        """Text, not empty.
 
-    def schema(self) -> Schema:
-        text: Schema = {"type": "string", "minLength": 1, "maxLength": self.most}
-        if self.numbers:
-            text["type"] = ["string", "integer", *(["boolean"] if self.flags else [])]
-            text |= {"minimum": 1 - _LONGEST_WHOLE, "maximum": _LONGEST_WHOLE - 1}
-        return text | ({"pattern": f"^(?:{self.pattern})$"} if self.pattern else {})
+        Args:
+            accepted: what would be right.
+            pattern: that it matches.
+            most: the most characters.
+            names: usual values, to find a misspelt one.
+            numbers: whether whole numbers are text, too: YAML does not ask for quotes around a user's number.
+            flags: whether true and false are text, too.
+        """
+        json: Schema = {"type": "string", "minLength": 1, "maxLength": most}
+        if numbers:
+            json["type"] = ["string", "integer", *(["boolean"] if flags else [])]
+            json |= {"minimum": 1 - _LONGEST_WHOLE, "maximum": _LONGEST_WHOLE - 1}
+        json |= {"pattern": f"^(?:{pattern})$"} if pattern else {}
 
+        def hint(value: object, findings: Findings) -> str:
+            return "Put it in quotes." if isinstance(value, int | float) else findings.near(value, names)
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number, both ends included."""
+        def wrong(value: object) -> str:
+            return "cannot be used here" if type(value) is str else "is not text"
 
-    low: int = 0
-    high: int = EXACT
+        return cls(json, wrong, accepted, _as_text if numbers else None, hint)
 
-    def read(self, value: object, path: Path, findings: Findings) -> int | None:
-        if type(value) is int and self.low <= value <= self.high:
-            return value
-        is_whole, hint = type(value) is float and value.is_integer() and self.low <= value <= self.high, ""
-        if is_whole and isinstance(value, float):
-            hint = f"Write {int(value)}."
-        elif isinstance(value, str) and re.fullmatch(r"[0-9][0-9_,.' ]{0,30}", value):
-            hint = f"Write {int(re.sub('[^0-9]', '', value))}, without quotes, signs and leading zeros."
-        wrong = unlike(value, f"is not a whole number from {self.low} to {self.high}")
-        findings.add(path, wrong, hint=hint, kind=_unless_schema_agrees(is_whole))
-        return None
+    @classmethod
+    def whole(cls, low: int = 0, high: int = EXACT) -> Self:
+        """A whole number, both ends included."""
 
-    def schema(self) -> Schema:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+        def hint(value: object, _: Findings) -> str:
+            if type(value) is float and value.is_integer() and low <= value <= high:
+                return f"Write {int(value)}."
+            if isinstance(value, str) and re.fullmatch(r"[0-9][0-9_,.' ]{0,30}", value):
+                return f"Write {int(re.sub('[^0-9]', '', value))}, without quotes, signs and leading zeros."
+            return ""
 
+        wrong = f"is not a whole number from {low} to {high}"
+        return cls({"type": "integer", "minimum": low, "maximum": high}, wrong, hint=hint)
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """true or false."""
+    @classmethod
+    def flag(cls) -> Self:
+        """Either true or false."""
+        meant = {
+            **dict.fromkeys(("true", "yes", "on", "y"), "Write true."),
+            **dict.fromkeys(("false", "no", "off", "n"), "Write false."),
+        }
 
-    def read(self, value: object, path: Path, findings: Findings) -> bool | None:
-        if type(value) is bool:
-            return value
-        meant = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
-        word = value.lower() if isinstance(value, str) else ""
-        word = word if word in {"true", "false"} else meant.get(word, "")
-        findings.add(path, unlike(value, "is not true or false"), hint=f"Write {word}." if word else "")
-        return None
+        def hint(value: object, _: Findings) -> str:
+            return meant.get(value.lower(), "") if isinstance(value, str) else ""
 
-    def schema(self) -> Schema:
-        return {"type": "boolean"}
+        return cls({"type": "boolean"}, "is not true or false", hint=hint)
 
+    @classmethod
+    def choice(cls, words: Mapping[str, Any] | Iterable[str]) -> Self:
+        """One of a few words, each perhaps with what it means."""
+        known = dict(words) if isinstance(words, Mapping) else {word: word for word in words}
 
-class Choice:
-    """One of a few words.
+        def hint(value: object, findings: Findings) -> str:
+            return findings.near(value, known)
 
-    Args:
-        words: the words, perhaps with what each means; by itself, a word means itself.
-    """
+        return cls({"enum": [*known]}, "is unknown", f"one of {', '.join(known)}", known.get, hint)
 
-    __slots__ = ("_words",)
-
-    def __init__(self, words: Mapping[str, Any] | Iterable[str]) -> None:
-        self._words = dict(words) if isinstance(words, Mapping) else {word: word for word in words}
+    @classmethod
+    def version(cls, number: int) -> Self:
+        """The only version of a form that there is."""
+        return cls({"enum": [number]}, "is unknown here", hint=lambda *_: f"Write {number}, without quotes.")
 
     def read(self, value: object, path: Path, findings: Findings) -> Any:
-        if isinstance(value, str) and value in self._words:
-            return self._words[value]
-        accepted = f"one of {', '.join(self._words)}"
-        findings.add(path, unlike(value, "is unknown"), accepted, findings.near(value, self._words))
+        if self._is_accepted(value):
+            try:
+                return value if self.means is None else self.means(value)
+            except Meaningless as why:
+                findings.add(path, why.message, why.accepted, why.hint, kind=ProblemKind.MEANING)
+                return None
+        wrong = self.wrong if isinstance(self.wrong, str) else self.wrong(value)
+        hint = self.hint(value, findings) if self.hint is not None else ""
+        is_integer = type(value) is float and value.is_integer() and self._is_accepted(int(value))
+        kind = ProblemKind.MEANING if is_integer else ProblemKind.FORM  # for JSON Schema, 5.0 is an integer
+        message = wrong if self.is_secret and value is not None else unlike(value, wrong)
+        findings.add(path, message, self.accepted, hint, kind=kind)
         return None
 
     def schema(self) -> Schema:
-        return {"enum": [*self._words]}
+        return dict(self.json)
+
+    def _is_accepted(self, value: object) -> bool:
+        if type(value) not in self._types:
+            return False
+        if self._words:
+            return value in self._words
+        if isinstance(value, str):
+            is_long_enough = self.json.get("minLength", 0) <= len(value) <= self.json.get("maxLength", inf)
+            return is_long_enough and (self._fits is None or self._fits(value) is not None)
+        if isinstance(value, int | float) and type(value) is not bool:
+            return self._low <= value <= self.json.get("maximum", inf) and value != self.json.get("exclusiveMinimum")
+        return True
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """The one number that is accepted."""
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "null": NoneType, "object": dict}
 
-    value: int
 
-    def read(self, value: object, path: Path, findings: Findings) -> int | None:
-        if type(value) is int and value == self.value:
-            return value
-        hint = f"Write {self.value}, without quotes."
-        kind = _unless_schema_agrees(isinstance(value, float) and value == self.value)
-        findings.add(path, unlike(value, "is unknown here"), hint=hint, kind=kind)
-        return None
-
-    def schema(self) -> Schema:
-        return {"const": self.value}
+def _as_text(value: object) -> str:
+    return str(value).lower() if type(value) is bool else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +354,3 @@ class Record:
         plain = [way[0] for way in ways if len(way) == 1]
         either = [{"anyOf": [{"required": [name]} for name in way]} for way in ways if len(way) > 1]
         return ({"required": plain} if plain else {}) | ({"allOf": either} if either else {})
-
-
-def _unless_schema_agrees(agrees: bool) -> ProblemKind:  # noqa: FBT001  reads as a question where it is asked
-    """Return the kind of a problem: for JSON Schema, 5.0 is an integer, so that it finds nothing wrong."""
-    return ProblemKind.MEANING if agrees else ProblemKind.FORM

@@ -59,25 +59,26 @@ from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.envoy.tree import Level, Node, RateLimit, Rule, Trail, Wildcard, made_once
 from headgate.policy.problems import Findings, InvalidRules, Path, Problem, ProblemKind, in_order, render, shown
 from headgate.policy.quotas import ALGORITHMS
-from headgate.policy.schema import DIALECT, Field, ListOf, Record, Schema, Values
+from headgate.policy.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
 from headgate.policy.yaml_text import Document, text_of
 
 _MEANING = ProblemKind.MEANING
+_UNITS = {unit.name.lower(): unit for unit in sorted(Unit, key=lambda unit: unit.seconds)}
 _FLAGS = {
     **dict.fromkeys(("y", "yes", "on", "true"), True),
     **dict.fromkeys(("n", "no", "off", "false", ""), False),
 }
-_COUNT = re.compile("(?=.{1,40}$)[1-9][0-9]*(_[0-9]+)+|0x[0-9A-Fa-f]{1,40}")
+_BUCKET_FIELDS = ("unit_multiplier", "algorithm", "burst")
+_OF_LIMITED = {"unit", "requests_per_unit", *_BUCKET_FIELDS}
+_EXTENSIONS = {"rate_limits", *_BUCKET_FIELDS}
 
 
 class GoText:
-    """Text as it is written."""
+    """Text as it is written: true and false, too."""
 
     def read(self, value: object, path: Path, findings: Findings) -> str | None:
-        if type(value) is str and is_unicode(value):
+        if (type(value) is str and is_unicode(value)) or value is None:
             return value
-        if value is None:
-            return None
         if type(value) is int:
             return str(value)
         if type(value) is bool:
@@ -93,76 +94,57 @@ class GoText:
         return {"type": ["string", "integer", "boolean", "null"]}
 
 
-class GoFlag:
-    """true or false, in any of the words that YAML once had for them."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> bool | None:
-        if type(value) is bool or value is None:
-            return value
-        meant = _FLAGS.get(value.lower()) if isinstance(value, str) else None
-        if meant is None:
-            findings.add(path, f"{shown(value)} is not true or false")
-        return meant
-
-    def schema(self) -> Schema:
-        return {"type": ["boolean", "string", "null"], "pattern": f"^(?i:{'|'.join(_FLAGS)})$"}
+def is_unicode(text: str) -> bool:
+    """Whether text has no lone surrogates, which an escape in quoted YAML can make."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-@dataclass(frozen=True, slots=True)
-class GoCount:
+def _frozen(value: Any) -> Any:
+    """Return data that cannot be changed any more."""
+    if isinstance(value, dict):
+        return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
+    return tuple([_frozen(inner) for inner in value]) if isinstance(value, list) else value
+
+
+def _count(least: int = 0) -> Scalar:
     """A whole number of 32 bits."""
+    wrong = f"is not a whole number from {least} to {MAX_UINT32}"
 
-    least: int = 0
+    def means(value: int | str | None) -> int | None:
+        number = int(value, 0) if isinstance(value, str) else value
+        if number is not None and not least <= number <= MAX_UINT32:
+            raise Meaningless(f"{shown(value)} {wrong}")
+        return number
 
-    def read(self, value: object, path: Path, findings: Findings) -> int | None:
-        if value is None:
-            return None
-        number = int(value, 0) if isinstance(value, str) and _COUNT.fullmatch(value) else value
-        if type(number) is int and self.least <= number <= MAX_UINT32:
-            return number
-        findings.add(path, f"{shown(value)} is not a whole number from {self.least} to {MAX_UINT32}")
-        return None
-
-    def schema(self) -> Schema:
-        pattern = f"^(?:{_COUNT.pattern})$"
-        return {"type": ["integer", "string", "null"], "minimum": self.least, "maximum": MAX_UINT32, "pattern": pattern}
+    digits = "^(?:(?=.{1,40}$)[1-9][0-9]*(_[0-9]+)+|0x[0-9A-Fa-f]{1,40})$"
+    bounds = {"minimum": least, "maximum": MAX_UINT32}
+    return Scalar({"type": ["integer", "string", "null"], **bounds, "pattern": digits}, wrong, means=means)
 
 
-@dataclass(frozen=True, slots=True)
-class GoWord:
-    """One of a few words; an empty one is none."""
-
-    words: Mapping[str, Any]
-    wrong: str
-    shown: Iterable[str]
-    """The words that are named to somebody who wrote another one."""
-    any_case: bool = False
-
-    def read(self, value: object, path: Path, findings: Findings) -> Any:
-        word = GoText().read(value, path, findings)
-        if not word:
-            return None
-        meant = self.words.get(word.lower() if self.any_case else word)
-        if meant is None:
-            near = findings.near(word, self.words)
-            findings.add(path, f"{shown(word)} {self.wrong}", f"one of {', '.join(self.shown)}", near)
-        return meant
-
-    def schema(self) -> Schema:
-        words = [*self.words, "", None]
-        return {"enum": words} if not self.any_case else {"type": ["string", "null"]}
+def _in_any_case(words: Iterable[str]) -> str:
+    """Return a pattern of these words, in capitals or not."""
+    return "^(?:{})$".format("|".join("".join(f"[{letter.upper()}{letter}]" for letter in word) for word in words))
 
 
-class Metadata:
-    """Whatever the user wants to be told, made immutable."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> Mapping[str, Any] | None:
-        if value is not None and type(value) is not dict:
-            findings.add(path, f"{shown(value)} is not a mapping")
-        return frozen_mapping(value) if type(value) is dict else None
-
-    def schema(self) -> Schema:
-        return {"type": ["object", "null"]}
+_FLAG = Scalar(
+    {"type": ["boolean", "string", "null"], "pattern": _in_any_case(_FLAGS)},
+    "is not true or false",
+    means=lambda value: _FLAGS[value.lower()] if isinstance(value, str) else value,
+)
+_UNIT = Scalar(
+    {"type": ["string", "null"], "pattern": _in_any_case([*_UNITS, ""])},
+    "is not a unit",
+    f"one of {', '.join(_UNITS)}",
+    lambda value: _UNITS[value.lower()] if value else None,
+    lambda value, findings: findings.near(value, _UNITS),
+)
+_ALGORITHM = Scalar(
+    {"enum": [*ALGORITHMS, "", None]},
+    "is unknown",
+    f"one of {', '.join(Algorithm)}",
+    ALGORITHMS.get,
+    lambda value, findings: findings.near(value, ALGORITHMS),
+)
 
 
 class _Block(NamedTuple):
@@ -175,11 +157,17 @@ class _Block(NamedTuple):
     is_unlimited: bool
 
 
+@dataclass(frozen=True, slots=True)
 class RateLimitForm:
     """One rate limit."""
 
+    or_nothing: bool = False
+    """Whether the key may stand there without a value."""
+
     def read(self, value: object, path: Path, findings: Findings) -> _Block | None:
-        is_unlimited = type(value) is dict and GoFlag().read(value.get("unlimited"), path, Findings()) is True
+        if value is None and self.or_nothing:
+            return None
+        is_unlimited = type(value) is dict and _FLAG.read(value.get("unlimited"), path, Findings()) is True
         if is_unlimited and isinstance(value, dict):
             for field in ("unit", *_BUCKET_FIELDS):
                 if value.get(field) not in (None, ""):
@@ -194,7 +182,7 @@ class RateLimitForm:
             return None
         name = read.get("name", "")
         replaces = self._replaces(read.get("replaces", ()), name, path, findings)
-        limit = None if is_unlimited else self._limit(value, read, before, path, findings)
+        limit = None if is_unlimited else self._limit(value, {**read, "replaces": replaces}, before, path, findings)
         return _Block(name, replaces, limit, is_unlimited)
 
     def _replaces(self, read: list[Values | None], name: str, path: Path, findings: Findings) -> frozenset[str]:
@@ -228,7 +216,7 @@ class RateLimitForm:
                 unit,
                 multiplier,
                 read.get("name", ""),
-                frozenset([entry.get("name", "") for entry in read.get("replaces", ()) if entry]),
+                read["replaces"],
                 read.get("algorithm", Algorithm.FIXED_WINDOW),
                 burst,
             )
@@ -238,7 +226,7 @@ class RateLimitForm:
             return None
 
     def schema(self) -> Schema:
-        return RATE_LIMIT.schema() | {"type": ["object", "null"]}
+        return RATE_LIMIT.schema() | ({"type": ["object", "null"]} if self.or_nothing else {})
 
 
 class _Written(NamedTuple):
@@ -284,19 +272,6 @@ class DescriptorForm:
         return {"$ref": "#/$defs/descriptor"}
 
 
-@dataclass(frozen=True, slots=True)
-class OrNothing:
-    """A form whose value may be missing after its key."""
-
-    of: RateLimitForm
-
-    def read(self, value: object, path: Path, findings: Findings) -> _Block | None:
-        return None if value is None else self.of.read(value, path, findings)
-
-    def schema(self) -> Schema:
-        return self.of.schema()
-
-
 def _misplaced(record: Record, key: str, path: Path, findings: Findings) -> bool:
     """Say of a key that it belongs elsewhere, if it does. Is it no more than odd, or else is nothing known of it?"""
     owner = next((other.what for other in (FILE, DESCRIPTOR, RATE_LIMIT, _REPLACED) if key in other.fields), "")
@@ -311,10 +286,6 @@ def _several(of: Any, what: str) -> ListOf:
     return ListOf(of, f"a list, each of its entries {what}", or_nothing=True)
 
 
-_UNITS = {unit.name.lower(): unit for unit in sorted(Unit, key=lambda unit: unit.seconds)}
-_BUCKET_FIELDS = ("unit_multiplier", "algorithm", "burst")
-_OF_LIMITED = {"unit", "requests_per_unit", *_BUCKET_FIELDS}
-_EXTENSIONS = {"rate_limits", *_BUCKET_FIELDS}
 _REPLACED = Record(
     "an entry of replaces",
     {"name": Field(GoText(), "The name of a limit that does not apply when this one does.")},
@@ -323,14 +294,14 @@ _REPLACED = Record(
 RATE_LIMIT = Record(
     "a rate limit",
     {
-        "unit": Field(GoWord(_UNITS, "is not a unit", _UNITS, any_case=True), "The unit of time."),
-        "requests_per_unit": Field(GoCount(), "How many requests may pass in it; 0 refuses everything."),
-        "unlimited": Field(GoFlag(), "Whether there is no limit at all."),
+        "unit": Field(_UNIT, "The unit of time."),
+        "requests_per_unit": Field(_count(), "How many requests may pass in it; 0 refuses everything."),
+        "unlimited": Field(_FLAG, "Whether there is no limit at all."),
         "name": Field(GoText(), "For `replaces`."),
         "replaces": Field(_several(_REPLACED, _REPLACED.what), "Limits that do not apply when this one does."),
-        "unit_multiplier": Field(GoCount(1), "The window is so many units, from the epoch on."),
-        "algorithm": Field(GoWord(ALGORITHMS, "is unknown", Algorithm), "How it counts; default: fixed_window."),
-        "burst": Field(GoCount(), "What a bucket or GCRA admits at once beyond its limit."),
+        "unit_multiplier": Field(_count(1), "The window is so many units, from the epoch on."),
+        "algorithm": Field(_ALGORITHM, "How it counts; default: fixed_window."),
+        "burst": Field(_count(), "What a bucket or GCRA admits at once beyond its limit."),
     },
     unknown=_misplaced,
 )
@@ -339,15 +310,18 @@ DESCRIPTOR = Record(
     {
         "key": Field(GoText(), "The key of an entry."),
         "value": Field(GoText(), "Its value, in which * stands for any characters; default: any."),
-        "rate_limit": Field(OrNothing(RateLimitForm()), "The limit."),
+        "rate_limit": Field(RateLimitForm(or_nothing=True), "The limit."),
         "rate_limits": Field(_several(RateLimitForm(), RATE_LIMIT.what), "Instead: several, all of which must admit."),
         "descriptors": Field(_several(DescriptorForm(), "a descriptor"), "Nested ones, for the next entry."),
-        "shadow_mode": Field(GoFlag(), "Count, but never refuse."),
-        "quota_mode": Field(GoFlag(), "Refuse only if all descriptors of this kind are over their limits."),
-        "detailed_metric": Field(GoFlag(), "Whether metrics have the values of the request."),
-        "value_to_metric": Field(GoFlag(), "Whether metrics have the value of this entry."),
-        "share_threshold": Field(GoFlag(), "Whether all values that match the pattern count together."),
-        "metadata": Field(Metadata(), "Whatever is to be told with the answer."),
+        "shadow_mode": Field(_FLAG, "Count, but never refuse."),
+        "quota_mode": Field(_FLAG, "Refuse only if all descriptors of this kind are over their limits."),
+        "detailed_metric": Field(_FLAG, "Whether metrics have the values of the request."),
+        "value_to_metric": Field(_FLAG, "Whether metrics have the value of this entry."),
+        "share_threshold": Field(_FLAG, "Whether all values that match the pattern count together."),
+        "metadata": Field(
+            Scalar({"type": ["object", "null"]}, "is not a mapping", means=_frozen),
+            "Whatever is to be told with the answer.",
+        ),
     },
     unknown=_misplaced,
 )
@@ -477,27 +451,11 @@ def _rule(written: _Written, trail: Trail, findings: Findings) -> Rule | None:
             read.get("shadow_mode", False),
             read.get("quota_mode", False),
             read.get("detailed_metric", False),
-            read.get("metadata", frozen_mapping({})),
+            read.get("metadata", _frozen({})),
         )
     except InvalidQuota as error:
         findings.add((*written.path, "rate_limits"), str(error), kind=_MEANING)
         return None
-
-
-def is_unicode(text: str) -> bool:
-    """Whether text has no lone surrogates, which an escape in quoted YAML can make."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def frozen_mapping(value: dict[str, Any]) -> Mapping[str, Any]:
-    """Return data that cannot be changed any more."""
-    return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        return frozen_mapping(value)
-    return tuple([_frozen(inner) for inner in value]) if isinstance(value, list) else value
 
 
 class LiveDescriptors(Live[DescriptorPolicy]):

@@ -6,7 +6,6 @@ it; what it refuses is told with the line that it is about.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
@@ -17,7 +16,7 @@ import msgspec
 
 from headgate.policy.problems import Findings, InvalidRules, Problem, ProblemKind, in_order, render
 from headgate.policy.problems import Path as Place
-from headgate.policy.schema import DIALECT, Choice, Constant, Field, ListOf, MapOf, Record, Schema, Text, Whole
+from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.policy.yaml_text import Document, text_of
 from headgate.server.api.forward_auth import LOOPBACK
 from headgate.web.address import MAX_HOPS, AddressReader
@@ -33,31 +32,24 @@ FORWARDED_FOR = "x-forwarded-for"
 _USER = {"user": "sub"}
 _MAX_KEY_FILE = 1_048_576
 """Bytes of a file with the keys of an issuer."""
-_DIGEST = "[0-9A-Fa-f]{64}"
-_HEADER = Text("the name of a header, such as x-api-key", most=64, numbers=False)
-_PRINCIPAL = Text("printable text, up to 512 bytes", most=512)
-_FILE = Text("a file, from the folder of this one", most=4096, numbers=False)
-
-
-class Digest:
-    """The SHA-256 of an API key, in hexadecimal. What stands there instead is never repeated: it may be the key."""
-
-    def read(self, value: object, path: Place, findings: Findings) -> str | None:
-        if isinstance(value, str) and re.fullmatch(_DIGEST, value):
-            return value.lower()
-        wrong = "is not a digest" if value is not None else "has no value"
-        hint = 'Make it with: printf %s "$KEY" | sha256sum. The key itself does not belong here.'
-        findings.add(path, wrong, "64 of 0-9 a-f", hint)
-        return None
-
-    def schema(self) -> Schema:
-        return {"type": "string", "pattern": f"^{_DIGEST}$"}
+_DIGEST = Scalar(
+    {"type": "string", "pattern": "^[0-9A-Fa-f]{64}$"},
+    "is not a digest",
+    "64 of 0-9 a-f",
+    str.lower,
+    lambda *_: 'Make it with: printf %s "$KEY" | sha256sum. The key itself does not belong here.',
+    is_secret=True,
+)
+"""The SHA-256 of an API key, in hexadecimal. What stands there instead is never repeated: it may be the key."""
+_HEADER = Scalar.text("the name of a header, such as x-api-key", most=64, numbers=False)
+_PRINCIPAL = Scalar.text("printable text, up to 512 bytes", most=512)
+_FILE = Scalar.text("a file, from the folder of this one", most=4096, numbers=False)
 
 
 HOLDER = Record(
     "an API key",
     {
-        "sha256": Field(Digest(), "The SHA-256 of the key, in hexadecimal.", required=True),
+        "sha256": Field(_DIGEST, "The SHA-256 of the key, in hexadecimal.", required=True),
         "name": Field(_PRINCIPAL, "What rules and logs call the key; default: some digits of its digest."),
         "user": Field(_PRINCIPAL, "The user whose key it is."),
         "tenant": Field(_PRINCIPAL, "The tenant whose key it is."),
@@ -91,13 +83,15 @@ class Holders:
 ISSUER = Record(
     "an issuer",
     {
-        "issuer": Field(Text("text, as in the claim iss", most=512), "What the claim iss must be; default: any."),
+        "issuer": Field(
+            Scalar.text("text, as in the claim iss", most=512), "What the claim iss must be; default: any."
+        ),
         "audience": Field(
-            ListOf(Text("text, as in the claim aud", most=512), "a list such as [api]"),
+            ListOf(Scalar.text("text, as in the claim aud", most=512), "a list such as [api]"),
             "One of these must be in the claim aud. Where it is not given, no token for an audience is accepted.",
         ),
         "algorithms": Field(
-            ListOf(Choice(FAMILIES.keys()), f"a list of {', '.join(FAMILIES)}"),
+            ListOf(Scalar.choice(FAMILIES.keys()), f"a list of {', '.join(FAMILIES)}"),
             "By which tokens may be signed, such as [RS256].",
             required=True,
         ),
@@ -105,17 +99,17 @@ ISSUER = Record(
         "pem": Field(_FILE, "Or a file with the only key, as PEM."),
         "claims": Field(
             MapOf(
-                Text("the name of a claim", most=512),
+                Scalar.text("the name of a claim", most=512),
                 "claims by what they tell, such as {user: sub, tenant: org, tier: plan}",
                 keys="(?!(?:apikey|endpoint|global|ip)$)[a-z][a-z0-9_]{0,31}",
             ),
             "Which claims name the user, the tenant, the tier, or others that rules know; default: {user: sub}.",
         ),
         "realm": Field(
-            Text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
+            Scalar.text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
             "Put before the names of its users; needed where there are several issuers.",
         ),
-        "leeway_s": Field(Whole(0, 600), "By how many seconds clocks may differ; default: 60."),
+        "leeway_s": Field(Scalar.whole(0, 600), "By how many seconds clocks may differ; default: 60."),
     },
 )
 ADDRESSES = Record(
@@ -123,11 +117,11 @@ ADDRESSES = Record(
     {
         "header": Field(_HEADER, "Where proxies write the address of their client; default: x-forwarded-for."),
         "trusted": Field(
-            ListOf(Text("a network such as 10.0.0.0/8, or unix", most=64), "a list such as [10.0.0.0/8, unix]"),
+            ListOf(Scalar.text("a network such as 10.0.0.0/8, or unix", most=64), "a list such as [10.0.0.0/8, unix]"),
             "The networks of the proxies, which alone may ask; default: this machine.",
         ),
-        "hops": Field(Whole(1, MAX_HOPS), "Instead: how many proxies there are, whoever they are."),
-        "ipv6_prefix": Field(Whole(32, 128), "How many bits of an IPv6 address make one client; default: 64."),
+        "hops": Field(Scalar.whole(1, MAX_HOPS), "Instead: how many proxies there are, whoever they are."),
+        "ipv6_prefix": Field(Scalar.whole(32, 128), "How many bits of an IPv6 address make one client; default: 64."),
     },
 )
 API_KEYS = Record(
@@ -135,7 +129,7 @@ API_KEYS = Record(
     {
         "header": Field(_HEADER, "Where clients send their key; default: x-api-key."),
         "scheme": Field(
-            Text("a word such as Bearer", "[A-Za-z0-9-]{1,32}", 32, numbers=False), "The word before it, if any."
+            Scalar.text("a word such as Bearer", "[A-Za-z0-9-]{1,32}", 32, numbers=False), "The word before it, if any."
         ),
         "keys": Field(Holders(), "The keys that are accepted, by their digests.", required=True),
     },
@@ -143,7 +137,7 @@ API_KEYS = Record(
 FILE = Record(
     "an identity file",
     {
-        "version": Field(Constant(1), "The version of this form: write version: 1.", required=True),
+        "version": Field(Scalar.version(1), "The version of this form: write version: 1.", required=True),
         "addresses": Field(ADDRESSES, "Which proxies are believed about the addresses of their clients."),
         "api_keys": Field(API_KEYS, "The API keys that clients may have."),
         "tokens": Field(
