@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from headgate.core.key import space
-from headgate.policy.dumping import change_data, entry_data, rule_data
+from headgate.policy.dumping import to_data
 from headgate.policy.model import Change, Entry, Rule, Ruleset
 from headgate.policy.prepared import space_name
 from headgate.policy.problems import render
@@ -68,8 +68,8 @@ class Diff:
         """Return the differences as data for JSON."""
         return {
             "same": self.same,
-            "added": [rule_data(rule) for rule in self.added],
-            "removed": [rule_data(rule) for rule in self.removed],
+            "added": [to_data(rule) for rule in self.added],
+            "removed": [to_data(rule) for rule in self.removed],
             "changed": [
                 {
                     "id": change.id,
@@ -107,7 +107,7 @@ def _by_id(ruleset: Ruleset) -> dict[str, Rule]:
 def _fields(before: Rule, after: Rule, old: Ruleset, new: Ruleset) -> tuple[FieldChange, ...]:
     if before == after and (before is old.default) is (after is new.default):
         return ()
-    first, last = rule_data(before), rule_data(after)
+    first, last = to_data(before), to_data(after)
     fields = [*_differences(first, last)]
     if (before is old.default) is not (after is new.default):
         fields.append(FieldChange("default", before is old.default, after is new.default))
@@ -171,7 +171,7 @@ class _Changes:
         for rule_id in _union(before, after):
             first, last = before.get(rule_id), after.get(rule_id)
             if first != last:
-                data = first and change_data(first), last and change_data(last)
+                data = first and to_data(first), last and to_data(last)
                 yield FieldChange(render((*path, rule_id)), *data, state=self._state(rule_id, first, last))
 
     def _state(self, rule_id: str, first: Change | None, last: Change | None) -> State | None:
@@ -190,8 +190,8 @@ def _in_force(rule: Rule, change: Change | None) -> Rule:
 
 def _entries(name: str, before: tuple[Entry, ...], after: tuple[Entry, ...]) -> Iterator[FieldChange]:
     kept = set(before) & set(after)
-    yield from (FieldChange(name, entry_data(entry), None) for entry in before if entry not in kept)
-    yield from (FieldChange(name, None, entry_data(entry)) for entry in after if entry not in kept)
+    yield from (FieldChange(name, to_data(entry), None) for entry in before if entry not in kept)
+    yield from (FieldChange(name, None, to_data(entry)) for entry in after if entry not in kept)
 
 
 def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -1,49 +1,38 @@
 """Rules as plain data, JSON or YAML: what `headgate.policy.loading` reads back as the same rules.
 
-Only what differs from the defaults is written, and quotas in one way: limit and window.
+Only what differs from the defaults is written, in the order of `headgate.policy.forms`, and quotas in one way: by limit
+and window.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.quota import Quota
+from headgate.policy.forms import FILE, RULE
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.quotas import ALL_OF_QUOTA
 from headgate.policy.times import length_text, moment_text
 from headgate.policy.yaml_text import resolved, yaml_module
 
-_BARE = Rule("bare", (Quota(1, 1),))
-_WHOM = ("name", "dimension", "key_pattern", "endpoint", "methods", "tier", "when")
-_HOW = (
-    *("shadow", "enabled", "enforce_percent", "replaces", "on_store_failure", "replicas", "reset_on_change"),
-    *("created_at", "updated_at"),
-)
+_DEFAULTS = {field.name: field.default for field in fields(Rule)} | {"when": {}}
 _QUOTA_DEFAULTS = {field.name: field.default for field in fields(Quota)}
 
 
-def to_data(ruleset: Ruleset) -> dict[str, Any]:
-    """Return the rules as dicts, lists, text and numbers."""
-    data: dict[str, Any] = {"version": 1, "rules": [rule_data(rule) for rule in ruleset.rules]}
-    if ruleset.tiers:
-        data["tiers"] = {tier: changes_data(changes) for tier, changes in ruleset.tiers.items()}
-    if ruleset.users:
-        data["users"] = {user: user_data(special) for user, special in ruleset.users.items()}
-    if ruleset.default_tier:
-        data["default_tier"] = ruleset.default_tier
-    for name, entries in (("allow", ruleset.allow), ("deny", ruleset.deny)):
-        if entries:
-            data[name] = [entry_data(entry) for entry in entries]
-    if ruleset.default is not None:
-        data["default"] = rule_data(ruleset.default)
-    if ruleset.unknown_rule:
-        data["unknown_rule"] = ruleset.unknown_rule
-    if ruleset.ignore_case:
-        data["ignore_case"] = True
-    return data
+def to_data(value: Any) -> Any:
+    """Return rules, or any part of them, as dicts, lists, text and numbers."""
+    write = _WRITERS.get(type(value))
+    if write is not None:
+        return write(value)
+    if isinstance(value, Mapping):
+        return {name: to_data(part) for name, part in value.items()}
+    if isinstance(value, tuple | frozenset):
+        return [to_data(part) for part in (sorted(value) if isinstance(value, frozenset) else value)]
+    return str(value) if isinstance(value, str) else value  # a word of an enumeration is text
 
 
 def to_json(ruleset: Ruleset) -> str:
@@ -70,31 +59,25 @@ def to_yaml(ruleset: Ruleset) -> str:
     return written
 
 
-def rule_data(rule: Rule) -> dict[str, Any]:
-    """Return one rule as data."""
-    quotas = quota_data(rule.quotas[0]) if len(rule.quotas) == 1 else {"limits": _limits(rule.quotas)}
-    data = {"id": rule.id, **_given(rule, _WHOM), **quotas, **_given(rule, _HOW)}
+def _ruleset(ruleset: Ruleset) -> dict[str, Any]:
+    given = {name: getattr(ruleset, name) for name in FILE.fields if name != "version"}
+    return {"version": 1} | {name: to_data(part) for name, part in given.items() if part or name == "rules"}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    quotas = to_data(rule.quotas)
+    data: dict[str, Any] = {}
+    for name in RULE.record.fields:
+        if name == "limit":
+            data |= quotas[0] if len(quotas) == 1 else {"limits": quotas}
+        elif name not in ALL_OF_QUOTA and getattr(rule, name) != _DEFAULTS[name]:
+            data[name] = to_data(getattr(rule, name))
     if len(rule.dimensions) > 1:
         data["dimension"] = [*rule.dimensions]
     return data
 
 
-def _given(rule: Rule, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields that are not as they are by default."""
-    values = ((name, getattr(rule, name)) for name in names)
-    return {name: _plain(value) for name, value in values if value != getattr(_BARE, name)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value) if isinstance(value, str) else value
-
-
-def quota_data(quota: Quota) -> dict[str, Any]:
-    """Return one quota as data."""
+def _quota(quota: Quota) -> dict[str, Any]:
     data: dict[str, Any] = {"limit": quota.limit}
     if quota.calendar is not None:
         data |= {"window": quota.calendar.unit, "calendar": quota.calendar.zone}
@@ -114,39 +97,29 @@ def quota_data(quota: Quota) -> dict[str, Any]:
     return data
 
 
-def user_data(user: User) -> dict[str, Any]:
-    """Return what is special about one user as data."""
-    data: dict[str, Any] = {"tier": user.tier} if user.tier else {}
-    return data | ({"overrides": changes_data(user.overrides)} if user.overrides else {})
+def _change(change: Change) -> dict[str, Any]:
+    until = {} if change.until is None else {"until": moment_text(change.until)}
+    if change.quotas is not None:  # a change that has all its limits anew changes nothing else
+        return {"limits": to_data(change.quotas), **until}
+    given = {name: getattr(change, name) for name in ("limit", "burst", "capacity", "algorithm")}
+    given["window"] = None if change.window_us is None else length_text(change.window_us)
+    return {name: to_data(part) for name, part in given.items() if part is not None} | until
 
 
-def changes_data(changes: Mapping[str, Change]) -> dict[str, Any]:
-    """Return changes, by rule id, as data."""
-    return {rule_id: change_data(change) for rule_id, change in changes.items()}
+def _user(user: User) -> dict[str, Any]:
+    given = {"tier": user.tier, "overrides": user.overrides}
+    return {name: to_data(part) for name, part in given.items() if part}
 
 
-def change_data(change: Change) -> dict[str, Any]:
-    """Return one change as data."""
-    data: dict[str, Any] = {}
-    if change.quotas is not None:
-        data["limits"] = _limits(change.quotas)
-    else:  # a change that has all its limits anew changes nothing else
-        for name in ("limit", "burst", "capacity"):
-            if getattr(change, name) is not None:
-                data[name] = getattr(change, name)
-        if change.window_us is not None:
-            data["window"] = length_text(change.window_us)
-        if change.algorithm is not None:
-            data["algorithm"] = str(change.algorithm)
-    if change.until is not None:
-        data["until"] = moment_text(change.until)
-    return data
-
-
-def entry_data(entry: Entry) -> dict[str, str]:
-    """Return one entry of a list as data."""
+def _entry(entry: Entry) -> dict[str, Any]:
     return {entry.dimension: entry.value}
 
 
-def _limits(quotas: tuple[Quota, ...]) -> list[dict[str, Any]]:
-    return [quota_data(quota) for quota in quotas]
+_WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Ruleset: _ruleset,
+    Rule: _rule,
+    Quota: _quota,
+    Change: _change,
+    User: _user,
+    Entry: _entry,
+}
