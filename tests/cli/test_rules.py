@@ -14,7 +14,6 @@ import pytest
 
 from headgate import CachedStore, MemoryStore
 from headgate.cli.__main__ import main
-from headgate.core.errors import InvalidRule
 from headgate.policy.forms import rules_schema
 from tests.policy.written import BAD, FILES, GOOD
 
@@ -90,15 +89,6 @@ def test_a_file_that_does_not_exist_is_wrong_usage(capsys: Printed) -> None:
     told = capsys.readouterr().err
     assert told.startswith("no-such.yaml: error: cannot be read: No such file")
     assert "would not be used" not in told
-
-
-def test_what_only_the_compiled_policy_knows_is_found_too(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
-        raise InvalidRule("it makes no sense")
-
-    monkeypatch.setattr("headgate.cli.rule_files.Policy", refuse)
-    assert main(["rules", "validate", DESIGN]) == 1
-    assert f"{DESIGN}: error: it makes no sense" in capsys.readouterr().err
 
 
 def test_the_standard_input(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate.cli.command import Terminal, safe
-from headgate.core.errors import InvalidRule
 from headgate.live import yaml_files
 from headgate.policy import envoy
-from headgate.policy.compiled import Policy
 from headgate.policy.envoy import DescriptorPolicy
 from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
 from headgate.policy.problems import ProblemKind
@@ -49,17 +47,7 @@ def checked(file: str) -> Loaded:
     if len(names) > 1:
         message = f"this folder has {len(names)} files of rules: name one of them"
         raise InvalidRules([Problem(message, file=file, kind=ProblemKind.FILE)])
-    return checked_text(text(names[0]), shown(names[0]))
-
-
-def checked_text(text: str, name: str) -> Loaded:
-    """Return rules that can be used. Raises InvalidRules."""
-    loaded = read(text, name=name)
-    try:
-        Policy(loaded.ruleset)
-    except InvalidRule as error:  # what only the compiled policy knows
-        raise InvalidRules([Problem(str(error), file=name, kind=ProblemKind.MEANING)]) from None
-    return loaded
+    return read(text(names[0]), name=shown(names[0]))
 
 
 def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Problem]]]:
@@ -77,7 +65,7 @@ def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, S
             if is_for_envoy(written):
                 descriptors[name] = written
                 continue
-            loaded = checked_text(written, name)
+            loaded = read(written, name=name)
         except InvalidRules as error:
             problems += error.problems
             continue

@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from headgate.core.errors import InvalidRule
 from headgate.core.numbers import short
 from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
@@ -175,10 +174,6 @@ class Policy:
         version: how this snapshot is called in answers and logs.
         enforcing: whether limits refuse. If not, every rule is a shadow: counted and reported where it would have
             applied. Lists hold all the same.
-
-    Raises:
-        InvalidRule: a pattern is malformed, rules replace each other in a circle, or the override of a user makes no
-            quota on top of that user's tier.
     """
 
     __slots__ = (
@@ -205,7 +200,7 @@ class Policy:
             for number, rule in enumerate(prepared)
             if rule.rule.enabled
         )
-        self._users = {name: self._special(name, user, drafting) for name, user in ruleset.users.items()}
+        self._users = {name: self._special(user, drafting) for name, user in ruleset.users.items()}
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
         self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
@@ -421,15 +416,10 @@ class Policy:
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
         return _Kind([rule], [], tier, is_named=True)
 
-    def _special(self, name: str, user: User, drafting: Drafting) -> Special:
-        usual = user.tier, self._default_tier
-        try:
-            overrides = {
-                rule_id: drafting.overridden(self.rules[rule_id].rule, change, usual)
-                for rule_id, change in user.overrides.items()
-            }
-        except InvalidRule as error:
-            raise InvalidRule(f"user {name!r}: {error}") from None
+    def _special(self, user: User, drafting: Drafting) -> Special:
+        overrides = {
+            rule_id: drafting.overridden(self.rules[rule_id].rule, change) for rule_id, change in user.overrides.items()
+        }
         return Special(user.tier, overrides)
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headgate.core.address import NetworkMap, canonical
-from headgate.core.errors import InvalidRule
 from headgate.policy.addresses import address_of
 from headgate.policy.model import Entry
 from headgate.policy.paths import normalised
-from headgate.policy.request import ENDPOINT, InvalidRequest
+from headgate.policy.request import ENDPOINT
 
 
 class Pattern:
@@ -81,11 +80,7 @@ class _Values:
 
 
 class Entries:
-    """One list: allow or deny.
-
-    Raises:
-        InvalidRule: an entry for the dimension "endpoint" is not a path.
-    """
+    """One list: allow or deny."""
 
     __slots__ = ("_by_dimension", "_networks")
 
@@ -118,8 +113,5 @@ class Entries:
 
 def _path_of(entry: Entry, *, ignore_case: bool) -> str:
     """Return the paths that an entry is about as they are compared; with a ``*`` they are taken as they stand."""
-    try:
-        path = entry.value if "*" in entry.value else normalised(entry.value)
-    except InvalidRequest as error:
-        raise InvalidRule(f"an entry of a list: {error}") from None
+    path = entry.value if "*" in entry.value else normalised(entry.value)
     return path.lower() if ignore_case else path

@@ -2,9 +2,9 @@
 
 The *terms* of a rule are its quotas as they are in force: as written, as a tier or a user's override changes them, and
 until when. An override changes what the user's tier made of the rule. What a rule is for each tier is computed when the
-policy is built; an override is then checked with the tier of its user and with the default tier, and computed when it
-is needed first. If it makes no quota on top of a tier that only a request brings along, it changes the rule as written.
-A change that ends at `until` does so by itself, since what comes after it is there already.
+policy is built, an override when it is needed first: a `Ruleset` has only overrides that make a quota on top of their
+user's tier and of the default tier. One that makes none on top of a tier that only a request brings along changes the
+rule as written. A change that ends at `until` does so by itself, since what comes after it is there already.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from headgate.core.errors import InvalidQuota, InvalidRule
+from headgate.core.errors import InvalidQuota
 from headgate.core.key import space
-from headgate.core.plan import Family
 from headgate.core.quota import Quota
 from headgate.policy.facts import together
 from headgate.policy.lists import Entries
@@ -83,15 +82,6 @@ class Overridden:
             self._by_tier[tier] = schedule
         return schedule
 
-    def check(self, tier: str) -> None:
-        """Raise InvalidRule if the override makes no quota on top of a tier."""
-        if tier not in self._tiers:
-            return
-        try:
-            _changed(self._rule, [self._tiers[tier], self._override])
-        except InvalidQuota as error:
-            raise InvalidRule(f"the override of rule {self._rule.id!r} on top of tier {tier!r}: {error}") from None
-
 
 class Drafting:
     """Makes the terms of rules; equal quotas and equal overrides are made once."""
@@ -104,7 +94,6 @@ class Drafting:
                 self._tiers.setdefault(rule_id, {})[tier] = change
         self._made: dict[tuple[object, ...], tuple[Quota, ...]] = {}
         self._overridden: dict[tuple[str, Change], Overridden] = {}
-        self._checked: set[tuple[str, Change, str]] = set()
 
     def schedule(self, rule: Rule) -> Schedule:
         """Return the terms of a rule for tiers that do not change it."""
@@ -115,19 +104,12 @@ class Drafting:
         changes = self._tiers.get(rule.id, {})
         return {tier: _schedule(rule, change, None, self._changed) for tier, change in changes.items()}
 
-    def overridden(self, rule: Rule, override: Change, usual: Iterable[str]) -> Overridden:
-        """Return the terms of a rule for somebody who has that override, and usually is of one of those tiers.
-
-        Raises InvalidRule: the override makes no quota on top of such a tier.
-        """
+    def overridden(self, rule: Rule, override: Change) -> Overridden:
+        """Return the terms of a rule for somebody who has that override."""
         overridden = self._overridden.get((rule.id, override))
         if overridden is None:
             overridden = Overridden(rule, override, self._tiers.get(rule.id, {}))
             self._overridden[rule.id, override] = overridden
-        for tier in usual:
-            if (rule.id, override, tier) not in self._checked:
-                overridden.check(tier)
-                self._checked.add((rule.id, override, tier))
         return overridden
 
     def _changed(self, rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
@@ -147,8 +129,6 @@ def _changed(rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
     quotas = rule.quotas
     for change in changes:
         quotas = change.apply(quotas)
-    if len(quotas) > 1:
-        Family(rule.id, quotas)  # no two limits may count in one place
     return quotas
 
 
@@ -205,11 +185,7 @@ def rule_id_of(space: str) -> str:
 
 
 class PreparedRule:
-    """A rule, ready to be applied.
-
-    Raises:
-        InvalidRule: its endpoint is malformed.
-    """
+    """A rule, ready to be applied."""
 
     __slots__ = (
         *("_by_tier", "_untiered", "dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank"),
@@ -231,12 +207,9 @@ class PreparedRule:
             self.is_enforced = not rule.shadow and rule.enforce_percent == 100
         self.only: Entries | None = None
         """For whom it is; None: for all."""
-        try:
-            if rule.key_pattern:
-                self.only = Entries((Entry(rule.dimension, rule.key_pattern),), ignore_case=ignore_case)
-            self.segments = parsed(rule.endpoint, ignore_case=ignore_case)
-        except InvalidRule as error:
-            raise InvalidRule(f"rule {rule.id!r}: {error}") from None
+        if rule.key_pattern:
+            self.only = Entries((Entry(rule.dimension, rule.key_pattern),), ignore_case=ignore_case)
+        self.segments = parsed(rule.endpoint, ignore_case=ignore_case)
 
     def value(self, facts: Mapping[str, str]) -> str | None:
         """Return who is counted; None: the request does not have all that the rule counts by."""
