@@ -329,7 +329,7 @@ def test_a_refusal_is_repeated_with_what_its_shadow_plans_said(make: Callable[..
     again = subject.store.run(call)
     assert (again.retry_after_us, subject.asked()) == (first.retry_after_us - 1, [])
     assert [told.reset_after_us for told in again.shadow] == [first.shadow[0].reset_after_us - 1]
-    assert not subject.store.run(call._replace(shadow=()))
+    assert not subject.store.run(msgspec.structs.replace(call, shadow=()))
     assert subject.asked() == ["check"]
     subject.store.run(Call(Verb.RESET, tried))
     assert subject.store.run(call).shadow[0].remaining == 10

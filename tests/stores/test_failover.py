@@ -193,7 +193,7 @@ class _Undegraded:
                 self._store.run(call)
             call = Call(Verb.PEEK, call.plan)
         if call.charge is not None:
-            call = call._replace(charge=call.charge._replace(degraded=Reason.CIRCUIT_OPEN))
+            call = msgspec.structs.replace(call, charge=call.charge._replace(degraded=Reason.CIRCUIT_OPEN))
         decision = self._store.run(call)
         if not call.plan:  # nobody had to decide about that
             return msgspec.structs.replace(decision, shadow=tuple(map(unmarked, decision.shadow)))

@@ -17,6 +17,8 @@ def test_time_is_a_matter_of_the_test(manual_clock):
     assert limiter.check("user")
 """
 GENEROUS_STORE = """
+import msgspec
+
 from headgate import MemoryStore
 from headgate.core.plan import Verb
 from headgate.testing.conformance import StoreConformance, StoreTraces
@@ -24,7 +26,7 @@ from headgate.testing.reference import ReferenceStore
 
 class Generous(MemoryStore):
     def run(self, call):
-        return super().run(call._replace(cost=call.cost + 1) if call.verb is Verb.REFUND else call)
+        return super().run(msgspec.structs.replace(call, cost=call.cost + 1) if call.verb is Verb.REFUND else call)
 
 class TestGenerous(StoreConformance):
     def make_store(self, clock):

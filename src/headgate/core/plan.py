@@ -64,8 +64,11 @@ class Charge(NamedTuple):
     """Who has it: empty for the store, else why that did not decide."""
 
 
-class Call(NamedTuple):
-    """One call of a store, as a value."""
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One call of a store, as a value.
+
+    A `msgspec.Struct`, as a decision is: one is made per request, at a quarter of what a named tuple costs.
+    """
 
     verb: Verb
     plan: Plan
@@ -264,7 +267,7 @@ def shadow_calls(call: Call, decision: Decision) -> list[Call]:
 
 def shadowed(call: Call) -> Generator[Call, Decision, Decision]:
     """Return the flow that makes a call, and then one for each of its shadow plans; see `headgate.flows`."""
-    decision = (yield call._replace(shadow=())) if call.plan else combine(())
+    decision = (yield msgspec.structs.replace(call, shadow=())) if call.plan else combine(())
     told: tuple[Decision, ...] = ()
     for each in shadow_calls(call, decision):
         told += ((yield each),)

@@ -15,6 +15,7 @@ from itertools import islice
 from time import perf_counter_ns
 from typing import Protocol, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from headgate.clock import Clock
@@ -365,7 +366,7 @@ def ruled(selection: Selection, what: Call, version: int, idempotency_key: str =
 def _named(call: Call, idempotency_key: str) -> Call:
     """Return a call that is made once for a key, if that is its verb. Raises InvalidKey."""
     if call.verb is Verb.CHECK_ONCE:
-        return call._replace(token=once_token(call.plan, call.cost, idempotency_key))
+        return msgspec.structs.replace(call, token=once_token(call.plan, call.cost, idempotency_key))
     return call
 
 

@@ -119,7 +119,7 @@ class Local:
         self._catch_up(call.plan, share)
         smallest = min([limit.quota.capacity for limit in share])
         if call.cost <= smallest or call.verb is Verb.REFUND:
-            return self._store.run(call._replace(plan=share))
+            return self._store.run(msgspec.structs.replace(call, plan=share))
         parts = self._store.run(Call(Verb.PEEK, share, smallest)).limits
         return plans.combine([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
 
@@ -243,7 +243,7 @@ def _part(call: Call, places: list[int]) -> Call:
     charge = call.charge
     if charge is not None:
         charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
-    return call._replace(plan=tuple([call.plan[place] for place in places]), charge=charge)
+    return msgspec.structs.replace(call, plan=tuple([call.plan[place] for place in places]), charge=charge)
 
 
 @lru_cache(maxsize=4096)

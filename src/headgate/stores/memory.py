@@ -49,6 +49,7 @@ _OVERFLOW_STATES = 1024
 _SWEPT_PER_CALL = 8
 _SECOND = 1_000_000
 _NEVER = 1 << 62
+_CHECK = Verb.CHECK
 
 
 class _Table:
@@ -184,12 +185,14 @@ class MemoryStore:
     def _run(self, call: Call, now: int) -> Decision:
         """Do what a call says. The lock is held."""
         verb, plan = call.verb, call.plan
-        if verb is Verb.CHECK:
+        if verb is _CHECK:
             try:
                 decision: Decision | None = _CHECKS[len(plan)](self._tables, plan, call.cost, now)
             except KeyError:  # a new key, or one that must be looked for elsewhere
                 decision = self._first(plan[0], call.cost, now) if len(plan) == 1 else None
             return decision if decision is not None else self._decide(call, now)
+        if verb is Verb.PEEK:
+            return plans.decide(call, [self._find(limit, len(plan))[2] for limit in plan], now)[1]
         if verb is not Verb.CHECK_ONCE:
             return self._decide(call, now)
         decision = self._answers.find(call.token, now)
@@ -219,7 +222,7 @@ class MemoryStore:
         while True:
             found = [self._find(limit, len(plan)) for limit in plan]
             before = [state for _, _, state in found]
-            if not self._overflow or verb is Verb.PEEK:
+            if not self._overflow:
                 after, decision = plans.decide(call, before, now)
             elif verb is Verb.RESET:  # what keys share is not forgotten for one of them
                 after = [state if table.shared else None for table, _, state in found]

@@ -91,7 +91,8 @@ def query(call: Call) -> Query:
 
     A refund of a charge that was made with a token forgets the record of it, if it names the token, too.
     """
-    verb, plan, cost, token, charge, shadow = call
+    verb, plan, cost, token = call.verb, call.plan, call.cost, call.token
+    charge, shadow = call.charge, call.shadow
     if verb is _CHECK:
         letter, taken = b"c", cost
     else:
@@ -158,7 +159,7 @@ _Part: TypeAlias = tuple[bytes, Plan, int, int]
 
 def _parts(call: Call) -> list[_Part]:
     """Return what the script is to do with each plan of a call."""
-    verb, plan, _, token, charge, shadow = call
+    verb, plan, token, charge, shadow = call.verb, call.plan, call.token, call.charge, call.shadow
     letter, since = (_LETTERS[verb], 0) if charge is None else (_UNDO, min(charge.taken_at))
     tried = _TRY_OUT if plan and verb is _CHECK else letter
     own: list[_Part] = [(letter, plan, 1 if token else 0, since)] if plan else []

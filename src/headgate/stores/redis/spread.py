@@ -93,7 +93,7 @@ def decide(call: Call) -> Flow:
     home = {_slot(limit) for limit in call.plan}
     near = [len(home) == 1 and {_slot(limit) for limit in plan} == home for plan in call.shadow]
     together = tuple([plan for plan, is_near in zip(call.shadow, near, strict=True) if is_near])
-    decision = (yield from _decided(call._replace(shadow=together))) if call.plan else combine(())
+    decision = (yield from _decided(msgspec.structs.replace(call, shadow=together))) if call.plan else combine(())
     answers, tried = iter(decision.shadow), []
     verb = call.verb if decision.allowed else Verb.PEEK
     for plan, is_near in zip(call.shadow, near, strict=True):
@@ -123,7 +123,7 @@ def _all_or_nothing(call: Call, pieces: list[Piece]) -> Flow:
     found: dict[int, Decision] = {}
     for piece in pieces:
         try:
-            decision = yield Step(call._replace(plan=piece.plan))
+            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan))
         except StoreError as error:
             if not (yield from _taken_back(call, taken)):
                 raise _unknown(error) from None
@@ -147,7 +147,7 @@ def _each(call: Call, pieces: list[Piece]) -> Flow:
         if charge is not None:
             charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in piece.places]))
         try:
-            decision = yield Step(call._replace(plan=piece.plan, charge=charge))
+            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan, charge=charge))
         except StoreUnavailable as error:
             if found and call.verb is Verb.REFUND:  # some of it was done, so asking again is not safe
                 raise _unknown(error) from None
