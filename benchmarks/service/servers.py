@@ -176,14 +176,14 @@ def _ratelimit(setup: Setup, folder: Path, grpc: int, store: str) -> Command:
     config = folder / "bench" / "config"
     config.mkdir(parents=True)
     (config / f"{DOMAIN}.yaml").write_text(setup.descriptors)
-    server, _, database = store.removeprefix("redis://").partition("/")
+    server, _, _ = store.removeprefix("redis://").partition("/")  # it knows no databases
     environment = {
         "RUNTIME_ROOT": str(folder),
         "RUNTIME_SUBDIRECTORY": "bench",
         "RUNTIME_WATCH_ROOT": "false",
         "BACKEND_TYPE": "redis",
         "REDIS_SOCKET_TYPE": "tcp",
-        "REDIS_URL": f"{server}/{database}",
+        "REDIS_URL": server,
         "USE_STATSD": "false",
         "LOG_LEVEL": "error",
         "HOST": "127.0.0.1",
