@@ -37,12 +37,13 @@ from tests.servers import RedisServer, redis_server, until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CLAIM = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 NAMED = re.compile(r"# ([\w./-]+\.yaml)\n")
 NOT_RUN = {
     "make run": "the two commands of the README are tried on a fresh machine, by `make bare`; the second runs this",
+    ".venv/bin/pytest": "it would run tests in a test, and benchmarks, which are run in tests/benchmarks",
     "pip install": "it would change the environment that the tests run in",
     "go install": "it takes Go, and the network; the report that it made is in docs/conformance",
     "headgate enforcement": "it would find the services of others; tests/server/process/test_enforcement.py runs it",
