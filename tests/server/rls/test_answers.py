@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -21,7 +22,7 @@ from headgate.policy.envoy import combine as answer_of
 from headgate.policy.selection import Verdict
 from headgate.server.protos import RateLimitResponse
 from headgate.server.rls import Options
-from headgate.server.rls.answers import RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
+from headgate.server.rls.answers import MOST_REFUSALS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
 from headgate.web.headers import MOST_PREPARED, ResponseHeaders
 from tests.server.rls.messages import OK, OVER_LIMIT
 from tests.web import plain
@@ -41,6 +42,17 @@ OPTIONS = st.tuples(st.sampled_from(list(HEADERS)), st.booleans(), st.booleans()
 def options_of(chosen: tuple[str, bool, bool]) -> Options:
     settings = HEADERS[chosen[0]]
     return Options(None if settings is None else ResponseHeaders(**settings), *chosen[1:])
+
+
+@cache
+def by_rules(chosen: tuple[str, bool, bool], denies: bool) -> RuleAnswers:  # noqa: FBT001  a key
+    """Return what writes answers. It has written all those of other tests, and remembers them."""
+    return RuleAnswers(options_of(chosen), lambda _: denies)
+
+
+@cache
+def by_trees(chosen: tuple[str, bool, bool], denies: bool) -> TreeAnswers:  # noqa: FBT001  a key
+    return TreeAnswers(options_of(chosen), denies=denies)
 
 
 class Reference:
@@ -153,7 +165,7 @@ def test_what_rules_decide_is_answered_as_protobuf_would(
         facts |= {"degraded": decision.degraded} if decision.degraded else {}
         facts |= {"delay": decision.delay_us / 1_000_000} if decision.delay_us else {}
     reference.told(facts)
-    writer = RuleAnswers(options_of(chosen), lambda _: denies)
+    writer = by_rules(chosen, denies)
     refunds = [refund for _, refund in asked]
     for _ in range(2):  # with what was prepared the first time
         reference.is_same_as(writer.of([ruling for ruling, _ in asked], NOW, refunds if any(refunds) else ()))
@@ -191,7 +203,7 @@ def test_what_trees_decide_is_answered_as_protobuf_would(
     matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1, refund=refund) for key, _, refund in asked])
     decisions = [_about(match, told) for match, (_, told, _) in zip(matching.matches, asked, strict=True)]
     answered = Answered(matching, tuple(decisions), answer_of(matching, decisions, NOW, **modes))
-    writer = TreeAnswers(options_of(chosen), denies=denies)
+    writer = by_trees(chosen, denies)
     for _ in range(2):  # with what was prepared the first time
         _reference(answered, chosen, denies=denies).is_same_as(writer.of(answered, NOW))
 
@@ -250,6 +262,21 @@ def test_many_limits_are_shown_by_the_one_that_decides() -> None:
     reference.decided(decision, names, is_ours=False)
     reference.told({"rule_id": "rule-1", "state": "normal"})
     reference.is_same_as(RuleAnswers(options_of(chosen), lambda _: False).of([ruling_of(decision, names)], NOW))
+
+
+def test_refusals_that_are_kept_are_bounded_and_those_of_another_second_are_others() -> None:
+    answers, chosen = RuleAnswers(Options(), lambda _: False), ("default", True, True)
+    for second in range(MOST_REFUSALS + 10):
+        decision = Decision(False, 3, 0, second * 1_000_000, 2**20, Pressure.THROTTLED, plain.QUOTAS[0])
+        answer = answers.of([ruling_of(decision, ["orders"])], NOW)
+        if second % 100 == 0:
+            reference = Reference(chosen)
+            reference.answer.overall_code = OVER_LIMIT
+            reference.status(OVER_LIMIT, (3, 1, "orders"), 0, max(1, second))
+            reference.decided(decision, ["orders"], is_ours=False)
+            reference.told({"rule_id": "orders", "state": "throttled"})
+            reference.is_same_as(answer)
+    assert len(answers._refusals) <= MOST_REFUSALS
 
 
 def test_what_is_prepared_of_limits_is_bounded() -> None:

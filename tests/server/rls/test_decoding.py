@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.policy.envoy.request import Descriptor, Override
 from headgate.server.protos import RateLimitRequest
-from headgate.server.rls.decoding import MOST, MalformedMessage, Question, decode
+from headgate.server.rls.decoding import MOST, MalformedMessage, RlsQuestion, decode
 from tests.server.rls.messages import asked, descriptor
 
 TEXT = st.text(max_size=200)
@@ -32,7 +32,7 @@ QUESTIONS = st.builds(
 )
 
 
-def by_protobuf(raw: bytes) -> Question:
+def by_protobuf(raw: bytes) -> RlsQuestion:
     """Return what protobuf reads."""
     message: Any = RateLimitRequest.FromString(raw)
     descriptors = []
@@ -42,7 +42,7 @@ def by_protobuf(raw: bytes) -> Question:
         limit = each.limit
         override = Override(limit.requests_per_unit, limit.unit % 2**32) if each.HasField("limit") else None
         descriptors.append(Descriptor(entries, hits, override, each.is_negative_hits))
-    return Question(message.domain, tuple(descriptors), message.hits_addend)
+    return RlsQuestion(message.domain, tuple(descriptors), message.hits_addend)
 
 
 @given(QUESTIONS)
@@ -95,7 +95,7 @@ def check_same(raw: bytes) -> None:
 )
 def test_unknown_fields_are_skipped(unknown: bytes, what: str) -> None:
     raw = unknown + b"\x0a\x01d" + unknown + b"\x12" + bytes([len(unknown)]) + unknown
-    assert decode(raw) == Question("d", (Descriptor(()),)) == by_protobuf(raw), what
+    assert decode(raw) == RlsQuestion("d", (Descriptor(()),)) == by_protobuf(raw), what
 
 
 @pytest.mark.parametrize(

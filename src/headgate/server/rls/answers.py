@@ -20,7 +20,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
-from headgate.policy.envoy import Outcome, RateLimit, Status, passed_metadata
+from headgate.policy.envoy import Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
@@ -32,6 +32,8 @@ from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_stat
 
 UNNAMED = "default"
 """What header fields call a limit without a name, or with one that they cannot have."""
+MOST_REFUSALS = 1024
+"""Answers that are kept, of less than a kilobyte each."""
 TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
@@ -84,6 +86,9 @@ class _Answers:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
         self._body, self._metadata, self._per_unit = options.body, options.metadata, per_unit
         self._prepared = Prepared(self._prepare)
+        self._refusals: dict[tuple[object, ...], tuple[LimitPieces, RlsAnswer]] = {}
+        """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
+        is prepared of the limit, so that nothing else gets its identity."""
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
@@ -119,16 +124,22 @@ class _Answers:
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
         """
+        refusal: tuple[object, ...] = ()
+        if not allowed and not decision.parts:
+            retry_us, reset_us = decision.retry_after_us, decision.reset_after_us
+            times = -(-retry_us // SECOND), -(-reset_us // SECOND), -(-(now + reset_us) // SECOND)
+            refusal = id(limit), statuses, metadata, decision.remaining, times, decision.degraded, is_ours
+            known = self._refusals.get(refusal)
+            if known is not None:
+                return known[1]
         fields, texts = limit.fields, limit.texts
         if decision.parts:
             numbered = policy_names([_policy_name(name) for name in names], len(names))
             parts = zip(numbered, decision.parts, strict=True)
             limits: Sequence[LimitPieces] = [self._prepared.of(name, part.quota) for name, part in parts]
             decision, limits = most_shown(decision, limits)
-            fields, texts = (
-                tuple([each.fields[0] for each in limits if fields]),
-                tuple([each.texts[0] for each in limits]),
-            )
+            fields = tuple([each.fields[0] for each in limits if fields])
+            texts = tuple([each.texts[0] for each in limits])
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None:
             pieces += self._writer.write(decision, fields, now)
@@ -138,7 +149,12 @@ class _Answers:
             pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
         if self._metadata:
             pieces.append(encoding.metadata(metadata))
-        return RlsAnswer(allowed, b"".join(pieces))
+        answer = RlsAnswer(allowed, b"".join(pieces))
+        if refusal:
+            if len(self._refusals) >= MOST_REFUSALS:
+                self._refusals.clear()
+            self._refusals[refusal] = limit, answer
+        return answer
 
     def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
         """Return the answer to what passes without a limit."""
@@ -241,45 +257,49 @@ class TreeAnswers(_Answers):
         statuses, shadowed = b"", list[str]()
         decisions, names = list[Decision](), list[str]()
         hopeless: str | None = None
+        has_metadata = has_refused = False
         for match, status, decision in zip(matches, answer.statuses, answered.decisions, strict=True):
             statuses += self._status(status)
-            if status.over and (match.shadow_mode or answer.shadowed):
+            rule = match.rule
+            if rule is not None and rule.metadata:
+                has_metadata = True
+            if status.over and (answer.shadowed or match.shadow_mode):
                 shadowed.append(".".join(match.stat))
-            if match.outcome is not Outcome.LIMITED:
+            if decision is None or rule is None:
                 if hopeless is None and status.code is Code.OVER_LIMIT:  # no limit was asked, and no wait would help
                     hopeless = match.name
-            elif decision is None or match.rule is None or match.shadow_mode:
-                continue
-            elif decision.allowed or not match.refund:
-                decisions += decision.limits
-                names += [limit.name for limit in match.rule.limits]
+            elif (decision.allowed or not match.refund) and not rule.shadow_mode:
+                decisions += decision.parts or (decision,)
+                names += [limit.name for limit in rule.limits]
+                has_refused = has_refused or not decision.allowed
         state = Pressure.THROTTLED if not allowed else worst(decisions)
         if not allowed and hopeless is not None:
             detail = next(iter(answered.matching.problems), _HOPELESS)
             rule_id = entry("rule_id", hopeless) if hopeless else b""
-            return self._refused(statuses, detail, self._about(answered, state, rule_id, shadowed))
-        if allowed and not all(each.allowed for each in decisions):  # some quotas are exceeded, or it is shadow mode
+            metadata = self._about(answered, state, rule_id, shadowed, has_metadata=has_metadata)
+            return self._refused(statuses, detail, metadata)
+        if allowed and has_refused:  # some quotas are exceeded, or it is shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
-            return self._undecided(statuses, self._about(answered, state, b"", shadowed))
+            return self._undecided(statuses, self._about(answered, state, b"", shadowed, has_metadata=has_metadata))
         decision = combine(decisions)
         limit = self._prepared.of(names[decision.index], decision.quota)
-        metadata = self._about(answered, state, limit.rule_id, shadowed)
+        metadata = self._about(answered, state, limit.rule_id, shadowed, has_metadata=has_metadata)
         is_ours = decision.degraded != "" and self._denies
         return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
 
     def _status(self, status: Status) -> bytes:
-        shown = status.current_limit
-        limit = b"" if shown is None else self._current_limit(shown)
+        shown, limit = status.current_limit, b""
+        if shown is not None and shown.quota is not None:
+            limit = self._prepared.of(shown.name, shown.quota).current_limit
+        elif shown is not None:  # a ban
+            limit = encoding.current_limit(shown.requests_per_unit, shown.nearest_unit, shown.name)
         return encoding.status(status.code, limit, status.limit_remaining, status.duration_until_reset)
 
-    def _current_limit(self, limit: RateLimit) -> bytes:
-        if limit.quota is None:  # of a ban
-            return encoding.current_limit(limit.requests_per_unit, limit.nearest_unit, limit.name)
-        return self._prepared.of(limit.name, limit.quota).current_limit
-
-    def _about(self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str]) -> bytes:
+    def _about(
+        self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str], *, has_metadata: bool
+    ) -> bytes:
         """Return the metadata of the descriptors that passed, and ours, which count where names are the same."""
         if not self._metadata:
             return b""
@@ -289,9 +309,9 @@ class TreeAnswers(_Answers):
             ours += entry("shadow_denied", shadowed)
         if degraded:
             ours += entry("degraded", degraded)
-        given = passed_metadata(answered.matching, answered.answer)
-        if not given:
+        if not has_metadata:
             return ours
+        given = passed_metadata(answered.matching, answered.answer)
         names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
         return b"".join([entry(name, value) for name, value in given.items() if not names.get(name)]) + ours
 

@@ -27,10 +27,10 @@ _KEY_OR_VALUE = b"\x0a\x12"
 
 
 class MalformedMessage(UsageError):
-    """The bytes are no message of this kind."""
+    """The bytes are not a message of this kind."""
 
 
-class Question(NamedTuple):
+class RlsQuestion(NamedTuple):
     """What Envoy asks."""
 
     domain: str
@@ -39,7 +39,7 @@ class Question(NamedTuple):
     """Of descriptors that have none of their own; 0 means 1."""
 
 
-def decode(raw: bytes) -> Question:
+def decode(raw: bytes) -> RlsQuestion:
     """Return the question that a `RateLimitRequest` is. Raises MalformedMessage."""
     try:
         return _request(raw if len(raw) <= _LONGEST else _compacted(raw))
@@ -55,13 +55,13 @@ def _compacted(raw: bytes) -> bytes:
     try:
         message.ParseFromString(raw)
     except DecodeError:
-        raise MalformedMessage("it is no RateLimitRequest") from None
+        raise MalformedMessage("it is not a RateLimitRequest") from None
     message.DiscardUnknownFields()
     compact: bytes = message.SerializeToString()
     return compact
 
 
-def _request(raw: bytes) -> Question:
+def _request(raw: bytes) -> RlsQuestion:
     position, end = 0, len(raw)
     domain, hits = "", 0
     descriptors = []
@@ -79,7 +79,7 @@ def _request(raw: bytes) -> Question:
             hits, position = _varint(raw, position + 1, end)
         else:
             position = _skipped(raw, position, end)
-    return Question(domain, tuple(descriptors), hits & MAX_UINT32)
+    return RlsQuestion(domain, tuple(descriptors), hits & MAX_UINT32)
 
 
 def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:
@@ -88,7 +88,10 @@ def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:
     while position < end:
         tag = raw[position]
         if tag == 0x0A:
-            start, position = _span(raw, position + 1, end)
+            start = position + 2
+            position = start + raw[start - 1]
+            if raw[start - 1] > 127 or position > end:
+                start, position = _span(raw, start - 1, end)
             entries.append(_entry(raw, start, position))
             if len(entries) > MOST:
                 raise MalformedMessage(f"a descriptor has more than {MOST} entries, which are not looked at")
@@ -110,6 +113,10 @@ def _descriptor(raw: bytes, position: int, end: int) -> Descriptor:
 
 
 def _entry(raw: bytes, position: int, end: int) -> tuple[str, str]:
+    if end - position > 3 and raw[position] == 0x0A and raw[position + 1] < 128:
+        middle = position + 2 + raw[position + 1]
+        if middle + 2 <= end and raw[middle] == 0x12 and middle + 2 + raw[middle + 1] == end < middle + 130:
+            return raw[position + 2 : middle].decode(), raw[middle + 2 : end].decode()  # as all encoders write it
     key = value = ""
     while position < end:
         kind, size = raw[position], raw[position + 1]

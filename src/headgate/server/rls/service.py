@@ -10,8 +10,9 @@ mistake in Envoy's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from time import perf_counter_ns
+from typing import Any
 
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
@@ -29,7 +30,7 @@ from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
 from headgate.server.rls import encoding
 from headgate.server.rls.answers import Options, RlsAnswer, RuleAnswers, TreeAnswers
-from headgate.server.rls.decoding import MalformedMessage, Question, decode
+from headgate.server.rls.decoding import MalformedMessage, RlsQuestion, decode
 from headgate.server.rls.mapping import Mapper
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
@@ -101,8 +102,8 @@ class RateLimitService:
         self._recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
         return answer.raw
 
-    async def answer(self, question: Question, peer: Peer = NOBODY) -> RlsAnswer:
-        """Return the answer to who asks.
+    def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> Coroutine[Any, Any, RlsAnswer]:
+        """Return what answers who asks.
 
         Raises:
             InvalidRequest: there is no domain, or no descriptor.
@@ -118,16 +119,20 @@ class RateLimitService:
         if self._trees is not None:
             matching = self._trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
-                return await self._matched(self._trees, matching)
+                return self._matched(self._trees, matching)
         if self._decisions is None:
-            return RlsAnswer(True, encoding.OK + _UNMATCHED * len(descriptors))
-        return await self._ruled(self._decisions, domain, descriptors, hits_addend or 1)
+            return self._unlimited(len(descriptors))
+        return self._ruled(self._decisions, domain, descriptors, hits_addend or 1)
 
     def unreadable(self, problem: str) -> RlsAnswer:
         """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
         if self._decisions is None and self._trees is not None and self._trees.shadow_mode:
             return RlsAnswer(True, encoding.OK + _UNMATCHED)
         return self._by_rules.unacceptable([f"the request cannot be read: {problem}"])
+
+    async def _unlimited(self, descriptors: int) -> RlsAnswer:
+        """Let pass what nothing limits."""
+        return RlsAnswer(True, encoding.OK + _UNMATCHED * descriptors)
 
     async def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer:
         """Answer by trees."""

@@ -86,7 +86,7 @@ def _service(message: bytes) -> str:
     try:
         service: str = _HealthCheckRequest.FromString(message).service
     except DecodeError:
-        raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is no grpc.health.v1.HealthCheckRequest") from None
+        raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is not a grpc.health.v1.HealthCheckRequest") from None
     return service
 
 

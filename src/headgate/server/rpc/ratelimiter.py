@@ -88,7 +88,7 @@ class RateLimiter:
         return await self._counted("grpc_batch", self._batch(call))
 
     async def _counted(self, api: str, answering: Coroutine[Any, Any, bytes]) -> bytes:
-        """Answer a call that is no check, and note how it ended: allowed, if it was answered."""
+        """Answer a call that is not a check, and note how it ended: allowed, if it was answered."""
         began = perf_counter_ns()
         try:
             answer = await answering
@@ -197,7 +197,7 @@ def _parsed(kind: Any, message: bytes) -> Any:
     try:
         return kind.FromString(message)
     except DecodeError:
-        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.full_name}") from None
+        raise InvalidRequest(f"the message is not a {kind.DESCRIPTOR.full_name}") from None
 
 
 def _response(kind: Any, ruling: Ruling, now: int) -> Any:

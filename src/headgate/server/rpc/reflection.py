@@ -55,7 +55,7 @@ class Reflection:
             try:
                 asked = self._request.FromString(message)
             except DecodeError:
-                raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is no ServerReflectionRequest") from None
+                raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is not a ServerReflectionRequest") from None
             answer = self._response(valid_host=asked.host, original_request=asked, **self._answer(asked))
             await stream.send(answer.SerializeToString())
 
