@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate import Algorithm, Quota
 from headgate.core.mode import Mode
 from headgate.core.plan import Call, Limit, Plan, Verb
-from headgate.stores.fallback import Mixed, share_of
+from headgate.stores.fallback import Fallback, share_of
 from headgate.testing import ManualClock
 from tests.core.quotas import AWKWARD, quotas
 
@@ -55,11 +55,11 @@ def mode_by_name(limit: Limit) -> Mode:
 
 
 @pytest.fixture
-def mixed(manual_clock: ManualClock) -> Mixed:
-    return Mixed(mode_by_name, 1, 100, manual_clock)
+def mixed(manual_clock: ManualClock) -> Fallback:
+    return Fallback(mode_by_name, 1, 100, manual_clock)
 
 
-def test_each_limit_is_answered_in_its_own_mode(mixed: Mixed) -> None:
+def test_each_limit_is_answered_in_its_own_mode(mixed: Fallback) -> None:
     plan = a_plan("allow", "local-1", "local-2")
     assert [mixed.answer(Call(Verb.CHECK, plan, 1), 7).allowed for _ in range(4)] == [True, True, True, False]
     refusal = mixed.answer(Call(Verb.CHECK, plan, 1), 7)
@@ -67,7 +67,7 @@ def test_each_limit_is_answered_in_its_own_mode(mixed: Mixed) -> None:
     assert [part.remaining for part in refusal.limits] == [3, 0, 0]
 
 
-def test_one_limit_that_denies_takes_nothing_from_the_others(mixed: Mixed) -> None:
+def test_one_limit_that_denies_takes_nothing_from_the_others(mixed: Fallback) -> None:
     denied = mixed.answer(Call(Verb.CHECK, a_plan("local-1", "deny"), 1), 7)
     assert (denied.allowed, denied.retry_after_us) == (False, 7)
     assert [part.allowed for part in denied.limits] == [True, False]
@@ -76,13 +76,13 @@ def test_one_limit_that_denies_takes_nothing_from_the_others(mixed: Mixed) -> No
     assert mixed.answer(Call(Verb.PEEK, a_plan("local-1"), 1), 7).remaining == 3
 
 
-def test_the_strictest_mode_is_that_of_the_plan(mixed: Mixed) -> None:
+def test_the_strictest_mode_is_that_of_the_plan(mixed: Fallback) -> None:
     assert mixed.mode_of(a_plan("allow")) is Mode.ALLOW
     assert mixed.mode_of(a_plan("allow", "local")) is Mode.LOCAL
     assert mixed.mode_of(a_plan("deny", "local", "allow")) is Mode.DENY
 
 
-def test_mixed_modes_count_a_retry_once_and_give_back(mixed: Mixed) -> None:
+def test_mixed_modes_count_a_retry_once_and_give_back(mixed: Fallback) -> None:
     plan = a_plan("allow", "local")
     assert [mixed.answer(Call(Verb.CHECK_ONCE, plan, 1, b"x" * 16), 7).limits[1].remaining for _ in range(3)] == [
         2,

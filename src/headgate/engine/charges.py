@@ -21,7 +21,7 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.core.plan import MAX_COST, Call, Charge, Limit, Plan, Verb
 from headgate.engine.ruling import Ruling
-from headgate.stores.circuits import Reason
+from headgate.stores.circuits import DECIDED_HERE, Reason
 
 _VERSION = 1
 _HEAD = Struct(">BII")  # the version, the process, the cost
@@ -111,7 +111,7 @@ def _place(limit: Limit) -> int:
 
 
 def _time(part: Decision) -> int:
-    return part.taken_at_us | (_HERE if part.degraded in set(Reason) else 0)
+    return part.taken_at_us | (_HERE if part.degraded in DECIDED_HERE else 0)
 
 
 def _process() -> int:

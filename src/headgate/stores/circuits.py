@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreBusy, StoreError, StoreUnavailable
@@ -36,6 +37,10 @@ class Reason(StrEnum):
     """It was not asked, since it failed before."""
 
 
+DECIDED_HERE = frozenset(Reason)
+"""What `Decision.degraded` says of what this node decided in place of the store."""
+
+
 class Circuits:
     """All circuits of a store, and what happened to its calls; safe for threads.
 
@@ -55,39 +60,46 @@ class Circuits:
         self._sharded = store if isinstance(store, Sharded) else None
         self._only = made()
         self._breakers = {ONLY_SERVER: self._only} if self._sharded is None else {}
+        self._calm = self._calm_passage()
         self._openings = self._recoveries = 0  # of circuits that are forgotten
 
-    @property
-    def are_several(self) -> bool:
-        """Does the store tell its servers apart?"""
-        return self._sharded is not None
+    def servers_of(self, plan: Plan) -> frozenset[str]:
+        """Return the servers of the limits of `plan`, as far as the store tells them apart."""
+        return frozenset() if self._sharded is None else frozenset(self._sharded.servers_of(plan))
 
-    @property
-    def is_untroubled(self) -> bool:
-        """Is the only circuit closed, with no failure to forget? Then a call needs no passage unless it fails."""
-        return self._only.is_untroubled
-
-    @property
-    def ticket(self) -> int:
-        """What a call that goes through the only circuit, while that is closed, reports with."""
-        return self._only.epoch
-
-    def passage(self, plan: Plan) -> Passage:
-        """Return the way of a call about `plan`."""
-        if self._sharded is None:
-            return Passage(self, self._breakers)
-        servers = self._sharded.servers_of(plan)
+    def enter(self, plan: Plan) -> Passage:
+        """Begin a call about `plan`. Whoever is let through reports how it went."""
         with self.lock:
-            if not all(server in self._breakers for server in servers):
-                self._forget()
-            breakers = {server: self._breakers.get(server) or self._added(server) for server in servers}
-        return Passage(self, breakers, servers)
+            self.calls += 1
+            if self._sharded is None and self._only.state is _CLOSED:  # all calls go the same way, and no clock is read
+                if self._calm.tickets[ONLY_SERVER] != self._only.epoch:
+                    self._calm = self._calm_passage()
+                return self._calm
+            servers, breakers = self._needed(plan)
+            calm = all(breaker.state is _CLOSED for breaker in breakers.values())
+            now = 0 if calm else self.ticks()
+            tickets = {}
+            if all(breaker.may_ask(now) for breaker in breakers.values()):
+                tickets = {server: breaker.ask(now) for server, breaker in breakers.items()}
+        return Passage(self, breakers, servers, tickets)
 
-    def passage_of(self, ticket: int) -> Passage:
-        """Return the way of a call that went through the only circuit with this ticket."""
-        passage = Passage(self, self._breakers)
-        passage.tickets[ONLY_SERVER] = ticket
-        return passage
+    def without_asking(self, plan: Plan) -> Passage:
+        """Return the way of a call that is not for the store: it is not let through, and not counted."""
+        with self.lock:
+            servers, breakers = self._needed(plan)
+        return Passage(self, breakers, servers, {})
+
+    def _calm_passage(self) -> Passage:
+        return Passage(self, self._breakers, (), {ONLY_SERVER: self._only.epoch})
+
+    def _needed(self, plan: Plan) -> tuple[tuple[str, ...], dict[str, Breaker]]:
+        """Return the servers of the limits of `plan`, and the circuits of those servers."""
+        if self._sharded is None:
+            return (), self._breakers
+        servers = self._sharded.servers_of(plan)
+        if not all(server in self._breakers for server in servers):
+            self._forget()
+        return servers, {server: self._breakers.get(server) or self._added(server) for server in servers}
 
     def statistics(self) -> tuple[Mapping[str, BreakerStatistics], int, int]:
         """Return what each circuit has seen, and how often any opened and closed; the lock must be held."""
@@ -109,37 +121,26 @@ class Circuits:
 
 
 class Passage:
-    """The way of one call through the circuits of its servers."""
+    """The way of a call through the circuits of its servers; while all is well, of many calls."""
 
-    __slots__ = ("_breakers", "_circuits", "_error", "_servers", "reason", "tickets")
+    __slots__ = ("_breakers", "_circuits", "_servers", "tickets")
 
-    def __init__(self, circuits: Circuits, breakers: Mapping[str, Breaker], servers: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, circuits: Circuits, breakers: Mapping[str, Breaker], servers: tuple[str, ...], tickets: dict[str, int]
+    ) -> None:
         self._circuits, self._breakers, self._servers = circuits, breakers, servers
-        self.tickets: dict[str, int] = {}
-        self.reason = Reason.CIRCUIT_OPEN
-        """Why the store did not decide, if it did not."""
-        self._error: StoreError | None = None
+        self.tickets = tickets
+        """What to report with, for each server; none: the store is not asked."""
 
-    @property
-    def is_calm(self) -> bool:
-        """Are all circuits closed?"""
-        return all(breaker.state is _CLOSED for breaker in self._breakers.values())
-
-    def enter(self) -> bool:
-        """Say whether to ask the store. Whoever is let through reports how it went."""
-        circuits = self._circuits
-        with circuits.lock:
-            circuits.calls += 1
-            now = 0 if self.is_calm else circuits.ticks()  # no clock is read while all is well
-            if all(breaker.may_ask(now) for breaker in self._breakers.values()):
-                self.tickets = {server: breaker.ask(now) for server, breaker in self._breakers.items()}
-        return bool(self.tickets)
-
-    def succeeded(self, decision: Decision | None = None) -> None:
-        """Note that the store answered. Parts of a refusal may be missing: their servers did not."""
-        silent = self._silent(decision) if decision is not None and decision.degraded else ()
-        if not silent and all(breaker.is_untroubled for breaker in self._breakers.values()):
-            return
+    def succeeded(self, decision: Decision) -> None:
+        """Note that the store answered. Parts of a decision may be missing: their servers did not."""
+        silent = self._silent(decision) if decision.degraded else ()
+        if not silent:
+            for breaker in self._breakers.values():
+                if not breaker.is_untroubled:
+                    break
+            else:
+                return
         back, gone = [], []
         with self._circuits.lock:
             for server, breaker in self._breakers.items():
@@ -148,60 +149,54 @@ class Passage:
                         gone.append(server)
                 elif breaker.succeeded(self.tickets[server]):
                     back.append(server)
-        for server in back:
-            _LOG.warning("the store%s answers again", _named(server))
+        _say_back(back)
         for server in gone:
             _say_gone(server, "a part of its answers is missing")
 
-    def failed(self, error: StoreError) -> None:
-        """Note that the store did not answer: the server that the error names, or all that were needed."""
-        circuits, self._error = self._circuits, error
-        unavailable = isinstance(error, StoreUnavailable)
-        self.reason = Reason.STORE_UNAVAILABLE if unavailable else Reason.OUTCOME_UNKNOWN
+    def failed(self, error: BaseException) -> Absence:
+        """Note that the store did not answer: the server that the error names, or all that were needed.
+
+        An error that says nothing about the store, such as misuse or a caller that was cancelled, is raised again.
+        """
+        circuits, gone = self._circuits, []
         is_busy = isinstance(error, StoreBusy)  # no news: the store as such is well
-        gone = []
+        unavailable = isinstance(error, StoreUnavailable)
+        reason = Reason.STORE_UNAVAILABLE if unavailable else Reason.OUTCOME_UNKNOWN
         with circuits.lock:
-            circuits.failures[self.reason] += 1
             now = circuits.ticks()
             for server, breaker in self._breakers.items():
-                if is_busy or error.server not in {"", server}:
+                if not isinstance(error, StoreError) or is_busy or error.server not in {"", server}:
                     breaker.abandoned(self.tickets[server], now)
                 elif breaker.failed(self.tickets[server], now, error.incident):
                     gone.append(server)
+            if not isinstance(error, StoreError):
+                raise error
+            circuits.failures[reason] += 1
         for server in gone:
             _say_gone(server, error)
+        return Absence(self, reason, error)
 
-    def answered_late(self) -> None:
-        """Note that the server that failed has answered after all."""
-        server, back = self._error.server if self._error else "", []
+    def refused(self) -> Absence:
+        """Return that the store is not asked."""
+        return Absence(self, Reason.CIRCUIT_OPEN, None)
+
+    def answered_late(self, failed: str) -> None:
+        """Note that the server that failed has answered after all; its name is empty if it is not known."""
+        back = []
         with self._circuits.lock:
             self._circuits.late += 1
-            for each, breaker in self._breakers.items():
-                if server in {"", each} and breaker.answered_late(self.tickets[each]):
-                    back.append(each)
-        for each in back:
-            _LOG.warning("the store%s answers again", _named(each))
-
-    def abandoned(self) -> None:
-        """Note that nobody will know: misuse, or a caller that was cancelled."""
-        with self._circuits.lock:
             for server, breaker in self._breakers.items():
-                breaker.abandoned(self.tickets[server], self._circuits.ticks())
+                if failed in {"", server} and breaker.answered_late(self.tickets[server]):
+                    back.append(server)
+        _say_back(back)
 
     def wait_us(self) -> int:
         """Return how many microseconds from now the store is asked again; at least 1."""
         with self._circuits.lock:
             now = self._circuits.ticks()
-            return max([breaker.wait_us(now) for breaker in self._troubled().values()])
+            return max([breaker.wait_us(now) for breaker in self.troubled().values()])
 
-    def error(self) -> StoreError:
-        """Return why the store did not answer, to be raised."""
-        if self._error:
-            return self._error
-        where = _named(", ".join(self._troubled()))
-        return StoreUnavailable(f"the store{where} failed before, and is asked again in {self.wait_us() / 1e6:g} s")
-
-    def _troubled(self) -> Mapping[str, Breaker]:
+    def troubled(self) -> Mapping[str, Breaker]:
         """Return the circuits that are not closed; all, if they all are."""
         return {server: each for server, each in self._breakers.items() if each.state is not _CLOSED} or self._breakers
 
@@ -211,8 +206,29 @@ class Passage:
         return {server for server, part in parts if part.degraded == Reason.STORE_UNAVAILABLE}
 
 
+class Absence(NamedTuple):
+    """That the store did not answer a call, and why."""
+
+    passage: Passage
+    reason: Reason
+    error: StoreError | None
+    """What it raised, if it was asked."""
+
+    def to_raise(self) -> StoreError:
+        """Return an error for who must know that the store did not answer."""
+        if self.error:
+            return self.error
+        where, wait_us = _named(", ".join(self.passage.troubled())), self.passage.wait_us()
+        return StoreUnavailable(f"the store{where} failed before, and is asked again in {wait_us / 1e6:g} s")
+
+
 def _named(server: str) -> str:
     return f" (shard {server})" if server else ""
+
+
+def _say_back(servers: list[str]) -> None:
+    for server in servers:
+        _LOG.warning("the store%s answers again", _named(server))
 
 
 def _say_gone(server: str, why: object) -> None:

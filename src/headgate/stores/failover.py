@@ -26,11 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from functools import partial
+from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 from headgate.core.decision import Decision, marked
-from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
+from headgate.core.errors import InvalidStore, OutcomeUnknown
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
 from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb, shadowed
@@ -38,16 +39,10 @@ from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
-from headgate.stores.circuits import Circuits, Passage, Reason
-from headgate.stores.fallback import chosen
+from headgate.stores.circuits import DECIDED_HERE, Absence, Circuits, Passage, Reason
+from headgate.stores.fallback import Fallback
 from headgate.stores.memory import MAX_KEYS
-from headgate.stores.wrapping import (
-    call_for,
-    check_colour,
-    microseconds,
-    plain_async_check,
-    plain_check,
-)
+from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
 
 __all__ = ["AsyncFailoverStore", "FailoverStore", "Options", "Reason", "Statistics"]
 
@@ -55,6 +50,7 @@ MAX_NODES = 100_000
 LATE_EVERY_US = 10_000_000
 """Microseconds for which nothing more is logged about late answers."""
 _LOG = logging.getLogger("headgate.stores")
+_RESET = Verb.RESET  # a name is found faster than a member
 
 
 class Options(TypedDict, total=False):
@@ -118,34 +114,20 @@ class FailoverStore:
         self._failover = _Failover(store, **options)
 
     def run(self, call: Call) -> Decision:
-        if call.shadow and self._failover.circuits.are_several:  # which may be on other servers
+        failover = self._failover
+        if call.shadow and failover.is_apart(call):
             return drive(shadowed(call), self.run)
-        if call.verb is Verb.RESET:
-            self._failover.fallback.reset(call.plan)
-        attempt = self._failover.attempt(call.plan)
-        if _was_taken_here(call.charge):
-            return attempt.decide(call)
-        with attempt as may_ask:
-            if may_ask:
-                return attempt.answered(call, self._store.run(call))
-        return attempt.decide(call)
+        passage = failover.enter(call)
+        if not passage.tickets:
+            return failover.decide(call, passage.refused())
+        try:
+            decision = self._store.run(call)
+        except BaseException as error:  # noqa: BLE001  what is not the store's is raised again
+            return failover.decide(call, failover.failed(passage, error))
+        return failover.answered(call, passage, decision)
 
     def bind(self, family: Family) -> Check:
-        failover, careful = self._failover, plain_check(self, family)
-        if failover.circuits.are_several:
-            return careful
-        bound = self._store.bind(family)
-
-        def check(key: str, cost: int = 1) -> Decision:
-            attempt = failover.attempt()
-            if not attempt.passage.is_calm:  # what is not acceptable must not become the probe, so look first
-                return careful(key, cost)
-            with attempt as may_ask:
-                if may_ask:
-                    return attempt.answered(Call(Verb.CHECK, family.plan(key)), bound(key, cost))
-            return attempt.decide(call_for(family, key, cost))
-
-        return check
+        return plain_check(self, family)
 
     def ready(self) -> None:
         """Return when the inner store can decide now, else raise its StoreError: for health checks.
@@ -184,51 +166,20 @@ class AsyncFailoverStore:
         return hurried
 
     async def run(self, call: Call) -> Decision:
-        failover, circuits = self._failover, self._failover.circuits
-        if call.verb is Verb.CHECK and circuits.is_untroubled and not circuits.are_several:
-            circuits.calls += 1  # an event loop has one thread
-            ticket = circuits.ticket
-            try:
-                decision = await self._store.run(call)
-            except StoreError as error:
-                return failover.failed(ticket, error).decide(call)
-            if not circuits.is_untroubled:
-                circuits.passage_of(ticket).succeeded()
-            failover.saw(call, decision)
-            return decision
-        if call.shadow and self._failover.circuits.are_several:  # which may be on other servers
+        failover = self._failover
+        if call.shadow and failover.is_apart(call):
             return await drive_async(shadowed(call), self.run)
-        if call.verb is Verb.RESET:
-            self._failover.fallback.reset(call.plan)
-        attempt = self._failover.attempt(call.plan)
-        if _was_taken_here(call.charge):
-            return attempt.decide(call)
-        with attempt as may_ask:
-            if may_ask:
-                return attempt.answered(call, await self._store.run(call))
-        return attempt.decide(call)
+        passage = failover.enter(call)
+        if not passage.tickets:
+            return failover.decide(call, passage.refused())
+        try:
+            decision = await self._store.run(call)
+        except BaseException as error:  # noqa: BLE001  what is not the store's is raised again
+            return failover.decide(call, failover.failed(passage, error))
+        return failover.answered(call, passage, decision)
 
     def bind(self, family: Family) -> AsyncCheck:
-        failover, circuits, careful = self._failover, self._failover.circuits, plain_async_check(self, family)
-        if circuits.are_several:
-            return careful
-        bound = self._store.bind(family)
-
-        async def check(key: str, cost: int = 1) -> Decision:
-            if not circuits.is_untroubled:  # what is not acceptable must not become the probe, so look first
-                return await careful(key, cost)
-            circuits.calls += 1  # an event loop has one thread
-            ticket = circuits.ticket
-            try:
-                decision = await bound(key, cost)
-            except StoreError as error:
-                return failover.failed(ticket, error).decide(call_for(family, key, cost))
-            if not circuits.is_untroubled:
-                circuits.passage_of(ticket).succeeded()
-            failover.fallback.saw(family.plan(key), decision)
-            return decision
-
-        return check
+        return plain_async_check(self, family)
 
     async def ready(self) -> None:
         """Return when the inner store can decide now, else raise its StoreError: for health checks."""
@@ -259,7 +210,7 @@ class _Failover:
     ) -> None:
         whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
         pause_us, longest_us = microseconds("pause", pause), microseconds("longest_pause", longest_pause)
-        self.fallback = chosen(mode, nodes, max_keys, store.clock)
+        self.fallback = Fallback(mode, nodes, max_keys, store.clock)
         self.circuits = Circuits(
             store,
             lambda: Breaker(threshold=failures, pause_us=pause_us, longest_pause_us=longest_us),
@@ -268,8 +219,41 @@ class _Failover:
         self.degraded: Counter[tuple[Mode, Reason]] = Counter()
         self._silent_until = 0
 
-    def say_late(self) -> None:
-        """Log that an answer came late, if that was not said in the last moments."""
+    def is_apart(self, call: Call) -> bool:
+        """May shadow plans of a call be on other servers than its own plan? Then each is a call of its own."""
+        servers_of = self.circuits.servers_of
+        own = servers_of(call.plan)
+        return any(not servers_of(plan) <= own for plan in call.shadow)
+
+    def enter(self, call: Call) -> Passage:
+        """Begin a call. What this node took in place of the store goes back here."""
+        if call.verb is _RESET:
+            self.fallback.reset(call.plan)
+        plan = call.plan or call.shadow[0]
+        if call.charge is not None and call.charge.degraded in DECIDED_HERE:
+            return self.circuits.without_asking(plan)
+        return self.circuits.enter(plan)
+
+    def answered(self, call: Call, passage: Passage, decision: Decision) -> Decision:
+        """Note that the store answered, and return what it did."""
+        passage.succeeded(decision)
+        if self.fallback.is_curious:
+            if call.plan:
+                self.fallback.saw(call.plan, decision)
+            for plan, tried in zip(call.shadow, decision.shadow, strict=True):
+                self.fallback.saw(plan, tried)
+        return decision
+
+    def failed(self, passage: Passage, error: BaseException) -> Absence:
+        """Note that the store did not answer; if it does after all, that is noted when it comes."""
+        absence = passage.failed(error)
+        if isinstance(error, OutcomeUnknown):
+            error.told_late = partial(self._answered_late, passage, error.server)
+        return absence
+
+    def _answered_late(self, passage: Passage, server: str, plan: Plan, decision: Decision) -> None:
+        passage.answered_late(server)
+        self.fallback.saw(plan, decision)
         now = self.circuits.ticks()
         if now >= self._silent_until:
             self._silent_until = now + LATE_EVERY_US
@@ -279,22 +263,19 @@ class _Failover:
                 self.circuits.late,
             )
 
-    def attempt(self, plan: Plan = ()) -> _Attempt:
-        """Begin a call about `plan`; it may be any where there is one server."""
-        return _Attempt(self, self.circuits.passage(plan))
-
-    def failed(self, ticket: int, error: StoreError) -> _Attempt:
-        """Note that a call failed that went through the only circuit with this ticket; returns who answers it."""
-        attempt = _Attempt(self, self.circuits.passage_of(ticket))
-        attempt.failed(error)
-        return attempt
-
-    def saw(self, call: Call, decision: Decision) -> None:
-        """Note what the store has answered to a call."""
-        if call.plan:
-            self.fallback.saw(call.plan, decision)
-        for plan, each in zip(call.shadow, decision.shadow, strict=True):
-            self.fallback.saw(plan, each)
+    def decide(self, call: Call, absence: Absence) -> Decision:
+        """Answer instead of the store."""
+        if call.shadow:
+            return drive(shadowed(call), lambda each: self.decide(each, absence))
+        if call.verb is _RESET:
+            raise absence.to_raise()
+        reason = absence.reason
+        if call.verb is Verb.REFUND and not _is_given_back_here(call.charge, reason):
+            call = Call(Verb.PEEK, call.plan, 1)
+        decision = self.fallback.answer(call, absence.passage.wait_us())
+        with self.circuits.lock:
+            self.degraded[self.fallback.mode_of(call.plan), reason] += 1
+        return marked(decision, reason)
 
     def statistics(self) -> Statistics:
         circuits = self.circuits
@@ -311,68 +292,8 @@ class _Failover:
             )
 
 
-class _Attempt:
-    """One call. As a context manager: says whether to ask the store, notes how that failed, and keeps StoreErrors in.
-
-    After a with block in which the store did not answer, it decides.
-    """
-
-    __slots__ = ("_failover", "passage")
-
-    def __init__(self, failover: _Failover, passage: Passage) -> None:
-        self._failover, self.passage = failover, passage
-
-    def __enter__(self) -> bool:
-        return self.passage.enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, StoreError):
-            self.failed(error)
-            return True
-        if error is not None:
-            self.passage.abandoned()
-        return False
-
-    def answered(self, call: Call, decision: Decision) -> Decision:
-        """Note that the store answered, and return what it did."""
-        self.passage.succeeded(decision)
-        self._failover.saw(call, decision)
-        return decision
-
-    def failed(self, error: StoreError) -> None:
-        """Note that the store did not answer; if it does after all, that is noted when it comes."""
-        self.passage.failed(error)
-        if isinstance(error, OutcomeUnknown):
-            error.told_late = self._answered_late
-
-    def _answered_late(self, plan: Plan, decision: Decision) -> None:
-        self.passage.answered_late()
-        self._failover.fallback.saw(plan, decision)
-        self._failover.say_late()
-
-    def decide(self, call: Call) -> Decision:
-        """Answer instead of the store."""
-        failover, passage = self._failover, self.passage
-        if call.shadow:
-            return drive(shadowed(call), self.decide)
-        if call.verb is Verb.RESET:
-            raise passage.error()
-        if call.verb is Verb.REFUND and not self._is_ours(call.charge):
-            call = Call(Verb.PEEK, call.plan, 1)
-        decision = failover.fallback.answer(call, passage.wait_us())
-        with failover.circuits.lock:
-            failover.degraded[failover.fallback.mode_of(call.plan), passage.reason] += 1
-        return marked(decision, passage.reason)
-
-    def _is_ours(self, charge: Charge | None) -> bool:
-        """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
-        if charge is None:
-            return self.passage.reason is not Reason.OUTCOME_UNKNOWN
-        return _was_taken_here(charge)
-
-
-def _was_taken_here(charge: Charge | None) -> bool:
-    """Was a charge taken by this node, in place of the store? Then it goes back here."""
-    return charge is not None and charge.degraded in set(Reason)
+def _is_given_back_here(charge: Charge | None, reason: Reason) -> bool:
+    """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
+    if charge is None:
+        return reason is not Reason.OUTCOME_UNKNOWN
+    return charge.degraded in DECIDED_HERE

@@ -1,8 +1,11 @@
-"""Who answers when the store does not: one small class for each mode.
+"""Who answers when the store does not: this process, for each limit in the limit's own mode.
 
-`Local` gives every node its share of each limit. With N nodes, limit and capacity are divided by N and rounded up, so
-all nodes together admit at most N * ceil(capacity / N), less than capacity + N, at once, and refill by at most
-N * ceil(limit / N) per window. A key begins with this node's share of what the store said last that is left of it.
+With "local" every node has its share of each limit. With N nodes, limit and capacity are divided by N and rounded up,
+so all nodes together admit at most N * ceil(capacity / N), less than capacity + N, at once, and refill by at most
+N * ceil(limit / N) per window. A key begins with this node's share of what the store said last that is left of it; one
+that the store said nothing of here begins with the whole share. What was admitted here stays used when the store is
+back and away again, so an outage with interruptions admits no more than one without. A cost above a share's capacity is
+refused until the store is back: no wait here would admit it.
 """
 
 from __future__ import annotations
@@ -10,18 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
 
 import msgspec
 
 from headgate.clock import Clock
-from headgate.core import plan as plans
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.key import Principal
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Limit, Plan, Verb
+from headgate.core.plan import Call, Limit, Plan, Verb, combine, decide
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -31,112 +32,87 @@ from headgate.stores.memory import MemoryStore
 MAX_SEEN = 50_000
 """So many keys, and as many older ones, the mode "local" knows of from the store; each takes about 250 bytes."""
 _STRICTNESS = (Mode.ALLOW, Mode.LOCAL, Mode.DENY)
+_MISSING = Reason.STORE_UNAVAILABLE.value
+"""The mark of a part of a decision that the store did not give."""
 
 
-class Fallback(Protocol):
-    """Answers in place of a store."""
+class Fallback:
+    """Answers in place of a store; safe for threads.
+
+    Args:
+        mode: that of all limits, or a function that tells that of each.
+        nodes: how many share the limits, this one included.
+        max_keys: the most states of single keys that are kept here.
+        clock: tells the time by which limits count.
+    """
+
+    def __init__(self, mode: str | Callable[[Limit], Mode], nodes: int, max_keys: int, clock: Clock) -> None:
+        if isinstance(mode, str) and mode in set(Mode):
+            only = Mode(mode)
+            self._mode: Callable[[Limit], Mode] = lambda _: only
+            self.is_curious = only is Mode.LOCAL
+            """Whether it makes use of what the store says."""
+        elif callable(mode):
+            self._mode, self.is_curious = mode, True
+        else:
+            raise InvalidStore(f"mode must be one of {', '.join(Mode)}, not {short(mode)}")
+        self._nodes, self._now = nodes, clock.now
+        self._store = MemoryStore(max_keys=max_keys, clock=clock)
+        self._most_seen = min(max_keys, MAX_SEEN)
+        # What the store said last of each key: when, and how much of it was used. The older half is forgotten first.
+        self._young: dict[tuple[str, Principal], tuple[int, int]] = {}
+        self._old: dict[tuple[str, Principal], tuple[int, int]] = {}
+        self._lock = new_lock()
 
     def mode_of(self, plan: Plan) -> Mode:
         """Return the mode in which a plan is answered: the strictest of those of its limits."""
-        ...
+        return max([self._mode(limit) for limit in plan], key=_STRICTNESS.index)
 
     def answer(self, call: Call, wait_us: int) -> Decision:
-        """Answer a call; `wait_us` is the time until the store is asked again."""
-        ...
+        """Answer a call; `wait_us` is the time until the store is asked again. All or nothing, as ever."""
+        modes = [self._mode(limit) for limit in call.plan]
+        if Mode.DENY in modes and call.verb is not Verb.REFUND:  # then nobody takes anything
+            call = Call(Verb.PEEK, call.plan, call.cost)
+        found: dict[int, Decision] = {}
+        for mode in dict.fromkeys(modes):
+            places = [place for place, each in enumerate(modes) if each is mode]
+            part = _part(call, places)
+            if mode is Mode.LOCAL:
+                answers = self._local(part, wait_us)
+            else:
+                answers = _allowed(part.plan) if mode is Mode.ALLOW else _denied(part.plan, wait_us)
+            found.update(zip(places, answers, strict=True))
+        return combine([found[place] for place in range(len(modes))])
 
     def saw(self, plan: Plan, decision: Decision) -> None:
-        """Note what the store itself has decided."""
-        ...
+        """Note what the store itself has decided; also of limits that have another mode now."""
+        now, young = self._now(), self._young
+        for limit, part in zip(plan, decision.parts or (decision,), strict=True):
+            if part.degraded != _MISSING:
+                young[limit[:2]] = now, part.limit - part.remaining
+        if len(young) >= self._most_seen:
+            self._old, self._young = young, {}
 
     def reset(self, plan: Plan) -> None:
         """Forget what was decided here, and seen, of the limits of the plan."""
-        ...
+        for limit in plan:
+            self._take_seen(limit)
+        self._store.run(Call(Verb.RESET, self._share(plan)))
 
-    def close(self) -> None: ...
-
-
-def chosen(mode: object, nodes: int, max_keys: int, clock: Clock) -> Fallback:
-    """Return who answers in a mode, or in the one that a function tells for each limit."""
-    if mode == Mode.LOCAL:
-        return Local(nodes, max_keys, clock)
-    if mode == Mode.ALLOW:
-        return Allow()
-    if mode == Mode.DENY:
-        return Deny()
-    if callable(mode):
-        return Mixed(mode, nodes, max_keys, clock)
-    raise InvalidStore(f"mode must be one of {', '.join(Mode)}, not {short(mode)}")
-
-
-class _Seen:
-    """What the store said last of each key: when, and how much of it was used. Bounded: the older half is forgotten."""
-
-    __slots__ = ("_most", "_old", "_young")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._young: dict[tuple[str, Principal], tuple[int, int]] = {}
-        self._old: dict[tuple[str, Principal], tuple[int, int]] = {}
-
-    def note(self, limit: Limit, now: int, used: int) -> None:
-        young = self._young
-        young[limit.space, limit.principal] = now, used
-        if len(young) >= self._most:
-            self._old, self._young = young, {}
-
-    def take(self, limit: Limit) -> tuple[int, int] | None:
-        """Return what was noted last of a limit, and forget it."""
-        key = limit.space, limit.principal
-        before = self._old.pop(key, None)
-        return self._young.pop(key, before)
-
-    def clear(self) -> None:
+    def close(self) -> None:
         self._young.clear()
         self._old.clear()
+        self._store.close()
 
-
-class Local:
-    """Decides in this process, with this node's share of each limit.
-
-    A key begins with this node's share of what is left of it, as far as the store has told; one that the store said
-    nothing of here begins with the whole share. What it admitted stays used when the store is back and away again, so
-    an outage with interruptions admits no more than one without. A cost above a share's capacity is refused until the
-    store is back: no wait here would admit it.
-    """
-
-    def __init__(self, nodes: int, max_keys: int, clock: Clock) -> None:
-        self._nodes = nodes
-        self._store = MemoryStore(max_keys=max_keys, clock=clock)
-        self._now = clock.now
-        self._seen = _Seen(min(max_keys, MAX_SEEN))
-        self._lock = new_lock()
-
-    def mode_of(self, plan: Plan) -> Mode:  # noqa: ARG002  one for all
-        return Mode.LOCAL
-
-    def answer(self, call: Call, wait_us: int) -> Decision:
+    def _local(self, call: Call, wait_us: int) -> tuple[Decision, ...]:
+        """Decide here, with this node's share."""
         share = self._share(call.plan)
         self._catch_up(call.plan, share)
         smallest = min([limit.quota.capacity for limit in share])
         if call.cost <= smallest or call.verb is Verb.REFUND:
-            return self._store.run(msgspec.structs.replace(call, plan=share))
+            return self._store.run(msgspec.structs.replace(call, plan=share)).limits
         parts = self._store.run(Call(Verb.PEEK, share, smallest)).limits
-        return plans.combine([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
-
-    def saw(self, plan: Plan, decision: Decision) -> None:
-        now = self._now()
-        for limit, part in zip(plan, decision.limits, strict=True):
-            if part.degraded != Reason.STORE_UNAVAILABLE:  # the mark of a part of a refusal that is missing
-                self._seen.note(limit, now, part.limit - part.remaining)
-
-    def reset(self, plan: Plan) -> None:
-        for limit in plan:
-            self._seen.take(limit)
-        self._store.run(Call(Verb.RESET, self._share(plan)))
-
-    def close(self) -> None:
-        self._seen.clear()
-        self._store.close()
+        return tuple([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
 
     def _share(self, plan: Plan) -> Plan:
         """Return this node's share in each limit."""
@@ -148,98 +124,35 @@ class Local:
         """Take from each share what is not left of it by what the store said since the last time."""
         with self._lock:
             for limit, own in zip(plan, share, strict=True):
-                seen = self._seen.take(limit)
+                seen = self._take_seen(limit)
                 if seen is not None:
                     left = -(-_left(limit.quota, *seen, self._now()) // self._nodes)
                     surplus = self._store.run(Call(Verb.PEEK, (own,))).remaining - left
                     if surplus > 0:
                         self._store.run(Call(Verb.CHECK, (own,), surplus))
 
-
-class Allow:
-    """Lets everything pass, as if nothing had been used."""
-
-    def mode_of(self, plan: Plan) -> Mode:  # noqa: ARG002  one for all
-        return Mode.ALLOW
-
-    def answer(self, call: Call, wait_us: int) -> Decision:  # noqa: ARG002  the contract has it
-        return plans.decide(Call(Verb.PEEK, call.plan, 0), [None] * len(call.plan), 0)[1]
-
-    def saw(self, plan: Plan, decision: Decision) -> None:
-        """Nothing to note."""
-
-    def reset(self, plan: Plan) -> None:
-        """Nothing to forget."""
-
-    def close(self) -> None:
-        """Nothing to release."""
+    def _take_seen(self, limit: Limit) -> tuple[int, int] | None:
+        """Return what was noted last of a limit, and forget it."""
+        key = limit[:2]
+        before = self._old.pop(key, None)
+        return self._young.pop(key, before)
 
 
-class Deny:
-    """Lets nothing pass before the store is asked again."""
-
-    def mode_of(self, plan: Plan) -> Mode:  # noqa: ARG002  one for all
-        return Mode.DENY
-
-    def answer(self, call: Call, wait_us: int) -> Decision:
-        nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in call.plan]
-        return plans.combine([_refused(decision, wait_us) for decision in nothing])
-
-    def saw(self, plan: Plan, decision: Decision) -> None:
-        """Nothing to note."""
-
-    def reset(self, plan: Plan) -> None:
-        """Nothing to forget."""
-
-    def close(self) -> None:
-        """Nothing to release."""
+def _allowed(plan: Plan) -> tuple[Decision, ...]:
+    """Let everything pass, as if nothing had been used."""
+    return decide(Call(Verb.PEEK, plan, 0), [None] * len(plan), 0)[1].limits
 
 
-class Mixed:
-    """Answers for each limit of a plan in that limit's own mode. Still all or nothing: a plan passes if all of them do.
-
-    Args:
-        mode: returns the mode of a limit.
-        nodes: see `Local`; also its `max_keys` and `clock`.
-    """
-
-    def __init__(self, mode: Callable[[Limit], Mode], nodes: int, max_keys: int, clock: Clock) -> None:
-        self._mode = mode
-        self._fallbacks: dict[Mode, Fallback] = {
-            Mode.LOCAL: Local(nodes, max_keys, clock),
-            Mode.ALLOW: Allow(),
-            Mode.DENY: Deny(),
-        }
-
-    def mode_of(self, plan: Plan) -> Mode:
-        return max([self._mode(limit) for limit in plan], key=_STRICTNESS.index)
-
-    def answer(self, call: Call, wait_us: int) -> Decision:
-        """Ask for each mode about the limits that have it. Of those that pass here only `Local` takes anything."""
-        modes = [self._mode(limit) for limit in call.plan]
-        if Mode.DENY in modes and call.verb is not Verb.REFUND:  # then nobody takes anything
-            call = Call(Verb.PEEK, call.plan, call.cost)
-        found: dict[int, Decision] = {}
-        for mode in dict.fromkeys(modes):
-            places = [place for place, each in enumerate(modes) if each is mode]
-            part = _part(call, places)
-            found.update(zip(places, self._fallbacks[mode].answer(part, wait_us).limits, strict=True))
-        return plans.combine([found[place] for place in range(len(modes))])
-
-    def saw(self, plan: Plan, decision: Decision) -> None:
-        self._fallbacks[Mode.LOCAL].saw(plan, decision)  # also of limits that have another mode now
-
-    def reset(self, plan: Plan) -> None:
-        for fallback in self._fallbacks.values():
-            fallback.reset(plan)
-
-    def close(self) -> None:
-        for fallback in self._fallbacks.values():
-            fallback.close()
+def _denied(plan: Plan, wait_us: int) -> tuple[Decision, ...]:
+    """Let nothing pass before the store is asked again."""
+    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in plan]
+    return tuple([_refused(decision, wait_us) for decision in nothing])
 
 
 def _part(call: Call, places: list[int]) -> Call:
     """Return a call about those limits alone."""
+    if len(places) == len(call.plan):
+        return call
     charge = call.charge
     if charge is not None:
         charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))

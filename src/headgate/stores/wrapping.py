@@ -75,11 +75,7 @@ def plain_check(store: Store, family: Family) -> Check:
 
 def plain_async_check(store: AsyncStore, family: Family) -> AsyncCheck:
     """Do the same for callers in an event loop."""
-
-    async def check(key: str, cost: int = 1) -> Decision:
-        return await store.run(call_for(family, key, cost))
-
-    return check
+    return lambda key, cost=1: store.run(call_for(family, key, cost))
 
 
 def check_colour(store: object, *, asynchronous: bool, outer: type) -> None:
