@@ -155,9 +155,12 @@ class Batcher:
         """Send what waits, as far as connections are free; where none is, open one."""
         self._dispatching = False
         for connection in self.connections:
-            if connection.is_free and (batch := self._next_batch()):
-                self._alone = len(batch) == 1
-                connection.send(batch)
+            if not connection.is_open or connection.batch:
+                continue
+            if not (batch := self._next_batch()):
+                return
+            self._alone = len(batch) == 1
+            connection.send(batch)
         if self._queue:
             for connection in self.connections:
                 connection.connect()

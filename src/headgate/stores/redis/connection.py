@@ -60,6 +60,7 @@ class _ScriptCall(NamedTuple):
     """The part of a batch that one call of the script answers."""
 
     pending: list[Pending]
+    queries: list[Query]
     asking: bool
 
 
@@ -139,7 +140,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Send a batch, whose first has the first deadline, in as few calls of the script as can be."""
         self.batch, self._reloads, self._sent_ns, self._sent_at = batch, 0, perf_counter_ns(), self._loop.time()
         self._look_from(batch[0].deadline)
-        self._write(_by_slot(batch) if self._by_slot else [_ScriptCall(batch, asking=False)])
+        self._write(_by_slot(batch) if self._by_slot else [_ScriptCall(batch, [each.query for each in batch], False)])
 
     def _write(self, calls: list[_ScriptCall], before: bytes = b"") -> None:
         commands, now = [before], self._clock.now() if self._clock else None
@@ -147,7 +148,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             if call.asking:
                 commands.append(protocol.ASKING)
                 self._expected.append(_ignored)
-            commands.append(script.evaluation([each.query for each in call.pending], now))
+            commands.append(script.evaluation(call.queries, now))
             self._expected.append(partial(self._replied, call))
         self._unanswered = len(calls)
         if self._replicas:
@@ -162,7 +163,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _replied(self, call: _ScriptCall, reply: object) -> None:
         self._unanswered -= 1
         if type(reply) is bytes:
-            self._answer(call.pending, reply)
+            self._answer(call, reply)
         elif protocol.is_forgotten(reply) and self._reloads < protocol.RELOADS:  # nothing was done
             self._forgotten.append(call)
         elif isinstance(reply, Exception):
@@ -171,17 +172,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._misled = error
             fail(call.pending, error)
         else:
-            self._answer(call.pending, reply)
+            self._answer(call, reply)
         if not (self._unanswered or self._replicas):
             self._ended()
 
-    def _answer(self, pending: list[Pending], reply: object) -> None:
+    def _answer(self, call: _ScriptCall, reply: object) -> None:
         try:
-            answers = script.decisions(reply, [each.query for each in pending], self._address)
+            answers = script.decisions(reply, call.queries, self._address)
         except OutcomeUnknown as error:
-            fail(pending, error)
+            fail(call.pending, error)
             return
-        for each, answer in zip(pending, answers, strict=True):
+        for each, answer in zip(call.pending, answers, strict=True):
             if each.answer.done():
                 overdue = self._overdue.get(each.answer)
                 if overdue and overdue.told_late and isinstance(answer, Decision):
@@ -382,7 +383,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: it answers what nobody asked"))
         except hiredis.ProtocolError as error:
             self._drop(protocol.lost(self._address, error))
-        if self.is_free:
+        if not self.batch and self.is_open:
             self._on_free()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -400,11 +401,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 def _by_slot(batch: list[Pending]) -> list[_ScriptCall]:
     """Return a batch by slot, and those apart that are not to be asked together with others."""
-    calls: dict[tuple[int, int], _ScriptCall] = {}
+    parts: dict[tuple[int, int], list[Pending]] = {}
     for number, each in enumerate(batch, 1):
         apart = number if each.alone else 0
-        calls.setdefault((each.slot, apart), _ScriptCall([], each.asking)).pending.append(each)
-    return list(calls.values())
+        parts.setdefault((each.slot, apart), []).append(each)
+    return [_ScriptCall(part, [each.query for each in part], part[0].asking) for part in parts.values()]
 
 
 def _told(answer: asyncio.Future[object], reply: object) -> None:
