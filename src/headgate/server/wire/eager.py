@@ -18,12 +18,12 @@ _AT_ONCE = 64
 def start(
     coroutine: Coroutine[Any, Any, T], done: Callable[[T], object], failed: Callable[[BaseException], object]
 ) -> None:
-    """Run it until it waits, and go on when it need not wait any more; `done` or `failed` is told how it ended."""
+    """Run it until it waits, and go on when it need not; `done` or `failed` is called when it has ended."""
     try:
         awaited = coroutine.send(None)
     except StopIteration as stop:
         done(stop.value)
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is handed on
         failed(error)
     else:
         _Waiting(coroutine, done, failed).wait(awaited)
@@ -64,14 +64,14 @@ class _Waiting:
             awaited = self._coroutine.send(None)
         except StopIteration as stop:
             self._done(stop.value)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is told
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is handed on
             self._failed(error)
         else:
             self.wait(awaited)
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all of them, and return what they return, in order; what they ask of a store can leave in one flight.
+    """Run all of them, and return what they return, in order; what they ask of a store can leave together.
 
     None may raise: an error of one is raised here, when all have ended. Many of them give way to others now and then.
     """

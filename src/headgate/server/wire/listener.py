@@ -178,7 +178,7 @@ class Listener:
 
 
 def _tls_options(tls: Tls | None, limits: WireLimits) -> dict[str, Any]:
-    """Return what a loop is told about TLS; when it ends, the last response may still be on its way."""
+    """Return the options of a loop for TLS; when it ends, the last response may still be on its way."""
     if tls is None:
         return {}
     return {

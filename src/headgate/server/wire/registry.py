@@ -51,9 +51,7 @@ class Batched(Protocol):
         """Send what is to be sent."""
         ...
 
-    def abort(self) -> None:
-        """Close at once."""
-        ...
+    def abort(self) -> None: ...
 
 
 class ConnectionRegistry:

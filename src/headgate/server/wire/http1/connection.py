@@ -215,7 +215,7 @@ class Http1Connection:
         """Answer the request with this number; when it is its turn, the response is in `outgoing`.
 
         Raises:
-            Exception: the response cannot be sent, as by a status or header that is none; another one can.
+            Exception: the response cannot be sent, because of a malformed header for example; another one can.
         """
         if number != self.answered:
             encode_response(response, self._date)  # what cannot be sent is said to who answers, not when its turn comes

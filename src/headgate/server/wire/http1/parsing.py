@@ -16,7 +16,7 @@ from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Headers
 
 CHUNKED = -1
-"""The length of a body whose end is told by its last chunk."""
+"""Stands for the length of a body that ends with its last chunk."""
 _NO_CALLBACKS = object()
 """llhttp only checks: what it has checked is simple to take apart."""
 _Target: TypeAlias = tuple[bytes, bytes, bytes | None]
