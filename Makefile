@@ -17,8 +17,8 @@ OPTIONS ?=
 
 # What tests start, each with its package.
 PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client \
-  wrk:wrk openssl:openssl systemd-analyze:systemd
-PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; \
+  wrk:wrk openssl:openssl systemd-analyze:systemd initdb:postgresql
+PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; for each in /usr/lib/postgresql/*/bin; do PATH="$$PATH:$$each"; done; \
   for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $$each | cut -d: -f2; done)
 # A fresh Debian has Python without what makes environments.
 VENV_PACKAGE = $(shell [ -e $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
@@ -102,10 +102,10 @@ $(BIN)/python:
 
 $(VENV)/.serve: pyproject.toml | $(BIN)/python
 	@echo "installing headgate ..."
-	@$(BIN)/pip install --quiet --editable '.[server]'
+	@$(BIN)/pip install --quiet --editable '.[admin]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing headgate and what its tests need ..."
-	@$(BIN)/pip install --quiet --editable '.[server]' --group test --group bench --group docs
+	@$(BIN)/pip install --quiet --editable '.[admin]' --group test --group bench --group docs
 	@touch $@ $(VENV)/.serve

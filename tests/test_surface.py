@@ -44,7 +44,8 @@ MAY_IMPORT = {
     "engine": {"core", "clock", "flows", "live", "stores", "policy"},
     "observe": {"core", "clock", "latency", "live", "stores", "policy", "engine"},
     "server": {"core", "clock", "live", "stores", "policy", "engine", "web", "observe"},
-    "cli": {"core", "clock", "live", "stores", "policy", "engine", "web", "observe", "server"},
+    "admin": {"aio", "core", "engine", "policy", "web"},
+    "cli": {"admin", "core", "clock", "live", "stores", "policy", "engine", "web", "observe", "server"},
     "__main__": {"cli"},
 }
 """Which parts of the package a part may import, besides itself."""

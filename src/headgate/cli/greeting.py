@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headgate.cli.command import Terminal, safe
 from headgate.cli.service import DEFAULT_URL
@@ -21,6 +22,9 @@ from headgate.policy.trie import ANY, REST, parsed
 from headgate.server.configuration import rules_of
 from headgate.server.settings import Settings
 
+if TYPE_CHECKING:
+    from headgate.admin.plane import Begun
+
 USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
 """What is tried, if rules limit it."""
 _SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
@@ -31,14 +35,17 @@ _SAMPLE = "x"
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
 
 
-def prepared(settings: Settings, ports: Mapping[str, int], store: str, terminal: Terminal) -> Callable[[int], None]:
+def prepared(
+    settings: Settings, ports: Mapping[str, int], store: str, terminal: Terminal, admin: Begun | None = None
+) -> Callable[[int], None]:
     """Find out what there is to know about a service that is about to begin.
 
     Args:
         settings: its settings.
-        ports: the port of each protocol, "http" and "grpc".
+        ports: the port of each protocol, "http" and "grpc", and, if there is one, of the admin plane, "admin".
         store: its store, without a password.
         terminal: where to say it.
+        admin: what there is to say about the admin plane.
 
     Returns:
         What says it, given how many rules the service has.
@@ -56,11 +63,18 @@ def prepared(settings: Settings, ports: Mapping[str, int], store: str, terminal:
             "rules": f"{rules}, {_origin(settings)}",
             "store": store + _shared_by(settings),
         }
+        if "admin" in ports:
+            lines["admin"] = f"{scheme}://{_bracketed(settings.admin_host)}:{ports['admin']}"
         if settings.envoy_config:
             lines["Envoy"] = f"by the descriptors in {settings.envoy_config}"
         terminal.say(title)
         for name, text in lines.items():
             terminal.say(f"  {name:<6} {safe(text)}")
+        if admin is not None and admin.first_key:
+            terminal.say("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only now:")
+            terminal.say(f"  {admin.first_key}")
+        if admin is not None and admin.error:
+            terminal.say(terminal.styled(f"the rules are the last good ones: {safe(admin.error)}", "yellow"))
         terminal.say("try it:")
         for line in trials:
             terminal.say(f"  {safe(line)}")
@@ -154,6 +168,8 @@ def _has_rules(settings: Settings) -> bool:
 def _origin(settings: Settings) -> str:
     if settings.rules:
         return f"from {settings.rules}"
+    if settings.database:
+        return f"from {_without_password(settings.database)}"
     return "an example; --rules FILE for your own" if _has_rules(settings) else "as only Envoy is answered"
 
 
@@ -161,6 +177,12 @@ def _shared_by(settings: Settings) -> str:
     if not settings.is_shared:
         return ", for this process alone"
     return f", shared by {settings.workers} workers" if settings.workers > 1 else ""
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}"
 
 
 def _bracketed(host: str) -> str:

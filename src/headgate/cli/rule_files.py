@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headgate.cli.command import Terminal, safe
+from headgate.cli.command import NO, WRONG_USAGE, Command, Terminal, safe
 from headgate.live import yaml_files
 from headgate.policy import envoy
 from headgate.policy.envoy import DescriptorPolicy
@@ -153,3 +154,27 @@ def problem_data(problem: Problem) -> dict[str, Any]:
         "hint": problem.hint,
         "kind": str(problem.kind),
     }
+
+
+def explained(run: Command) -> Command:
+    """Return the command, which says what is wrong with rules rather than raise it."""
+
+    def explaining(arguments: argparse.Namespace, terminal: Terminal) -> int:
+        try:
+            return run(arguments, terminal)
+        except InvalidRules as error:
+            problems = error.problems
+        unread = any(problem.kind is ProblemKind.FILE for problem in problems)
+        if arguments.json:
+            data = [problem_data(problem) for problem in problems]
+            terminal.say_json({"valid": False, "problems": data, "warnings": []})
+        else:
+            tell_problems(problems, terminal)
+            count, files = len(problems), {problem.file: None for problem in problems}
+            where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
+            told = f"{safe(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
+            if not unread:
+                terminal.complain(terminal.styled(told, "red", err=True))
+        return WRONG_USAGE if unread else NO
+
+    return explaining

@@ -6,14 +6,13 @@ import argparse
 import json
 from typing import Any
 
-from headgate.cli.command import NO, OK, WRONG_USAGE, Command, Commands, Terminal, add_command, safe
-from headgate.cli.rule_files import checked, for_envoy, problem_data, tell_problems, validated
+from headgate.cli import admin
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command, safe
+from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
 from headgate.policy.diff import Diff, FieldChange, State, compare
 from headgate.policy.dumping import to_data as rules_data
 from headgate.policy.forms import rules_schema
-from headgate.policy.loading import InvalidRules
 from headgate.policy.model import Rule, Ruleset
-from headgate.policy.problems import ProblemKind
 
 _HEAD = ("ID", "COUNTS BY", "ENDPOINT", "FOR", "LIMIT", "")
 _FATES = {
@@ -26,12 +25,12 @@ _CODES = "Exit codes: 0 {}, 1 {}, 2 wrong usage, or no such file."
 
 def add(commands: Commands) -> None:
     """Add the group and its commands."""
-    group = add_command(commands, "rules", None, summary="validate, compare and list files of rules")
+    group = add_command(commands, "rules", None, summary="validate, compare, list and apply rules")
     actions = group.add_subparsers(title="commands", metavar="COMMAND")
     validate = add_command(
         actions,
         "validate",
-        _explained(_validate),
+        explained(_validate),
         summary="say what is wrong with files of rules, and where",
         more="A folder stands for its files *.yaml and *.yml. Each file of rules is validated on its own; those of\n"
         "envoyproxy/ratelimit (domain and descriptors) together, as one configuration.\n\n"
@@ -45,13 +44,13 @@ def add(commands: Commands) -> None:
         "--merge-domains", action="store_true", help="files of envoyproxy/ratelimit may share a domain"
     )
     listing = add_command(
-        actions, "list", _explained(_list), summary="list the rules of a file, and how much each lets pass"
+        actions, "list", explained(_list), summary="list the rules of a file, and how much each lets pass"
     )
     _file(listing, "file", "FILE", about="a YAML file, a folder of envoyproxy/ratelimit, or - for the standard input")
     diff = add_command(
         actions,
         "diff",
-        _explained(_diff),
+        explained(_diff),
         summary="say what a new file of rules changes, and whose usage starts afresh",
         more="A changed limit or burst acts on the next request and keeps what was used. Another algorithm, window or\n"
         "dimension, or a change of a rule with reset_on_change, starts afresh.\n\n"
@@ -64,6 +63,7 @@ def add(commands: Commands) -> None:
     validate.add_argument("--strict", action="store_true", help="warnings are problems: exit with 1 if there are any")
     for command in (validate, listing, diff):
         command.add_argument("--json", action="store_true", help="write JSON, for programs")
+    admin.add_to_rules(actions)
     add_command(
         actions,
         "schema",
@@ -134,30 +134,6 @@ def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _schema(_: argparse.Namespace, terminal: Terminal) -> int:
     terminal.say_json(rules_schema())
     return OK
-
-
-def _explained(run: Command) -> Command:
-    """Return the command, which says what is wrong with rules rather than raise it."""
-
-    def explaining(arguments: argparse.Namespace, terminal: Terminal) -> int:
-        try:
-            return run(arguments, terminal)
-        except InvalidRules as error:
-            problems = error.problems
-        unread = any(problem.kind is ProblemKind.FILE for problem in problems)
-        if arguments.json:
-            data = [problem_data(problem) for problem in problems]
-            terminal.say_json({"valid": False, "problems": data, "warnings": []})
-        else:
-            tell_problems(problems, terminal)
-            count, files = len(problems), {problem.file: None for problem in problems}
-            where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
-            told = f"{safe(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
-            if not unread:
-                terminal.complain(terminal.styled(told, "red", err=True))
-        return WRONG_USAGE if unread else NO
-
-    return explaining
 
 
 def _tell_rules(ruleset: Ruleset, terminal: Terminal) -> None:

@@ -46,9 +46,14 @@ class Option(NamedTuple):
 
 GROUPS: Mapping[str, tuple[Option, ...]] = {
     "rules and state": (
+        Option("rules", "FILE", "the rules, watched for changes; or a database has them"),
         Option(
-            "rules", "FILE", "the rules, watched for changes; default: a small example, or none with --envoy-config"
+            "database",
+            "URL",
+            "the rules in sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE, changed by the admin plane; "
+            "without --rules and --envoy-config: headgate.db in this folder",
         ),
+        Option("data_dir", "DIR", "for the last good rules of a database; default: in the home of the user"),
         Option(
             "store",
             "ADDRESS",
@@ -64,6 +69,9 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("host", "HOST", "the address to listen on; 0.0.0.0 or :: for all"),
         Option("http_port", "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any that is free"),
         Option("grpc_port", "PORT", "for gRPC, Envoy's included; 0 takes any that is free"),
+        Option("admin_host", "HOST", "the address of the admin plane; others than this machine's need TLS"),
+        Option("admin_port", "PORT", "for the admin plane; 0 takes any that is free"),
+        Option("admin_insecure", "ON", "the admin plane needs no TLS, since something else encrypts: on or off"),
         Option("grpc_reflection", "ON", "clients may ask which services there are: on or off"),
         Option("tls_cert", "FILE", "the certificate chain (PEM): TLS on both ports"),
         Option("tls_key", "FILE", "its private key (PEM)"),
@@ -104,6 +112,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("caller_keys", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key"),
     ),
     "logs and traces": (
+        Option("audit_days", "DAYS", "for which the audit trail of a database is kept"),
         Option("log_format", "FORMAT", f"one of {', '.join(LOG_FORMATS)}"),
         Option("log_level", "LEVEL", f"one of {', '.join(LOG_LEVELS)}"),
         Option("log_denials", "N", "lines in a second about refusals by one rule; 0 for none"),
@@ -112,7 +121,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("tracing", "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"),
     ),
 }
-OTHER_VARIABLES = frozenset({"HEADGATE_URL", "HEADGATE_CALLER_KEY"})
+OTHER_VARIABLES = frozenset({"HEADGATE_URL", "HEADGATE_CALLER_KEY", "HEADGATE_ADMIN_KEY", "HEADGATE_ADMIN_URL"})
 """What other commands read."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}

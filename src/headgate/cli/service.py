@@ -166,6 +166,21 @@ def ask(
         NoAnswer: what listens there did not decide; it says why.
     """
     headers = {"content-type": "application/json", **caller_headers(caller_key)}
+    _, body = exchanged(target, "POST", path, msgspec.json.encode(question), headers, tls=tls, timeout=timeout)
+    return body
+
+
+def exchanged(
+    target: Target,
+    method: str,
+    path: str,
+    content: bytes | None,
+    headers: dict[str, str],
+    *,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 5.0,
+) -> tuple[int, bytes]:
+    """Send a request, and return the status and body of an answer that is not a problem; see `ask`."""
     if tls is None:
         connection = HTTPConnection(target.host, target.port, timeout=timeout)
     else:
@@ -175,7 +190,7 @@ def ask(
             connection.connect()
         except OSError as error:
             raise Unreachable(target, error) from None
-        connection.request("POST", path, msgspec.json.encode(question), headers)
+        connection.request(method, path, content, headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES)
         if response.length:
@@ -187,9 +202,9 @@ def ask(
         raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
     finally:
         connection.close()
-    if response.status not in {200, 429}:
+    if response.status not in {200, 201, 204, 429} or (response.status == 429 and method != "POST"):
         raise NoAnswer(_explained(target, response.status, body, response.headers.get("retry-after", "")))
-    return body
+    return response.status, body
 
 
 def _explained(target: Target, status: int, body: bytes, retry_after: str) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from tempfile import TemporaryDirectory
 
+from headgate.cli.admin_plane import ServedAdmin, admin_of
 from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, safe, silence
 from headgate.core.errors import StoreError
 from headgate.observe import logs
@@ -61,8 +62,11 @@ def run(settings: Settings, terminal: Terminal) -> int:
         LiveIdentifier(settings)
     with ExitStack() as stack:
         ports = _ports(settings, stack)
+        admin = admin_of(settings, stack)
+        if admin is not None:
+            settings = admin.settings
         try:
-            _run(settings, ports, _greeting(settings, ports, store, terminal))
+            _run(settings, ports, _greeting(settings, ports, store, terminal, admin), admin)
         except CannotStart as error:
             terminal.complain(f"headgate: {error}")
             return WRONG_USAGE if error.is_usage else NO
@@ -70,9 +74,11 @@ def run(settings: Settings, terminal: Terminal) -> int:
     return OK
 
 
-def _greeting(settings: Settings, ports: list[Port], store: str, terminal: Terminal) -> Callable[[int], None]:
+def _greeting(
+    settings: Settings, ports: list[Port], store: str, terminal: Terminal, admin: ServedAdmin | None
+) -> Callable[[int], None]:
     """Return what says that it serves, given the number of its rules."""
-    numbers = {port.name: port.number for port in ports}
+    numbers = {port.name: port.number for port in (*ports, *([admin.port] if admin else ()))}
     if settings.log_format != LOG_FORMATS[0]:
         return lambda rules: _LOG.info(
             "serving", extra=logs.fields(rules=rules, store=store, workers=settings.workers, **numbers)
@@ -81,7 +87,7 @@ def _greeting(settings: Settings, ports: list[Port], store: str, terminal: Termi
     def prepared() -> Callable[[int], None]:
         from headgate.cli import greeting  # noqa: PLC0415  see this module
 
-        return greeting.prepared(settings, numbers, store, terminal)
+        return greeting.prepared(settings, numbers, store, terminal, admin.begun if admin else None)
 
     ready = prepared() if settings.workers == 1 else None  # now, as requests would wait for it later
 
@@ -95,13 +101,15 @@ def _greeting(settings: Settings, ports: list[Port], store: str, terminal: Termi
     return say
 
 
-def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None]) -> None:
+def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None], admin: ServedAdmin | None) -> None:
     if settings.workers > 1:
+        beside = admin.beside_workers if admin else nullcontext
         with TemporaryDirectory(prefix="headgate-") as folder:
-            asyncio.run(Supervisor(settings, ports, folder, lambda report: serving(report.rules)).run())
+            asyncio.run(Supervisor(settings, ports, folder, lambda report: serving(report.rules), beside).run())
     else:
         sockets = {port.name: port.sockets[0] for port in ports}
-        process.run(process.serve(settings, sockets, lambda node: serving(node.rules)))
+        beside_node = admin.beside_node if admin else None
+        process.run(process.serve(settings, sockets, lambda node: serving(node.rules), beside=beside_node))
 
 
 def _numbers(settings: Settings) -> tuple[tuple[str, int], ...]:

@@ -49,6 +49,10 @@ def fields(**values: str | float | None) -> dict[str, Any]:
     return {_FIELDS: values}
 
 
+_TALKATIVE = ("alembic", "uvicorn")
+"""Libraries that tell of every step."""
+
+
 def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = None) -> logging.Handler:
     """Write all logs of this process to `stream`, by default standard error, and return what does that.
 
@@ -66,6 +70,8 @@ def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = 
         root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     return handler
 
 

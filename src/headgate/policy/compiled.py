@@ -21,6 +21,7 @@ from the outcome is remembered, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -212,6 +213,22 @@ class Policy:
         self._forms: Memory[tuple[Any, ...], _Form] = Memory(MOST)
         self._kinds: Memory[tuple[Any, ...], _Kind] = Memory(MOST)
         self._steps: Memory[tuple[Any, ...], Steps] = Memory(MOST)
+
+    def renewed(self, ruleset: Ruleset, version: int) -> Policy:
+        """Return the policy of another ruleset, of which only users differ: just these are worked out.
+
+        Raises InvalidRule.
+        """
+        before, drafting = self.ruleset.users, Drafting(ruleset.tiers)
+        policy = copy(self)
+        policy.ruleset, policy.version = ruleset, version
+        policy._users = {  # noqa: SLF001  it is one of us
+            name: self._users[name] if before.get(name) is user else self._special(user, drafting)
+            for name, user in ruleset.users.items()
+        }
+        policy._known = self._known | ({USER} if ruleset.users else set())  # noqa: SLF001
+        policy._forms, policy._kinds, policy._steps = Memory(MOST), Memory(MOST), Memory(MOST)  # noqa: SLF001
+        return policy
 
     def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:  # noqa: C901  hot, in one piece
         """Return what is to be done about `request`.

@@ -47,6 +47,9 @@ class LivePolicy(Live[Policy]):
             self.value = self._policy_of(self.value.ruleset, self.value.version)
 
     def _policy_of(self, ruleset: Ruleset, version: int) -> Policy:
+        last: Policy | None = getattr(self, "value", None)  # the first has none before it
+        if last is not None and last.enforcing == self._enforcing and last.ruleset.differs_in_users(ruleset):
+            return last.renewed(ruleset, version)
         policy = Policy(ruleset, version=version, enforcing=self._enforcing)
         for rule in (each.rule for each in policy.rules.values() if each.rule.reset_on_change):
             space, spaces = space_name(rule), self._spaces.setdefault(rule.id, {})

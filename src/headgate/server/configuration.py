@@ -18,6 +18,7 @@ from headgate.policy.envoy import LiveDescriptors
 from headgate.policy.live import LivePolicy, NoRules, rules_file
 from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
+from headgate.policy.snapshot import SnapshotSource, snapshot_folder
 from headgate.server.admission import CALLER_HEADERS, CallerKeys
 from headgate.server.api.forward_auth import LOOPBACK, Identifies
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity
@@ -115,6 +116,8 @@ def rules_of(settings: Settings) -> Source[Ruleset]:
     """Return where the rules come from: the example only where there is nothing else to decide by."""
     if settings.rules:
         return rules_file(settings.rules)
+    if settings.database:
+        return SnapshotSource(snapshot_folder(settings.database, settings.data_dir))
     return NoRules() if settings.envoy_config else rules_file(EXAMPLE)
 
 

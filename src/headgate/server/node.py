@@ -126,6 +126,15 @@ class Node:
         """How many are in force."""
         return len(self._files.rules.value.rules)
 
+    @property
+    def engine(self) -> AsyncEngine:
+        """What decides."""
+        return self._engine
+
+    def hot_keys(self) -> bytes:
+        """Return the keys that are asked about and refused most, as JSON."""
+        return self._recorder.hot_keys()
+
     async def open(self, sockets: Mapping[str, socket]) -> None:
         """Serve on sockets that are bound, by what is spoken there: "http" and "grpc".
 

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from socket import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +47,7 @@ async def serve(
     slot: int = 0,
     folder: str = "",
     orphaned: asyncio.Event | None = None,
+    beside: Callable[[Node], AbstractAsyncContextManager[object]] | None = None,
 ) -> None:
     """Serve until a signal says otherwise, then drain.
 
@@ -56,6 +58,7 @@ async def serve(
         slot: which of the workers this is.
         folder: where the workers share what they measure; empty if this process is alone.
         orphaned: set when the supervisor is gone, which is a reason to drain as well.
+        beside: what else runs while the node serves.
     """
     from headgate.server.node import Node  # noqa: PLC0415  takes time to load, and a supervisor does not serve
 
@@ -74,8 +77,9 @@ async def serve(
     try:
         handle_signals(loop, stop, node.reload, enforce)  # now: when it listens, a signal must not cut off a request
         if await _done_before(drain, node.open(sockets)):
-            serving(node)
-            await _first_of(drain, orphaned)
+            async with beside(node) if beside else nullcontext():
+                serving(node)
+                await _first_of(drain, orphaned)
         if orphaned is None:  # else the supervisor has said so, unless it is gone
             _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
         elif orphaned.is_set() and not drain.is_set():

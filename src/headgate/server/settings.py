@@ -38,6 +38,12 @@ class Settings:
 
     rules: str = ""
     """A file, which is watched; empty for the example that comes with the package, or with `envoy_config` for none."""
+    database: str = field(default="", repr=False)
+    """The URL of a database that has the rules, instead of a file. It may have a password, so it is not shown."""
+    data_dir: str = ""
+    """A folder for the last good rules of a database; empty for one in the home of the user."""
+    audit_days: int = 90
+    """How long the audit trail is kept."""
     enforcement: bool = True
     """Whether limits refuse; if not, every rule is a shadow. SIGUSR1 turns it off, SIGUSR2 on."""
     envoy_config: str = ""
@@ -63,6 +69,12 @@ class Settings:
     http_port: int = 8080
     """0 takes any that is free."""
     grpc_port: int = 8081
+    admin_host: str = "127.0.0.1"
+    """Where the admin plane listens."""
+    admin_port: int = 8082
+    """0 takes any that is free."""
+    admin_insecure: bool = False
+    """Whether the admin plane may listen on other addresses than those of this machine without TLS."""
     grpc_reflection: bool = True
     """Whether the server tells clients which services it has."""
     tls_cert: str = ""
@@ -109,8 +121,9 @@ class Settings:
     """Whether every request has a span, sent where OpenTelemetry's own variables say."""
 
     def __post_init__(self) -> None:
-        for name in ("http_port", "grpc_port"):
+        for name in ("http_port", "grpc_port", "admin_port"):
             _whole(self, name, 0, 65_535)
+        _whole(self, "audit_days", 1, 36_500)
         _whole(self, "workers", 1, MAX_WORKERS)
         _whole(self, "nodes", 1, 10_000)
         _whole(self, "deny_status", 400, 599)
@@ -129,12 +142,21 @@ class Settings:
             raise InvalidSetting("drain_seconds", f"seconds from 0 to 3600, not {self.drain_seconds:g}")
         if self.http_port and self.http_port == self.grpc_port:
             raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
+        if self.admin_port and self.admin_port in {self.http_port, self.grpc_port}:
+            raise InvalidSetting("admin_port", f"port {self.admin_port} is in use already: take another one")
+        if self.rules and self.database:
+            raise InvalidSetting(
+                "database",
+                "rules come from a file or from a database. To bring those of the file into the database: "
+                f"headgate rules apply {self.rules} --database URL",
+            )
         if self.workers > 1 and not self.is_shared:
             raise InvalidSetting(
                 "workers",
                 f"{self.workers} workers need a store that they share: in memory each would count on its own, and "
                 f"{self.workers} times the limit would pass. Use --store redis://HOST:6379/0, or --workers 1",
             )
+        self._check_admin()
         self._check_tls()
         self._check_files()
         for network in self.trusted_proxies:
@@ -171,6 +193,19 @@ class Settings:
     def shares(self) -> int:
         """How many processes share the limits, over all nodes."""
         return self.workers * self.nodes
+
+    def _check_admin(self) -> None:
+        if not (self.is_local_admin or self.tls_cert or self.admin_insecure):
+            raise InvalidSetting(
+                "admin_host",
+                f"on {self.admin_host} others could listen to what is said, keys included: give --tls-cert and "
+                "--tls-key, or, where something else encrypts, --admin-insecure on",
+            )
+
+    @property
+    def is_local_admin(self) -> bool:
+        """Whether only this machine reaches the admin plane."""
+        return self.admin_host in {"localhost", "::1"} or self.admin_host.startswith("127.")
 
     def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):

@@ -27,7 +27,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -75,11 +75,18 @@ class Supervisor:
         ports: what to listen on; there is a socket for each worker in each.
         folder: where the workers share what they measure.
         serving: called once, when all workers serve, with what one of them reported.
+        beside: what else runs, in this process, while the workers serve.
     """
 
     def __init__(
-        self, settings: Settings, ports: Sequence[Port], folder: str, serving: Callable[[Report], object]
+        self,
+        settings: Settings,
+        ports: Sequence[Port],
+        folder: str,
+        serving: Callable[[Report], object],
+        beside: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
+        self._beside = beside
         self._settings, self._ports, self._folder, self._serving = settings, ports, folder, serving
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = asyncio.Event()
@@ -91,7 +98,7 @@ class Supervisor:
         handle_signals(asyncio.get_running_loop(), self._stop, self._reload, self._enforce)
         refusals: Sequence[BaseException] = ()
         try:
-            async with asyncio.TaskGroup() as slots:
+            async with self._beside(), asyncio.TaskGroup() as slots:
                 for slot in range(self._settings.workers):
                     slots.create_task(self._tend(slot))
         except* CannotStart as group:

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
+from headgate.server.configuration import EXAMPLE
 from tests.servers import _LAUNCHER, until
 
 CHECK = "/api/v1/rate-limit/check"
@@ -28,6 +29,12 @@ SECONDS = 60
 """How long a test waits for what should come soon."""
 PATIENCE = 10
 """How long a service may take to end at once."""
+
+
+def _rules(options: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Return where the rules are, if nobody says: in the example, without a database."""
+    given = {"--rules", "--database", "--envoy-config"} & set(options)
+    return () if given or {"HEADGATE_RULES", "HEADGATE_DATABASE"} & set(environment) else ("--rules", str(EXAMPLE))
 
 
 class Service:
@@ -52,7 +59,8 @@ class Service:
         self.out, self.err = out or folder / "out", folder / "err"
         self.kept = "", ""
         """What it said and complained, where its folder is gone."""
-        command = [sys.executable, *program, "serve", "--http-port", "0", "--grpc-port", "0", *options]
+        ports = ("--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
+        command = [sys.executable, *program, "serve", *ports, *_rules(options, environment or {}), *options]
         if protector := shutil.which("setpriv"):
             command = [protector, "--pdeathsig", "TERM", *command]
         with self.out.open("wb") as said, self.err.open("wb") as err:

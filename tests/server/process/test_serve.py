@@ -32,7 +32,7 @@ def test_it_says_where_it_listens_and_what_it_has_and_what_it_suggests_works_ver
     with service() as found:
         found.started()
         assert f"http://127.0.0.1:{found.http_port}" in found.said
-        assert "2, an example; --rules FILE for your own" in found.said
+        assert "rules  2, from " in found.said
         assert "memory, for this process alone" in found.said
         answer = json.loads(subprocess.run(found.trial, capture_output=True, check=True).stdout)
         assert answer["allowed"]

@@ -1,0 +1,158 @@
+"""The audit trail: who changed what, when, from what to what, and why.
+
+Entries are only ever appended, each with the digest of the one before it, so that an entry that was changed, removed
+or slipped in later shows: its digest, or the next one's, does not fit. Entries older than the retention are removed
+from the beginning, where the chain then starts with the last digest removed.
+
+Whoever may write to the database can also compute a whole new chain, or cut off its end. That shows only beside a
+digest that is kept elsewhere: `verify` says the last one, and accepts one that must be in the chain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.tables import audit, audit_start
+from headgate.admin.tables import revision as revision_table
+
+RETENTION_DAYS = 90
+_PAGE = 1000
+_DAY_US = 86_400_000_000
+
+
+class Actor(NamedTuple):
+    """Who does something, and all that is known of why."""
+
+    name: str
+    """The name of the key, or who ran the command."""
+    request_id: str = ""
+    reason: str = ""
+
+
+class AuditEntry(NamedTuple):
+    """One change, as it is to be recorded."""
+
+    action: str
+    """create, update or delete; of keys also use_up and the like."""
+    kind: str
+    subject: str
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+
+
+class AuditChain(NamedTuple):
+    """What `verify` found."""
+
+    entries: int
+    """How many there are."""
+    last: str
+    """The digest of the last one: note it elsewhere to find later that entries at the end are missing."""
+    fault: str = ""
+    """What does not fit; empty if all does."""
+
+
+async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: Actor, revision: int, now: int) -> None:
+    """Add entries, in the transaction of the change itself, which has made sure that no other writes meanwhile."""
+    sequence, previous = await _end(connection)
+    rows = []
+    for entry in entries:
+        sequence += 1
+        row = {
+            "sequence": sequence,
+            "at": now,
+            "actor": actor.name,
+            **entry._asdict(),
+            "request_id": actor.request_id,
+            "reason": actor.reason,
+            "revision": revision,
+            "previous": previous,
+        }
+        previous = row["digest"] = digest_of(row)
+        rows.append(row)
+    if rows:
+        await connection.execute(insert(audit), rows)
+
+
+async def revision_of(connection: AsyncConnection) -> int:
+    """Return the revision that is in force."""
+    number: int = (await connection.execute(select(revision_table.c.number))).scalar_one()
+    return number
+
+
+async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
+    """Go through the whole chain; `contains` is a digest that must be in it, if given."""
+    start = (await connection.execute(select(audit_start))).one()
+    sequence, previous, count = start.sequence, start.digest, 0
+    missing = bool(contains) and contains != previous
+    async for row in _rows(connection):
+        sequence += 1
+        if row["sequence"] != sequence:
+            return AuditChain(count, previous, f"entries {sequence} to {row['sequence'] - 1} are missing")
+        if row["previous"] != previous or digest_of(row) != row["digest"]:
+            return AuditChain(count, previous, f"entry {sequence} was changed, or one before it was")
+        previous, count = row["digest"], count + 1
+        missing = missing and contains != previous
+    fault = f"the digest {contains:.64} is not in the chain: entries at its end were removed or replaced" * missing
+    return AuditChain(count, previous, fault)
+
+
+async def page(
+    connection: AsyncConnection, filters: Mapping[str, Any], offset: int, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Return some entries, the newest first, and how many there are.
+
+    `filters` are values of actor, action, kind and subject, and `since` and `until`, in microseconds since the epoch.
+    """
+    conditions = [audit.c[name] == value for name, value in filters.items() if name not in {"since", "until"}]
+    if "since" in filters:
+        conditions.append(audit.c.at >= filters["since"])
+    if "until" in filters:
+        conditions.append(audit.c.at < filters["until"])
+    some = select(audit).where(*conditions).order_by(audit.c.sequence.desc()).offset(offset).limit(limit)
+    total = (await connection.execute(select(func.count()).select_from(audit).where(*conditions))).scalar_one()
+    return [dict(row) for row in (await connection.execute(some)).mappings()], total
+
+
+async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAYS) -> int:
+    """Remove entries that are older than so many days; says how many."""
+    oldest = select(func.max(audit.c.sequence)).where(audit.c.at < now - days * _DAY_US)
+    last = (await connection.execute(oldest)).scalar()
+    if last is None:
+        return 0
+    digest = (await connection.execute(select(audit.c.digest).where(audit.c.sequence == last))).scalar_one()
+    removed = await connection.execute(delete(audit).where(audit.c.sequence <= last))
+    await connection.execute(update(audit_start).values(sequence=last, digest=digest))
+    return removed.rowcount
+
+
+def digest_of(row: Mapping[str, Any]) -> str:
+    """Return the digest of an entry: of all its fields, and of the digest before it."""
+    fields = {name: row[name] for name in audit.c.keys() if name != "digest"}  # noqa: SIM118  a collection of columns
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return sha256(text.encode()).hexdigest()
+
+
+async def _end(connection: AsyncConnection) -> tuple[int, str]:
+    newest = select(audit.c.sequence, audit.c.digest).order_by(audit.c.sequence.desc()).limit(1)
+    row = (await connection.execute(newest)).one_or_none()
+    if row is None:
+        row = (await connection.execute(select(audit_start.c.sequence, audit_start.c.digest))).one()
+    return row.sequence, row.digest
+
+
+async def _rows(connection: AsyncConnection) -> AsyncIterator[dict[str, Any]]:
+    last = -1
+    while True:
+        page = select(audit).where(audit.c.sequence > last).order_by(audit.c.sequence).limit(_PAGE)
+        rows = (await connection.execute(page)).mappings().all()
+        for row in rows:
+            yield dict(row)
+        if len(rows) < _PAGE:
+            return
+        last = rows[-1]["sequence"]

@@ -1,0 +1,255 @@
+"""The admin database: opening it, its schema, and what its errors mean.
+
+SQLite is a file on this machine, PostgreSQL a server that a fleet shares. Both are asked through the same tables
+(`headgate.admin.tables`) and give the same promises: a transaction happens as a whole or not at all, and those that
+write happen one after the other.
+
+::
+
+    DatabaseError            the database could not do it; the message says what would help
+    |- DatabaseUnavailable   it cannot be reached, or is too slow: later it may
+    |- DatabaseReadOnly      it takes no changes: read-only, a standby, or its disk is full
+    '- SchemaMismatch        its tables are not those of this version: upgrade one of the two
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Self
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, event, select
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from headgate.admin.tables import metadata, revision
+from headgate.core.errors import HeadgateError, UsageError
+
+PATIENCE = 5.0
+"""Seconds that a connection, a lock or an answer may take."""
+_FORMS = "sqlite:///headgate.db, or postgresql://user:password@host/database"
+_WRITING = "headgate_writing"
+
+
+class DatabaseError(HeadgateError):
+    """The database could not do it."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database cannot be reached, or does not answer in time."""
+
+
+class DatabaseReadOnly(DatabaseError):
+    """The database accepts no changes."""
+
+
+class SchemaMismatch(DatabaseError):
+    """The tables are those of another version of Headgate."""
+
+
+class Database:
+    """An admin database.
+
+    Args:
+        url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
+
+    Nothing is connected yet; `open` does that, and upgrades an empty database. Raises UsageError for another URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = _url(url)
+        self.name = self._url.render_as_string(hide_password=True)
+        """The URL without its password, for messages."""
+        self.is_sqlite = self._url.get_backend_name() == "sqlite"
+        options: dict[str, Any] = {"pool_pre_ping": not self.is_sqlite}
+        if self.is_sqlite:
+            self._url = self._url.set(drivername="sqlite+aiosqlite")
+            options |= {"poolclass": NullPool, "connect_args": {"timeout": PATIENCE}}
+        else:
+            self._url = self._url.set(drivername="postgresql+asyncpg")
+            options |= {
+                "pool_size": 5,
+                "pool_timeout": PATIENCE,
+                "connect_args": {"timeout": PATIENCE, "command_timeout": 2 * PATIENCE},
+            }
+        self._engine = create_async_engine(self._url, **options)
+        if self.is_sqlite:
+            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """Return a database whose tables are those of this version; an empty one gets them.
+
+        Raises SchemaMismatch for another version's tables, and DatabaseError where it cannot be asked.
+        """
+        database = cls(url)
+        try:
+            if await database.schema() is None:
+                await database.upgrade()
+            await database.check_schema()
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """Ask, in one transaction. Raises DatabaseError."""
+        async with self._begun(self._engine.connect()) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """Change, in one transaction, which is undone if the block raises. Raises DatabaseError."""
+        async with self._begun(self._engine.connect(), writing=True) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[AsyncConnection]:
+        """Keep a connection, without a transaction. Raises DatabaseError."""
+        with _translated(self.name):
+            async with self._engine.connect() as connection:
+                yield connection
+
+    @property
+    def dsn(self) -> str:
+        """The URL with its password, for the driver of PostgreSQL."""
+        return self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    @asynccontextmanager
+    async def exclusively(self, *, dry_run: bool = False) -> AsyncIterator[AsyncConnection]:
+        """Change, in one transaction, while nobody else does; undo all of it at the end if it is only tried."""
+        async with self.writing() as connection:
+            if not self.is_sqlite:  # there, whoever writes is alone from the beginning
+                await connection.execute(select(revision.c.number).with_for_update())
+            yield connection
+            if dry_run:
+                await connection.rollback()
+
+    @asynccontextmanager
+    async def _begun(self, connecting: AsyncConnection, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
+        with _translated(self.name):
+            async with connecting as connection:
+                await connection.execution_options(**{_WRITING: writing})
+                async with connection.begin():
+                    yield connection
+
+    async def schema(self) -> str | None:
+        """Return which version the tables are of; None for an empty database."""
+        async with self.reading() as connection:
+            return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
+
+    async def check_schema(self) -> None:
+        """Raise SchemaMismatch unless the tables are those of this version."""
+        found, known = await self.schema(), _scripts()
+        if found == known.get_current_head():
+            return
+        if found is None or found in {script.revision for script in known.walk_revisions()}:
+            raise SchemaMismatch(f"{self.name}: its tables are of an older version: headgate database upgrade")
+        raise SchemaMismatch(f"{self.name}: its tables are of a newer version of Headgate than this: upgrade Headgate")
+
+    async def upgrade(self, target: str = "head") -> None:
+        """Bring the tables to this version, or another: as a whole, or, if anything fails, not at all."""
+        await self._migrate(target, downgrade=False)
+
+    async def downgrade(self, target: str) -> None:
+        """Bring the tables back to an earlier version, ``"base"`` for none."""
+        await self._migrate(target, downgrade=True)
+
+    async def _migrate(self, target: str, *, downgrade: bool) -> None:
+        scripts = _scripts()
+
+        def migrate(connection: Connection) -> None:
+            steps = scripts._downgrade_revs if downgrade else scripts._upgrade_revs  # noqa: SLF001  as Alembic's own commands do
+            context = EnvironmentContext(Config(), scripts, fn=lambda found, _: steps(target, found))
+            with context:
+                context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+                context.run_migrations()
+
+        async with self.writing() as connection:
+            await connection.run_sync(migrate)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+
+def _url(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise UsageError(f"not the URL of a database: expected {_FORMS}") from None
+    if url.drivername in {"postgres", "postgresql", "postgresql+asyncpg"} and url.database:
+        return url.set(drivername="postgresql")
+    if url.drivername == "sqlite" and url.database:
+        if url.database != ":memory:" and not Path(url.database).absolute().parent.is_dir():
+            raise UsageError(f"{text}: the folder {Path(url.database).parent} does not exist")
+        return url
+    raise UsageError(f"{url.render_as_string(hide_password=True)} is not the URL of a database: expected {_FORMS}")
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(files("headgate.admin") / "migrations"))
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where we say, and tables are created in them
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={int(PATIENCE * 1000)}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Begin. Who will write waits here for others who do: a lock that is taken later may be refused."""
+    writing = connection.get_execution_options().get(_WRITING)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+class _translated:  # noqa: N801  used as a function
+    """Turn what the drivers raise into errors that say what would help."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DBAPIError):
+            raise _error(self._name, error) from error
+        if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
+            raise DatabaseUnavailable(f"{self._name}: cannot be reached: {error or 'no answer in time'}") from error
+        if isinstance(error, json.JSONDecodeError):
+            raise DatabaseError(f"{self._name}: a row is damaged: {error}") from error
+        if isinstance(error, SQLAlchemyError):
+            raise DatabaseUnavailable(f"{self._name}: {_first_line(error)}") from error
+
+
+_READ_ONLY = ("readonly", "read-only", "disk is full", "disk full", "could not extend", "no space left")
+_AWAY = ("unable to open", "locked", "connect", "shutting down", "starting up", "timeout", "closed", "terminat")
+
+
+def _error(name: str, error: DBAPIError) -> DatabaseError:
+    said = _first_line(error.orig or error)
+    low = said.lower()
+    if any(word in low for word in _READ_ONLY):
+        return DatabaseReadOnly(f"{name}: accepts no changes: {said}")
+    if error.connection_invalidated or any(word in low for word in _AWAY):
+        return DatabaseUnavailable(f"{name}: cannot be reached: {said}")
+    return DatabaseError(f"{name}: {said}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

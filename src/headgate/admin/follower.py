@@ -1,0 +1,249 @@
+"""Following a database: what changes there reaches the workers of this service, by the files that they read.
+
+One process of a service follows, whatever the number of its workers. PostgreSQL says when something has changed;
+SQLite has a counter that tells. Behind both, the revision is looked at every few seconds, so that a lost word costs
+seconds, not a change.
+
+While the database is away, what is in the files stays in force, and the service says so. What is in the database but
+cannot be used, such as a row that somebody wrote by hand, changes nothing either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+from sqlalchemy import delete, insert, select, text, update
+
+from headgate.admin.catalog import CHANNEL, Catalog
+from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
+from headgate.admin.tables import nodes
+from headgate.core.errors import InvalidRule
+from headgate.policy.loading import from_data
+from headgate.policy.snapshot import WHOLE, SnapshotWriter, Whole
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks at the revision of a database that tells by itself."""
+COUNTER_EVERY = 0.1
+"""Seconds between two looks at SQLite's counter of changes."""
+REPORT_EVERY = 5.0
+"""Seconds between two reports of a node."""
+GONE_AFTER_US = 60_000_000
+"""A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
+_FORGOTTEN_AFTER_US = 3_600_000_000
+_LONGEST_PAUSE = 5.0
+_LOG = logging.getLogger("headgate.admin")
+
+
+class NodeStatus(NamedTuple):
+    """A service that follows the database."""
+
+    id: str
+    host: str
+    process: int
+    started_at: int
+    seen_at: int
+    revision: int
+    error: str
+    """Why it does not run a newer revision; empty if it runs the newest one it knows."""
+
+
+class Follower:
+    """Keeps a folder as the database is.
+
+    Args:
+        catalog: of the database.
+        folder: see `headgate.policy.snapshot`.
+        clock: what time it is, in microseconds since the epoch; for tests.
+    """
+
+    def __init__(self, catalog: Catalog, folder: Path, clock: Callable[[], int] | None = None) -> None:
+        self._catalog, self._database, self._folder = catalog, catalog.database, folder
+        self._now = clock or (lambda: time.time_ns() // 1000)
+        self._writer = SnapshotWriter(folder, self._database.name)
+        self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), self._now(), 0, 0, "")
+
+    @property
+    def revision(self) -> int:
+        """The revision that is in the files."""
+        return self._status.revision
+
+    @property
+    def error(self) -> str:
+        """Why that is not the newest one; empty if it is, as far as is known."""
+        return self._status.error
+
+    async def begin(self) -> None:
+        """Bring the files up to date, or, if the database is away, find them as they were left.
+
+        Raises:
+            DatabaseError: the database is away, and there are no files.
+            InvalidRule: what it has cannot be used, and there are no files.
+        """
+        try:
+            await self._take(await self._catalog.document())
+        except (DatabaseError, InvalidRule) as error:
+            if not (self._folder / WHOLE).exists():
+                raise
+            self.resume()
+            self._failed(error)
+
+    def resume(self) -> None:
+        """Go on with the files as they are. Raises InvalidRule."""
+        self._status = self._status._replace(revision=self._writer.resume())
+
+    async def run(self) -> None:
+        """Follow, without end."""
+        reporting = asyncio.ensure_future(self._report())
+        try:
+            pause = 0.1
+            while True:
+                try:
+                    async with _feed(self._database) as feed:
+                        await self._follow(feed)
+                except (DatabaseError, InvalidRule) as error:
+                    self._failed(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                else:
+                    pause = 0.1
+        finally:
+            reporting.cancel()
+
+    async def _follow(self, feed: _Feed) -> None:
+        while not feed.ended:
+            feed.news.clear()
+            await self._catch_up()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await feed.news.wait()
+
+    async def _catch_up(self) -> None:
+        """Take what is new. Raises DatabaseError, InvalidRule."""
+        changes = await self._catalog.changed_since(self.revision)
+        if changes is None:
+            await self._take(await self._catalog.document())
+        elif changes.revision != self.revision:
+            if any(change.kind != "user" for change in changes.changes):
+                whole = await self._catalog.document()
+                await self._check(whole)
+            if await asyncio.to_thread(self._writer.append, changes):
+                self._succeeded(changes.revision)
+            else:
+                await self._take(await self._catalog.document())
+        else:
+            self._succeeded(changes.revision)
+
+    async def _take(self, whole: Whole) -> None:
+        await self._check(whole)
+        await asyncio.to_thread(self._writer.write, whole)
+        self._succeeded(whole.revision)
+
+    async def _check(self, whole: Whole) -> None:
+        """Raise InvalidRule unless the rules can be used."""
+        await asyncio.to_thread(from_data, whole.document, name=f"{self._database.name}, revision {whole.revision}")
+
+    def _succeeded(self, revision: int) -> None:
+        if revision != self.revision or self.error:
+            _LOG.info("%s: revision %d is in force", self._database.name, revision)
+        self._status = self._status._replace(revision=revision, error="")
+
+    def _failed(self, error: Exception) -> None:
+        said = str(error).replace("\n", "; ")
+        if said != self.error:
+            _LOG.error("revision %d stays in force: %s", self.revision, said)
+        self._status = self._status._replace(error=said)
+
+    async def _report(self) -> None:
+        """Say, now and then, which revision this service runs."""
+        while True:
+            with suppress(DatabaseError):  # it is said elsewhere that the database is away
+                await _register(self._database, self._status._replace(seen_at=self._now()))
+            await asyncio.sleep(REPORT_EVERY)
+
+
+async def nodes_of(database: Database, now: int) -> list[NodeStatus]:
+    """Return the services that follow a database. Raises DatabaseError."""
+    lately = select(nodes).where(nodes.c.seen_at > now - GONE_AFTER_US).order_by(nodes.c.host, nodes.c.started_at)
+    async with database.reading() as connection:
+        return [NodeStatus(**row) for row in (await connection.execute(lately)).mappings()]
+
+
+async def _register(database: Database, status: NodeStatus) -> None:
+    values = status._asdict()
+    async with database.writing() as connection:
+        known = await connection.execute(update(nodes).where(nodes.c.id == status.id).values(**values))
+        if not known.rowcount:
+            await connection.execute(insert(nodes).values(**values))
+            await connection.execute(delete(nodes).where(nodes.c.seen_at < status.seen_at - _FORGOTTEN_AFTER_US))
+
+
+class _Feed:
+    """Tells that something has changed."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.ended = False
+        """Whether it tells nothing any more."""
+
+    def end(self, *_: object) -> None:
+        """Tell the last news: that it has ended."""
+        self.ended = True
+        self.news.set()
+
+
+@asynccontextmanager
+async def _feed(database: Database) -> AsyncIterator[_Feed]:
+    """Tell of changes for as long as the block lasts. Raises DatabaseError."""
+    feed = _Feed()
+    async with _counting(database, feed) if database.is_sqlite else _listening(database, feed):
+        yield feed
+
+
+@asynccontextmanager
+async def _counting(database: Database, feed: _Feed) -> AsyncIterator[None]:
+    counting = asyncio.ensure_future(_count(database, feed))
+    counting.add_done_callback(feed.end)
+    try:
+        yield
+    finally:
+        counting.cancel()
+        with suppress(asyncio.CancelledError, DatabaseError):
+            await counting
+
+
+async def _count(database: Database, feed: _Feed) -> None:
+    """Look at the counter that SQLite keeps of what other connections have changed."""
+    last: Any = None
+    async with database.connected() as connection:
+        while True:
+            seen = (await connection.execute(text("PRAGMA data_version"))).scalar()
+            await connection.rollback()
+            if seen != last:
+                last = seen
+                feed.news.set()
+            await asyncio.sleep(COUNTER_EVERY)
+
+
+@asynccontextmanager
+async def _listening(database: Database, feed: _Feed) -> AsyncIterator[None]:
+    try:
+        connection = await asyncpg.connect(database.dsn, timeout=PATIENCE, command_timeout=PATIENCE)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DatabaseUnavailable(f"{database.name}: cannot be reached: {error}") from error
+    try:
+        connection.add_termination_listener(feed.end)
+        await connection.add_listener(CHANNEL, lambda *_: feed.news.set())
+        yield
+    finally:
+        with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await connection.close(timeout=1)

@@ -1,0 +1,201 @@
+"""API keys: who may ask the admin plane for what, and the decision plane at all.
+
+A key is a text such as ``hg_4f9a2c81d07b_pQ...``: an id, by which it is found, and a secret of 256 random bits, of
+which only a digest is kept. So a key is shown once, when it is made, and neither the database nor a log gives it away.
+(A slow digest, as for passwords, would gain nothing: nobody guesses 256 bits.)
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from sqlalchemy import insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin import audit
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import UnknownObject
+from headgate.admin.database import Database
+from headgate.admin.tables import api_keys, revision
+from headgate.core.errors import UsageError
+
+LAST_USE_EVERY_US = 60_000_000
+"""The time of a key's last use is noted at most so often."""
+_SHAPE = re.compile(r"hg_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+_GIVEN = re.compile(r"[\x21-\x7e]{16,256}")
+_GIVEN_ID = "environment"
+
+
+class Role(StrEnum):
+    """What a key is good for. Each role of the admin plane may do all that the ones before it may."""
+
+    CHECK = "check"
+    """Asking the decision plane; nothing of the admin plane."""
+    VIEWER = "viewer"
+    """Reading everything but keys."""
+    EDITOR = "editor"
+    """Changing rules, tiers, users and settings, and resetting limits."""
+    ADMIN = "admin"
+    """Keys, too."""
+
+    def includes(self, other: Role) -> bool:
+        """Whether this role may do what needs the `other` one."""
+        if Role.CHECK in {self, other}:
+            return self is other
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(other)
+
+
+class ApiKey(NamedTuple):
+    """All that is known of a key: not the key itself."""
+
+    id: str
+    name: str
+    role: Role
+    created_at: int
+    created_by: str
+    expires_at: int | None
+    last_used_at: int | None
+    revoked_at: int | None
+
+    def is_good(self, now: int) -> bool:
+        """Whether it opens anything, at a time in microseconds since the epoch."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class NewKey(NamedTuple):
+    """A key that was just made, and the only time that it is shown."""
+
+    key: ApiKey
+    text: str
+
+
+_COLUMNS = [api_keys.c[name] for name in ApiKey._fields]
+
+
+class ApiKeys:
+    """The keys of a database.
+
+    Args:
+        database: where their digests are kept; None: nowhere, so that there is only the one that is given.
+        given: a key that the operator has set (``HEADGATE_ADMIN_KEY``): it is an admin's, and is kept nowhere.
+        clock: what time it is, in microseconds since the epoch; for tests.
+    """
+
+    def __init__(self, database: Database | None, given: str = "", clock: Callable[[], int] | None = None) -> None:
+        if given and not _GIVEN.fullmatch(given):
+            raise UsageError("HEADGATE_ADMIN_KEY must have 16 to 256 characters, printable ASCII without spaces")
+        self._database = database
+        self._given = _digest(given) if given else ""
+        self._now = clock or (lambda: time.time_ns() // 1000)
+
+    async def find(self, text: str) -> ApiKey | None:
+        """Return the key that this text is, if it is one that is still good. Raises DatabaseError."""
+        now = self._now()
+        if self._given and hmac.compare_digest(_digest(text), self._given):
+            return ApiKey(_GIVEN_ID, _GIVEN_ID, Role.ADMIN, 0, _GIVEN_ID, None, None, None)
+        if self._database is None:
+            return None
+        parts = _SHAPE.fullmatch(text)
+        wanted = parts[1] if parts else ""
+        async with self._kept().reading() as connection:
+            found = select(*_COLUMNS, api_keys.c.digest).where(api_keys.c.id == wanted)
+            row = (await connection.execute(found)).one_or_none()
+        known = hmac.compare_digest(_digest(text), row.digest if row else "0" * 64)  # as long for ids that do not exist
+        if row is None or not known:
+            return None
+        key = _key(row)
+        if not key.is_good(now):
+            return None
+        if key.last_used_at is None or key.last_used_at < now - LAST_USE_EVERY_US:
+            await self._note_use(key, now)
+        return key
+
+    async def create(self, name: str, role: Role, actor: Actor, *, expires_at: int | None = None) -> NewKey:
+        """Make a key. Its text is in the answer, and nowhere else."""
+        now = self._now()
+        if not 0 < len(name) <= 128 or not name.isprintable():
+            raise UsageError("the name of a key has 1 to 128 printable characters")
+        if expires_at is not None and expires_at <= now:
+            raise UsageError("a key cannot end before it begins: expires_at is in the past")
+        text = f"hg_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
+        key = ApiKey(text[3:15], name, role, now, actor.name, expires_at, None, None)
+        async with self._kept().exclusively() as connection:
+            await connection.execute(insert(api_keys).values(**key._asdict(), digest=_digest(text)))
+            await self._record(connection, audit.AuditEntry("create", "key", key.id, None, _shown(key)), actor)
+        return NewKey(key, text)
+
+    async def rotate(self, name: str, actor: Actor, *, overlap_us: int = 0) -> NewKey:
+        """Replace a key, by its id, by another of its name and role; the old one is good for `overlap_us` more."""
+        old = await self.get(name)
+        new = await self.create(old.name, old.role, actor, expires_at=old.expires_at)
+        await self._end(old, actor, self._now() + overlap_us)
+        return new
+
+    async def revoke(self, name: str, actor: Actor) -> None:
+        """End a key, by its id, at once. Raises UnknownObject."""
+        await self._end(await self.get(name), actor, None)
+
+    async def get(self, name: str) -> ApiKey:
+        """Return what is known of a key, by its id. Raises UnknownObject."""
+        async with self._kept().reading() as connection:
+            row = (await connection.execute(select(*_COLUMNS).where(api_keys.c.id == name))).one_or_none()
+        if row is None:
+            raise UnknownObject(f"there is no key {name!r:.40}")
+        return _key(row)
+
+    async def all(self) -> list[ApiKey]:
+        """Return what is known of all keys, the oldest first."""
+        async with self._kept().reading() as connection:
+            rows = await connection.execute(select(*_COLUMNS).order_by(api_keys.c.created_at, api_keys.c.id))
+            return [_key(row) for row in rows]
+
+    async def first(self) -> NewKey | None:
+        """Make an admin's key if there has never been any, and the operator has not set one; None otherwise."""
+        if self._given or await self.all():
+            return None
+        return await self.create("first", Role.ADMIN, Actor("start-up"))
+
+    def _kept(self) -> Database:
+        if self._database is None:
+            raise UnknownObject("there is no database, and so no key but the one in HEADGATE_ADMIN_KEY")
+        return self._database
+
+    async def _end(self, key: ApiKey, actor: Actor, at: int | None) -> None:
+        now = self._now()
+        if key.revoked_at is not None:
+            return
+        ended = key._replace(revoked_at=now) if at is None or at <= now else key._replace(expires_at=at)
+        async with self._kept().exclusively() as connection:
+            values = {"revoked_at": ended.revoked_at, "expires_at": ended.expires_at}
+            await connection.execute(update(api_keys).where(api_keys.c.id == key.id).values(**values))
+            await self._record(connection, audit.AuditEntry("revoke", "key", key.id, _shown(key), _shown(ended)), actor)
+
+    async def _note_use(self, key: ApiKey, now: int) -> None:
+        older = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < now - LAST_USE_EVERY_US)
+        async with self._kept().writing() as connection:
+            await connection.execute(update(api_keys).where(api_keys.c.id == key.id, older).values(last_used_at=now))
+
+    async def _record(self, connection: AsyncConnection, entry: audit.AuditEntry, actor: Actor) -> None:
+        number = (await connection.execute(select(revision.c.number))).scalar_one()
+        await audit.append(connection, [entry], actor, number, self._now())
+
+
+def _key(row: Any) -> ApiKey:
+    key = ApiKey(*[getattr(row, name) for name in ApiKey._fields])
+    return key._replace(role=Role(key.role))
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _shown(key: ApiKey) -> dict[str, object]:
+    return {"name": key.name, "role": str(key.role), "expires_at": key.expires_at, "revoked_at": key.revoked_at}

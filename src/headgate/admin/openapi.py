@@ -1,0 +1,120 @@
+"""The OpenAPI document of both planes: what Litestar knows of the admin routes, the forms of rules, and examples."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from litestar import Litestar
+
+from headgate.policy.forms import rules_schema
+
+Json = dict[str, Any]
+_ERRORS = {
+    400: "Something in the request is not acceptable; nothing was changed.",
+    401: "There is no key, or it is not good.",
+    403: "The role of the key is not enough.",
+    404: "It does not exist.",
+    405: "The path is asked with another method.",
+    409: "It exists already, or the rules are in a file.",
+    412: "It is of another version by now.",
+    413: "The body is too large.",
+    429: "This key, or this address, asks too often.",
+    503: "The database cannot be asked; decisions go on.",
+}
+_EXAMPLES: Json = {
+    "rule": {"id": "orders-user", "endpoint": "/api/v1/orders/**", "methods": ["POST"], "limit": 100, "window": "1m"},
+    "tier": {"orders-user": {"limit": 1000}},
+    "setting": "premium",
+    "override": {"rule_id": "orders-user", "limit": 5000, "until": "2030-01-01T00:00:00Z"},
+    "file": "version: 1\nrules:\n  - {id: orders-user, limit: 100, window: 1m}\n",
+}
+_CHECK: Json = {
+    "principal": {"user": "u1", "ip": "203.0.113.9"},
+    "endpoint": "/api/v1/orders",
+    "method": "POST",
+    "cost": 1,
+}
+
+
+def document_of(app: Litestar) -> Json:
+    """Return the OpenAPI document."""
+    found = app.openapi_schema.to_schema()
+    rules = rules_schema()
+    definitions = {name: _moved(body) for name, body in rules.pop("$defs", {}).items()}
+    rule = _moved(rules["properties"]["rules"]["items"])
+    change = {"$ref": "#/components/schemas/change"}
+    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= definitions | {
+        "rule": rule,
+        "tier": {"type": "object", "additionalProperties": change},
+        "setting": {"description": "The value of a setting, as in a rules file."},
+        "override": {
+            "type": "object",
+            "required": ["rule_id"],
+            "properties": {"rule_id": {"type": "string"}, **_moved(definitions["change"]).get("properties", {})},
+        },
+        "file": _moved(rules),
+        "problem": _PROBLEM,
+    }
+    found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    found["security"] = [{"key": []}]
+    bodies = {
+        (method.lower(), route.path): handler.opt["body"]
+        for route in app.routes
+        for handler in getattr(route, "route_handlers", ())
+        for method in handler.http_methods
+        if "body" in handler.opt
+    }
+    for path, item in found["paths"].items():
+        for method, operation in item.items():
+            _document(operation, bodies.get((method, path.replace("}", ":str}")), ""))
+    found["paths"] |= _DECISION_PLANE
+    found["info"] = {"title": "Headgate", "version": version("headgate"), "summary": "Rules, users, keys and audit."}
+    return found
+
+
+def _document(operation: Json, body: str) -> None:
+    if body:
+        kind = "application/yaml" if body == "file" else "application/json"
+        content: Json = {kind: {"schema": {"$ref": f"#/components/schemas/{body}"}, "example": _EXAMPLES[body]}}
+        if body == "file":
+            content[kind]["schema"] = {"type": "string"}
+            content["application/json"] = {"schema": {"$ref": "#/components/schemas/file"}}
+        operation["requestBody"] = {"required": True, "content": content}
+    for status, description in _ERRORS.items():
+        content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/problem"}}}
+        operation["responses"][str(status)] = {"description": description, "content": content}
+    if body in {"rule", "tier", "setting"} and "200" in operation["responses"]:
+        operation["responses"]["201"] = operation["responses"]["200"] | {"description": "It is new."}
+
+
+def _moved(value: Any) -> Any:
+    """Return a part of the JSON Schema of rules files as a part of this document."""
+    if isinstance(value, dict):
+        return {
+            key: each.replace("#/$defs/", "#/components/schemas/") if key == "$ref" else _moved(each)
+            for key, each in value.items()
+            if key not in {"$schema", "$id"}
+        }
+    return [_moved(each) for each in value] if isinstance(value, list) else value
+
+
+_PROBLEM: Json = {
+    "type": "object",
+    "required": ["status", "title"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
+            },
+        },
+    },
+}
+_DECISION_PLANE: Json = {}

@@ -1,0 +1,172 @@
+"""The admin plane of one service: its database, the REST API on a port of its own, and following the rules.
+
+::
+
+    begin            before the service starts: the tables, the first rules, the first key, the files of the rules
+    serving          while it runs: the REST API, and one task that follows the database
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import socket
+from typing import NamedTuple
+
+import uvicorn
+
+from headgate.admin import audit
+from headgate.admin.api import application
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog
+from headgate.admin.database import Database, DatabaseError
+from headgate.admin.follower import Follower
+from headgate.admin.keys import ApiKeys
+from headgate.admin.service import AdminService, FileRules
+from headgate.engine import AsyncEngine
+from headgate.policy.dumping import to_data
+from headgate.policy.model import Ruleset
+
+EMBEDDED = "headgate.db"
+"""The database of a service that was given neither rules nor a database."""
+_HOURLY = 3600.0
+_LOG = logging.getLogger("headgate.admin")
+
+
+class Begun(NamedTuple):
+    """What there is to say about an admin plane that has just begun."""
+
+    first_key: str
+    """The key that was made since there was none; it is shown once. Empty: there were keys."""
+    error: str
+    """Why the rules may be old: the database is away. Empty: it is not."""
+
+
+class AdminPlane:
+    """The admin plane of one service.
+
+    Args:
+        url: of the database; empty: the rules are in a file.
+        folder: where the rules of the database are kept for the workers; see `snapshot_folder`.
+        key: the operator's own, from ``HEADGATE_ADMIN_KEY``; empty for none.
+        rules_file: where the rules are, without a database.
+        tls: certificate and key of the REST API, as files; empty for none.
+        audit_days: how long the audit trail is kept.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        folder: Path | None = None,
+        key: str = "",
+        rules_file: str = "",
+        tls: tuple[str, str] = ("", ""),
+        audit_days: int = audit.RETENTION_DAYS,
+    ) -> None:
+        self._url, self._folder, self._key = url, folder, key
+        self._rules_file, self._tls, self._audit_days = rules_file, tls, audit_days
+
+    def begin(self, examples: Callable[[], Ruleset] | None = None) -> Begun:
+        """Make ready what workers need; `examples` are the rules of a database that never had any, if given.
+
+        Raises UsageError, DatabaseError, InvalidRule.
+        """
+        return asyncio.run(self._begin(examples))
+
+    async def _begin(self, examples: Callable[[], Ruleset] | None) -> Begun:
+        if not self._url or self._folder is None:
+            return Begun("", "")
+        database = Database(self._url)
+        catalog, first = Catalog(database), ""
+        try:
+            try:
+                if await database.schema() is None:
+                    await database.upgrade()
+                await database.check_schema()
+                if examples is not None and await catalog.revision() == 0:
+                    await catalog.apply(to_data(examples()), Actor("start-up", reason="the example rules"))
+                made = await ApiKeys(database, self._key).first()
+                first = made.text if made else ""
+            except DatabaseError as error:
+                _LOG.debug("the database is not ready: %s", error)
+            follower = Follower(catalog, self._folder)
+            await follower.begin()
+            return Begun(first, follower.error)
+        finally:
+            await database.close()
+
+    @asynccontextmanager
+    async def serving(
+        self, listening: socket, engine: AsyncEngine, hot_keys: Callable[[], bytes] = lambda: b"[]"
+    ) -> AsyncIterator[None]:
+        """Answer on a socket, and follow the database, for as long as the block lasts."""
+        database = Database(self._url) if self._url else None
+        tasks: list[asyncio.Task[None]] = []
+        if database is not None and self._folder is not None:
+            catalog = Catalog(database)
+            follower = Follower(catalog, self._folder)
+            follower.resume()
+            tasks = [
+                asyncio.create_task(follower.run()),
+                asyncio.create_task(self._keep_house(database)),
+            ]
+            keys = ApiKeys(database, self._key)
+            admin = AdminService(catalog, engine, keys, database=database, hot_keys=hot_keys)
+        else:
+            rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
+            admin = AdminService(rules, engine, ApiKeys(None, self._key), hot_keys=hot_keys)
+        server = _Server(self._config(admin))
+        answering = asyncio.create_task(server.serve([listening]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await asyncio.wait({answering})
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            if database is not None:
+                await database.close()
+
+    def _config(self, admin: AdminService) -> uvicorn.Config:
+        certificate, key = self._tls
+        return uvicorn.Config(
+            application(admin),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=65_536,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+            limit_concurrency=200,
+            ssl_certfile=certificate or None,
+            ssl_keyfile=key or None,
+        )
+
+    async def _keep_house(self, database: Database) -> None:
+        """Remove what is kept no longer, now and every hour."""
+        while True:
+            try:
+                async with database.exclusively() as connection:
+                    removed = await audit.prune(connection, time.time_ns() // 1000, self._audit_days)
+                if removed:
+                    _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
+            except DatabaseError as error:
+                _LOG.debug("nothing was tidied up: %s", error)
+            await asyncio.sleep(_HOURLY)
+
+
+class _Server(uvicorn.Server):
+    """A server beside others in one process: signals are not its business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,377 @@
+"""What the admin plane does, whoever asks: in the words of operators, over a catalog, keys and an engine.
+
+Rules come from a database, where they are changed, or from a file, where they are only looked at: then everything
+that would change them is refused, and the refusal names the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from headgate.admin import audit
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import (
+    Changed,
+    ObjectKind,
+    ObjectVersion,
+    Operation,
+    Stored,
+    UnknownObject,
+)
+from headgate.admin.database import Database
+from headgate.admin.follower import nodes_of
+from headgate.admin.keys import ApiKeys
+from headgate.core.decision import Decision
+from headgate.core.errors import HeadgateError, UsageError
+from headgate.engine import AsyncEngine
+from headgate.policy.dumping import to_data
+from headgate.policy.explain import Considered
+from headgate.policy.loading import load
+from headgate.policy.model import Ruleset
+from headgate.policy.request import Request
+from headgate.policy.snapshot import Whole
+from headgate.policy.times import moment_text
+
+SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
+
+
+class RulesInFile(HeadgateError):
+    """The rules are in a file: that is where they are changed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the rules come from the file {path}, so they are changed there; to change them here, serve from a "
+            f"database: headgate rules apply {path} --database URL, then headgate serve --database URL"
+        )
+
+
+class RuleCatalog(Protocol):
+    """Where rules are: as much of a `Catalog` as the admin plane needs."""
+
+    async def revision(self) -> int: ...
+
+    async def document(self) -> Whole: ...
+
+    async def get(self, kind: ObjectKind, name: str) -> Stored | None: ...
+
+    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]: ...
+
+    async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed: ...
+
+    async def apply(self, document: dict[str, Any], actor: Actor, *, dry_run: bool = False) -> Changed: ...
+
+    async def roll_back(self, kind: ObjectKind, name: str, version: int, actor: Actor) -> Changed: ...
+
+
+class FileRules:
+    """Rules that come from a file, to be read only.
+
+    Args:
+        path: of the file.
+        ruleset: what is in force.
+        version: how often it was loaded.
+    """
+
+    def __init__(self, path: str, ruleset: Callable[[], Ruleset], version: Callable[[], int]) -> None:
+        self._path, self._ruleset, self._version = path, ruleset, version
+
+    async def revision(self) -> int:
+        """Return how often the file was loaded."""
+        return self._version()
+
+    async def document(self) -> Whole:
+        """Return all that is in force."""
+        return Whole(self._version(), to_data(self._ruleset()))
+
+    async def get(self, kind: ObjectKind, name: str) -> Stored | None:
+        """Return something in force; None if it does not exist."""
+        body = bodies_of(to_data(self._ruleset()), kind).get(name)
+        return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
+
+    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
+        """Return what is known of earlier versions: nothing."""
+        stored = await self.get(kind, name)
+        return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
+
+    async def change(self, *_: object, **__: object) -> Changed:
+        """Refuse, with RulesInFile."""
+        raise RulesInFile(self._path)
+
+    apply = roll_back = change
+
+
+class ResultPage(NamedTuple):
+    """Some of many."""
+
+    items: list[dict[str, Any]]
+    total: int
+    """How many there are altogether, as far as the filters let them through."""
+    next: int | None
+    """The offset of the next page; None if this is the last."""
+
+
+class AdminService:
+    """Everything that operators do with rules, tiers and users.
+
+    Args:
+        rules: where the rules are.
+        engine: what decides by them, to look at limits and to reset them.
+        keys: who may ask.
+        database: where everything else is kept; None: nowhere, since the rules are in a file.
+        hot_keys: returns the keys that are asked about most, as JSON.
+        clock: what time it is, in microseconds since the epoch; for tests.
+    """
+
+    def __init__(
+        self,
+        rules: RuleCatalog,
+        engine: AsyncEngine,
+        keys: ApiKeys,
+        *,
+        database: Database | None = None,
+        hot_keys: Callable[[], bytes] = lambda: b"[]",
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.rules, self.keys, self.hot_keys = rules, keys, hot_keys
+        self._engine, self._database = engine, database
+        self._now = clock or (lambda: time.time_ns() // 1000)
+
+    # Rules, tiers, settings
+
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> ResultPage:
+        """Return some of what is in force, as far as every filter is equal to a field."""
+        _, document = await self.rules.document()
+        items = [
+            {"id": name, **body} if isinstance(body, dict) else {"id": name, "value": body}
+            for name, body in bodies_of(document, kind).items()
+        ]
+        items = [item for item in items if _passes(item, filters)]
+        key, descending = sort.lstrip("-"), sort.startswith("-")
+        if key != "position":
+            items.sort(key=lambda item: str(item.get(key, "")), reverse=descending)
+        end = offset + limit
+        return ResultPage(items[offset:end], len(items), end if end < len(items) else None)
+
+    async def get(self, kind: ObjectKind, name: str) -> Stored:
+        """Return something in force. Raises UnknownObject."""
+        stored = await self.rules.get(kind, name)
+        if stored is None:
+            raise UnknownObject(f"there is no {kind} {name!r:.200}")
+        return stored
+
+    async def put(
+        self, kind: ObjectKind, name: str, body: Any, expected: int | None, actor: Actor
+    ) -> tuple[Stored, bool]:
+        """Make or replace something; says also whether it is new. Raises as `Catalog.change` does."""
+        before = await self.rules.get(kind, name)
+        await self.rules.change([Operation(kind, name, body, expected)], actor)
+        return await self.get(kind, name), before is None
+
+    async def delete(self, kind: ObjectKind, name: str, expected: int | None, actor: Actor) -> None:
+        """Delete something. Raises as `Catalog.change` does."""
+        await self.rules.change([Operation(kind, name, None, expected)], actor)
+
+    async def apply(self, text: str, actor: Actor, *, dry_run: bool) -> dict[str, Any]:
+        """Let a whole rules file be in force; says what that changes, and whose usage starts afresh."""
+        wanted = await asyncio.to_thread(load, text)
+        changed = await self.rules.apply(to_data(wanted), actor, dry_run=dry_run)
+        differences = [
+            {"kind": each.kind, "id": each.subject, "action": each.action, "before": each.before, "after": each.after}
+            for each in changed.entries
+        ]
+        return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
+
+    # Users
+
+    async def user(self, name: str) -> dict[str, Any]:
+        """Return what is special about a user, which may be nothing."""
+        stored = await self.rules.get(ObjectKind.USER, name)
+        return dict(stored.body) if stored else {}
+
+    async def set_tier(self, name: str, tier: str, actor: Actor) -> dict[str, Any]:
+        """Move a user to a tier; empty: to none."""
+        body = {key: value for key, value in (await self.user(name)).items() if key != "tier"}
+        return await self._put_user(name, ({"tier": tier} if tier else {}) | body, actor)
+
+    async def set_override(self, name: str, rule_id: str, change: Any, actor: Actor) -> dict[str, Any]:
+        """Change a rule for one user, perhaps only for a time. Raises UsageError for a time that is over."""
+        body = await self.user(name)
+        body["overrides"] = {**body.get("overrides", {}), rule_id: change}
+        return await self._put_user(name, body, actor)
+
+    async def end_override(self, name: str, rule_id: str, actor: Actor) -> dict[str, Any]:
+        """End the override of one rule, or, if none is named, of all. Raises UnknownObject if there is none."""
+        body = await self.user(name)
+        overrides = body.pop("overrides", {})
+        if not overrides or (rule_id and rule_id not in overrides):
+            what = f"no override of rule {rule_id!r}" if rule_id else "no override"
+            raise UnknownObject(f"user {name!r:.200} has {what}")
+        left = {rule: change for rule, change in overrides.items() if rule_id and rule != rule_id}
+        return await self._put_user(name, body | ({"overrides": left} if left else {}), actor)
+
+    async def _put_user(self, name: str, body: dict[str, Any], actor: Actor) -> dict[str, Any]:
+        stored = await self.rules.get(ObjectKind.USER, name)
+        expected = stored.version if stored else 0
+        if not body and stored is None:
+            return {}
+        await self.rules.change([Operation(ObjectKind.USER, name, body or None, expected)], actor)
+        return await self.user(name)
+
+    async def user_limits(self, name: str) -> dict[str, Any]:
+        """Return the limits that count a user, what they are for that user, and their present state."""
+        policy = self._engine.policy
+        special = policy.special_of(name)
+        tier = policy.tier_of(special)
+        limits = []
+        for rule in policy.rules.values():
+            if not rule.rule.enabled or rule.rule.dimensions != ("user",):
+                continue
+            if rule.rule.tier and rule.rule.tier != tier:
+                continue
+            explained = await self._engine.explain(Request({"user": name}, rule_id=rule.id))
+            states = explained.states.get(rule.id, ())
+            source = next((each.source for each in explained.explanation.rules if each.rule == rule.id), "")
+            limits.append(
+                {
+                    "rule_id": rule.id,
+                    "endpoint": rule.rule.endpoint,
+                    "methods": sorted(rule.rule.methods),
+                    "shadow": rule.rule.shadow,
+                    "source": source,
+                    "limits": [state_data(state) for state in states],
+                }
+            )
+        return {
+            "user_id": name,
+            "tier": tier,
+            "overrides": (await self.user(name)).get("overrides", {}),
+            "rules": limits,
+        }
+
+    async def reset_user(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
+        """Forget what a user used of the limits that count users, or of the rules that are named."""
+        policy = self._engine.policy
+        known = [rule.id for rule in policy.rules.values() if "user" in rule.rule.dimensions]
+        done: list[str] = []
+        for rule_id in rules or known:
+            rule = policy.rules.get(rule_id)
+            if rule is None:
+                raise UnknownObject(f"there is no rule {rule_id!r:.80}")
+            if rules and "user" not in rule.rule.dimensions:
+                raise UsageError(f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one user to reset")
+            if rule.rule.dimensions == ("user",):
+                reset = await self._engine.reset(Request({"user": name}, rule_id=rule_id))
+                done += reset.rules
+        if done and self._database is not None:
+            async with self._database.exclusively() as connection:
+                entry = audit.AuditEntry("reset", "user", name, None, {"rules": done})
+                await audit.append(connection, [entry], actor, await audit.revision_of(connection), self._now())
+        return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
+
+    # Looking
+
+    async def nodes(self) -> dict[str, Any]:
+        """Return the services that follow the database, and the revision that each runs."""
+        found = [] if self._database is None else await nodes_of(self._database, self._now())
+        shown = [
+            {**node._asdict(), "started_at": moment_text(node.started_at), "seen_at": moment_text(node.seen_at)}
+            for node in found
+        ]
+        return {"revision": await self.rules.revision(), "items": shown}
+
+    async def audit(self, filters: Mapping[str, Any], offset: int, limit: int) -> ResultPage:
+        """Return some of the audit trail, the newest first."""
+        async with self._kept().reading() as connection:
+            rows, total = await audit.page(connection, filters, offset, limit)
+        end = offset + limit
+        return ResultPage([{**row, "at": moment_text(row["at"])} for row in rows], total, end if end < total else None)
+
+    async def verify_audit(self, contains: str = "") -> dict[str, Any]:
+        """Go through the whole audit trail; says whether it was tampered with."""
+        async with self._kept().reading() as connection:
+            chain = await audit.verify(connection, contains)
+        return {"intact": not chain.fault, **chain._asdict()}
+
+    def _kept(self) -> Database:
+        if self._database is None:
+            raise UnknownObject("the rules come from a file, of which no audit trail is kept")
+        return self._database
+
+    async def explain(self, request: Request) -> dict[str, Any]:
+        """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
+        explained = await self._engine.explain(request)
+        explanation, ruling = explained.explanation, explained.ruling
+        return {
+            "allowed": ruling.allowed,
+            "verdict": str(ruling.verdict),
+            "rule_id": ruling.rule_id,
+            "reason": ruling.reason,
+            "degraded": ruling.degraded,
+            "unmatched_principals": list(ruling.unmatched_principals),
+            "facts": dict(explanation.facts),
+            "tier": explanation.tier,
+            "rules": [_rule(each, explained.states.get(each.rule, ())) for each in explanation.rules],
+        }
+
+
+def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
+    """Return what the data of a rules file has of one kind, by id."""
+    if kind is ObjectKind.RULE:
+        return {rule["id"]: rule for rule in document.get("rules", ())}
+    if kind is ObjectKind.SETTING:
+        return {name: body for name, body in document.items() if name not in {"version", "rules", "tiers", "users"}}
+    return dict(document.get(f"{kind}s", {}))
+
+
+def state_data(decision: Decision) -> dict[str, Any]:
+    """Return what a limit has now. Times are in seconds."""
+    return {
+        "quota": str(decision.quota),
+        "allowed": decision.allowed,
+        "limit": decision.limit,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+        "reset_after": decision.reset_after,
+        "state": str(decision.state),
+    }
+
+
+def _rule(considered: Considered, states: Sequence[Decision]) -> dict[str, Any]:
+    return {
+        "id": considered.rule,
+        "applies": considered.applies,
+        "reason": considered.reason,
+        "enforced": considered.is_enforced,
+        "source": considered.source,
+        "limits": [
+            {**state_data(state), "space": limit.space, "principal": _shown(limit.principal)}
+            for limit, state in zip(considered.limits, states, strict=False)
+        ],
+    }
+
+
+def _shown(principal: str | bytes) -> str:
+    return principal if isinstance(principal, str) else f"sha256:{principal.hex()}"
+
+
+def _passes(item: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
+    for name, wanted in filters.items():
+        if name == "search":
+            text = f"{item.get('id', '')} {item.get('name', '')} {item.get('endpoint', '')}".lower()
+            if str(wanted).lower() not in text:
+                return False
+        elif name == "enabled":
+            if item.get("enabled", True) is not wanted:
+                return False
+        elif item.get(name, _DEFAULTS.get(name, "")) != wanted:
+            return False
+    return True
+
+
+_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket"}
+"""What a rule has that does not say."""

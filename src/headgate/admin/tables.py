@@ -1,0 +1,149 @@
+"""The tables of the admin database, the same on SQLite and PostgreSQL.
+
+Times are microseconds since the epoch. Bodies are JSON in the form of a rules file, so that one declaration serves the
+file, the API and the database; columns beside a body are there to be searched by.
+
+::
+
+    revision                        one row: how often anything changed; whoever changes something changes this first
+    rules, tiers, users, settings   what is in force: a body each, and which version of it that is
+    overrides                       which users override which rules, and until when
+    versions                        every version of every body that ever was
+    changes                         what each revision touched, for nodes that catch up
+    audit, audit_start              who did what, in a chain of digests; and where the chain begins now
+    api_keys                        digests of keys, never keys
+    nodes                           who runs which revision
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+Json = JSON(none_as_null=True)
+RULE_ID, TIER, USER_ID = String(64), String(64), String(512)
+
+revision = Table(
+    "revision",
+    metadata,
+    Column("id", SmallInteger, CheckConstraint("id = 1", name="only"), primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("changed_at", BigInteger, nullable=False),
+)
+
+
+def _bodies(name: str, key: String, *columns: Column[Any]) -> Table:
+    """Return a table of what is in force of one kind: bodies by id, each with its version."""
+    return Table(
+        name,
+        metadata,
+        Column("id", key, primary_key=True),
+        *columns,
+        Column("body", Json, nullable=False),
+        Column("version", Integer, nullable=False),
+        Column("created_at", BigInteger, nullable=False),
+        Column("updated_at", BigInteger, nullable=False, index=True),
+    )
+
+
+rules = _bodies("rules", RULE_ID, Column("position", Integer, nullable=False, index=True))
+tiers = _bodies("tiers", TIER)
+users = _bodies("users", USER_ID, Column("tier", TIER, nullable=False, index=True))
+settings = _bodies("settings", RULE_ID)
+overrides = Table(  # in the bodies of users, too; here to be found by rule and by time
+    "overrides",
+    metadata,
+    Column("user_id", USER_ID, ForeignKey("users.id", ondelete="CASCADE"), primary_key=True),
+    Column("rule_id", RULE_ID, primary_key=True, index=True),
+    Column("until", BigInteger, index=True),
+)
+versions = Table(
+    "versions",
+    metadata,
+    Column("kind", String(16), primary_key=True),
+    Column("id", USER_ID, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("body", Json),  # null: it was deleted
+    Column("revision", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("actor", String(128), nullable=False),
+)
+changes = Table(
+    "changes",
+    metadata,
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(16), primary_key=True),
+    Column("subject", USER_ID, primary_key=True),
+)
+audit = Table(
+    "audit",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", BigInteger, nullable=False, index=True),
+    Column("actor", String(128), nullable=False, index=True),
+    Column("action", String(32), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),
+    Column("subject", USER_ID, nullable=False, index=True),
+    Column("before", Json),
+    Column("after", Json),
+    Column("request_id", String(128), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("digest", String(64), nullable=False),
+)
+audit_start = Table(
+    "audit_start",
+    metadata,
+    Column("id", SmallInteger, CheckConstraint("id = 1", name="only"), primary_key=True, autoincrement=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+)
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(128), nullable=False),
+    Column("expires_at", BigInteger),
+    Column("last_used_at", BigInteger),
+    Column("revoked_at", BigInteger),
+)
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("host", String(255), nullable=False),
+    Column("process", Integer, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False, index=True),
+    Column("revision", BigInteger, nullable=False),
+    Column("error", Text, nullable=False),
+)
+Index("ix_audit_kind_subject", audit.c.kind, audit.c.subject)

@@ -1,0 +1,296 @@
+"""Rules on this machine's disk, as one process follows them elsewhere and others read them here.
+
+One process of a service, which follows a database, keeps a folder up to date; all workers read it, and do not connect
+to the database themselves. Whoever starts while the database is away finds the last good rules there.
+
+There are two files. ``rules.json`` has everything at one revision; ``rules.journal`` has what changed since, a line for
+each revision, so that a change of one user among very many is a line, for those who write and those who read. When the
+journal has grown, everything is written anew and a new journal begins. Both say which *generation* they belong to: a
+journal of another generation says nothing that is not in ``rules.json`` already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headgate.core.errors import InvalidRule, UsageError
+from headgate.policy.dumping import to_data
+from headgate.policy.loading import from_data
+from headgate.policy.model import Ruleset
+
+WHOLE, JOURNAL = "rules.json", "rules.journal"
+LONGEST_JOURNAL = 4_194_304
+"""Bytes."""
+USER = "user"
+"""The kind of body that can change alone."""
+_FORM = 1
+
+
+class BodyChange(NamedTuple):
+    """What something is now."""
+
+    kind: str
+    """rule, tier, user or setting, as in `headgate.admin.catalog`."""
+    id: str
+    body: Any | None
+    """In the form of a rules file; None: it is gone."""
+
+
+class Whole(NamedTuple):
+    """Everything, at a revision."""
+
+    revision: int
+    document: dict[str, Any]
+    """The data of a rules file."""
+
+
+class Changes(NamedTuple):
+    """What changed up to a revision."""
+
+    revision: int
+    changes: tuple[BodyChange, ...]
+
+
+class _File(msgspec.Struct, frozen=True):
+    form: int
+    generation: str
+    revision: int
+    source: str
+    document: dict[str, Any]
+
+
+class _Header(msgspec.Struct, frozen=True):
+    generation: str
+
+
+_read_file = msgspec.json.Decoder(_File).decode
+_read_header = msgspec.json.Decoder(_Header).decode
+_read_changes = msgspec.json.Decoder(Changes).decode
+
+
+class SnapshotWriter:
+    """Keeps the folder up to date; there is one for a folder.
+
+    Args:
+        folder: where the files are; it exists, and is the service's own.
+        source: what they are a copy of, for messages: no passwords.
+    """
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self._folder, self._source = folder, source
+        self._generation, self._length = "", 0
+
+    def resume(self) -> int:
+        """Go on where another writer has ended; returns the revision of its files. Raises InvalidRule."""
+        reader = SnapshotReader(self._folder)
+        reader.read()
+        self._generation, self._length = reader.generation, (self._folder / JOURNAL).stat().st_size
+        return reader.revision
+
+    def write(self, whole: Whole) -> None:
+        """Write everything anew. Raises OSError."""
+        generation = token_hex(8)
+        file = _File(_FORM, generation, whole.revision, self._source, whole.document)
+        _replace(self._folder / WHOLE, msgspec.json.encode(file))
+        header = msgspec.json.encode(_Header(generation)) + b"\n"
+        _replace(self._folder / JOURNAL, header)
+        self._generation, self._length = generation, len(header)
+
+    def append(self, changes: Changes) -> bool:
+        """Add a line to the journal; says whether there was room for it: if not, write everything. Raises OSError."""
+        line = msgspec.json.encode(changes) + b"\n"
+        if not self._generation or self._length + len(line) > LONGEST_JOURNAL:
+            return False
+        with (self._folder / JOURNAL).open("ab") as journal:
+            journal.write(line)
+            journal.flush()
+            os.fsync(journal.fileno())
+        self._length += len(line)
+        return True
+
+
+class SnapshotReader:
+    """Reads the folder, again and again.
+
+    Args:
+        folder: where the files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.name = str(folder / WHOLE)
+        self._seen: tuple[int, int, int] | None = None
+        self.generation, self._offset, self.revision = "", 0, 0
+
+    def read(self) -> Whole:
+        """Return everything as it is now. Raises InvalidRule if it cannot be had."""
+        try:
+            seen = _mark(self._folder / WHOLE)
+            file = _read_file((self._folder / WHOLE).read_bytes())
+        except OSError as error:
+            raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
+        except msgspec.MsgspecError as error:
+            raise InvalidRule(f"{self.name}: is damaged: {error}") from None
+        if file.form != _FORM:
+            raise InvalidRule(f"{self.name}: was written by another version of Headgate")
+        self._seen, self.generation, self._offset, self.revision = seen, file.generation, 0, file.revision
+        document = file.document
+        changed = self._news()
+        for change in changed:
+            put(document, change)
+        return Whole(self.revision, document)
+
+    def changed(self) -> Whole | Changes | None:
+        """Return what is new since the last time, if anything: everything where that cannot be told apart."""
+        try:
+            if _mark(self._folder / WHOLE) != self._seen:
+                return self.read()
+        except OSError as error:
+            raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
+        changes = self._news()
+        if not changes:
+            return None
+        if any(change.kind != USER for change in changes):
+            return self.read()
+        return Changes(self.revision, changes)
+
+    def _news(self) -> tuple[BodyChange, ...]:
+        """Return what the journal has beyond what was read of it."""
+        try:
+            with (self._folder / JOURNAL).open("rb") as journal:
+                header = journal.readline()
+                if not header.endswith(b"\n") or _read_header(header).generation != self.generation:
+                    return ()
+                journal.seek(max(self._offset, len(header)))
+                lines = journal.read()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise InvalidRule(f"{self._folder / JOURNAL}: {error.strerror or error}") from None
+        except msgspec.MsgspecError:
+            return ()  # it is being begun
+        whole, _, _ = lines.rpartition(b"\n")
+        if not whole:
+            return ()
+        self._offset = max(self._offset, len(header)) + len(whole) + 1
+        news: list[BodyChange] = []
+        for line in whole.split(b"\n"):
+            try:
+                read = _read_changes(line)
+            except msgspec.MsgspecError as error:
+                raise InvalidRule(f"{self._folder / JOURNAL}: is damaged: {error}") from None
+            if read.revision > self.revision:
+                self.revision = read.revision
+                news += read.changes
+        return tuple(news)
+
+
+class SnapshotSource:
+    """The rules in a folder, as a source that is followed (`headgate.live.Source`).
+
+    Args:
+        folder: where the files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = SnapshotReader(folder)
+        self.name = self._reader.name
+        self._last = Ruleset()
+
+    def read(self) -> Ruleset:
+        """Return all rules. Raises InvalidRule."""
+        return self._whole(self._reader.read())
+
+    def changed(self) -> Ruleset | None:
+        """Return the rules if they are not those that were read last; if only users differ, all else is the same.
+
+        Raises InvalidRule.
+        """
+        news = self._reader.changed()
+        if news is None:
+            return None
+        if isinstance(news, Whole):
+            return self._whole(news)
+        given = {change.id: change.body for change in news.changes}
+        users = {name: user for name, user in self._last.users.items() if name not in given}
+        document = {"version": 1, **_about_users(self._last, given)}
+        users |= from_data(document, name=self.name).users
+        self._last = self._last.with_users(users)
+        return self._last
+
+    def _whole(self, whole: Whole) -> Ruleset:
+        self._last = from_data(whole.document, name=self.name)
+        return self._last
+
+
+def _about_users(ruleset: Ruleset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a rules file with these users and all that their overrides are about."""
+    bodies = {name: body for name, body in given.items() if body is not None}
+    named = {rule for body in bodies.values() for rule in body.get("overrides", {})}
+    rules = [replace(rule, replaces=frozenset()) for rule in ruleset.rules if rule.id in named]
+    known = {rule.id for rule in rules}
+    default = {"default": to_data(ruleset.default)} if ruleset.default and ruleset.default.id in named else {}
+    tiers = {
+        tier: to_data({rule: change for rule, change in changes.items() if rule in known})
+        for tier, changes in ruleset.tiers.items()
+    }
+    tier = {"default_tier": ruleset.default_tier} if ruleset.default_tier else {}
+    return {"rules": [to_data(rule) for rule in rules], "tiers": tiers, "users": bodies, **default, **tier}
+
+
+def put(document: dict[str, Any], change: BodyChange) -> None:
+    """Make a change in the data of a rules file."""
+    kind, name, body = change
+    if kind == "setting":
+        document.pop(name, None)
+        if body is not None:
+            document[name] = body
+    elif kind == "rule":
+        rules = document.setdefault("rules", [])
+        place = next((index for index, rule in enumerate(rules) if rule["id"] == name), len(rules))
+        rules[place : place + 1] = [] if body is None else [{**body, "id": name} if isinstance(body, dict) else body]
+    else:
+        table = document.setdefault(f"{kind}s", {})
+        table.pop(name, None)
+        if body is not None:
+            table[name] = body
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that readers find the old one or the new one, and never half of it, even after a power cut."""
+    new = path.with_name(f"{path.name}.new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  with a mode
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def snapshot_folder(source: str, given: str = "") -> Path:
+    """Return the folder for the rules that are followed elsewhere, which is made if need be. Raises UsageError.
+
+    Args:
+        source: where they are followed: each has a folder of its own.
+        given: the folder for all of them; default: ``$XDG_STATE_HOME/headgate``, or ``~/.local/state/headgate``.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    folder = (Path(given) if given else state / "headgate") / sha256(source.encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"{folder}, for the last good rules, cannot be made: {why}; see --data-dir") from None
+    return folder

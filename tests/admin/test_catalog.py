@@ -1,0 +1,359 @@
+"""Rules, tiers, users and settings in a database: changed together or not at all, with versions, and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text
+
+from headgate.admin import audit
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog, ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
+from headgate.admin.database import Database
+from headgate.admin.tables import overrides
+from headgate.policy.dumping import to_data
+from headgate.policy.loading import from_data
+from headgate.policy.problems import InvalidRules
+from headgate.policy.snapshot import BodyChange
+
+ME = Actor("me", "request-1", "a test")
+DOCUMENT: dict[str, Any] = {
+    "version": 1,
+    "rules": [
+        {"id": "a", "limit": 5, "window": "1m"},
+        {"id": "b", "limit": 10, "window": "1s", "replaces": ["a"], "endpoint": "/b/**"},
+    ],
+    "tiers": {"gold": {"a": {"limit": 50}}},
+    "users": {"u1": {"tier": "gold", "overrides": {"a": {"limit": 7, "until": "2030-01-01T00:00:00Z"}}}},
+    "default_tier": "gold",
+    "deny": [{"ip": "192.0.2.0/24"}],
+}
+
+
+def on(url: str, work: Callable[[Catalog], Awaitable[None]]) -> None:
+    async def main() -> None:
+        database = await Database.open(url)
+        try:
+            await work(Catalog(database))
+        finally:
+            await database.close()
+
+    asyncio.run(main())
+
+
+def without_times(document: dict[str, Any]) -> dict[str, Any]:
+    stamps = {"created_at", "updated_at"}
+    rules = [{key: value for key, value in rule.items() if key not in stamps} for rule in document["rules"]]
+    return {key: value for key, value in document.items() if value or key == "rules"} | {"rules": rules}
+
+
+class TestApplying:
+    def test_what_is_applied_is_in_force(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            changed = await catalog.apply(DOCUMENT, ME)
+            assert changed.revision == 1
+            assert {entry.action for entry in changed.entries} == {"create"}
+            revision, document = await catalog.document()
+            assert (revision, without_times(document)) == (1, DOCUMENT)
+
+        on(url, work)
+
+    def test_what_is_in_force_already_changes_nothing(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            again = await catalog.apply((await catalog.document()).document, ME)
+            assert (again.revision, again.entries) == (1, ())
+
+        on(url, work)
+
+    def test_a_dry_run_says_what_would_change_and_changes_nothing(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            changed = await catalog.apply({"version": 1, "rules": [{"id": "c", "quota": "1/s"}]}, ME, dry_run=True)
+            said = {(entry.action, entry.kind, entry.subject) for entry in changed.entries}
+            assert said == {
+                ("create", "rule", "c"),
+                ("delete", "rule", "a"),
+                ("delete", "rule", "b"),
+                ("delete", "tier", "gold"),
+                ("delete", "user", "u1"),
+                ("delete", "setting", "default_tier"),
+                ("delete", "setting", "deny"),
+            }
+            assert without_times((await catalog.document()).document) == DOCUMENT
+            assert await catalog.revision() == 1
+
+        on(url, work)
+
+    def test_the_order_of_rules_is_kept(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            turned = {**DOCUMENT, "rules": DOCUMENT["rules"][::-1]}
+            await catalog.apply(turned, ME)
+            assert without_times((await catalog.document()).document) == turned
+
+        on(url, work)
+
+    def test_other_spellings_become_those_of_the_form(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
+            await catalog.apply({"version": 1, "rules": [rule]}, ME)
+            stored = await catalog.get(ObjectKind.RULE, "x")
+            assert stored is not None
+            assert stored.body == {"id": "x", "dimension": "ip", "endpoint": "/x", "limit": 3, "window": "1m"}
+
+        on(url, work)
+
+
+class TestChanging:
+    def test_a_rule_that_makes_no_sense_with_the_others_changes_nothing(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            for operation, said in (
+                (Operation(ObjectKind.RULE, "a", None), "there is no rule 'a'"),
+                (Operation(ObjectKind.RULE, "c", {"limit": -1, "window": "1s"}), "-1 is not a whole number"),
+                (Operation(ObjectKind.RULE, "a", {"quota": "1/s", "replaces": ["b"]}), "replace each other"),
+                (Operation(ObjectKind.RULE, "a", {"limits": ["1/s", "5/m"]}), "several limits"),
+                (Operation(ObjectKind.TIER, "gold", {"nope": {"limit": 1}}), "there is no rule 'nope'"),
+                (Operation(ObjectKind.USER, "u2", {"overrides": {"nope": {"limit": 1}}}), "there is no rule 'nope'"),
+                (Operation(ObjectKind.USER, "u2", {"overrides": {"a": {"limit": "many"}}}), "not a whole number"),
+                (Operation(ObjectKind.SETTING, "nope", True), "is not a setting"),
+                (Operation(ObjectKind.SETTING, "ignore_case", "perhaps"), "is not"),
+                (Operation(ObjectKind.USER, "u\0", {"tier": "gold"}), "printable"),
+                (Operation(ObjectKind.RULE, "x" * 65, {"quota": "1/s"}), "1 to 64"),
+            ):
+                with pytest.raises(InvalidRules, match=said):
+                    await catalog.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"}), operation], ME)
+            assert await catalog.revision() == 1
+            assert without_times((await catalog.document()).document) == DOCUMENT
+
+        on(url, work)
+
+    def test_operations_happen_together(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            await catalog.change(
+                [
+                    Operation(ObjectKind.RULE, "a", None),
+                    Operation(ObjectKind.RULE, "b", {"quota": "1/s"}),
+                    Operation(ObjectKind.TIER, "gold", None),
+                    Operation(ObjectKind.USER, "u1", None),
+                ],
+                ME,
+            )
+            assert await catalog.revision() == 2
+            document = (await catalog.document()).document
+            assert [rule["id"] for rule in document["rules"]] == ["b"]
+
+        on(url, work)
+
+    def test_who_was_slower_is_told_so(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "6/m"}, 1)], ME)
+            with pytest.raises(VersionConflict, match="is of version 2 by now, not 1"):
+                await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "7/m"}, 1)], ME)
+            with pytest.raises(VersionConflict, match="exists already"):
+                await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "7/m"}, 0)], ME)
+            with pytest.raises(VersionConflict, match="does not exist any more"):
+                await catalog.change([Operation(ObjectKind.RULE, "c", {"quota": "7/m"}, 3)], ME)
+            with pytest.raises(UnknownObject, match="does not exist"):
+                await catalog.change([Operation(ObjectKind.RULE, "c", None)], ME)
+
+        on(url, work)
+
+    def test_of_fifty_editors_no_one_s_change_is_lost(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+
+            async def edit(number: int) -> None:
+                while True:
+                    stored = await catalog.get(ObjectKind.RULE, "a")
+                    assert stored is not None
+                    body = {**stored.body, "limit": stored.body["limit"] + 1}
+                    try:
+                        await catalog.change(
+                            [Operation(ObjectKind.RULE, "a", body, stored.version)], Actor(f"editor {number}")
+                        )
+                    except VersionConflict:
+                        continue
+                    return
+
+            await asyncio.gather(*map(edit, range(50)))
+            stored = await catalog.get(ObjectKind.RULE, "a")
+            assert stored is not None
+            assert (stored.body["limit"], stored.version) == (55, 51)
+            versions = await catalog.versions(ObjectKind.RULE, "a")
+            assert [each.version for each in versions] == list(range(51, 0, -1))
+            assert {each.actor for each in versions} == {"me", *(f"editor {number}" for number in range(50))}
+            async with catalog.database.reading() as connection:
+                assert (await audit.verify(connection)).fault == ""
+
+        on(url, work)
+
+
+class TestVersions:
+    def test_a_rule_can_be_again_what_it_was(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            await catalog.change([Operation(ObjectKind.USER, "u1", None)], ME)
+            await catalog.change([Operation(ObjectKind.RULE, "b", None)], ME)
+            assert [each.body for each in await catalog.versions(ObjectKind.RULE, "b")] == [None, DOCUMENT["rules"][1]]
+            await catalog.roll_back(ObjectKind.RULE, "b", 1, ME)
+            stored = await catalog.get(ObjectKind.RULE, "b")
+            assert stored is not None
+            assert (stored.body, stored.version) == (DOCUMENT["rules"][1], 3)
+            with pytest.raises(UnknownObject, match="has no version 9"):
+                await catalog.roll_back(ObjectKind.RULE, "b", 9, ME)
+
+        on(url, work)
+
+
+class TestCatchingUp:
+    def test_what_changed_since_a_revision_is_known(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            await catalog.change([Operation(ObjectKind.USER, "u2", {"tier": "gold"})], ME)
+            await catalog.change([Operation(ObjectKind.USER, "u1", None)], ME)
+            changes = await catalog.changed_since(1)
+            assert changes is not None
+            assert changes.revision == 3
+            assert set(map(repr, changes.changes)) == {
+                repr(BodyChange(ObjectKind.USER, "u2", {"tier": "gold"})),
+                repr(BodyChange(ObjectKind.USER, "u1", None)),
+            }
+            nothing = await catalog.changed_since(3)
+            assert nothing is not None
+            assert nothing.changes == ()
+            assert await catalog.changed_since(9) is None
+
+        on(url, work)
+
+    def test_of_what_is_too_long_ago_nothing_is_said(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("headgate.admin.catalog.KEPT_CHANGES", 2)
+
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            for number in range(4):
+                await catalog.change([Operation(ObjectKind.USER, f"v{number}", {"tier": "gold"})], ME)
+            assert await catalog.changed_since(1) is None
+            assert await catalog.changed_since(3) is not None
+
+        on(url, work)
+
+    def test_overrides_are_found_by_rule(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            async with catalog.database.reading() as connection:
+                rows = (await connection.execute(select(overrides))).all()
+            assert [tuple(row) for row in rows] == [("u1", "a", 1_893_456_000_000_000)]
+
+        on(url, work)
+
+
+class TestAudit:
+    def test_every_change_is_recorded_with_what_was_before_and_after(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            await catalog.change(
+                [Operation(ObjectKind.RULE, "a", {"quota": "6/m"})], Actor("you", "request-2", "too few")
+            )
+            async with catalog.database.reading() as connection:
+                (entry,), total = await audit.page(connection, {"actor": "you"}, 0, 10)
+            assert total == 1
+            assert entry["before"] == {"id": "a", "limit": 5, "window": "1m"}
+            assert entry["after"] == {"id": "a", "limit": 6, "window": "1m"}
+            assert (entry["action"], entry["kind"], entry["subject"]) == ("update", "rule", "a")
+            assert (entry["request_id"], entry["reason"], entry["revision"]) == ("request-2", "too few", 2)
+
+        on(url, work)
+
+    @pytest.mark.parametrize(
+        ("tampering", "said"),
+        [
+            ("UPDATE audit SET actor = 'nobody' WHERE sequence = 3", "entry 3 was changed"),
+            ("UPDATE audit SET after = '{\"limit\": 1}' WHERE sequence = 2", "entry 2 was changed"),
+            ("DELETE FROM audit WHERE sequence = 4", "entries 4 to 4 are missing"),
+            ("UPDATE audit SET sequence = 99 WHERE sequence = 6", "missing"),
+        ],
+    )
+    def test_tampering_shows(self, url: str, tampering: str, said: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            async with catalog.database.reading() as connection:
+                assert (await audit.verify(connection)).fault == ""
+            async with catalog.database.writing() as connection:
+                await connection.execute(text(tampering))
+            async with catalog.database.reading() as connection:
+                assert said in (await audit.verify(connection)).fault
+
+        on(url, work)
+
+    def test_a_cut_end_shows_beside_a_digest_that_was_noted(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            async with catalog.database.reading() as connection:
+                noted = (await audit.verify(connection)).last
+                assert (await audit.verify(connection, noted)).fault == ""
+            async with catalog.database.writing() as connection:
+                await connection.execute(text("DELETE FROM audit WHERE sequence > 3"))
+            async with catalog.database.reading() as connection:
+                assert (await audit.verify(connection)).fault == ""
+                assert "is not in the chain" in (await audit.verify(connection, noted)).fault
+
+        on(url, work)
+
+    def test_old_entries_go_and_the_chain_still_holds(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            day = 86_400_000_000
+            old = Catalog(catalog.database, clock=lambda: 10 * day)
+            await old.apply(DOCUMENT, ME)
+            new = Catalog(catalog.database, clock=lambda: 95 * day)
+            await new.change([Operation(ObjectKind.RULE, "c", {"quota": "1/s"})], ME)
+            async with catalog.database.exclusively() as connection:
+                assert await audit.prune(connection, 101 * day) == 6
+            await new.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"})], ME)
+            async with catalog.database.reading() as connection:
+                chain = await audit.verify(connection)
+            assert (chain.entries, chain.fault) == (2, "")
+
+        on(url, work)
+
+
+_BODIES = st.fixed_dictionaries({"limit": st.integers(1, 9), "window": st.sampled_from(["1s", "1m"])})
+_DOCUMENTS = st.fixed_dictionaries(
+    {
+        "version": st.just(1),
+        "rules": st.dictionaries(st.sampled_from("abcd"), _BODIES).map(
+            lambda rules: [{"id": name, **body} for name, body in rules.items()]
+        ),
+        "users": st.dictionaries(st.sampled_from("xyz"), st.just({"tier": "gold"})),
+        "default_tier": st.sampled_from(["gold", "silver"]),
+    }
+)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_DOCUMENTS, min_size=1, max_size=4))
+def test_whatever_is_applied_after_whatever_is_in_force_then(url: str, documents: list[dict[str, Any]]) -> None:
+    async def work(catalog: Catalog) -> None:
+        seen = await catalog.revision()
+        for document in documents:
+            before = (await catalog.document()).document
+            await catalog.apply(document, ME)
+            revision, found = await catalog.document()
+            assert without_times(to_data(from_data(found))) == without_times(to_data(from_data(document)))
+            assert operations_between(found, document) == []
+            changes = await catalog.changed_since(seen)
+            assert changes is not None
+            assert changes.revision == revision
+            assert bool(changes.changes) == (revision != seen)
+            assert before is not found
+            seen = revision
+
+    on(url, work)

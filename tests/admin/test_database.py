@@ -1,0 +1,196 @@
+"""Opening a database, its schema, and what its errors say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog, ObjectKind, Operation
+from headgate.admin.database import Database, DatabaseError, DatabaseReadOnly, DatabaseUnavailable, SchemaMismatch
+from headgate.admin.tables import metadata
+from headgate.core.errors import UsageError
+from tests.servers import free_port
+
+
+def on(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
+    async def main() -> None:
+        database = await Database.open(url)
+        try:
+            await work(database)
+        finally:
+            await database.close()
+
+    asyncio.run(main())
+
+
+class TestOpening:
+    def test_an_empty_database_gets_its_tables(self, url: str) -> None:
+        async def look(database: Database) -> None:
+            assert await database.schema() == "0001"
+
+        on(url, look)
+        on(url, look)  # and opened again, it has them
+
+    def test_the_migrations_make_the_tables_that_the_code_knows(self, url: str) -> None:
+        async def look(database: Database) -> None:
+            async with database.reading() as connection:
+                differences = await connection.run_sync(
+                    lambda sync: compare_metadata(MigrationContext.configure(sync), metadata)
+                )
+            assert differences == []
+
+        on(url, look)
+
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("mysql://host/db", "expected sqlite:///headgate.db, or postgresql://"),
+            ("headgate.db", "expected sqlite:///headgate.db, or postgresql://"),
+            ("", "expected sqlite:///headgate.db"),
+            ("postgresql://host", "expected sqlite:///headgate.db"),
+            ("sqlite:////nowhere/at/all/headgate.db", "the folder /nowhere/at/all does not exist"),
+        ],
+    )
+    def test_another_url_is_refused_with_the_right_ones(self, url: str, said: str) -> None:
+        with pytest.raises(UsageError, match="(?s)" + said.replace("/", "/")):
+            Database(url)
+
+    def test_a_password_is_in_no_message(self) -> None:
+        async def main() -> None:
+            with pytest.raises(DatabaseUnavailable) as caught:
+                await Database.open(f"postgresql://me:hidden-word@127.0.0.1:{free_port()}/db")
+            assert "hidden-word" not in str(caught.value)
+            assert "cannot be reached" in str(caught.value)
+
+        asyncio.run(main())
+        with pytest.raises(UsageError) as refused:
+            Database("mysql://me:hidden-word@host/db")
+        assert "hidden-word" not in str(refused.value)
+
+    def test_a_file_that_is_not_a_database_is_said_to_be_none(self, tmp_path: Path) -> None:
+        (tmp_path / "x.db").write_bytes(b"something else entirely" * 100)
+        with pytest.raises(DatabaseError, match="not a database"):
+            asyncio.run(Database.open(f"sqlite:///{tmp_path}/x.db"))
+
+
+class TestMigrations:
+    def test_they_go_down_and_up_again(self, url: str) -> None:
+        async def work(database: Database) -> None:
+            await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
+            await database.downgrade("base")
+            assert await database.schema() is None
+            await database.upgrade()
+            assert (await Catalog(database).document()).document["rules"] == []
+
+        on(url, work)
+
+    def test_one_that_fails_half_way_changes_nothing(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def work(database: Database) -> None:
+            await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
+            from alembic import op  # noqa: PLC0415  the name that the migration uses
+
+            dropped: list[str] = []
+
+            def drop(name: str) -> None:
+                if len(dropped) == 3:
+                    raise RuntimeError("half-way")
+                dropped.append(name)
+                op.execute(f"DROP TABLE {name}")
+
+            monkeypatch.setattr(op, "drop_table", drop)
+            with pytest.raises(RuntimeError, match="half-way"):
+                await database.downgrade("base")
+            assert len(dropped) == 3
+            assert await database.schema() == "0001"
+            assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
+
+        on(url, work)
+
+    def test_tables_of_a_newer_version_are_left_alone(self, url: str) -> None:
+        async def work(database: Database) -> None:
+            async with database.writing() as connection:
+                await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+
+        on(url, work)
+        with pytest.raises(SchemaMismatch, match="newer version of Headgate than this: upgrade Headgate"):
+            asyncio.run(Database.open(url))
+
+
+class TestTransactions:
+    def test_what_raises_is_undone(self, url: str) -> None:
+        async def work(database: Database) -> None:
+            async def fail() -> None:
+                async with database.writing() as connection:
+                    await connection.execute(text("UPDATE revision SET number = 7"))
+                    raise RuntimeError("no")
+
+            with pytest.raises(RuntimeError, match="no"):
+                await fail()
+            assert await Catalog(database).revision() == 0
+
+        on(url, work)
+
+    def test_a_read_only_database_says_so(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/headgate.db"
+        on(url, _nothing)
+
+        async def work(database: Database) -> None:
+            async def change() -> None:
+                async with database.writing() as connection:
+                    await connection.execute(text("PRAGMA query_only = ON"))
+                    await connection.execute(text("UPDATE revision SET number = 7"))
+
+            with pytest.raises(DatabaseReadOnly, match="accepts no changes"):
+                await change()
+
+        on(url, work)
+
+    def test_one_that_somebody_else_keeps_locked_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("headgate.admin.database.PATIENCE", 0.05)
+        url = f"sqlite:///{tmp_path}/headgate.db"
+        on(url, _nothing)
+        other = sqlite3.connect(tmp_path / "headgate.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        async def work(database: Database) -> None:
+            with pytest.raises(DatabaseUnavailable, match="locked"):
+                async with database.writing():
+                    pass
+            async with database.reading():  # readers do not mind
+                pass
+
+        on(url, work)
+        other.close()
+
+    def test_a_server_that_goes_away_says_so(self, postgres: object) -> None:
+        from tests.postgres import PostgresServer  # noqa: PLC0415  for its type
+
+        assert isinstance(postgres, PostgresServer)
+
+        async def main() -> None:
+            database = await Database.open(postgres.database())
+            postgres.stop()
+            try:
+                with pytest.raises(DatabaseUnavailable, match="cannot be reached"):
+                    async with database.reading():
+                        pass
+            finally:
+                postgres.start()
+            async with database.reading():  # and when it is back, all is well
+                pass
+            await database.close()
+
+        asyncio.run(main())
+
+
+async def _nothing(_: Database) -> None:
+    assert os.getpid()

@@ -1,0 +1,167 @@
+"""Following a database: what changes there reaches the files, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from headgate.admin import follower as following
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog, ObjectKind, Operation
+from headgate.admin.database import Database, DatabaseError
+from headgate.admin.follower import Follower, nodes_of
+from headgate.policy.snapshot import SnapshotReader
+from tests.postgres import PostgresServer
+
+ME = Actor("me")
+DOCUMENT: dict[str, Any] = {"version": 1, "rules": [{"id": "a", "limit": 5, "window": "1m"}]}
+
+
+@asynccontextmanager
+async def followed(url: str, folder: Path) -> AsyncIterator[tuple[Catalog, Follower]]:
+    database = await Database.open(url)
+    catalog = Catalog(database)
+    follower = Follower(catalog, folder)
+    await follower.begin()
+    following = asyncio.ensure_future(follower.run())
+    try:
+        yield catalog, follower
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+        await database.close()
+
+
+async def until(seen: Callable[[], object]) -> None:
+    """Wait until something is seen; nobody tells of it."""
+    async with asyncio.timeout(30):
+        while not seen():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def comes(folder: Path, revision: int) -> dict[str, Any]:
+    """Wait until the files are at a revision."""
+    await until(lambda: SnapshotReader(folder).read().revision >= revision)
+    return SnapshotReader(folder).read().document
+
+
+def test_changes_reach_the_files(url: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with followed(url, tmp_path) as (catalog, _):
+            other = Catalog(await Database.open(url))  # as on another machine
+            await other.apply(DOCUMENT, ME)
+            assert (await comes(tmp_path, 1))["rules"][0]["limit"] == 5
+            await other.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
+            assert (await comes(tmp_path, 2))["users"] == {"u": {"tier": "gold"}}
+            await other.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
+            assert (await comes(tmp_path, 3))["rules"][0]["limit"] == 9
+            await other.change([Operation(ObjectKind.RULE, "a", None)], ME)
+            assert (await comes(tmp_path, 4))["rules"] == []
+            await other.database.close()
+            (node,) = await nodes_of(catalog.database, time.time_ns() // 1000)
+            assert node.error == ""
+
+    asyncio.run(main())
+
+
+def test_who_is_too_far_behind_reads_everything(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.admin.catalog.KEPT_CHANGES", 1)
+
+    async def main() -> None:
+        async with followed(url, tmp_path):
+            pass
+        database = await Database.open(url)
+        await Catalog(database).apply(DOCUMENT, ME)
+        for number in range(3):
+            await Catalog(database).change([Operation(ObjectKind.USER, f"u{number}", {"tier": "gold"})], ME)
+        await database.close()
+        async with followed(url, tmp_path):
+            assert len((await comes(tmp_path, 4))["users"]) == 3
+
+    asyncio.run(main())
+
+
+def test_a_row_that_cannot_be_used_changes_nothing_and_is_said(url: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with followed(url, tmp_path) as (catalog, follower):
+            await catalog.apply(DOCUMENT, ME)
+            await comes(tmp_path, 1)
+            async with catalog.database.writing() as connection:
+                await connection.execute(text('UPDATE rules SET body = \'{"id": "a", "limit": "many"}\''))
+                await connection.execute(text("UPDATE revision SET number = 2"))
+                await connection.execute(text("INSERT INTO changes VALUES (2, 'rule', 'a')"))
+            await until(lambda: follower.error)
+            assert "many" in follower.error
+            assert SnapshotReader(tmp_path).read().revision == 1
+            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
+            assert (await comes(tmp_path, 3))["rules"][0]["limit"] == 9
+            await until(lambda: not follower.error)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_is_followed_again_when_it_is_back(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.database()
+
+    async def main() -> None:
+        async with followed(url, tmp_path) as (catalog, follower):
+            await catalog.apply(DOCUMENT, ME)
+            await comes(tmp_path, 1)
+            postgres.stop(signal.SIGQUIT)
+            try:
+                await until(lambda: "cannot be reached" in follower.error)
+                with pytest.raises(DatabaseError):
+                    await catalog.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
+                assert SnapshotReader(tmp_path).read().revision == 1
+            finally:
+                postgres.start()
+            await catalog.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
+            await comes(tmp_path, 2)
+
+    asyncio.run(main())
+
+
+def test_lost_words_cost_a_moment_not_a_change(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "CHANNEL", "another-channel")
+
+    async def main() -> None:
+        async with followed(postgres.database(), tmp_path) as (catalog, _):
+            await catalog.apply(DOCUMENT, ME)
+            await comes(tmp_path, 1)
+
+    asyncio.run(main())
+
+
+def test_a_service_begins_with_the_last_good_rules_while_the_database_is_away(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres.database()
+
+    async def main() -> None:
+        async with followed(url, tmp_path) as (catalog, _):
+            await catalog.apply(DOCUMENT, ME)
+            await comes(tmp_path, 1)
+        postgres.stop()
+        try:
+            follower = Follower(Catalog(Database(url)), tmp_path)
+            await follower.begin()
+            assert follower.revision == 1
+            assert "cannot be reached" in follower.error
+            empty = tmp_path / "empty"
+            empty.mkdir()
+            with pytest.raises(DatabaseError, match="cannot be reached"):
+                await Follower(Catalog(Database(url)), empty).begin()
+        finally:
+            postgres.start()
+
+    asyncio.run(main())

@@ -1,0 +1,164 @@
+"""API keys: shown once, kept as digests, good until they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sqlalchemy import text
+
+from headgate.admin import audit
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import UnknownObject
+from headgate.admin.database import Database
+from headgate.admin.keys import ApiKeys, Role
+from headgate.core.errors import UsageError
+
+ME = Actor("me")
+DAY = 86_400_000_000
+
+
+class Clock:
+    now = 1000 * DAY
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def on(url: str, work: Callable[[Database, ApiKeys, Clock], Awaitable[None]]) -> None:
+    async def main() -> None:
+        database, clock = await Database.open(url), Clock()
+        try:
+            await work(database, ApiKeys(database, clock=clock), clock)
+        finally:
+            await database.close()
+
+    asyncio.run(main())
+
+
+def test_a_key_is_found_by_its_text_alone(url: str) -> None:
+    async def work(_: Database, keys: ApiKeys, __: Clock) -> None:
+        made = await keys.create("bot", Role.EDITOR, ME)
+        found = await keys.find(made.text)
+        assert found is not None
+        assert (found.name, found.role, found.id) == ("bot", Role.EDITOR, made.key.id)
+        for other in (
+            "",
+            "hg_",
+            made.text[:-1],
+            made.text + "x",
+            made.text.upper(),
+            made.key.id,
+            "\ud800",
+            "x" * 10_000,
+        ):
+            assert await keys.find(other) is None
+
+    on(url, work)
+
+
+def test_no_row_has_a_key_in_it(url: str) -> None:
+    async def work(database: Database, keys: ApiKeys, _: Clock) -> None:
+        made = await keys.create("bot", Role.ADMIN, ME)
+        secret = made.text.rpartition("_")[2]
+        async with database.reading() as connection:
+            for table in ("api_keys", "audit", "versions", "settings"):
+                rows = (await connection.execute(text(f"SELECT * FROM {table}"))).all()  # noqa: S608  names from above
+                assert secret not in repr(rows)
+            assert (await audit.verify(connection)).entries == 1
+
+    on(url, work)
+
+
+def test_a_key_ends_when_it_expires_or_is_revoked(url: str) -> None:
+    async def work(_: Database, keys: ApiKeys, clock: Clock) -> None:
+        brief = await keys.create("brief", Role.VIEWER, ME, expires_at=clock.now + DAY)
+        lasting = await keys.create("lasting", Role.VIEWER, ME)
+        clock.now += DAY - 1
+        assert await keys.find(brief.text) is not None
+        clock.now += 1
+        assert await keys.find(brief.text) is None
+        await keys.revoke(lasting.key.id, ME)
+        assert await keys.find(lasting.text) is None
+        with pytest.raises(UnknownObject, match="there is no key"):
+            await keys.revoke("nobody", ME)
+        with pytest.raises(UsageError, match="in the past"):
+            await keys.create("late", Role.VIEWER, ME, expires_at=clock.now)
+
+    on(url, work)
+
+
+def test_a_key_is_replaced_with_an_overlap(url: str) -> None:
+    async def work(_: Database, keys: ApiKeys, clock: Clock) -> None:
+        old = await keys.create("bot", Role.EDITOR, ME)
+        new = await keys.rotate(old.key.id, ME, overlap_us=DAY)
+        assert (new.key.name, new.key.role) == ("bot", Role.EDITOR)
+        assert await keys.find(old.text) is not None
+        clock.now += DAY
+        assert await keys.find(old.text) is None
+        assert await keys.find(new.text) is not None
+        newer = await keys.rotate(new.key.id, ME)
+        assert await keys.find(new.text) is None
+        assert await keys.find(newer.text) is not None
+
+    on(url, work)
+
+
+def test_the_last_use_is_noted_now_and_then(url: str) -> None:
+    async def work(_: Database, keys: ApiKeys, clock: Clock) -> None:
+        made = await keys.create("bot", Role.EDITOR, ME)
+        first = clock.now
+        await keys.find(made.text)
+        clock.now += 59_000_000
+        await keys.find(made.text)
+        assert (await keys.get(made.key.id)).last_used_at == first
+        clock.now += 2_000_000
+        await keys.find(made.text)
+        assert (await keys.get(made.key.id)).last_used_at == clock.now
+
+    on(url, work)
+
+
+def test_the_first_key_is_made_once(url: str) -> None:
+    async def work(database: Database, keys: ApiKeys, _: Clock) -> None:
+        first = await keys.first()
+        assert first is not None
+        assert first.key.role is Role.ADMIN
+        assert await keys.first() is None
+        await keys.revoke(first.key.id, ME)
+        assert await keys.first() is None
+        assert await ApiKeys(database, "a-key-of-the-operator").first() is None
+
+    on(url, work)
+
+
+def test_the_operator_s_own_key_is_an_admin_s(url: str) -> None:
+    async def work(database: Database, _: ApiKeys, __: Clock) -> None:
+        keys = ApiKeys(database, "a-key-of-the-operator")
+        found = await keys.find("a-key-of-the-operator")
+        assert found is not None
+        assert found.role is Role.ADMIN
+        assert await keys.find("another-key-of-nobody") is None
+        for bad in ("short", "with space in it all", "x" * 257):
+            with pytest.raises(UsageError, match="16 to 256"):
+                ApiKeys(database, bad)
+
+    on(url, work)
+
+
+@pytest.mark.parametrize(
+    ("has", "needs", "may"),
+    [
+        (Role.ADMIN, Role.VIEWER, True),
+        (Role.ADMIN, Role.EDITOR, True),
+        (Role.EDITOR, Role.ADMIN, False),
+        (Role.VIEWER, Role.EDITOR, False),
+        (Role.VIEWER, Role.VIEWER, True),
+        (Role.CHECK, Role.VIEWER, False),
+        (Role.ADMIN, Role.CHECK, False),
+        (Role.CHECK, Role.CHECK, True),
+    ],
+)
+def test_roles_include_those_below_them(has: Role, needs: Role, may: bool) -> None:  # noqa: FBT001  a table
+    assert has.includes(needs) is may
