@@ -109,7 +109,7 @@ def run(script: str, *arguments: str) -> str:
     "store",
     [
         "MemoryStore(clock=SlowClock())",
-        "CachedStore(MemoryStore(clock=SlowClock()), denials=True)",
+        "CachedStore(MemoryStore(clock=SlowClock()), denials=3600)",
         f"open_store('redis://127.0.0.1:{free_port()}')",
         f"open_store('redis+cluster://127.0.0.1:{free_port()}')",
     ],

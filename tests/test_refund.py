@@ -56,7 +56,7 @@ def store(request: pytest.FixtureRequest, manual_clock: ManualClock) -> Iterator
         if request.param == "memory":
             made: Store = MemoryStore(clock=manual_clock)
         elif request.param == "cached":
-            made = CachedStore(MemoryStore(clock=manual_clock), denials=True)
+            made = CachedStore(MemoryStore(clock=manual_clock), denials=3600)
         elif request.param == "cluster":
             cluster: RedisCluster = request.getfixturevalue("cluster")
             cluster.flush()
