@@ -60,6 +60,14 @@ def bound_check(family: Family, names: dict[str, Any]) -> Any:
     return check
 
 
+MOST_WRITTEN = 32
+"""Limits of a plan whose check is written out: Python nests blocks a hundred deep, and long plans are rare."""
+
+
+def _not_written(*_: object) -> None:
+    """Leave a plan to who decides in a loop."""
+
+
 class PlanChecks(dict[int, Any]):
     """The functions ``check(tables, plan, cost, now)``, by the number of limits; made when they are needed.
 
@@ -71,6 +79,8 @@ class PlanChecks(dict[int, Any]):
         self._names = names
 
     def __missing__(self, limits: int) -> Any:
+        if limits > MOST_WRITTEN:
+            return _not_written
         names = dict(self._names)
         exec(_compiled_plan(limits), names)  # noqa: S102  our own text
         self[limits] = names["check"]
