@@ -6,14 +6,17 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from headgate.core.key import Principal
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome, Override, combine, load
-from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT
+from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT, descriptors_schema
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.problems import InvalidRules, Problem
+from headgate.policy.yaml_text import Document
 from tests.policy.envoy import naive
 from tests.policy.envoy.given import FILES, Service, policy
 
@@ -136,6 +139,45 @@ def test_any_data_loads_or_is_told_what_is_wrong(data: Any) -> None:
 @given(junk)
 def test_any_descriptors_load_or_are_told_what_is_wrong(data: Any) -> None:
     usable(json.dumps({"domain": "d", "descriptors": [{"key": "a", "value": "b", "rate_limit": data}, data]}))
+
+
+SCHEMA = Draft202012Validator(descriptors_schema())
+
+
+def test_the_schema_is_one_and_has_the_examples() -> None:
+    Draft202012Validator.check_schema(descriptors_schema())
+    for path in FILES.glob("*.yaml"):
+        SCHEMA.validate(Document(path.read_text(encoding="utf-8"), path.name).data)
+
+
+@given(junk)
+def test_what_loads_without_a_warning_has_the_form_that_the_schema_says(data: Any) -> None:
+    written = {"domain": "d", "descriptors": [{"key": "a", "value": "b", "rate_limit": data}]}
+    try:
+        is_right = not load({"f": json.dumps(written)}).warnings
+    except InvalidRules:
+        is_right = False
+    assert SCHEMA.is_valid(written) or not is_right
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unit": "secnd"},
+        {"unit": "day", "requests_per_unit": -1},
+        {"unit": "day", "unit_multiplier": 0},
+        {"unit": "day", "algorithm": "token_buckt"},
+        {"unlimited": "perhaps"},
+        {"unit": "day", "replaces": ["a"]},
+        {"unt": "day"},
+        5,
+    ],
+)
+def test_what_has_another_form_is_refused_by_schema_and_loader(wrong: Any) -> None:
+    written = {"domain": "d", "descriptors": [{"key": "a", "descriptors": [{"key": "b", "rate_limit": wrong}]}]}
+    assert not SCHEMA.is_valid(written)
+    with pytest.raises(InvalidRules):
+        load({"f": json.dumps(written)})
 
 
 corpus = [path.read_text(encoding="utf-8") for path in sorted(FILES.glob("*.yaml"))]

@@ -11,10 +11,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization as form
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
-from headgate.policy.problems import InvalidRules
+from headgate.policy.problems import Findings, InvalidRules, ProblemKind
+from headgate.policy.yaml_text import Document
 from headgate.server.api.forward_auth import LOOPBACK
-from headgate.server.identity.loading import load_identity
+from headgate.server.identity.loading import FILE, identity_schema, load_identity
 from headgate.web.apikey import digest
 from headgate.web.identity import Identifier
 from tests.web.tokens import NOW, NOW_S, SECRET, jwk, private_key, public_pem, signed
@@ -232,6 +234,24 @@ _DATA = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=4),
     max_leaves=20,
 )
+
+
+SCHEMA = Draft202012Validator(identity_schema())
+
+
+def test_the_schema_is_one_and_has_the_example() -> None:
+    Draft202012Validator.check_schema(identity_schema())
+    SCHEMA.validate(Document(EXAMPLE.read_text(), "identity.yaml").data)
+
+
+@given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=3, max_size=3))
+def test_schema_and_loader_agree_about_the_form(data: dict[str, Any], sections: list[Any]) -> None:
+    names = ("addresses", "api_keys", "tokens")
+    written = {"version": 1, **data, **dict(zip(names, sections, strict=True))}
+    findings = Findings()
+    FILE.read(written, (), findings)
+    is_well_formed = all(problem.kind is ProblemKind.MEANING for problem in findings.problems())
+    assert SCHEMA.is_valid(written) is is_well_formed
 
 
 @given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=3, max_size=3))

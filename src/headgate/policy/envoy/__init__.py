@@ -8,8 +8,8 @@
     answer = combine(matching, decisions, now)                # overall code, and one status for each descriptor
 
 (A match with 0 hits is peeked at, one with `refund` is refunded.) Everything here is pure: to ask the store is the
-service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `fields` and `loading`,
-how they are written, and a folder that is watched; `matching`, which of them apply; `answering`, what comes of it.
+service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `loading`, how
+they are written, and a folder that is watched; `matching`, which of them apply; `answering`, what comes of it.
 
 What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loading`, what differs in
 `headgate.policy.envoy.matching` and `headgate.policy.envoy.answering`.
