@@ -21,7 +21,7 @@ from headgate.policy.envoy import Descriptor, Outcome, load, passed_metadata
 from headgate.policy.envoy import combine as answer_of
 from headgate.policy.selection import Verdict
 from headgate.server.protos import RateLimitResponse
-from headgate.server.rls import Options
+from headgate.server.rls import RlsOptions
 from headgate.server.rls.answers import MOST_REFUSALS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
 from headgate.web.headers import MOST_PREPARED, ResponseHeaders
 from tests.server.rls.messages import OK, OVER_LIMIT
@@ -39,9 +39,9 @@ RULES = ("orders", "per-user", "orders")
 OPTIONS = st.tuples(st.sampled_from(list(HEADERS)), st.booleans(), st.booleans())
 
 
-def options_of(chosen: tuple[str, bool, bool]) -> Options:
+def options_of(chosen: tuple[str, bool, bool]) -> RlsOptions:
     settings = HEADERS[chosen[0]]
-    return Options(None if settings is None else ResponseHeaders(**settings), *chosen[1:])
+    return RlsOptions(None if settings is None else ResponseHeaders(**settings), *chosen[1:])
 
 
 @cache
@@ -265,7 +265,7 @@ def test_many_limits_are_shown_by_the_one_that_decides() -> None:
 
 
 def test_refusals_that_are_kept_are_bounded_and_those_of_another_second_are_others() -> None:
-    answers, chosen = RuleAnswers(Options(), lambda _: False), ("default", True, True)
+    answers, chosen = RuleAnswers(RlsOptions(), lambda _: False), ("default", True, True)
     for second in range(MOST_REFUSALS + 10):
         decision = Decision(False, 3, 0, second * 1_000_000, 2**20, Pressure.THROTTLED, plain.QUOTAS[0])
         answer = answers.of([ruling_of(decision, ["orders"])], NOW)
@@ -280,7 +280,7 @@ def test_refusals_that_are_kept_are_bounded_and_those_of_another_second_are_othe
 
 
 def test_what_is_prepared_of_limits_is_bounded() -> None:
-    answers = RuleAnswers(Options(), lambda _: False)
+    answers = RuleAnswers(RlsOptions(), lambda _: False)
     decision = Decision(True, 3, 1, 0, 10, Pressure.NORMAL, plain.QUOTAS[0])
     for number in range(MOST_PREPARED + 100):
         answers.of([ruling_of(decision, [f"rule-{number}"])], NOW)

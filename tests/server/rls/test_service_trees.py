@@ -7,7 +7,7 @@ import json
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from headgate.server.rls import Options
+from headgate.server.rls import RlsOptions
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, descriptor, headers
 
@@ -165,7 +165,7 @@ def test_without_a_store_the_mode_decides(in_memory: Asking, mode: str, code: in
 
 
 def test_what_is_told_can_be_chosen(in_memory: Asking) -> None:
-    in_memory.serve(tree=TREE, options=Options(headers=None, body=False, metadata=False))
+    in_memory.serve(tree=TREE, options=RlsOptions(headers=None, body=False, metadata=False))
     for _ in range(3):
         answer = in_memory.ask(IP)
         assert [field.name for field, _ in answer.ListFields()] == ["overall_code", "statuses"]

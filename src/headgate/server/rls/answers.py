@@ -43,7 +43,7 @@ _STATES = {state: entry("state", str(state)) for state in Pressure}
 _OK_STATUS, _OVER_STATUS = encoding.status(Code.OK), encoding.status(Code.OVER_LIMIT)
 
 
-class Options(msgspec.Struct, frozen=True):
+class RlsOptions(msgspec.Struct, frozen=True):
     """What is told besides the decision itself."""
 
     headers: ResponseHeaders | None = ResponseHeaders()
@@ -82,7 +82,7 @@ class _Answers:
         per_unit: which number of a quota is told to be that of requests per unit.
     """
 
-    def __init__(self, options: Options, per_unit: Callable[[Quota], int]) -> None:
+    def __init__(self, options: RlsOptions, per_unit: Callable[[Quota], int]) -> None:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
         self._body, self._metadata, self._per_unit = options.body, options.metadata, per_unit
         self._prepared = Prepared(self._prepare)
@@ -179,7 +179,7 @@ class RuleAnswers(_Answers):
         denies: says of a rule, by its id, whether it denies everything while the store is away.
     """
 
-    def __init__(self, options: Options, denies: Callable[[str], bool]) -> None:
+    def __init__(self, options: RlsOptions, denies: Callable[[str], bool]) -> None:
         super().__init__(options, lambda quota: quota.capacity)
         self._denies = denies
 
@@ -246,7 +246,7 @@ class TreeAnswers(_Answers):
         denies: whether everything is denied while the store is away.
     """
 
-    def __init__(self, options: Options, *, denies: bool = False) -> None:
+    def __init__(self, options: RlsOptions, *, denies: bool = False) -> None:
         super().__init__(options, lambda quota: quota.limit)
         self._denies = denies
 

@@ -7,14 +7,13 @@ or 429 when it is over the limit. What is malformed gets 400. (There, so does tr
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from headgate.core.errors import UsageError
 from headgate.policy.request import InvalidRequest
 from headgate.server.protos import RateLimitRequest, RateLimitResponse
-from headgate.server.rls.decoding import decode
+from headgate.server.rls.decoding import question_of
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.calls import RpcError
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
@@ -45,8 +44,8 @@ class JsonForm:
         began, called = perf_counter_ns(), self._service.recorder.called
         try:
             _bounded(request.body)
-            question: Any = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
-            answer = await self._service.answer(decode(question.SerializeToString()), request.peer)
+            message = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
+            answer = await self._service.answer(question_of(message), request.peer)
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
             called(API, "error", perf_counter_ns() - began)
             return HttpResponse(400, bad_request(str(error)).encode(), _PROBLEM)

@@ -29,7 +29,7 @@ from headgate.policy.request import InvalidRequest
 from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
 from headgate.server.rls import encoding
-from headgate.server.rls.answers import Options, RlsAnswer, RuleAnswers, TreeAnswers
+from headgate.server.rls.answers import RlsAnswer, RlsOptions, RuleAnswers, TreeAnswers
 from headgate.server.rls.decoding import MalformedMessage, RlsQuestion, decode
 from headgate.server.rls.mapping import Mapper
 from headgate.server.wire.admission import Charge, free_of_charge
@@ -63,12 +63,12 @@ class RateLimitService:
         *,
         decisions: Decisions | None = None,
         trees: AsyncDescriptorEngine | None = None,
-        options: Options | None = None,
+        options: RlsOptions | None = None,
         trust_tier: bool = False,
         count_refused: bool = False,
         charge: Charge = free_of_charge,
     ) -> None:
-        options = Options() if options is None else options
+        options = RlsOptions() if options is None else options
         self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
@@ -159,7 +159,8 @@ class RateLimitService:
             parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
             rulings = await decisions.check_together(parts)
         except UsageError as error:
-            return self._by_rules.unacceptable(self._problems(decisions, domain, descriptors, hits_addend, error))
+            problems = [self._problem(decisions, domain, descriptor, hits_addend, now) for descriptor in descriptors]
+            return self._by_rules.unacceptable(problems if any(problems) else [str(error)] * len(problems))
         refused = any(not ruling.allowed and not part.refund for ruling, part in zip(rulings, parts, strict=True))
         if refused and self._count_refused:
             for part in parts:
@@ -177,26 +178,13 @@ class RateLimitService:
         limits = _overriding(domain, descriptor, descriptor.override)
         return Part(request, descriptor.refund, limits)
 
-    def _problems(
-        self,
-        decisions: Decisions,
-        domain: str,
-        descriptors: Sequence[Descriptor],
-        hits_addend: int,
-        error: UsageError,
-    ) -> list[str]:
-        """Return what is wrong with each descriptor, empty where nothing is."""
-        problems = []
-        now = decisions.engine.clock.now()
-        for descriptor in descriptors:
-            problem = ""
-            try:
-                part = self._part(domain, descriptor, hits_addend)
-                decisions.engine.policy.plan(part.request, now, asking=False)
-            except HeadgateError as found:
-                problem = str(found)
-            problems.append(problem)
-        return problems if any(problems) else [str(error)] * len(problems)
+    def _problem(self, decisions: Decisions, domain: str, descriptor: Descriptor, hits_addend: int, now: int) -> str:
+        """Say what is wrong with a descriptor; empty if nothing is."""
+        try:
+            decisions.engine.policy.plan(self._part(domain, descriptor, hits_addend).request, now, asking=False)
+        except HeadgateError as error:
+            return str(error)
+        return ""
 
     def _denies(self, rule_id: str) -> bool:
         """Whether a rule denies everything while the store is away."""
