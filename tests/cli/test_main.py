@@ -13,8 +13,9 @@ import pytest
 
 from headgate.cli import __main__ as command_line
 from headgate.cli.__main__ import main
-from headgate.cli.command import Commands, Terminal, add_command, coloured, safe
+from headgate.cli.command import Commands, Terminal, add_command, coloured
 from headgate.core.errors import InvalidStore
+from headgate.core.numbers import printable
 
 COMMAND = [sys.executable, "-m", "headgate.cli"]
 
@@ -163,7 +164,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_users_text_cannot_steer_the_terminal() -> None:
-    assert safe("a\033[31m\u202eb é") == "a\\x1b[31m\\x202eb é"
+    assert printable("a\033[31m\u202eb é") == "a\\x1b[31m\\u202eb é"
 
 
 def test_what_a_stream_cannot_show_is_written_out() -> None:

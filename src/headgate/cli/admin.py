@@ -13,10 +13,11 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from headgate.cli.command import NO, OK, Command, Commands, Terminal, add_command, safe
+from headgate.cli.command import NO, OK, Command, Commands, Terminal, add_command
 from headgate.cli.rule_files import checked, explained
 from headgate.cli.service import NoAnswer, caller_headers, exchanged, parse_target, tls_of
 from headgate.core.errors import UsageError, not_installed
+from headgate.core.numbers import printable
 from headgate.policy.dumping import to_data, to_yaml
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _confirmed(arguments: argparse.Namespace, terminal: Terminal, question: str)
 
 
 def _table(terminal: Terminal, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    texts = [[safe("" if cell is None else str(cell)) for cell in row] for row in rows]
+    texts = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
     for style, row in (("bold", list(head)), *(("", row) for row in texts)):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -304,7 +305,7 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
     planned = applied(dry_run=True)
     gone = [change for change in planned["changes"] if change["action"] == "delete"]
     if not arguments.dry_run and gone and not arguments.json:
-        names = ", ".join(f"{change['kind']} {safe(change['id'])}" for change in gone[:10])
+        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in gone[:10])
         if not _confirmed(arguments, terminal, f"This deletes {len(gone)}: {names}. Go on?"):
             return NO
     answer = planned if arguments.dry_run else applied(dry_run=False)
@@ -312,7 +313,7 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.say_json(answer)
         return OK
     for change in answer["changes"]:
-        terminal.say(f"{change['action']:<6} {change['kind']} {safe(change['id'])}")
+        terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}")
     word = "would be " if arguments.dry_run else ""
     terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
     return OK
@@ -342,7 +343,7 @@ def _told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, text: 
     if arguments.json:
         terminal.say_json(answer)
     else:
-        terminal.say(safe(text))
+        terminal.say(printable(text))
     return OK
 
 
@@ -372,7 +373,7 @@ def _show_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.say_json(found)
         return OK
-    terminal.say(f"user {safe(found['user_id'])}, tier {safe(found['tier'] or '(none)')}")
+    terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}")
     rows = [
         (rule["rule_id"], rule["endpoint"], limit["quota"], f"{limit['remaining']} of {limit['limit']}", rule["source"])
         for rule in found["rules"]
@@ -526,15 +527,15 @@ def _migrated(arguments: argparse.Namespace, terminal: Terminal, *, upgrade: boo
                 await database.upgrade()
             found = await database.schema()
             if found is None:
-                terminal.say(f"{safe(database.name)}: empty")
+                terminal.say(f"{printable(database.name)}: empty")
                 return NO
             try:
                 await database.check_schema()
             except SchemaMismatch as error:
-                terminal.complain(safe(str(error)))
+                terminal.complain(printable(str(error)))
                 return NO
             moved = f", upgraded from {before or 'nothing'}" if found != before else ""
-            terminal.say(f"{safe(database.name)}: version {found}{moved}, as this Headgate needs it")
+            terminal.say(f"{printable(database.name)}: version {found}{moved}, as this Headgate needs it")
             return OK
         finally:
             await database.close()

@@ -21,10 +21,10 @@ from headgate.cli.command import (
     add_request_options,
     attributes_of,
     principal_of,
-    safe,
 )
 from headgate.cli.service import CHECK, RESET, NoAnswer, add_service_options, asked
 from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 
@@ -115,9 +115,9 @@ def _answered(run: Command) -> Command:
             return run(arguments, terminal)
         except NoAnswer as error:
             first, *more = str(error).split("\n")
-        terminal.complain(terminal.styled(f"headgate: {safe(first)}", "red", err=True))
+        terminal.complain(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
         for line in more:
-            terminal.complain(safe(line))
+            terminal.complain(printable(line))
         return WRONG_USAGE
 
     return answered
@@ -176,15 +176,15 @@ def _question(arguments: argparse.Namespace) -> dict[str, Any]:
 def _tell(answer: ShownDecision, terminal: Terminal, *, peeked: bool) -> None:
     passes, refused = ("would pass", "would be refused") if peeked else ("allowed", "refused")
     word = terminal.styled(passes, "green") if answer.allowed else terminal.styled(refused, "red")
-    terminal.say(f"{word}{safe(_because(answer))}")
+    terminal.say(f"{word}{printable(_because(answer))}")
     if answer.delay:
         terminal.say(f"its turn comes in {answer.delay:g} s")
     if answer.degraded:
-        told = f"degraded: the store did not decide this{safe(_why(answer))}; what was used there is not known"
+        told = f"degraded: the store did not decide this{printable(_why(answer))}; what was used there is not known"
         terminal.say(terminal.styled(told, "yellow"))
     if answer.unmatched_principals:
         names = ", ".join(answer.unmatched_principals)
-        terminal.say(terminal.styled(safe(f"no rule knows {names}: nothing limits by that"), "yellow"))
+        terminal.say(terminal.styled(printable(f"no rule knows {names}: nothing limits by that"), "yellow"))
     for limit in answer.limits:
         _tell_limit(limit, terminal)
     for limit in answer.shadow:
@@ -208,8 +208,8 @@ def _because(answer: ShownDecision) -> str:
 
 
 def _tell_limit(limit: ShownLimit, terminal: Terminal, *, shadow: bool = False) -> None:
-    name = terminal.styled(safe(limit.rule_id), "dim" if shadow else "bold")
-    state = terminal.styled(safe(limit.state), _STATES.get(limit.state, "dim"))
+    name = terminal.styled(printable(limit.rule_id), "dim" if shadow else "bold")
+    state = terminal.styled(printable(limit.state), _STATES.get(limit.state, "dim"))
     again = f", refused for another {limit.retry_after:g} s" if not limit.allowed else ""
     aside = ", a shadow that refuses nothing" if shadow else ""
     whole = datetime.fromtimestamp(limit.reset_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -230,12 +230,12 @@ def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         return OK if answer.rules else NO
     if answer.rules:
-        terminal.say(terminal.styled(f"reset: {safe(', '.join(answer.rules))}", "green"))
+        terminal.say(terminal.styled(f"reset: {printable(', '.join(answer.rules))}", "green"))
     else:
         reason = answer.reason or "no rule counts by that alone"
-        terminal.say(terminal.styled(f"nothing was reset: {safe(reason)}", "yellow"))
+        terminal.say(terminal.styled(f"nothing was reset: {printable(reason)}", "yellow"))
     if answer.shared:
         terminal.say(
-            f"others share these, which were left alone (name one with --rule): {safe(', '.join(answer.shared))}"
+            f"others share these, which were left alone (name one with --rule): {printable(', '.join(answer.shared))}"
         )
     return OK if answer.rules else NO

@@ -36,7 +36,7 @@ class Terminal:
 
     def say(self, text: str = "") -> None:
         """Write a line of output."""
-        self.out.write(_printable(text, self.out) + "\n")
+        self.out.write(_encodable(text, self.out) + "\n")
 
     def say_json(self, data: Any) -> None:
         """Write data as JSON, for programs."""
@@ -44,7 +44,7 @@ class Terminal:
 
     def complain(self, text: str) -> None:
         """Write a line about what is wrong."""
-        self.err.write(_printable(text, self.err) + "\n")
+        self.err.write(_encodable(text, self.err) + "\n")
 
     def styled(self, text: str, style: str, *, err: bool = False) -> str:
         """Return `text` in a colour, if they are wanted there."""
@@ -140,12 +140,7 @@ def coloured(text: str, style: str) -> str:
     return f"\033[{_STYLES[style]}m{text}\033[0m"
 
 
-def safe(text: str) -> str:
-    """Return text of a user's file so that it cannot steer the terminal: control characters are written out."""
-    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)
-
-
-def _printable(text: str, stream: TextIO) -> str:
+def _encodable(text: str, stream: TextIO) -> str:
     """Return `text` with what the stream cannot encode written out."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -18,11 +18,11 @@ from headgate.cli.command import (
     attributes_of,
     named,
     principal_of,
-    safe,
 )
 from headgate.cli.rule_files import for_envoy
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
 from headgate.core.plan import Call, Verb
 from headgate.engine import Engine, Explained
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome
@@ -102,7 +102,7 @@ def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace,
     word, colour = ("would pass", "green") if allowed else ("would be over the limit", "red")
     why = match.problem or ".".join(match.stat) or "no descriptor is for it"
     shadow = ", a shadow that refuses nothing" if match.shadow_mode else ""
-    terminal.say(f"{terminal.styled(word, colour)} ({match.outcome}): {safe(why)}{shadow}")
+    terminal.say(f"{terminal.styled(word, colour)} ({match.outcome}): {printable(why)}{shadow}")
     for state in states:
         terminal.say(f"  {state['quota']}: {state['remaining']} of {state['limit']} left")
     return OK if allowed else NO
@@ -118,12 +118,13 @@ def _request(arguments: argparse.Namespace) -> Request:
 def _tell(explained: Explained, terminal: Terminal) -> None:
     explanation, ruling = explained.explanation, explained.ruling
     word, colour = ("would pass", "green") if ruling.allowed else ("would be refused", "red")
-    terminal.say(f"{terminal.styled(word, colour)}{safe(_because(explained))}")
+    terminal.say(f"{terminal.styled(word, colour)}{printable(_because(explained))}")
     facts = ", ".join(f"{name} {value}" for name, value in explanation.facts.items() if name != GLOBAL)
-    terminal.say(safe(f"as seen by the rules: {facts}" + (f", tier {explanation.tier}" if explanation.tier else "")))
+    tier = f", tier {explanation.tier}" if explanation.tier else ""
+    terminal.say(printable(f"as seen by the rules: {facts}{tier}"))
     if ruling.unmatched_principals:
         names = ", ".join(ruling.unmatched_principals)
-        terminal.say(terminal.styled(safe(f"no rule knows {names}: nothing limits by that"), "yellow"))
+        terminal.say(terminal.styled(printable(f"no rule knows {names}: nothing limits by that"), "yellow"))
     if ruling.degraded:
         terminal.say(
             terminal.styled(
@@ -151,14 +152,14 @@ def _because(explained: Explained) -> str:
 
 def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Terminal) -> None:
     mark = "applies" if considered.applies else "does not apply"
-    name = terminal.styled(safe(considered.rule), "bold" if considered.applies else "dim")
-    terminal.say(f"{name} {mark}" + (f": {safe(considered.reason)}" if considered.reason != MATCHES else ""))
+    name = terminal.styled(printable(considered.rule), "bold" if considered.applies else "dim")
+    terminal.say(f"{name} {mark}" + (f": {printable(considered.reason)}" if considered.reason != MATCHES else ""))
     for limit, state in zip(considered.limits, states, strict=False):
         principal = limit.principal if isinstance(limit.principal, str) else f"digest {limit.principal.hex()}"
         used = f"{state.remaining} of {state.limit} left"
         again = f", refused for another {state.retry_after:g} s" if not state.allowed else ""
-        terminal.say(safe(f"  {limit.quota} ({considered.source}): {used}, {state.state}{again}"))
-        terminal.say(terminal.styled(safe(f"  key {limit.space} of {principal}"), "dim"))
+        terminal.say(printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{again}"))
+        terminal.say(terminal.styled(printable(f"  key {limit.space} of {principal}"), "dim"))
 
 
 def _data(explained: Explained) -> dict[str, Any]:

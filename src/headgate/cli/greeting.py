@@ -11,9 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.command import Terminal, safe
+from headgate.cli.command import Terminal
 from headgate.cli.service import DEFAULT_URL
 from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
 from headgate.policy.compiled import Policy
 from headgate.policy.model import Rule
 from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, Request
@@ -69,15 +70,15 @@ def prepared(
             lines["Envoy"] = f"by the descriptors in {settings.envoy_config}"
         terminal.say(title)
         for name, text in lines.items():
-            terminal.say(f"  {name:<6} {safe(text)}")
+            terminal.say(f"  {name:<6} {printable(text)}")
         if admin is not None and admin.first_key:
             terminal.say("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only now:")
             terminal.say(f"  {admin.first_key}")
         if admin is not None and admin.error:
-            terminal.say(terminal.styled(f"the rules are the last good ones: {safe(admin.error)}", "yellow"))
+            terminal.say(terminal.styled(f"the rules are the last good ones: {printable(admin.error)}", "yellow"))
         terminal.say("try it:")
         for line in trials:
-            terminal.say(f"  {safe(line)}")
+            terminal.say(f"  {printable(line)}")
         terminal.out.flush()
 
     return say

@@ -20,9 +20,9 @@ from headgate.cli.command import (
     add_principal_options,
     attributes_of,
     principal_of,
-    safe,
 )
 from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
 from headgate.observe.logs import Principals
 from headgate.policy.addresses import counted_by
 
@@ -78,7 +78,7 @@ def _who(arguments: argparse.Namespace, terminal: Terminal) -> int:
         for candidate in candidates:
             for counted in {candidate, _network(candidate)}:
                 if Principals().shown(counted) == wanted:
-                    terminal.say(terminal.styled(f"{wanted} is {safe(counted)}", "green"))
+                    terminal.say(terminal.styled(f"{wanted} is {printable(counted)}", "green"))
                     return OK
     terminal.say(f"{wanted} is none of them")
     return NO

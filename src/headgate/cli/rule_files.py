@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headgate.cli.command import NO, WRONG_USAGE, Command, Terminal, safe
+from headgate.cli.command import NO, WRONG_USAGE, Command, Terminal
+from headgate.core.numbers import printable
 from headgate.live import yaml_files
 from headgate.policy import envoy
 from headgate.policy.envoy import DescriptorPolicy
@@ -124,21 +125,21 @@ def tell_problems(problems: Iterable[Problem], terminal: Terminal, *, warning: b
 def _described(problem: Problem, terminal: Terminal, *, warning: bool = False) -> list[str]:
     """Return the lines that describe a problem."""
     word, colour = ("warning", "yellow") if warning else ("error", "red")
-    place = terminal.styled(safe(problem.place), "bold", err=True)
-    field = f"{safe(problem.path)}: " if problem.path else ""
-    lines = [f"{place}: {terminal.styled(word, colour, err=True)}: {field}{safe(problem.message)}"]
+    place = terminal.styled(printable(problem.place), "bold", err=True)
+    field = f"{printable(problem.path)}: " if problem.path else ""
+    lines = [f"{place}: {terminal.styled(word, colour, err=True)}: {field}{printable(problem.message)}"]
     if problem.source.strip():
         gutter = f"{problem.line:>6} | "
         start = max(0, problem.column - _WIDTH + 20)
         source = "".join(" " if character == "\t" else character for character in problem.source)
-        before = safe(source[start : problem.column - 1])
-        shown = safe(source[start : start + _WIDTH])
+        before = printable(source[start : problem.column - 1])
+        shown = printable(source[start : start + _WIDTH])
         caret = terminal.styled("^", colour, err=True)
         lines += [f"{gutter}{shown}", f"{' ' * (len(gutter) - 2)}| {' ' * len(before)}{caret}"]
     if problem.accepted:
-        lines.append(f"       accepted: {safe(problem.accepted)}")
+        lines.append(f"       accepted: {printable(problem.accepted)}")
     if problem.hint:
-        lines.append(f"       {safe(problem.hint)}")
+        lines.append(f"       {printable(problem.hint)}")
     return lines
 
 
@@ -172,7 +173,7 @@ def explained(run: Command) -> Command:
             tell_problems(problems, terminal)
             count, files = len(problems), {problem.file: None for problem in problems}
             where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
-            told = f"{safe(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
+            told = f"{printable(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
             if not unread:
                 terminal.complain(terminal.styled(told, "red", err=True))
         return WRONG_USAGE if unread else NO

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from headgate.cli import admin
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command, safe
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
+from headgate.core.numbers import printable
 from headgate.policy.diff import Diff, FieldChange, State, compare
 from headgate.policy.dumping import to_data as rules_data
 from headgate.policy.forms import rules_schema
@@ -98,9 +99,10 @@ def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
         if odd:
             count = f"{len(odd)} warning{'s' * (len(odd) != 1)}"
             verdict = "which --strict does not accept" if arguments.strict else "and it can be used"
-            terminal.say(terminal.styled(f"{safe(line)}, {count}, {verdict}", "red" if arguments.strict else "yellow"))
+            colour = "red" if arguments.strict else "yellow"
+            terminal.say(terminal.styled(f"{printable(line)}, {count}, {verdict}", colour))
         else:
-            terminal.say(terminal.styled(f"{safe(line)}, nothing wrong", "green"))
+            terminal.say(terminal.styled(f"{printable(line)}, nothing wrong", "green"))
     return code
 
 
@@ -111,7 +113,7 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
             terminal.say_json({"descriptors": descriptors.described()})
         else:
             for line in descriptors.described():
-                terminal.say(safe(line))
+                terminal.say(printable(line))
         return OK
     loaded = checked(arguments.file)
     if arguments.json:
@@ -166,7 +168,7 @@ def _row(rule: Rule, note: str = "") -> tuple[str, ...]:
     asked = ", ".join(part for part in conditions if part) or "all"
     limit = "; ".join(map(str, rule.quotas))
     cells = (rule.id, rule.dimension, rule.endpoint, asked, limit, ", ".join(part for part in notes if part))
-    return tuple(safe(cell) for cell in cells)
+    return tuple(printable(cell) for cell in cells)
 
 
 def _tell_diff(diff: Diff, terminal: Terminal) -> None:
@@ -196,11 +198,11 @@ def _tell_diff(diff: Diff, terminal: Terminal) -> None:
 
 
 def _line(change: FieldChange) -> str:
-    name, before, after = safe(change.field), _written(change.before), _written(change.after)
+    name, before, after = printable(change.field), _written(change.before), _written(change.after)
     if change.before is None:
         return f"{name}: {after}" if change.after is not None else name
     return f"{name}: {before} -> {after}" if change.after is not None else f"{name}: {before} -> not given"
 
 
 def _written(value: Any) -> str:
-    return safe(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -10,10 +10,10 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from headgate.cli.command import Commands, Terminal, add_command, safe
+from headgate.cli.command import Commands, Terminal, add_command
 from headgate.core.errors import UsageError, not_installed
 from headgate.core.mode import Mode
-from headgate.core.numbers import short
+from headgate.core.numbers import printable, short
 from headgate.server.settings import (
     API_SECONDS,
     LOG_FORMATS,
@@ -211,7 +211,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         if name.startswith("HEADGATE_") and name not in known:
             near = get_close_matches(name, known, 1)
             meant = f": {near[0]} may be meant" if near else ""
-            warnings.append(f"{safe(name)} in the environment is not an option, and has no effect{meant}")
+            warnings.append(f"{printable(name)} in the environment is not an option, and has no effect{meant}")
     return warnings
 
 

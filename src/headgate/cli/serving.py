@@ -12,8 +12,9 @@ from contextlib import ExitStack, nullcontext
 from tempfile import TemporaryDirectory
 
 from headgate.cli.admin_plane import ServedAdmin, admin_of
-from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, safe, silence
+from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, silence
 from headgate.core.errors import StoreError
+from headgate.core.numbers import printable
 from headgate.observe import logs
 from headgate.server import process
 from headgate.server.ports import Port, examine, listen
@@ -39,13 +40,14 @@ def check(settings: Settings, terminal: Terminal) -> int:
     try:
         _meet_store(settings)
     except StoreError as error:
-        terminal.complain(f"headgate: it would start, and decide without its store {safe(store)}: {safe(str(error))}")
+        why = printable(f"{store}: {error}")
+        terminal.complain(f"headgate: it would start, and decide without its store {why}")
         return NO
     ports = " and ".join(map(str, taken))
     if taken:
         terminal.say(f"port {ports} is in use now: if not by the service that this one replaces, choose another")
     when = f"it could start once port {ports} is free" if taken else "it could start"
-    terminal.say(terminal.styled(f"{when}: {rules} rules, {safe(store)}", "yellow" if taken else "green"))
+    terminal.say(terminal.styled(f"{when}: {rules} rules, {printable(store)}", "yellow" if taken else "green"))
     return OK
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers in range, and the rates made of them."""
+"""Whole numbers in range, the rates made of them, and values as messages show them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def short(value: object) -> str:
     except ValueError:  # an int of thousands of digits
         return "a number that long"
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def printable(text: str) -> str:
+    """Return text from outside as it may stand in a line: control characters and their like are written out."""
+    if text.isprintable():
+        return text
+    return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])
 
 
 class Rate(NamedTuple):

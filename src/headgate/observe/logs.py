@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import msgspec
 
 from headgate.core.errors import UsageError
+from headgate.core.numbers import printable, short
 from headgate.core.quota import SECOND
 
 LONGEST_TEXT = 2000
@@ -60,9 +61,9 @@ def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = 
     """
     levels = ("debug", "info", "warning", "error", "critical")
     if level.lower() not in levels:
-        raise UsageError(f"a log level is one of {', '.join(levels)}, not {level!r:.100}")
+        raise UsageError(f"a log level is one of {', '.join(levels)}, not {short(level)}")
     if form not in tuple(Format):
-        raise UsageError(f"a log format is one of {', '.join(Format)}, not {form!r:.100}")
+        raise UsageError(f"a log format is one of {', '.join(Format)}, not {short(form)}")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == Format.JSON else TextLines())
     root = logging.getLogger()
@@ -109,13 +110,7 @@ def clean(text: str, longest: int = LONGEST_TEXT) -> str:
     """Return text that is safe in a line: cut, and with an escape for whatever is not printable."""
     if len(text) > longest:
         text = f"{text[:longest]}... ({len(text)} characters)"
-    if text.isprintable():
-        return text
-    return "".join([each if each.isprintable() else _escape(each) for each in text])
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return printable(text)
 
 
 def _quoted(value: object) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn
 
+from headgate.core.numbers import short
 from headgate.policy import rate_limits
 from headgate.policy.checks import Reference, check
 from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, DIMENSIONS, ENTRY, FILE, METHODS, RULE, RULE_ID, USER
@@ -65,7 +66,7 @@ def load(text: str, *, name: str = "rules") -> Ruleset:
     """Read rules from YAML; `name` stands for the file in messages."""
     if isinstance(text, str) and "\n" not in text and text.endswith((".yaml", ".yml", ".json")):
         message = "this is the name of a file, not rules"
-        hint = f"Engine({text!r:.100}) reads it, and headgate.policy.loading.load_file."
+        hint = f"Engine({short(text)}) reads it, and headgate.policy.loading.load_file."
         raise InvalidRules([Problem(message, hint=hint, file=name, kind=ProblemKind.FILE)])
     return read(text, name=name).ruleset
 
@@ -105,7 +106,7 @@ def loads_json(text: str | bytes, *, name: str = "rules") -> Ruleset:
         at = (error.lineno, error.colno) if isinstance(error, json.JSONDecodeError) else (0, 0)
         message = f"not JSON: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
         raise InvalidRules([Problem(message, "", "", "", name, *at, kind=ProblemKind.SYNTAX)]) from None
-    twice = [Problem(f"the key {key!r:.80} is given twice", file=name, kind=ProblemKind.SYNTAX) for key in doubled]
+    twice = [Problem(f"the key {short(key)} is given twice", file=name, kind=ProblemKind.SYNTAX) for key in doubled]
     return _loaded(data, Locator(name), twice[:MOST]).ruleset
 
 

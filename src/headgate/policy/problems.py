@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from headgate.core.errors import InvalidRule
-from headgate.core.numbers import short
+from headgate.core.numbers import printable, short
 
 Path = tuple[str | int, ...]
 """Where a value is in the data: ("rules", 2, "window")."""
@@ -200,7 +200,7 @@ def render(path: Path) -> str:
         elif part and part.replace("-", "_").isidentifier():
             text += f".{part}" if text else part
         else:
-            text += f'["{_printable(part)}"]'
+            text += f'["{printable(part[:80])}"]'
     return text
 
 
@@ -223,7 +223,3 @@ def shown(value: object) -> str:
 def unlike(value: object, what: str) -> str:
     """Say that what was found is not what was wanted: ``unlike("x", "is not a list")``."""
     return "has no value" if value is None else f"{shown(value)} {what}"
-
-
-def _printable(text: str) -> str:
-    return text[:80].encode("unicode_escape").decode() if not text.isprintable() or len(text) > 80 else text

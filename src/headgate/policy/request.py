@@ -10,6 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from headgate.core.errors import UsageError
+from headgate.core.numbers import short
 
 
 class InvalidRequest(UsageError):
@@ -30,10 +31,10 @@ class UnknownRule(InvalidRequest):
     def __str__(self) -> str:
         """Say which rules there are; made only when somebody reads it, since clients choose how often it is raised."""
         if self.rule_id in self._known:
-            return f"rule {self.rule_id!r:.100} is disabled"
+            return f"rule {short(self.rule_id)} is disabled"
         some = ", ".join(islice(self._known, _SHOWN)) or "none"
         more = f" and {len(self._known) - _SHOWN} more" if len(self._known) > _SHOWN else ""
-        return f"rule {self.rule_id!r:.100} does not exist; there are: {some}{more}"
+        return f"rule {short(self.rule_id)} does not exist; there are: {some}{more}"
 
 
 USER, IP, APIKEY, ENDPOINT, GLOBAL = "user", "ip", "apikey", "endpoint", "global"

@@ -15,6 +15,7 @@ from os import PathLike, fspath
 from typing import Any, Final, NoReturn
 
 from headgate.core.errors import not_installed
+from headgate.core.numbers import short
 from headgate.policy.problems import MOST, Findings, InvalidRules, Locator, Path, Problem, ProblemKind
 
 MAX_BYTES: Final = 50_000_000
@@ -271,7 +272,7 @@ class _Builder:
         if key is not _MERGE and key in frame.held:
             first = frame.lines.get(key)
             seen = f", first on line {first}" if first else ""
-            self._document.note(f"the key {_short(key)} is given twice{seen}", mark.line, mark.column)
+            self._document.note(f"the key {short(key)} is given twice{seen}", mark.line, mark.column)
             key = _IGNORED
         elif key is not _MERGE:
             frame.lines[key] = mark.line + 1
@@ -314,7 +315,7 @@ class _Builder:
 
     def _tagged(self, event: Any) -> None:
         hint = "Remove it. A value that begins with ! needs quotes."
-        message = f"tags, such as {_short(event.tag)}, have no meaning here"
+        message = f"tags, such as {short(event.tag)}, have no meaning here"
         self._document.note(message, event.start_mark.line, event.start_mark.column, hint)
 
     def _check_count(self, event: Any) -> None:
@@ -376,7 +377,3 @@ def yaml_module() -> Any:
     except ImportError:
         raise ImportError(not_installed("yaml", "policy")) from None
     return yaml
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:50]}...")

@@ -23,6 +23,7 @@ from http import HTTPStatus
 import msgspec
 
 from headgate.core.decision import Decision
+from headgate.core.numbers import printable
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.web.headers import policy_names, retry_after_s
@@ -153,9 +154,7 @@ def plain(text: str) -> str:
     """Return `text` with all that is not printable escaped, and no longer than `LONGEST`."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 3]}..."
-    if text.isprintable():
-        return text
-    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+    return printable(text)
 
 
 class _Fault(msgspec.Struct, frozen=True, gc=False):

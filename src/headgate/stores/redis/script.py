@@ -19,7 +19,7 @@ import msgspec
 from headgate.core.decision import Decision, marked
 from headgate.core.errors import OutcomeUnknown, StoreError
 from headgate.core.key import Principal
-from headgate.core.numbers import fineness, rate
+from headgate.core.numbers import fineness, rate, short
 from headgate.core.plan import Call, Limit, Plan, Verb, combine
 from headgate.core.pressure import Pressure, thresholds
 from headgate.core.quota import Quota
@@ -256,7 +256,7 @@ def decisions(reply: object, queries: Sequence[Query], address: Address) -> list
     for query in queries:
         size += query.size
     if type(reply) is not bytes or len(reply) != 8 * size:
-        raise OutcomeUnknown(f"the script answered something else: {reply!r:.200}")
+        raise OutcomeUnknown(f"the script answered something else: {short(reply)}")
     numbers = _numbers(size).unpack(reply)
     answers: list[Decision | StoreError] = []
     at = 0
