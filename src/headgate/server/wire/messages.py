@@ -85,7 +85,7 @@ class DateHeader:
 
     value: bytes
     line: bytes
-    """The whole line, as HTTP/1 sends it."""
+    """The whole line of HTTP/1, without its end."""
 
     def __init__(self) -> None:
         self.set(0)
@@ -93,7 +93,7 @@ class DateHeader:
     def set(self, seconds: float) -> None:
         """Say what time it is, in seconds since 1970."""
         self.value = formatdate(seconds, usegmt=True).encode()
-        self.line = b"date: " + self.value + b"\r\n"
+        self.line = b"date: " + self.value
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]

@@ -34,10 +34,10 @@ class Phase(Enum):
 
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_CLOSE = b"connection: close\r\n"
+_CLOSE = b"connection: close"
 _NO_STORE = (b"cache-control", b"no-store")
 _LINES = {
-    status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase if status in set(HTTPStatus) else ''}\r\n".encode()
+    status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase if status in set(HTTPStatus) else ''}".encode()
     for status in range(200, 600)
 }
 _EMPTY_LINES = 100
@@ -48,24 +48,21 @@ _LAST = Http1Head(b"", b"", b"", [], 0, closes=True, expects=False, is_plain=Fal
 
 def encode_response(response: HttpResponse, date: DateHeader, *, closes: bool = False, has_body: bool = True) -> bytes:
     """Return a response as it is sent; `has_body` is false for an answer to HEAD, which has headers alone."""
-    status, body, headers = response.status, response.body, response.headers
-    parts = [_LINES[status], date.line]
-    for field in headers:
-        parts.append(b"%b: %b\r\n" % field)  # noqa: PERF401  a comprehension is a call, and there are few
-    lines = len(headers) + 4
+    status, body = response.status, response.body
+    lines = [_LINES[status], date.line]
+    for field in response.headers:
+        line = b"%b: %b" % field
+        if 10 in line or 13 in line:  # as numbers, they are found five times faster than as bytes
+            raise ValueError(f"A header of the response contains a line break: {field!r:.200}")
+        lines.append(line)
     if closes:
-        parts.append(_CLOSE)
-        lines += 1
+        lines.append(_CLOSE)
     if status in WITHOUT_BODY:
-        parts.append(b"\r\n")
-        lines -= 1
-        has_body = False
+        body = b""
     else:
-        parts.append(b"content-length: %d\r\n\r\n" % len(body))
-    head = b"".join(parts)
-    if head.count(b"\n") != lines or head.count(b"\r") != lines:
-        raise ValueError(f"A header of the response contains a line break: {headers!r:.200}")
-    return head + body if has_body else head
+        lines.append(b"content-length: %d" % len(body))
+    lines += (b"", body if has_body else b"")
+    return b"\r\n".join(lines)
 
 
 class Http1Connection:
