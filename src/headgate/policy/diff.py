@@ -13,9 +13,11 @@ from typing import Any
 
 from headgate.core.key import space
 from headgate.policy.dumping import to_data
-from headgate.policy.model import Change, Entry, Rule, Ruleset
+from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import space_name
 from headgate.policy.problems import render
+
+_NOBODY = User()
 
 
 class State(StrEnum):
@@ -143,15 +145,11 @@ def _others(old: Ruleset, new: Ruleset) -> Iterator[FieldChange]:
         before, after = old.tiers.get(tier, {}), new.tiers.get(tier, {})
         yield from changes(("tiers", tier), before, after)
     for user in _union(old.users, new.users):
-        first, last = old.users.get(user), new.users.get(user)
-        if first == last:
-            continue
-        tiers = first.tier if first else "", last.tier if last else ""
-        if tiers[0] != tiers[1]:
-            yield FieldChange(render(("users", user, "tier")), tiers[0] or None, tiers[1] or None)
-        yield from changes(
-            ("users", user, "overrides"), first.overrides if first else {}, last.overrides if last else {}
-        )
+        first, last = old.users.get(user, _NOBODY), new.users.get(user, _NOBODY)
+        if first.tier != last.tier:
+            yield FieldChange(render(("users", user, "tier")), first.tier or None, last.tier or None)
+        if first != last:
+            yield from changes(("users", user, "overrides"), first.overrides, last.overrides)
     for name in ("allow", "deny"):
         yield from _entries(name, getattr(old, name), getattr(new, name))
     for name in ("default_tier", "unknown_rule", "ignore_case"):

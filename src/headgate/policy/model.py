@@ -177,8 +177,8 @@ class Rule:
     def _check_types(self, where: str) -> None:
         derive = object.__setattr__  # the instance is frozen; this is a part of its making
         derive(self, "quotas", _several(f"{where}: quotas", self.quotas, Quota))
-        _texts(where, self, ("name", "key_pattern", "endpoint", "tier", "created_at", "updated_at"))
-        _flags(where, self, ("shadow", "enabled", "reset_on_change"))
+        _types(where, self, str, ("name", "key_pattern", "endpoint", "tier", "created_at", "updated_at"))
+        _types(where, self, bool, ("shadow", "enabled", "reset_on_change"))
         for name in ("methods", "replaces"):
             value = getattr(self, name)
             if value or type(value) is not frozenset:
@@ -203,7 +203,7 @@ class User:
     quota on top of that, it changes the rule as written."""
 
     def __post_init__(self) -> None:
-        _texts("a user", self, ("tier",))
+        _types("a user", self, str, ("tier",))
         _mapping("a user: overrides", self.overrides, Change)
 
 
@@ -218,7 +218,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", _dimension(self.dimension))
-        _texts("an entry of a list", self, ("value",))
+        _types("an entry of a list", self, str, ("value",))
         if not self.value or len(self.value) > 512:
             raise InvalidRule("an entry of a list has 1 to 512 characters")
         object.__setattr__(self, "network", self._network())
@@ -270,7 +270,7 @@ class Ruleset:
 
     @classmethod
     def unchecked(cls, **given: Any) -> Self:
-        """Return rules of which all parts are right, but which nobody has looked at as a whole."""
+        """Return rules whose parts are right; whoever calls this looks at them as a whole, with `check`."""
         ruleset = object.__new__(cls)
         for known in fields(cls):
             otherwise = known.default if known.default_factory is MISSING else known.default_factory()
@@ -299,8 +299,8 @@ class Ruleset:
         _mapping("users", self.users, User)
         if self.default is not None and not isinstance(self.default, Rule):
             raise InvalidRule(f"default is a Rule, not {short(self.default)}")
-        _texts("the rules", self, ("default_tier", "unknown_rule"))
-        _flags("the rules", self, ("ignore_case",))
+        _types("the rules", self, str, ("default_tier", "unknown_rule"))
+        _types("the rules", self, bool, ("ignore_case",))
         if self.unknown_rule not in {"", "allow", "error"}:
             raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
 
@@ -338,16 +338,13 @@ def _dimension(name: str) -> str:
     return principal_name(name)
 
 
-def _texts(where: str, value: object, names: tuple[str, ...]) -> None:
+def _types(where: str, value: object, kind: type, names: tuple[str, ...]) -> None:
+    """Refuse fields that are not text, or not a flag."""
     for name in names:
-        if not isinstance(getattr(value, name), str):
-            raise InvalidRule(f"{where}: {name} is text, not {short(getattr(value, name))}")
-
-
-def _flags(where: str, value: object, names: tuple[str, ...]) -> None:
-    for name in names:
-        if type(getattr(value, name)) is not bool:
-            raise InvalidRule(f"{where}: {name} is True or False, not {short(getattr(value, name))}")
+        given = getattr(value, name)
+        if not isinstance(given, kind):
+            wanted = "text" if kind is str else "True or False"
+            raise InvalidRule(f"{where}: {name} is {wanted}, not {short(given)}", fields=(name,))
 
 
 def _several(where: str, values: object, kind: type[T]) -> tuple[T, ...]:
