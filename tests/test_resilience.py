@@ -74,13 +74,13 @@ class TestALimiterWhoseStoreIsAway:
 
     def test_memory_needs_no_help(self, kind: Any) -> None:
         limiter = kind("1/s", store="memory")
-        assert not isinstance(limiter._store, FailoverStore | AsyncFailoverStore)
+        assert not isinstance(limiter._limits.store, FailoverStore | AsyncFailoverStore)
 
 
 def test_a_store_object_is_used_as_it_is_unless_told() -> None:
     store = MemoryStore()
-    assert Limiter("1/s", store=store)._store is store
-    assert isinstance(Limiter("1/s", store=store, on_store_failure="deny")._store, FailoverStore)
+    assert Limiter("1/s", store=store)._limits.store is store
+    assert isinstance(Limiter("1/s", store=store, on_store_failure="deny")._limits.store, FailoverStore)
 
 
 def test_a_limiter_on_a_server_is_strict_and_says_so() -> None:

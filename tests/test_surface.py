@@ -31,18 +31,15 @@ MAY_IMPORT = {
     "clock": set(),
     "flows": set(),
     "locks": set(),
-    "latency": set(),
     "live": {"core"},
-    "stores": {"core", "clock", "flows", "latency", "locks"},
+    "stores": {"core", "clock", "flows", "locks"},
     "policy": {"core", "live", "locks"},
     "waiting": {"core", "clock", "locks"},
-    "binding": {"core", "stores"},
-    "limiter": {"core", "clock", "flows", "stores", "waiting", "binding"},
-    "aio": {"core", "clock", "flows", "stores", "waiting", "binding"},
+    "limiter": {"core", "clock", "flows", "stores", "waiting"},
     "testing": {"core", "clock", "flows", "locks", "stores"},
     "web": {"core"},
     "engine": {"core", "clock", "flows", "live", "stores", "policy"},
-    "observe": {"core", "clock", "latency", "live", "stores", "policy", "engine"},
+    "observe": {"core", "clock", "live", "stores", "policy", "engine"},
     "server": {"core", "clock", "live", "stores", "policy", "engine", "web", "observe"},
     "admin": {"aio", "core", "engine", "policy", "web"},
     "cli": {"admin", "core", "clock", "live", "stores", "policy", "engine", "web", "observe", "server"},
@@ -162,7 +159,7 @@ def test_other_names_are_not_found_by_accident() -> None:
 def test_nothing_but_the_library_is_imported_before_it_is_asked_for() -> None:
     code = "import headgate, sys; print(sorted({name.split('.')[1] for name in sys.modules if 'headgate.' in name}))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert eval(shown.stdout) == ["aio", "binding", "clock", "core", "flows", "limiter", "locks", "stores", "waiting"]  # noqa: S307
+    assert eval(shown.stdout) == ["clock", "core", "flows", "limiter", "locks", "stores", "waiting"]  # noqa: S307
 
 
 def test_all_names_are_there_without_extras_and_what_needs_one_says_which() -> None:

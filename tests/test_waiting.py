@@ -48,7 +48,7 @@ def until_asleep(clock: ManualClock, sleepers: int) -> None:
 def in_line(limiter: Limiter | AsyncLimiter, key: str, length: int) -> None:
     """Wait until that many stand in line."""
     give_up = time.monotonic() + 10
-    while len(limiter._lines._lines.get(key, ())) != length:
+    while len(limiter._limits.lines._lines.get(key, ())) != length:
         assert time.monotonic() < give_up
         threading.Event().wait(0.001)
 
@@ -174,7 +174,7 @@ def test_who_times_out_in_line_is_refused_and_the_others_move_up(manual_clock: M
     until_asleep(manual_clock, 1)
     manual_clock.advance(0.5)
     assert last.result().allowed
-    assert limiter._lines._lines == {}
+    assert limiter._limits.lines._lines == {}
 
 
 def test_a_queue_is_waited_through(manual_clock: ManualClock) -> None:
@@ -272,7 +272,7 @@ def test_an_interrupted_waiter_leaves_the_line(manual_clock: ManualClock, monkey
     limiter.check("a")
     with pytest.raises(KeyboardInterrupt):
         limiter.acquire("a")
-    assert limiter._lines._lines == {}
+    assert limiter._limits.lines._lines == {}
 
 
 def test_a_real_clock_wakes_waiters() -> None:
@@ -323,7 +323,7 @@ def test_a_cancelled_task_leaves_the_line(manual_clock: ManualClock) -> None:
         assert head.cancelled()
         manual_clock.advance(1)
         assert (await second).allowed
-        assert limiter._lines._lines == {}
+        assert limiter._limits.lines._lines == {}
 
     asyncio.run(main())
 
@@ -341,7 +341,7 @@ def test_a_cancellation_storm_leaves_no_trace(manual_clock: ManualClock) -> None
             manual_clock.advance(0.1)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert sum(isinstance(result, Decision) and result.allowed for result in results) == 250
-        assert limiter._lines._lines == {}
+        assert limiter._limits.lines._lines == {}
         assert manual_clock.sleepers == 0
 
     asyncio.run(main())
@@ -415,8 +415,8 @@ def test_who_cannot_be_served_in_time_is_told_at_once_even_in_line(manual_clock:
 def test_a_wall_clock_that_is_set_back_does_not_stretch_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Limiter("1/100ms")
     limiter.check("a")
-    now = limiter._clock.now()
-    monkeypatch.setattr(limiter._clock, "now", lambda: now - 3_600_000_000)
+    now = limiter._limits.store.clock.now()
+    monkeypatch.setattr(limiter._limits.store.clock, "now", lambda: now - 3_600_000_000)
     assert not limiter.acquire("a", timeout=0.001)
 
 

@@ -9,7 +9,6 @@ who asks and writes what is answered, `headgate.testing` is for tests of your ow
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headgate.aio import AsyncLimiter
 from headgate.clock import Clock, SystemClock
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import Calendar
@@ -31,7 +30,7 @@ from headgate.core.errors import (
 )
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
-from headgate.limiter import Limiter
+from headgate.limiter import AsyncLimiter, Limiter
 from headgate.stores import open_async_store, open_store
 from headgate.stores.memory import MemoryStore
 

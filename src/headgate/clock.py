@@ -1,7 +1,11 @@
-"""Where time comes from, and how to wait for it.
+"""Where time comes from, how to wait for it, and how durations are counted.
 
 Limits never read a clock themselves (time is an argument of the core); a store reads one, and waiting callers wait on
 one. Both can be given another clock, such as `headgate.testing.ManualClock`.
+
+Durations are counted in buckets whose bounds double, from 10 microseconds on. Doubling bounds are found by arithmetic
+instead of a search, which halves what it costs to count a duration. There is a bucket for any that 8 bytes can hold, so
+nothing has to be compared; those beyond `BOUNDS_NS` are shown as one.
 """
 
 from __future__ import annotations
@@ -10,6 +14,12 @@ import asyncio
 import threading
 from time import monotonic_ns, time_ns
 from typing import Protocol, runtime_checkable
+
+FINEST_NS = 10_000
+BOUNDS_NS = tuple(FINEST_NS << doublings for doublings in range(18))
+"""The upper bounds of the buckets that are shown, in nanoseconds; the last is 1.3 seconds."""
+BUCKETS = 51
+"""How many there are."""
 
 
 @runtime_checkable
@@ -58,3 +68,8 @@ class SystemClock:
                     return
             except TimeoutError:
                 continue
+
+
+def bucket_of(elapsed_ns: int) -> int:
+    """Return the bucket of a duration: the first whose bound is above it."""
+    return (elapsed_ns // FINEST_NS).bit_length()

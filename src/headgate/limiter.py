@@ -1,28 +1,41 @@
-"""The library for code that may block: threads, scripts, WSGI applications."""
+"""The library: `Limiter` for code that may block, `AsyncLimiter` for code in an event loop, which it never blocks.
+
+They have the same names and differ in their awaits only; what both do without waiting is in `_Limits`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
-from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from types import FunctionType, TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from headgate import waiting
-from headgate.binding import Key, Quotas, family_of, key_for_block, refund_for, shown_as
 from headgate.clock import Clock
 from headgate.core.decision import Decision
-from headgate.core.errors import LimitExceeded, UsageError
+from headgate.core.errors import InvalidCost, InvalidQuota, LimitExceeded, UsageError
+from headgate.core.grammar import EXAMPLES
 from headgate.core.key import once_token
-from headgate.core.plan import Call, Verb
+from headgate.core.numbers import short, whole
+from headgate.core.plan import MAX_COST, Call, Family, Verb
 from headgate.core.quota import Quota
-from headgate.flows import drive
-from headgate.stores import open_resilient_store
-from headgate.stores.base import Store
+from headgate.flows import drive, drive_async
+from headgate.stores import open_resilient_async_store, open_resilient_store
+from headgate.stores.base import AsyncStore, Store
+from headgate.stores.memory import MemoryStore
+from headgate.stores.wrapping import Refund
 
+Quotas = str | Quota | Iterable[str | Quota]
+"""Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
+Key = str | Callable[..., str]
+"""A key, or a function that makes one of the arguments of a decorated function."""
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 _ONE = 1
 """The usual cost, compared by identity: True and 1.0 equal it, but are not costs."""
 
@@ -58,18 +71,17 @@ class Limiter:
         on_store_failure: str | None = None,
         nodes: int = 1,
     ) -> None:
-        self._family = family_of(quotas, name)
-        self._store = open_resilient_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
-        self._clock = self._store.clock
-        self._lines = waiting.Lines()
-        self._check = self._store.bind(self._family)
+        family = _family(quotas, name)
+        opened = open_resilient_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
+        self._limits = _Limits(family, opened)
+        self._check = opened.bind(family)
         if type(self).check is Limiter.check:  # what the store has prepared, without a method's call in between
-            self.check = shown_as(Limiter.check, self._check)  # type: ignore[method-assign]
+            self.check = _shown_as(Limiter.check, self._check)  # type: ignore[method-assign]
 
     @property
     def quotas(self) -> tuple[Quota, ...]:
         """The quotas, in order."""
-        return self._family.quotas
+        return self._limits.family.quotas
 
     def check(self, key: str, cost: int = 1) -> Decision:
         """Take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
@@ -80,9 +92,7 @@ class Limiter:
 
     def peek(self, key: str, cost: int = 1) -> Decision:
         """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
-        if cost is _ONE:
-            return self._check(key, 0)
-        return self._store.run(Call(Verb.PEEK, self._family.plan(key), self._family.checked_cost(cost)))
+        return self._check(key, 0) if cost is _ONE else self._limits.store.run(self._limits.peek(key, cost))
 
     def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
         """Check, but count a request that is sent again only once.
@@ -91,8 +101,7 @@ class Limiter:
         and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
         not remembered.
         """
-        plan, cost = self._family.plan(key), self._family.checked_cost(cost)
-        return self._store.run(Call(Verb.CHECK_ONCE, plan, cost, once_token(plan, cost, idempotency_key)))
+        return self._limits.store.run(self._limits.check_once(key, idempotency_key, cost))
 
     def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
         """Wait until `cost` is taken, in line behind all who wait for `key` already.
@@ -100,18 +109,15 @@ class Limiter:
         Returns as soon as the answer is certain: the admission, or a refusal once it cannot come within `timeout`
         seconds (None: no end to waiting). A queue's delay is waited for as well.
         """
-        plan, cost = self._family.plan(key), self._family.checked_cost(cost)
-        ticket = waiting.ThreadTicket()
-        until = waiting.deadline(self._clock.ticks(), timeout)
-        flow = waiting.acquire(self._lines, key, ticket, self._clock, waiting.Wanted(plan, cost, until))
+        store, ticket = self._limits.store, waiting.ThreadTicket()
 
         def do(step: Call | waiting.Pause) -> Decision | None:
             if isinstance(step, Call):
-                return self._store.run(step)
-            self._clock.wait(ticket.event if step.listen else threading.Event(), step.until)
+                return store.run(step)
+            store.clock.wait(ticket.event if step.listen else threading.Event(), step.until)
             return None
 
-        return drive(flow, do)
+        return drive(self._limits.acquire(key, cost, timeout, ticket), do)
 
     def refund(self, key: str, cost: Decision | int = 1) -> Decision:
         """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
@@ -121,15 +127,15 @@ class Limiter:
         that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
         is left then.
         """
-        with refund_for(self._family, key, cost) as refund:
-            decision = refund.done(self._store.run(refund.call))
-        self._lines.wake(key)
+        with self._limits.refund(key, cost) as refund:
+            decision = refund.done(self._limits.store.run(refund.call))
+        self._limits.lines.wake(key)
         return decision
 
     def reset(self, key: str) -> None:
         """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
-        self._store.run(Call(Verb.RESET, self._family.plan(key)))
-        self._lines.wake(key)
+        self._limits.store.run(Call(Verb.RESET, self._limits.family.plan(key)))
+        self._limits.lines.wake(key)
 
     def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> Guard:
         """Return a context manager and decorator that lets code run only when admitted.
@@ -147,11 +153,11 @@ class Limiter:
 
     def ready(self) -> None:
         """Return when the store can decide now, else raise StoreError, which says why not. For health checks."""
-        self._store.ready()
+        self._limits.store.ready()
 
     def close(self) -> None:
         """Release what the store holds."""
-        self._store.close()
+        self._limits.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +169,173 @@ class Limiter:
         return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
 
 
+class AsyncLimiter:
+    """Limits how often something may happen, for each key on its own; see `headgate.Limiter`.
+
+    Args:
+        quotas: text such as ``"100/minute"`` or ``"10/s burst 20; 5000/day"``, or `Quota` objects.
+        store: where the state lives: an address such as ``"memory"``, or a store that several limiters share.
+        name: separates this limiter from others in the same store; same name, same quotas' shape: same state.
+        clock: where time comes from, for tests; only with a store given by address.
+        on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
+            ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Default: ``"local"`` for an address of Redis.
+        nodes: how many processes share the limits, this one included, for ``"local"``.
+    """
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        *,
+        store: str | AsyncStore | MemoryStore = "memory",
+        name: str = "default",
+        clock: Clock | None = None,
+        on_store_failure: str | None = None,
+        nodes: int = 1,
+    ) -> None:
+        family = _family(quotas, name)
+        opened = open_resilient_async_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
+        self._limits = _Limits(family, opened)
+        self._check = opened.bind(family)
+        if type(self).check is AsyncLimiter.check:  # what the store has prepared, without a method's call in between
+            self.check = _shown_as(AsyncLimiter.check, self._check)  # type: ignore[method-assign]
+
+    @property
+    def quotas(self) -> tuple[Quota, ...]:
+        """The quotas, in order."""
+        return self._limits.family.quotas
+
+    def check(self, key: str, cost: int = 1) -> Awaitable[Decision]:
+        """``await limiter.check(key)``: take `cost` now if every limit admits it, else take nothing. A cost of 0 peeks.
+
+        Raises InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
+        """
+        return self._check(key, cost)
+
+    async def peek(self, key: str, cost: int = 1) -> Decision:
+        """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
+        if cost is _ONE:
+            return await self._check(key, 0)
+        return await self._limits.store.run(self._limits.peek(key, cost))
+
+    async def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
+        """Check, but count a request that is sent again only once.
+
+        Asked again within 5 minutes with the same `idempotency_key` (text of 1 to 512 characters), for the same `key`
+        and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
+        not remembered.
+        """
+        return await self._limits.store.run(self._limits.check_once(key, idempotency_key, cost))
+
+    async def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:  # noqa: ASYNC109  a refusal, not a TimeoutError
+        """Wait until `cost` is taken, in line behind all who wait for `key` already.
+
+        Returns as soon as the answer is certain: the admission, or a refusal once it cannot come within `timeout`
+        seconds (None: no end to waiting). A queue's delay is waited for as well. Cancelling leaves the line.
+        """
+        store, ticket = self._limits.store, waiting.TaskTicket()
+
+        async def do(step: Call | waiting.Pause) -> Decision | None:
+            if isinstance(step, Call):
+                return await store.run(step)
+            await store.clock.wait_async(ticket.event if step.listen else asyncio.Event(), step.until)
+            return None
+
+        return await drive_async(self._limits.acquire(key, cost, timeout, ticket), do)
+
+    async def refund(self, key: str, cost: Decision | int = 1) -> Decision:
+        """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
+
+        That lets nobody pass who would not have passed without the request. A number of units is given back as well,
+        off the newest use, whatever that was for, and never more than is counted as used. Whoever gives back a charge
+        that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
+        is left then.
+        """
+        with self._limits.refund(key, cost) as refund:
+            decision = refund.done(await self._limits.store.run(refund.call))
+        self._limits.lines.wake(key)
+        return decision
+
+    async def reset(self, key: str) -> None:
+        """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
+        await self._limits.store.run(Call(Verb.RESET, self._limits.family.plan(key)))
+        self._limits.lines.wake(key)
+
+    def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> AsyncGuard:
+        """Return an asynchronous context manager and decorator that lets code run only when admitted.
+
+        It waits up to `timeout` seconds, by default not at all, and raises `LimitExceeded` when refused. A decorator's
+        key may be a function, which gets the arguments of the call.
+        """
+        return AsyncGuard(self, key, cost, timeout)
+
+    async def ready(self) -> None:
+        """Return when the store can decide now, else raise StoreError, which says why not. For health checks."""
+        await self._limits.store.ready()
+
+    async def close(self) -> None:
+        """Release what the store holds."""
+        await self._limits.store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'; '.join(map(str, self.quotas))!r})"
+
+
+class _Limits(Generic[AnyStore]):
+    """What both limiters share: the limits, the store, and who waits for them; and the calls that verbs make."""
+
+    __slots__ = ("family", "lines", "store")
+
+    def __init__(self, family: Family, store: AnyStore) -> None:
+        self.family = family
+        self.store = store
+        self.lines = waiting.Lines()
+
+    def peek(self, key: str, cost: int) -> Call:
+        return Call(Verb.PEEK, self.family.plan(key), self.family.checked_cost(cost))
+
+    def check_once(self, key: str, idempotency_key: str, cost: int) -> Call:
+        plan, cost = self.family.plan(key), self.family.checked_cost(cost)
+        return Call(Verb.CHECK_ONCE, plan, cost, once_token(plan, cost, idempotency_key))
+
+    def acquire(self, key: str, cost: int, timeout: float | None, ticket: waiting.Ticket) -> waiting.Flow:
+        plan, cost, clock = self.family.plan(key), self.family.checked_cost(cost), self.store.clock
+        wanted = waiting.Wanted(plan, cost, waiting.deadline(clock.ticks(), timeout))
+        return waiting.acquire(self.lines, key, ticket, clock, wanted)
+
+    def refund(self, key: str, what: Decision | int) -> Refund:
+        plan = self.family.plan(key)
+        if not isinstance(what, Decision):
+            return Refund(plan, whole("cost", what, 1, MAX_COST, InvalidCost))
+        if [part.quota.shape for part in what.limits] != [limit.quota.shape for limit in plan]:
+            quotas = "; ".join([str(quota) for quota in self.family.quotas])
+            raise UsageError(f"{what!r} is not a decision of a limiter of {quotas}")
+        return Refund(plan, what)
+
+
+def _family(quotas: Quotas, name: str) -> Family:
+    """Return the limits that `quotas` describe."""
+    parts = [quotas] if isinstance(quotas, str | Quota) else quotas
+    if not isinstance(parts, Iterable) or isinstance(parts, bytes):
+        raise InvalidQuota(f"quotas are text such as {EXAMPLES}, or Quota objects, not {short(quotas)}")
+    found: list[Quota] = []
+    for part in parts:
+        found.extend([part] if isinstance(part, Quota) else Quota.parse(part))
+    return Family(name, found)
+
+
+def _shown_as(method: F, bound: F) -> F:
+    """Return what a store has bound, shown by help() and in errors as the method whose place it takes."""
+    if isinstance(bound, FunctionType) and isinstance(method, FunctionType) and "<locals>" in bound.__qualname__:
+        bound.__doc__, bound.__qualname__ = method.__doc__, method.__qualname__
+    return bound
+
+
 class Guard:
     """Made by `Limiter.guard`."""
 
@@ -170,7 +343,7 @@ class Guard:
         self._limiter, self._key, self._cost, self._timeout = limiter, key, cost, timeout
 
     def __enter__(self) -> Decision:
-        return self._pass(key_for_block(self._key))
+        return self._pass(_key_for_block(self._key))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -190,7 +363,48 @@ class Guard:
         return guarded
 
     def _pass(self, key: str) -> Decision:
-        decision = self._limiter.acquire(key, self._cost, timeout=self._timeout)
-        if not decision:
-            raise LimitExceeded(key, decision)
-        return decision
+        return _admitted(key, self._limiter.acquire(key, self._cost, timeout=self._timeout))
+
+
+class AsyncGuard:
+    """Made by `AsyncLimiter.guard`."""
+
+    def __init__(self, limiter: AsyncLimiter, key: Key, cost: int, timeout: float | None) -> None:
+        self._limiter, self._key, self._cost, self._timeout = limiter, key, cost, timeout
+
+    async def __aenter__(self) -> Decision:
+        return await self._pass(_key_for_block(self._key))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to undo: what was taken stays taken."""
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        if not inspect.iscoroutinefunction(function):
+            raise UsageError(f"{function!r} is not a coroutine function: guard it with a Limiter")
+        key = self._key
+
+        @wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            await self._pass(key(*args, **kwargs) if callable(key) else key)
+            return await function(*args, **kwargs)
+
+        return guarded
+
+    async def _pass(self, key: str) -> Decision:
+        return _admitted(key, await self._limiter.acquire(key, self._cost, timeout=self._timeout))
+
+
+def _key_for_block(key: Key) -> str:
+    """Return the key of a guarded block of code, which has no arguments to make a key of."""
+    if callable(key):
+        raise UsageError("guard(...) was given a function as its key, which works on decorated functions only")
+    return key
+
+
+def _admitted(key: str, decision: Decision) -> Decision:
+    """Return an admission; raise LimitExceeded for a refusal."""
+    if not decision:
+        raise LimitExceeded(key, decision)
+    return decision

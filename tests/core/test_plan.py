@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,25 @@ from hypothesis import strategies as st
 from headgate.core.algorithms import Algorithm, State
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, InvalidQuota
-from headgate.core.plan import MAX_COST, Call, Family, Limit, Plan, States, Verb, checked_cost, decide
+from headgate.core.plan import (
+    MAX_COST,
+    Call,
+    Charge,
+    Family,
+    Limit,
+    Plan,
+    States,
+    Verb,
+    checked_cost,
+    combine,
+    decide,
+    refund_of,
+    shadowed,
+)
+from headgate.core.plan import check as take
+from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
+from headgate.flows import drive
 from tests.core.quotas import quotas
 
 SECOND = 1_000_000
@@ -194,6 +212,94 @@ class TestRefund:
         states, _ = checked(plan, 4)
         _, decision = refund(plan, states, 3, START + SECOND)
         assert [part.remaining for part in decision.parts] == [5, 8]
+
+    def test_what_took_nothing_is_only_looked_at(self) -> None:
+        plan = plan_of(Quota(5, SECOND))
+        states, decision = checked(plan, 4)
+        assert refund_of(plan, decision) == Call(Verb.REFUND, plan, 4, charge=Charge((START,)))
+        _, refusal = check(plan, states, 2, START)
+        assert refund_of(plan, refusal) == Call(Verb.PEEK, plan)
+
+
+def test_a_reset_leaves_nothing_used() -> None:
+    plan = plan_of(Quota(5, SECOND), Quota(9, MINUTE))
+    states, _ = checked(plan, 4)
+    states, decision = decide(Call(Verb.RESET, plan), states, START)
+    assert states == [None, None]
+    assert [part.remaining for part in decision.limits] == [5, 9]
+
+
+class TestOnePlace:
+    """Limits that count in one place: each sees what those before it took."""
+
+    quotas = (Quota(5, SECOND), Quota(5, SECOND))
+
+    def test_takes_from_it_once_for_each(self) -> None:
+        after, decision = take(self.quotas, [None, None], 2, START, ["here", "here"])
+        assert [part.remaining for part in decision.limits] == [3, 1]
+        assert after[0] is after[1]
+        assert self.quotas[0].step(after[0], 0, START)[1].remaining == 1
+
+    def test_a_refusal_changes_nothing(self) -> None:
+        states = [self.quotas[0].step(None, 2, START)[0]] * 2
+        after, decision = take(self.quotas, states, 2, START, ["here", "here"])
+        assert (decision.allowed, [part.allowed for part in decision.limits]) == (False, [True, False])
+        assert after is states
+
+
+class TestCombine:
+    def test_says_which_limit_it_describes(self) -> None:
+        _, decision = checked(plan_of(Quota(9, SECOND), Quota(3, MINUTE), Quota(5, 2 * MINUTE)), 1)
+        assert (decision.index, decision.quota) == (1, Quota(3, MINUTE))
+        assert combine(decision.limits) == decision
+
+    def test_a_single_decision_is_its_own(self) -> None:
+        _, decision = checked(plan_of(Quota(9, SECOND)), 1)
+        assert combine([decision]) is decision
+
+    def test_no_limits_admit(self) -> None:
+        assert combine(()).allowed
+
+    def test_a_refusal_without_a_wait_is_still_one(self) -> None:
+        _, decision = checked(plan_of(Quota(9, SECOND)), 1)
+        unknown = Decision(False, 9, 0, 0, 0, Pressure.THROTTLED, Quota(9, MINUTE), degraded="unknown")
+        together = combine([decision, unknown])
+        assert (together.allowed, together.index, together.degraded) == (False, 1, "unknown")
+
+
+class TestShadow:
+    plan, tried = plan_of(Quota(2, SECOND)), plan_of(Quota(3, MINUTE))
+
+    def played(self, call: Call) -> tuple[list[Call], Decision]:
+        """Play the flow of a call on states that nothing was used of; returns what it asks, and the answer."""
+        asked = []
+
+        def do(each: Call) -> Decision:
+            asked.append(each)
+            return decide(each, [None] * len(each.plan), START)[1]
+
+        decision = drive(shadowed(call), do)
+        return asked, decision
+
+    def test_is_checked_where_the_plan_passes(self) -> None:
+        asked, decision = self.played(Call(Verb.CHECK, self.plan, 2, shadow=(self.tried, self.tried)))
+        assert asked == [Call(Verb.CHECK, self.plan, 2), *[Call(Verb.CHECK, self.tried, 2)] * 2]
+        assert [told.remaining for told in decision.shadow] == [1, 1]
+        assert msgspec.structs.replace(decision, shadow=()) == checked(self.plan, 2)[1]
+
+    def test_is_looked_at_where_it_does_not(self) -> None:
+        asked, decision = self.played(Call(Verb.CHECK, self.plan, 3, shadow=(self.tried,)))
+        assert asked == [Call(Verb.CHECK, self.plan, 3), Call(Verb.PEEK, self.tried, 3)]
+        assert (decision.allowed, decision.shadow[0].taken) == (False, 0)
+
+    def test_is_checked_alone_without_a_plan(self) -> None:
+        asked, decision = self.played(Call(Verb.CHECK, (), 2, shadow=(self.tried,)))
+        assert asked == [Call(Verb.CHECK, self.tried, 2)]
+        assert (decision.allowed, decision.shadow[0].taken) == (True, 2)
+
+    def test_is_looked_at_by_a_peek(self) -> None:
+        asked, _ = self.played(Call(Verb.PEEK, self.plan, 2, shadow=(self.tried,)))
+        assert asked == [Call(Verb.PEEK, self.plan, 2), Call(Verb.PEEK, self.tried, 2)]
 
 
 class TestCost:

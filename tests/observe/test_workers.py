@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.clock import BOUNDS_NS, BUCKETS, bucket_of
 from headgate.core.errors import UsageError
-from headgate.latency import BOUNDS_NS, BUCKETS, bucket_of
 from headgate.observe.metrics import (
     CHECK_DURATION,
     CIRCUIT_STATE,

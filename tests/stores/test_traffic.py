@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.latency import BUCKETS
+from headgate.clock import BUCKETS
 from headgate.stores.traffic import Traffic
 
 

@@ -20,3 +20,6 @@ Laws of this package:
     with all that was used still used. (A peek does not write that, so what it says of waiting holds from the next
     check on.)
 """
+
+# Decisions, quotas and errors name each other. In this order they can be imported, whichever is asked for first.
+from headgate.core import decision as decision

@@ -19,7 +19,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     kept in whole microseconds (`retry_after_us`) and offered in seconds (`retry_after`).
 
     For a plan of several limits the fields describe one of them: the limit that blocks longest when the request is
-    refused, else the most restrictive one (smallest remaining / limit). `limits` has them all.
+    refused, else the most restrictive one (smallest remaining / limit). `limit` is the size of that one, a number;
+    `limits` has a decision for each of them, also where there is only one, and `index` says which of those this is.
 
     A `msgspec.Struct` because one is made per request: it costs half of a named tuple and a third of a dataclass.
     """
@@ -45,7 +46,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     taken_at_us: int = 0
     """When it took that, by the clock of the store, in microseconds since the epoch: by this a refund finds it."""
     parts: tuple[Decision, ...] = ()
-    """The decision of each limit, in the order of the plan; empty when there is only one."""
+    """What `limits` is made of: the decision of each limit, in the order of the plan; empty when there is only one."""
     degraded: str = ""
     """Why the store did not decide this, such as "storage_unavailable"; empty when it did. See `stores.failover`."""
     index: int = 0

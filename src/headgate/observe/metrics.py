@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from headgate.latency import BUCKETS
+from headgate.clock import BUCKETS
 
 NANO = 1_000_000_000
 OUTCOMES = ("allowed", "denied", "error", "shed")

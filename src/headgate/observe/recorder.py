@@ -10,11 +10,11 @@ import logging
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from headgate.clock import BUCKETS, FINEST_NS, bucket_of
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
 from headgate.core.quota import SECOND
 from headgate.engine import AsyncEngine, Reset, Ruling
-from headgate.latency import BUCKETS, FINEST_NS, bucket_of
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import Denials, Principals, fields

@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from headgate.clock import BOUNDS_NS, BUCKETS
 from headgate.core.errors import UsageError
-from headgate.latency import BOUNDS_NS, BUCKETS
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
 from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind

@@ -13,8 +13,7 @@ Memory is bounded:
   states of its algorithm and window. Keys in one overflow state draw on one budget, so they may be refused early but
   never pass more together than one key could; therefore nothing in it can be given back for one of them. When there
   is room again, a key gets a state of its own, which begins as a copy.
-* Answers of `check_once` are cleared in the same way, and at most `max_keys` of them are kept (see
-  `headgate.stores.once`).
+* Answers of `check_once` are cleared in the same way, and at most `max_keys` of them are kept.
 
 The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
 the same thread (see `headgate.locks`). So a call reads, decides, and then, where nothing can run in between, makes sure
@@ -23,11 +22,14 @@ that what it read is still there and replaces it (see `headgate.stores.unrolled`
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
+
+import msgspec
 
 from headgate.clock import Clock, SystemClock
 from headgate.core import plan as plans
@@ -41,7 +43,6 @@ from headgate.core.quota import Quota
 from headgate.flows import drive
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
-from headgate.stores.once import Answers
 from headgate.stores.unrolled import PlanChecks, bound_check
 
 MAX_KEYS = 1_000_000
@@ -100,7 +101,7 @@ class MemoryStore:
         self._seconds: list[int] = []  # the same seconds, as a heap
         self._next_due = _NEVER  # the first of them, in microseconds
         self._is_sweeping = False
-        self._answers = Answers(max_keys)
+        self._once = Admissions(max_keys)
 
     def __len__(self) -> int:
         """Return the number of states kept, void ones that are not cleared yet included."""
@@ -124,7 +125,7 @@ class MemoryStore:
 
     def close(self) -> None:
         with self._lock:
-            self._answers.clear()
+            self._once.clear()
             for table in (*self._tables.values(), *self._overflow.values()):
                 table.states.clear()
             self._due.clear()
@@ -195,11 +196,11 @@ class MemoryStore:
             return plans.decide(call, [self._find(limit, len(plan))[2] for limit in plan], now)[1]
         if verb is not Verb.CHECK_ONCE:
             return self._decide(call, now)
-        decision = self._answers.find(call.token, now)
+        decision = self._once.find(call.token, now)
         if decision is None:
             decision = self._decide(call, now)
             if decision.allowed:
-                self._answers.keep(call.token, decision, now)
+                self._once.keep(call.token, decision, now)
                 self._due_after(now + ONCE_US)
         return decision
 
@@ -312,7 +313,7 @@ class MemoryStore:
                 due = self._due.get(self._seconds[0])
                 if due:
                     self._look_again(due.pop(), now)
-                elif not self._answers.drop_ended(now):
+                elif not self._once.drop_ended(now):
                     due = self._due.pop(heappop(self._seconds), None)
                     self._next_due = self._seconds[0] * _SECOND if self._seconds else _NEVER
                     if due:  # noted meanwhile
@@ -368,6 +369,51 @@ def _replaced(
 
 _NAMES = {"Decision": Decision, "checked_principal": checked_principal, "time_ns": time_ns}
 _CHECKS = PlanChecks(**_NAMES)
+
+
+class Admissions:
+    """What CHECK_ONCE answers again: admissions by token, each for `ONCE_US`; not safe for threads by itself.
+
+    Args:
+        most: how many there may be. Beyond that the oldest is forgotten first, and its question counts again.
+    """
+
+    __slots__ = ("_kept", "_most")
+
+    def __init__(self, most: int) -> None:
+        # With the time when each ends, the oldest first. (A plain dict is slow to find its first key after deletions.)
+        self._kept: OrderedDict[bytes, tuple[int, Decision]] = OrderedDict()
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, token: bytes, now: int) -> Decision | None:
+        """Return the answer that goes with `token`, if it is remembered."""
+        until, decision = self._kept.get(token, (now, None))
+        return decision if now < until else None
+
+    def keep(self, token: bytes, decision: Decision, now: int) -> None:
+        """Remember an answer given `now`."""
+        self._kept.pop(token, None)  # an answer that ended, which must not keep its place among the oldest
+        if len(self._kept) >= self._most:
+            self._kept.popitem(last=False)
+        self._kept[token] = now + ONCE_US, msgspec.structs.replace(decision)  # as it was, also once it is refunded
+
+    def drop_ended(self, now: int) -> bool:
+        """Forget the oldest answer if it has ended; says whether it had.
+
+        After the clock was set back, answers that end earlier may be behind it; those wait for their turn.
+        """
+        for until, _ in self._kept.values():
+            if until <= now:
+                self._kept.popitem(last=False)
+                return True
+            break
+        return False
+
+    def clear(self) -> None:
+        self._kept.clear()
 
 
 class AsyncMemoryStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from headgate.latency import BUCKETS, bucket_of
+from headgate.clock import BUCKETS, bucket_of
 
 
 class TrafficStatistics(NamedTuple):
@@ -15,7 +15,7 @@ class TrafficStatistics(NamedTuple):
     calls: int
     """What was asked in them: divided by the batches, how many calls travel together."""
     durations: tuple[int, ...]
-    """How many batches took how long: the buckets of `headgate.latency`, then all nanoseconds together."""
+    """How many batches took how long: the buckets of `headgate.clock`, then all nanoseconds together."""
 
 
 class Traffic:

@@ -8,7 +8,7 @@ from headgate import Limiter, MemoryStore
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US
 from headgate.core.quota import Quota
-from headgate.stores.once import Answers
+from headgate.stores.memory import Admissions
 from headgate.testing import ManualClock
 
 NOW = ManualClock.START
@@ -19,7 +19,7 @@ def decision(remaining: int) -> Decision:
 
 
 def test_an_answer_is_found_for_5_minutes() -> None:
-    answers = Answers(10)
+    answers = Admissions(10)
     answers.keep(b"one", decision(1), NOW)
     assert answers.find(b"one", NOW + ONCE_US - 1) == decision(1)
     assert answers.find(b"one", NOW + ONCE_US) is None
@@ -27,7 +27,7 @@ def test_an_answer_is_found_for_5_minutes() -> None:
 
 
 def test_the_oldest_answer_is_forgotten_first() -> None:
-    answers = Answers(3)
+    answers = Admissions(3)
     for number in range(5):
         answers.keep(b"%d" % number, decision(number), NOW + number)
     assert len(answers) == 3
@@ -35,7 +35,7 @@ def test_the_oldest_answer_is_forgotten_first() -> None:
 
 
 def test_an_answer_that_is_given_anew_is_young_again() -> None:
-    answers = Answers(3)
+    answers = Admissions(3)
     for token, now in [
         (b"a", NOW),
         (b"b", NOW + 1),
@@ -49,7 +49,7 @@ def test_an_answer_that_is_given_anew_is_young_again() -> None:
 
 
 def test_a_clock_that_is_set_back_loses_nothing_and_clears_it_all_later() -> None:
-    answers = Answers(10)
+    answers = Admissions(10)
     answers.keep(b"late", decision(1), NOW)
     answers.keep(b"early", decision(2), NOW - ONCE_US)
     assert answers.find(b"late", NOW - ONCE_US) == decision(1)
@@ -66,13 +66,13 @@ def test_ended_answers_disappear_by_themselves(manual_clock: ManualClock) -> Non
     for number in range(500):
         assert once.check_once("user", f"request {number}")
         manual_clock.advance(us=2000)
-    assert len(store._answers) == 500
+    assert len(store._once) == 500
     manual_clock.advance(us=ONCE_US)
     other.check("somebody")
-    assert 480 < len(store._answers) < 500
+    assert 480 < len(store._once) < 500
     for _ in range(100):
         other.check("somebody")
-    assert len(store._answers) == 0
+    assert len(store._once) == 0
     assert len(store) == 1
 
 
