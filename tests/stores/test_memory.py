@@ -17,6 +17,7 @@ from headgate import InvalidKey, InvalidStore, Limiter, MemoryStore
 from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
 from headgate.testing import ManualClock
+from headgate.testing.reference import ReferenceStore
 
 HOUR = 3_600_000_000
 
@@ -228,6 +229,20 @@ def test_a_reset_stays_in_force_as_long_as_the_shared_state_does(manual_clock: M
     for _ in range(20):
         filling.check("one")
     assert slow.check("victim")
+
+
+@pytest.mark.parametrize("limits", [2, 32, 33, 200])
+def test_a_limiter_of_any_number_of_quotas(limits: int, manual_clock: ManualClock) -> None:
+    """Few are checked by code that is written out for their number, many in a loop: as the pure core does."""
+    quotas = [Quota(limits + 2 - number, (number + 1) * 1_000_000) for number in range(limits)]
+    store, reference = MemoryStore(clock=manual_clock), ReferenceStore(manual_clock)
+    limiter, plan = Limiter(quotas, store=store), Family("default", quotas).plan("user")
+    for _ in range(4):
+        call = Call(Verb.CHECK, plan)
+        assert limiter.check("user") == reference.run(call)
+        assert store.run(call) == reference.run(call)
+        assert limiter.peek("user") == reference.run(Call(Verb.PEEK, plan))
+    assert not limiter.check("user")
 
 
 def test_names_that_come_and_go_leave_nothing_behind(manual_clock: ManualClock) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from headgate.admin.database import DatabaseError
 from headgate.admin.keys import ApiKey, ApiKeys
-from headgate.aio import AsyncLimiter
 from headgate.core.decision import Decision
+from headgate.limiter import AsyncLimiter
 from headgate.web.problem import Problem, of_status
 
 READS, WRITES = "1000/minute", "100/minute"

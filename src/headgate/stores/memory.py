@@ -43,7 +43,8 @@ from headgate.core.quota import Quota
 from headgate.flows import drive
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
-from headgate.stores.unrolled import PlanChecks, bound_check
+from headgate.stores.unrolled import MOST_WRITTEN, PlanChecks, bound_check
+from headgate.stores.wrapping import plain_check
 
 MAX_KEYS = 1_000_000
 _OVERFLOW_STATES = 1024
@@ -139,6 +140,8 @@ class MemoryStore:
         It decides as `run` does, in half the time, by having all it needs at hand. Text that has a state is known to be
         a good key.
         """
+        if len(family.quotas) > MOST_WRITTEN:
+            return plain_check(self, family)
         tables, quotas, now_by = tuple(map(self._bound, family.spaces)), family.quotas, self._now
 
         def peek(key: str) -> Decision:
