@@ -65,6 +65,7 @@ class Batcher:
         self._dispatching = False
         self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
         self._looks = 0  # since then
+        self._unreached = ""  # what those were told who waited in vain for a connection; until the attempt is over
         self._alone = False  # was there only one call in the last batch? Then the next is sent at once, too
         count = address.connections or CONNECTIONS
         self.connections = [
@@ -92,6 +93,9 @@ class Batcher:
         if waiting >= LONGEST_QUEUE:
             answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
             return answer
+        if self._unreached:  # nobody waits for a connection that others have waited for in vain
+            answer.set_exception(StoreUnavailable(self._unreached))
+            return answer
         now = self._loop.time()
         if deadline and deadline <= now:  # it was redirected, and that took all of its time
             answer.set_exception(self._not_reached())
@@ -118,22 +122,24 @@ class Batcher:
         return durable
 
     async def ready(self) -> None:
-        """Raise StoreError unless the server could decide."""
+        """Raise StoreError unless the server could decide; then all connections are open, and have been used."""
         await self.ask(script.query(script.probe()))
+        for connection in self.connections:
+            connection.connect()
+        opening = [each.connecting for each in self.connections if each.connecting]
+        if opening:
+            await asyncio.wait(opening, timeout=self._timeout)
         await self.vet()
 
     async def vet(self) -> None:
         """Raise StoreError if the server would be refused now, were it not in use already."""
         for durable in tuple(self._durable.values()):
             await durable.vet()
-        for connection in self.connections:
-            if connection.is_open:
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        await connection.vet()
-                except TimeoutError:
-                    raise self._not_reached() from None
-                return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await asyncio.gather(*[each.vet() for each in self.connections if each.is_open])
+        except TimeoutError:
+            raise self._not_reached() from None
 
     @property
     def is_idle(self) -> bool:
@@ -207,7 +213,14 @@ class Batcher:
             late.append(self._queue.popleft())
         error = self._not_reached()
         error.incident = error  # of all who have waited for the same connections
+        if late and self._is_still_connecting():
+            self._unreached = str(error)
         fail(late, error)
+
+    def _is_still_connecting(self) -> bool:
+        """Is no connection open, and an attempt to open one under way?"""
+        connections = self.connections
+        return not any(each.is_open for each in connections) and any(each.is_connecting for each in connections)
 
     def _not_reached(self) -> StoreUnavailable:
         if any(connection.awaits_replicas for connection in self.connections):
@@ -218,5 +231,7 @@ class Batcher:
 
     def _free(self) -> None:
         """A connection is free, or cannot be opened: see to those who wait."""
+        if self._unreached and not self._is_still_connecting():
+            self._unreached = ""
         if self._queue and not self._dispatching:
             self._dispatch()

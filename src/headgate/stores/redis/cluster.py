@@ -139,6 +139,7 @@ class AsyncCluster:
         self._timeout = cluster.seeds[0].timeout
         self._batchers: dict[Address, Batcher] = {}
         self._refreshing: asyncio.Task[None] | None = None
+        self._overdue: asyncio.Task[None] | None = None  # an inquiry that somebody has waited for in vain
         self._refreshed_at = -REFRESH_EVERY
         self._closed = False
 
@@ -183,8 +184,10 @@ class AsyncCluster:
     async def _refresh(self, deadline: float, every: float) -> None:
         """Wait for a slot map that is at most `every` seconds old; one inquiry for all who wait."""
         self._refresh_later(every)
-        if self._refreshing:
-            await asyncio.wait([self._refreshing], timeout=max(0, deadline - self._loop.time()))
+        inquiry = self._refreshing
+        if inquiry and inquiry is not self._overdue:
+            _, waiting = await asyncio.wait([inquiry], timeout=max(0, deadline - self._loop.time()))
+            self._overdue = inquiry if waiting else None
 
     def _refresh_later(self, every: float) -> None:
         self._check_open()
