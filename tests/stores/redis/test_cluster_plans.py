@@ -151,6 +151,30 @@ class TestOneCallerAtATime:
                 )
             clock.advance(us=chance.choice([0, 0, 1_000, 137_000, 600_000]))
 
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_shadow_plans_are_tried_out_as_in_memory(
+        self, timed: Callable[[ManualClock], Store], seed: int
+    ) -> None:
+        """In the slot of the request's own plan, in others, and in several."""
+        clock, chance = ManualClock(), random.Random(seed)
+        store, memory = timed(clock), MemoryStore(clock=clock)
+        steady = [quota for quota in EXACT if quota.refill_every_us == 1]  # not all steps can be taken back exactly
+
+        def some_plan(name: str, least: int) -> Plan:
+            quotas, alone = chance.sample(steady, chance.randint(least, 2)), f"p{chance.randrange(3)}"
+            everywhere = chance.random() < 0.3
+            return tuple(
+                limit(f"{name}-{place}", f"p{chance.randrange(3)}" if everywhere else alone, each)
+                for place, each in enumerate(quotas)
+            )
+
+        for turn in range(120):
+            shadow = tuple(some_plan(f"shadow-{number}", 1) for number in range(chance.randint(1, 3)))
+            verb, cost = chance.choice([Verb.CHECK, Verb.CHECK, Verb.PEEK]), chance.choice([1, 1, 2, 5])
+            call = Call(verb, some_plan("rule", 0), cost, shadow=shadow)
+            assert store.run(call) == memory.run(call), f"turn {turn}"
+            clock.advance(us=chance.choice([0, 0, 1_000, 137_000]))
+
     def test_peek_refund_and_reset_reach_all_limits(self, cluster: RedisCluster, opened: Open) -> None:
         store = opened(cluster.address)
         plan = a_plan("ada", lasting(30), lasting(10, Algorithm.GCRA), lasting(20, Algorithm.TOKEN_BUCKET))

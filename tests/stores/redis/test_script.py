@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown
 from headgate.core.key import Principal, bounded
 from headgate.core.plan import Call, Family, Plan, Verb
@@ -190,3 +191,24 @@ def test_a_refused_check_and_a_peek_of_the_unknown_store_nothing(
 def server_time(server: RedisServer) -> int:
     seconds, us = server.command("TIME").split()
     return int(seconds) * 1_000_000 + int(us)
+
+
+class TestShadowPlans:
+    def test_go_with_their_call_in_one_call_of_the_script(self, server: RedisServer) -> None:
+        """And what one call tries out does not depend on how another in the same batch went."""
+        small, wide, tried = (family(Quota(limit, 3_600_000_000)).plan("user") for limit in (1, 9, 9))
+        calls = [Call(Verb.CHECK, plan, shadow=(tried, wide)) for plan in (small, small, wide)]
+        with Script(server) as script:
+            answers = script.run_all(calls, ManualClock.START)
+        assert all(isinstance(answer, Decision) for answer in answers)
+        found = [(answer.allowed, *[each.taken for each in answer.shadow]) for answer in answers]  # type: ignore[union-attr]
+        assert found == [(True, 1, 1), (False, 0, 0), (True, 1, 1)]
+
+    def test_one_with_something_else_under_its_key_does_not_lose_the_decision(self, server: RedisServer) -> None:
+        plan, tried = family(QUOTAS[0]).plan("user"), family(QUOTAS[0]).plan("user")
+        server.command("LPUSH", key_of(tried[0].space, tried[0].principal).decode(), "alien")
+        with Script(server) as script:
+            answer = script.run(Call(Verb.CHECK, plan, shadow=(tried,)), ManualClock.START)
+        server.command("DEL", key_of(tried[0].space, tried[0].principal).decode())
+        assert (answer.allowed, answer.taken, answer.degraded) == (True, 1, "")
+        assert [each.degraded for each in answer.shadow] == [scripts.UNANSWERED]

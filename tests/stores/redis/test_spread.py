@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -93,3 +94,43 @@ def test_what_replicas_do_not_have_is_told_of_the_whole() -> None:
     _, decision = played(spread.decide(Call(Verb.CHECK, PLAN)), YES, unconfirmed(YES), YES)
     assert isinstance(decision, Decision)
     assert (decision.allowed, decision.degraded) == (True, NOT_REPLICATED)
+
+
+ADA, BOB, EVE = ((limit,) for limit in PLAN)
+
+
+def with_shadow(plan: Plan, *shadow: Plan) -> spread.Flow:
+    return spread.decide(Call(Verb.CHECK, plan, shadow=shadow))
+
+
+def test_a_shadow_plan_in_the_same_slot_goes_with_its_call() -> None:
+    flow = with_shadow(ADA, ADA, BOB)
+    first = next(flow)
+    assert first.call == Call(Verb.CHECK, ADA, shadow=(ADA,))
+    second = flow.send(replace(YES, shadow=(NO,)))
+    assert second.call == Call(Verb.CHECK, BOB)
+    with pytest.raises(StopIteration) as stop:
+        flow.send(YES)
+    assert stop.value.value == replace(YES, shadow=(NO, YES))
+
+
+def test_a_shadow_plan_elsewhere_is_asked_afterwards_and_only_looked_at_if_the_request_is_refused() -> None:
+    asked, decision = played(with_shadow(ADA, BOB, EVE), NO, YES, YES)
+    assert asked == ["check ada", "peek bob", "peek eve"]
+    assert isinstance(decision, Decision)
+    assert (decision.allowed, [tried.allowed for tried in decision.shadow]) == (False, [True, True])
+
+
+def test_a_shadow_plan_that_is_not_answered_changes_nothing() -> None:
+    asked, decision = played(with_shadow(ADA, BOB, EVE), YES, GONE, YES)
+    assert asked == ["check ada", "check bob", "check eve"]
+    assert isinstance(decision, Decision)
+    assert (decision.allowed, decision.degraded) == (True, "")
+    assert [tried.degraded for tried in decision.shadow] == ["storage_unavailable", ""]
+
+
+def test_shadow_plans_alone_are_asked_one_by_one() -> None:
+    asked, decision = played(with_shadow((), ADA, BOB), YES, NO)
+    assert asked == ["check ada", "check bob"]
+    assert isinstance(decision, Decision)
+    assert (decision.allowed, [tried.allowed for tried in decision.shadow]) == (True, [True, False])
