@@ -146,6 +146,19 @@ def test_what_is_wrong_is_told_in_the_names_that_were_written(fields: str, told:
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        ("2 months", "'2 months' is not a length of time: a month has no fixed length: write 60d"),
+        ("0s", "'0s' is not a length of time: a window cannot be empty"),
+        ("4000d", "'4000d' is longer than 3660 days"),
+        ("2 fortnights", "'2 fortnights' is not a length of time"),
+    ],
+)
+def test_a_window_that_makes_no_sense(window: str, told: str) -> None:
+    assert problems(f"version: 1\nrules: [{{id: a, limit: 1, window: {window}}}]") == [f"2:35 rules[0].window: {told}"]
+
+
 def test_a_second_id_is_found_by_any_name() -> None:
     with pytest.raises(InvalidRules, match=r"the id 'a' is that of rules\[0\] already"):
         load("{version: 1, rules: [{rule_id: a, quota: 1/s}, {id: a, quota: 1/s}]}")

@@ -42,7 +42,8 @@ _UNITS = {
     "d": (86400 * _SECOND, ("day", "days")),
     "w": (7 * 86400 * _SECOND, ("week", "weeks")),
 }
-_LENGTHS = {name: length for unit, (length, words) in _UNITS.items() for name in (unit, *words)}
+LENGTHS = {name: length for unit, (length, words) in _UNITS.items() for name in (unit, *words)}
+"""Microseconds of every unit of time, by any of its names."""
 _LONG_NAMES = {length: words[-2] for length, words in _UNITS.values()}
 _PERIODS = {
     "day": ("d", "day", "days"),
@@ -50,8 +51,10 @@ _PERIODS = {
     "month": ("mo", "month", "months"),
     "year": ("y", "yr", "year", "years"),
 }
-_CALENDAR_UNITS = {word: unit for unit, words in _PERIODS.items() for word in words}
-_ABOUT_DAYS = {"month": 30, "year": 365}
+CALENDAR_WORDS = {word: unit for unit, words in _PERIODS.items() for word in words}
+"""The periods of a calendar, by any of their names."""
+ABOUT_DAYS = {"month": 30, "year": 365}
+"""Days of the periods that have no fixed length."""
 _ALGORITHMS = {*Algorithm, "sliding_window"}
 _TOKEN = re.compile(r"\s*(?:[0-9]+(?:_[0-9]+)*(?![0-9_.,])|[A-Za-z_]+|/)\s*")
 _ZONE = re.compile(r"\S+\s*")
@@ -122,10 +125,10 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
         found |= option
     if "calendar" in found:
         return {"window_us": found["calendar"].window_us, "algorithm": Algorithm.FIXED_WINDOW, **found}
-    if unit not in _LENGTHS:
-        about = f"{number * _ABOUT_DAYS[_CALENDAR_UNITS[unit]]}d"
+    if unit not in LENGTHS:
+        about = f"{number * ABOUT_DAYS[CALENDAR_WORDS[unit]]}d"
         raise tokens.error(f'a {unit} has no fixed length: write {about}, or "in" and a time zone after it')
-    return {"window_us": number * _LENGTHS[unit], **found}
+    return {"window_us": number * LENGTHS[unit], **found}
 
 
 class _Tokens:
@@ -170,7 +173,7 @@ class _Tokens:
         unit = self._words.pop(0) if self._words else ""
         if not number:
             raise self.error("a window cannot be empty")
-        if unit not in _LENGTHS and unit not in _CALENDAR_UNITS:
+        if unit not in LENGTHS and unit not in CALENDAR_WORDS:
             self._words.insert(0, unit)
             self.fail("a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)")
         return number, unit
@@ -178,10 +181,10 @@ class _Tokens:
     def calendar(self, number: int, unit: str) -> Calendar:
         if not self._words:
             self.fail("the name of a time zone after in")
-        if number != 1 or unit not in _CALENDAR_UNITS:
+        if number != 1 or unit not in CALENDAR_WORDS:
             raise self.error("by the calendar of a time zone, a window is one day, week, month or year")
         try:
-            return Calendar(_CALENDAR_UNITS[unit], self._words.pop(0))
+            return Calendar(CALENDAR_WORDS[unit], self._words.pop(0))
         except InvalidQuota as error:
             raise InvalidQuota(f"bad quota {self._whole!r}: {error}") from None
 

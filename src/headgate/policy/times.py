@@ -6,9 +6,9 @@ import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
+from string import ascii_letters
 
-from headgate.core.errors import InvalidQuota
-from headgate.core.grammar import parse
+from headgate.core.grammar import ABOUT_DAYS, CALENDAR_WORDS, LENGTHS
 from headgate.core.quota import MAX_WINDOW_US, SECOND
 from headgate.policy.problems import shown
 from headgate.policy.schema import Meaningless, Scalar
@@ -44,16 +44,19 @@ def length(*, calendar: bool = False) -> Scalar:
 
 @lru_cache(maxsize=1000)
 def length_of(text: str) -> int:
-    """Return the microseconds that `text` means. Raises Meaningless."""
-    try:
-        (numbers,) = parse(f"1/{text}")
-    except InvalidQuota as error:
-        detail = str(error).partition(": ")[2].partition(". Accepted forms")[0]
-        why = f"{shown(text)} is not a length of time" + (f": {detail}" if "expected" not in detail else "")
-        raise Meaningless(why, _LENGTHS) from None
-    if not 0 < (length_us := int(numbers["window_us"])) <= MAX_WINDOW_US:
+    """Return the microseconds of a length such as 30s or 1 hour. Raises Meaningless."""
+    unit = text.strip().lstrip("0123456789_ ").lower()
+    number = int(text.strip().rstrip(ascii_letters).strip() or 1)
+    wrong = f"{shown(text)} is not a length of time"
+    if unit not in LENGTHS:
+        days = ABOUT_DAYS.get(CALENDAR_WORDS.get(unit, ""), 0)
+        fixed = f": a {CALENDAR_WORDS[unit]} has no fixed length: write {number * days}d" if days else ""
+        raise Meaningless(f"{wrong}{fixed}", _LENGTHS)
+    if not number:
+        raise Meaningless(f"{wrong}: a window cannot be empty", _LENGTHS)
+    if number * LENGTHS[unit] > MAX_WINDOW_US:
         raise Meaningless(f"{shown(text)} is longer than {MAX_WINDOW_US // 86400 // SECOND} days", _LENGTHS)
-    return length_us
+    return number * LENGTHS[unit]
 
 
 def moment(*, as_written: bool = False) -> Scalar:
