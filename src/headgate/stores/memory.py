@@ -158,17 +158,15 @@ class MemoryStore:
 
         def first(key: str, cost: int, now: int) -> Decision:
             plan = family.plan(key)
-            return (
-                self._first(plan[0], cost, now) if len(plan) == 1 else self._decide(Call(Verb.CHECK, plan, cost), now)
-            )
+            if len(plan) == 1:
+                return self._first(plan[0], cost, now)
+            return self._decide(Call(Verb.CHECK, plan, cost), now)
 
         names = {
             **_NAMES,
             **{f"t{number}": states for number, states in enumerate(tables)},
             **{f"s{number}": quota.step for number, quota in enumerate(quotas)},
             "store": self,
-            "tables": tables,
-            "quotas": quotas,
             "clock": now_by,
             "locked": self._locked,
             "release": self._lock.release,

@@ -19,6 +19,9 @@ from typing import Any
 
 from headgate.core.plan import Family
 
+MOST_WRITTEN = 32
+"""The most limits whose check is written out: Python nests blocks a hundred deep, and long plans are rare."""
+
 _BOUND = """
 def check(key: str, cost: int = 1) -> Decision:
     if cost is not one:
@@ -46,7 +49,6 @@ _PLAN = """
 def check(tables, plan, cost, now):
     {limits} = plan
 {body}
-    return None
 """
 """Checks the limits of any plan, in a store whose lock is held."""
 
@@ -60,12 +62,8 @@ def bound_check(family: Family, names: dict[str, Any]) -> Any:
     return check
 
 
-MOST_WRITTEN = 32
-"""Limits of a plan whose check is written out: Python nests blocks a hundred deep, and long plans are rare."""
-
-
 def _not_written(*_: object) -> None:
-    """Leave a plan to who decides in a loop."""
+    """Leave a plan to what decides in a loop."""
 
 
 class PlanChecks(dict[int, Any]):
