@@ -160,10 +160,10 @@ def test_the_help_has_every_option_and_its_default(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("module", "package"), [("httptools", "httptools"), ("google.protobuf", "protobuf")])
-def test_what_is_not_installed_is_told(module: str, package: str) -> None:
+def test_what_is_not_installed_is_told(module: str, package: str, tmp_path: Path) -> None:
     hidden = f"import sys; sys.modules['{module}'] = None"
     script = f"{hidden}; from headgate.cli.__main__ import main; sys.exit(main(['serve']))"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 2
     assert f"{package} is not installed: pip install {package}, or in a checkout" in ended.stderr
 

@@ -38,3 +38,16 @@ def test_one_connection_that_is_lost_is_one_failure_for_all_who_used_it() -> Non
 
     assert openings_after(*[told() for _ in range(64)]) == 0
     assert openings_after(*[OutcomeUnknown("connection lost") for _ in range(5)]) == 1
+
+
+def test_a_store_that_is_known_to_be_away_is_not_asked_before_a_probe_is_due() -> None:
+    clock = ManualClock()
+    circuits = Circuits(None, Breaker, clock.ticks)
+    before = circuits.enter(())
+    for _ in range(2):
+        circuits.trip(StoreUnavailable("no answer"))
+        assert (circuits.enter(()).tickets, circuits.statistics()[1]) == ({}, 1)
+    before.failed(StoreUnavailable("what was sent before says nothing about now"))
+    clock.advance(0.25)
+    assert circuits.enter(()).tickets, "the probe"
+    assert not circuits.enter(()).tickets

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from headgate.core.errors import UsageError, not_installed
-from headgate.policy.snapshot import snapshot_folder
 from headgate.server.ports import Port, listen
 from headgate.server.settings import Settings
 
@@ -65,7 +64,8 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
         if is_embedded:
             return None
         raise UsageError(not_installed(error.name, "admin")) from None
-    from headgate.server.configuration import rules_of  # noqa: PLC0415  slow to load as well
+    from headgate.policy.snapshot import snapshot_folder  # noqa: PLC0415  slow to load as well
+    from headgate.server.configuration import rules_of  # noqa: PLC0415
 
     url = f"sqlite:///{Path(EMBEDDED).absolute()}" if is_embedded else settings.database
     plane = AdminPlane(

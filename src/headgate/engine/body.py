@@ -10,6 +10,7 @@ from typing import Self
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
+from headgate.core.errors import StoreUnavailable
 from headgate.core.mode import Mode
 from headgate.core.plan import Call, Limit
 from headgate.engine.verbs import Flow, T
@@ -60,6 +61,22 @@ class AsyncBody:
     async def ready(self) -> None:
         """Raise StoreError unless the store can decide now."""
         await self._store.ready()
+
+    async def meet(self, seconds: float) -> None:
+        """Connect to the store before the first request does, in so many seconds at most.
+
+        Raises:
+            StoreError: it cannot decide. If it does not even answer, requests do not wait for it until a probe finds
+                that it does.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self._store.ready()
+        except TimeoutError:
+            silent = StoreUnavailable(f"no answer in {seconds:g} s")
+            if self._failover is not None:
+                self._failover.trip(silent)
+            raise silent from None
 
     def statistics(self) -> Statistics | None:
         """Return how the store did so far, for metrics; None in memory, which is never away."""

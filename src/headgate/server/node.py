@@ -240,12 +240,13 @@ class Node:
     async def _meet_stores(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
         engines = [self._engine] if self._trees is None else [self._engine, self._trees]
-        try:
-            async with asyncio.timeout(_STORE_PATIENCE):
-                await asyncio.gather(*(engine.ready() for engine in engines))
-        except (StoreError, TimeoutError) as error:
-            why = f"no answer in {_STORE_PATIENCE:g} s" if isinstance(error, TimeoutError) else error
-            _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", why)
+        met = await asyncio.gather(*(engine.meet(_STORE_PATIENCE) for engine in engines), return_exceptions=True)
+        for error in met:
+            if isinstance(error, StoreError):
+                _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", error)
+                return
+            if error is not None:
+                raise error
 
     async def _publish(self) -> None:
         while True:

@@ -169,6 +169,15 @@ class Breaker:
         self._pause(now)
         return True
 
+    def trip(self, now: int) -> bool:
+        """Open it without waiting for failures, as the store is known to be away; says whether that began an outage."""
+        if self.state is not _CLOSED:
+            return False
+        self._failures = 0
+        self._openings += 1
+        self._pause(now)
+        return True
+
     def abandoned(self, ticket: int, now: int) -> None:
         """Note that nobody will know how the call went, for whoever made it gave up. A probe is due again later."""
         if ticket == self.epoch and self.state is Circuit.HALF_OPEN:

@@ -83,6 +83,15 @@ class Circuits:
                 tickets = {server: breaker.ask(now) for server, breaker in breakers.items()}
         return Passage(self, breakers, servers, tickets)
 
+    def trip(self, error: StoreError) -> None:
+        """Take the store to be away, until a probe finds that it is not: all its servers, as far as they are known."""
+        with self.lock:
+            now = self.ticks()
+            known = self._breakers or {ONLY_SERVER: self._added(ONLY_SERVER)}
+            gone = [server for server, breaker in known.items() if breaker.trip(now)]
+        for server in gone:
+            _say_gone(server, error)
+
     def without_asking(self, plan: Plan) -> Passage:
         """Return the way of a call that is not for the store: it is not let through, and not counted."""
         with self.lock:

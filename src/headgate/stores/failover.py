@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 from headgate.core.decision import Decision, marked
-from headgate.core.errors import InvalidStore, OutcomeUnknown
+from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
 from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb, shadowed
@@ -184,6 +184,10 @@ class AsyncFailoverStore:
     async def ready(self) -> None:
         """Return when the inner store can decide now, else raise its StoreError: for health checks."""
         await self._store.ready()
+
+    def trip(self, error: StoreError) -> None:
+        """Answer without the store, as it is known to be away, until a probe finds that it is not."""
+        self._failover.circuits.trip(error)
 
     def statistics(self) -> Statistics:
         """Return what happened so far, for metrics."""
