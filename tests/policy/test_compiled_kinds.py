@@ -145,7 +145,7 @@ def test_paths_that_the_same_patterns_match_are_one_kind() -> None:
     policy = Policy(Ruleset((PER_USER, replace(PER_IP, endpoint="/orders/**"))))
     for number in range(10):
         policy.plan(Request({"user": "ada"}, f"/orders/{number}", "GET"), NOW)
-    assert remembered(policy) == {"_endpoints": 10, "_forms": 1, "_kinds": 1, "_steps": 0}
+    assert remembered(policy) == {"_known": 10, "_forms": 1, "_kinds": 1, "_steps": 0}
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asked", "memory"),
     [
-        (Request({"user": "ada"}, "/" + "a" * compiled.LONGEST), "_endpoints"),
+        (Request({"user": "ada"}, "/" + "a" * compiled.LONGEST), "_known"),
         (Request({"user": "ada", "a" * compiled.LONGEST: "x"}), "_forms"),
         (Request({"user": "ada"}, attributes={"a" * compiled.LONGEST: "x"}), "_forms"),
         (Request({"user": "ada"}, method="A" * compiled.LONGEST, tier="b"), "_forms"),
@@ -179,4 +179,4 @@ def test_what_is_long_is_not_remembered(asked: Request, memory: str) -> None:
 
 
 def remembered(policy: Policy) -> dict[str, int]:
-    return {name: len(getattr(policy, name)) for name in ("_endpoints", "_forms", "_kinds", "_steps")}
+    return {name: len(getattr(policy, name)) for name in ("_known", "_forms", "_kinds", "_steps")}

@@ -30,7 +30,6 @@ from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import Entry, Ruleset, User
-from headgate.policy.paths import normalised
 from headgate.policy.prepared import Applied, Drafting, Overridden, PreparedRule, Special, ranks_of, replaced_among
 from headgate.policy.request import (
     ENDPOINT,
@@ -48,8 +47,8 @@ from headgate.policy.trie import Conditions, Ends, Trie, matches
 
 MOST = 4096
 """Kinds of requests that are remembered; also forms, routes, and outcomes of tests."""
-MOST_ENDPOINTS = 8192
-"""Endpoints whose rules are remembered: many contain ids."""
+MOST_ENDPOINTS = 16_384
+"""Endpoints, with all else that a kind has, of which it is remembered what is known: many contain ids."""
 LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
 
@@ -167,6 +166,15 @@ class _Kind:
         return [(rule, state) for rule in chosen if (state := states[rule]) is not None]
 
 
+class _Known(NamedTuple):
+    """What is known about requests with the same endpoint, method, tier and names."""
+
+    endpoint: _Endpoint
+    form: _Form
+    kind: _Kind | None
+    """None: it takes a look at values."""
+
+
 class Policy:
     """The compiled rules.
 
@@ -178,8 +186,8 @@ class Policy:
     """
 
     __slots__ = (
-        *("__weakref__", "_allow", "_default_tier", "_deny", "_endpoints", "_forms", "_in_order", "_kinds", "_known"),
-        *("_listed", "_ordinary", "_routes", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
+        *("__weakref__", "_allow", "_default_tier", "_deny", "_forms", "_in_order", "_kinds", "_known", "_listed"),
+        *("_names", "_ordinary", "_routes", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
     )
 
     def __init__(self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True) -> None:
@@ -205,10 +213,14 @@ class Policy:
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
         self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
-        self._known = {USER} if ruleset.users else set[str]()
+        self._names = {USER} if ruleset.users else set[str]()
         """What a rule counts by or asks for, or a list is about."""
-        self._known.update(self._listed, *[{*rule.dimensions, *rule.when} for rule in everything])
-        self._endpoints: Memory[str, _Endpoint] = Memory(MOST_ENDPOINTS)
+        self._names.update(self._listed, *[{*rule.dimensions, *rule.when} for rule in everything])
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with memories of nothing."""
+        self._known: Memory[tuple[Any, ...], _Known] = Memory(MOST_ENDPOINTS)
         self._routes: Memory[Ends[int], _Route] = Memory(MOST)
         self._forms: Memory[tuple[Any, ...], _Form] = Memory(MOST)
         self._kinds: Memory[tuple[Any, ...], _Kind] = Memory(MOST)
@@ -226,11 +238,11 @@ class Policy:
             name: self._users[name] if before.get(name) is user else self._special(user, drafting)
             for name, user in ruleset.users.items()
         }
-        policy._known = self._known | ({USER} if ruleset.users else set())  # noqa: SLF001
-        policy._forms, policy._kinds, policy._steps = Memory(MOST), Memory(MOST), Memory(MOST)  # noqa: SLF001
+        policy._names = self._names | ({USER} if ruleset.users else set())  # noqa: SLF001
+        policy._forget()  # noqa: SLF001
         return policy
 
-    def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:  # noqa: C901  hot, in one piece
+    def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
         """Return what is to be done about `request`.
 
         Args:
@@ -253,47 +265,28 @@ class Policy:
             raise InvalidRequest(f"what is decided is {right}, not {short(request)}") from None
         if rule_id != "" and self._is_unknown(request):
             return UNMATCHED
-        form = endpoint = None
+        known = None
         if type(principal) is dict and type(attributes) is dict and type(request.address) is str:
+            method, tier, names = request.method, request.tier, len(principal)
             try:
-                form = self._forms.get((request.method, request.tier, len(principal), *principal, *attributes))
-                endpoint = self._endpoints.get(request.endpoint)
-            except TypeError:  # one of them is not even something that can be looked up
-                form = None
-        facts: Mapping[str, str] = principal
-        if (
-            form is None
-            or not form.is_plain
-            or not _are_texts(principal)
-            or (attributes and not _are_texts(attributes))
-        ):
+                known = self._known.get((request.endpoint, rule_id, method, tier, names, *principal, *attributes))
+            except TypeError:  # a part of it is not even something that can be looked up
+                known = None
+        if known is None or not _are_texts(principal) or (attributes and not _are_texts(attributes)):
             facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-            form = self._form_of(request)
-        if endpoint is None:
-            endpoint = self._endpoint_of(request.endpoint)
-        route = endpoint.route
-        if (form.has_ip or form.is_listed or route.values) and facts is principal:
-            facts = _facts(request, endpoint.path, form)
-        if form.is_listed:
-            listed = self._of_listed(request, facts)
-            if listed is not None:
-                return listed
-        steps = None
-        if not (self._users or route.values):
-            kind = self._kinds.get((route if rule_id == "" else rule_id, form))
-            steps = kind.steps if kind is not None else None
-        if steps is None or not steps.since <= now < steps.until:
-            steps = self._steps_of(request, endpoint, form, facts, now)
-        if steps.needs_facts and facts is principal:
-            facts = _facts(request, endpoint.path, form)
-        return steps.selection(facts, request.cost, form.unmatched, asking=asking)
+            return self._planned(request, facts, self._learned(request, facts), now, asking=asking)
+        endpoint, form, kind = known
+        steps = kind.steps if kind is not None else None
+        if steps is None or not steps.since <= now < steps.until or (self._users and self._is_special(principal)):
+            return self._planned(request, _facts(request, endpoint, form), known, now, asking=asking)
+        found = _facts(request, endpoint, form) if steps.needs_facts else principal
+        return steps.selection(found, request.cost, form.unmatched, asking=asking)
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
         """Return the rules that apply, in the order of the ruleset, the default last; see `facts_of`."""
         if request.rule_id and self._is_unknown(request):
             return ()
-        endpoint, form = self._endpoint_of(request.endpoint), self._form_of(request)
-        return self._steps_of(request, endpoint, form, facts, now).applying
+        return self._steps_of(request, facts, self._learned(request, facts), now).applying
 
     def request_of(self, client_id: str, rule_id: str) -> Request:
         """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
@@ -317,6 +310,9 @@ class Policy:
         """Return the tier of a user who is special in that way, unless a request says otherwise; empty for none."""
         return (special.tier if special is not None else "") or self._default_tier
 
+    def _is_special(self, facts: Mapping[str, str]) -> bool:
+        return facts.get(USER, "") in self._users
+
     def _is_unknown(self, request: Request) -> bool:
         """Whether a request names a rule that is not there, and passes for that. Raises UnknownRule if it does not."""
         rule = self.rules.get(request.rule_id) if type(request.rule_id) is str else None
@@ -328,20 +324,31 @@ class Policy:
             raise UnknownRule(request.rule_id, self.rules)
         return True
 
-    def _endpoint_of(self, endpoint: str) -> _Endpoint:
-        path = normalised(endpoint)
-        if self.ruleset.ignore_case:
-            path = path.lower()
-        ends = self._trie.ends(path)
-        found = _Endpoint(path, self._routes.get(ends) or self._routes.keep(ends, _Route(ends)))
-        return self._endpoints.keep(endpoint, found) if len(endpoint) <= LONGEST else found
+    def _planned(
+        self, request: Request, facts: Mapping[str, str], known: _Known, now: int, *, asking: bool
+    ) -> Selection:
+        """Return what is to be done about a request, whoever asks."""
+        if known.form.is_listed:
+            listed = self._of_listed(request, facts)
+            if listed is not None:
+                return listed
+        steps = self._steps_of(request, facts, known, now)
+        return steps.selection(facts, request.cost, known.form.unmatched, asking=asking)
 
-    def _form_of(self, request: Request) -> _Form:
-        form = _Form(request, self._known, self._listed)
-        names = (*request.principal, *request.attributes)
-        if sum(map(len, (request.method, request.tier, *names))) > LONGEST:
-            return form
-        return self._forms.keep((request.method, request.tier, len(request.principal), *names), form)
+    def _learned(self, request: Request, facts: Mapping[str, str]) -> _Known:
+        """Return what follows from a request that `facts_of` has accepted, and remember it."""
+        path, names = facts[ENDPOINT], (*request.principal, *request.attributes)
+        ends = self._trie.ends(path)
+        route = self._routes.get(ends) or self._routes.keep(ends, _Route(ends))
+        key = (request.method, request.tier, len(request.principal), *names)
+        form = self._forms.get(key) or _Form(request, self._names, self._listed)
+        known = _Known(_Endpoint(path, route), form, None)
+        if sum(map(len, (request.endpoint, request.method, request.tier, *names))) > LONGEST:
+            return known
+        self._forms.keep(key, form)
+        if form.is_plain and not form.is_listed and not route.values and not self._is_special(facts):
+            known = known._replace(kind=self._kind_of(request, facts, known, None))
+        return self._known.keep((request.endpoint, request.rule_id, *key), known)
 
     def _of_listed(self, request: Request, facts: Mapping[str, str]) -> Selection | None:
         """Return what is to be done about somebody who is on a list."""
@@ -354,17 +361,11 @@ class Policy:
                 return Selection(verdict, reason=_on_list(name, entry, facts, address))
         return None
 
-    def _steps_of(
-        self, request: Request, endpoint: _Endpoint, form: _Form, facts: Mapping[str, str], now: int
-    ) -> Steps:
-        """Return what follows for a request at a time, whoever asks, and whatever is remembered."""
+    def _steps_of(self, request: Request, facts: Mapping[str, str], known: _Known, now: int) -> Steps:
+        """Return the steps for a request at a time, which those before it perhaps have taken."""
         special = self._users.get(facts.get(USER, "")) if self._users else None
-        kind = self._kind_of(request, endpoint, form, facts, special)
-        outcome: tuple[bool | None, ...] = ()
-        if kind.tests:
-            if facts is request.principal:
-                facts = _facts(request, endpoint.path, form)
-            outcome = kind.outcome(facts, address_given(request))
+        kind, form = self._kind_of(request, facts, known, special), known.form
+        outcome = kind.outcome(facts, address_given(request)) if kind.tests else ()
         overrides: tuple[Overridden | None, ...] = ()
         if special is not None and special.overrides:
             overrides = tuple([special.overrides.get(rule_id) for rule_id in kind.ids])
@@ -376,46 +377,40 @@ class Policy:
                 Applied(rule, rule.terms(kind.tier, given.get(rule.id), now), is_enforced and self.enforcing)
                 for rule, is_enforced in kind.applying(outcome)
             ]
-            steps = Steps(applying, form.principals if form.is_plain else ())
+            steps = Steps(applying, form.principals if form.is_plain and not form.has_ip else ())
             if is_usual:
                 kind.steps = steps
             else:
                 self._steps.keep((kind, outcome, overrides), steps)
         return steps
 
-    def _kind_of(
-        self, request: Request, endpoint: _Endpoint, form: _Form, facts: Mapping[str, str], special: Special | None
-    ) -> _Kind:
+    def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, special: Special | None) -> _Kind:
         """Return the kind of a request, which perhaps has been seen before."""
-        route, rule_id = endpoint.route, request.rule_id
-        key: tuple[Any, ...] = (rule_id or route, form)
-        if special is not None and special.tier:
-            key = (*key, special.tier)
-        for name, values in route.values:
-            value = facts.get(name)
-            key = (*key, name, value if value in values else None)
-        kind = self._kinds.get(key)
-        if kind is None:
-            if facts is request.principal:
-                facts = _facts(request, endpoint.path, form)
-            tier = form.tier or self.tier_of(special)
-            if rule_id:
-                kind = self._of_one_rule(self.rules[rule_id], request, facts, tier)
-            else:
-                kind = self._of_all_rules(route, form.method, tier, facts)
-            self._kinds.keep(key, kind)
-        if rule_id and kind.segments is not None and not matches(kind.segments, endpoint.path):
-            rule = self.rules[rule_id]
+        (path, route), form, kind = known
+        if kind is None or special is not None:
+            key: tuple[Any, ...] = (request.rule_id or route, form, special.tier if special is not None else "")
+            for name, values in route.values:
+                value = facts.get(name)
+                key = (*key, value if value in values else None)
+            kind = self._kinds.get(key)
+            if kind is None:
+                kind = self._kinds.keep(
+                    key, self._worked_out(request, facts, known, form.tier or self.tier_of(special))
+                )
+        if kind.segments is not None and not matches(kind.segments, path):
+            rule = self.rules[request.rule_id]
             raise InvalidRequest(
                 f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
             )
         return kind
 
-    def _of_all_rules(self, route: _Route, method: str, tier: str, facts: Mapping[str, str]) -> _Kind:
-        """Return the rules that may apply to a request, and to all others of its kind."""
+    def _worked_out(self, request: Request, facts: Mapping[str, str], known: _Known, tier: str) -> _Kind:
+        """Return what follows for a request, and for all others of its kind."""
+        if request.rule_id:
+            return self._of_one_rule(self.rules[request.rule_id], request, facts, tier)
         found: list[int] = []
-        for end in route.ends:
-            end.collect(found, method, tier, facts)
+        for end in known.endpoint.route.ends:
+            end.collect(found, known.form.method, tier, facts)
         ordinary, default = list[PreparedRule](), list[PreparedRule]()
         for number in sorted(found):
             rule = self._in_order[number]
@@ -448,9 +443,11 @@ def _are_texts(values: Mapping[str, str]) -> bool:
     return True
 
 
-def _facts(request: Request, path: str, form: _Form) -> Mapping[str, str]:
-    """Return what `facts_of` returns for a request whose names and values are known to be plain."""
-    facts = {**request.attributes, **request.principal, ENDPOINT: path, GLOBAL: EVERYBODY}
+def _facts(request: Request, endpoint: _Endpoint, form: _Form) -> Mapping[str, str]:
+    """Return what `facts_of` returns for a request that has values of the right types."""
+    if not form.is_plain:
+        return {**facts_of(request), ENDPOINT: endpoint.path}
+    facts = {**request.attributes, **request.principal, ENDPOINT: endpoint.path, GLOBAL: EVERYBODY}
     if form.has_ip:
         facts[IP] = counted_by(facts[IP])
     return facts
