@@ -78,7 +78,7 @@ def test_what_is_said_about_caches_is_so(capsys: Printed) -> None:
     main(["rules", "validate", SEED])
     told = capsys.readouterr().err
     assert "by itself" not in told.replace("probes by itself", "")
-    assert "The service asks the store every time" in told
+    assert "The service repeats what a peek was told for 50 ms" in told
     advised = re.search(r"in Python, CachedStore\(store, peeks=([0-9.]+)\)", told)
     assert advised is not None
     CachedStore(MemoryStore(), peeks=float(advised[1])).close()

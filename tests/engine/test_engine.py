@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import CostTooLarge, InvalidRule, InvalidStore, MemoryStore, StoreError
+from headgate.engine import AsyncEngine
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Verdict
@@ -281,3 +283,29 @@ class TestTheStoreIsAway:
         engine.check(Request({"user": "ada"}, "/work"))
         assert sum(engine.statistics().degraded.values()) == 1
         assert make(load(self.RULES)).statistics() is None
+
+
+def test_refusals_and_peeks_are_repeated_for_a_moment_and_not_after_a_reset_or_a_refund_here() -> None:
+    rules = load("version: 1\nrules: [{id: r, limit: 1, window: 1h, algorithm: fixed_window}]")
+    ada = Request({"user": "ada"})
+
+    async def main(address: str) -> None:
+        async with AsyncEngine(rules, store=address, is_cached=True) as engine:
+            hurried = engine.within(0.5)
+            taken = await engine.check(ada)
+            assert [(await each.check(ada)).allowed for each in (engine, hurried, engine)] == [False] * 3
+            assert [(await engine.peek(ada)).allowed for _ in range(3)] == [False] * 3
+            statistics = engine.cache_statistics()
+            assert statistics is not None
+            assert (statistics.denial_hits, statistics.peek_hits > 0) == (2, True)
+            await engine.refund(taken)
+            assert (await engine.check(ada)).allowed
+            assert not (await engine.check(ada)).allowed
+            assert await engine.reset(ada)
+            assert (await engine.peek(ada)).allowed
+            assert (await engine.check(ada)).allowed
+        async with AsyncEngine(rules, is_cached=True) as in_memory:
+            assert in_memory.cache_statistics() is None
+
+    with redis_server() as server:
+        asyncio.run(main(server.address))

@@ -16,10 +16,13 @@ from headgate.core.plan import Call, Limit
 from headgate.engine.verbs import Flow, T
 from headgate.flows import drive, drive_async
 from headgate.stores.base import AsyncStore
+from headgate.stores.cached import AsyncCachedStore, CacheStatistics
 from headgate.stores.failover import AsyncFailoverStore, Statistics
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.stores.traffic import TrafficStatistics, Travelled
 
+DENIALS = 1.0
+"""Seconds for which a refusal is repeated: so soon a reset or a refund by another node is noticed."""
 LONGEST_MS = 1000
 """No caller's deadline is longer, in milliseconds. So there are only so many different ones."""
 
@@ -31,18 +34,25 @@ class AsyncBody:
         store: an opened one.
         mode: what is answered while it is away, for all limits or for each.
         nodes: how many processes share the limits, this one included, for the mode "local".
+        is_cached: whether peeks and refusals are repeated for a moment, where the store is elsewhere; see
+            `headgate.stores.cached`.
     """
 
-    def __init__(self, store: AsyncStore, mode: Mode | Callable[[Limit], Mode], nodes: int) -> None:
+    def __init__(
+        self, store: AsyncStore, mode: Mode | Callable[[Limit], Mode], nodes: int, *, is_cached: bool = False
+    ) -> None:
         self.clock: Clock = store.clock
         """What time it is for the limits."""
         self._travelled = store if isinstance(store, Travelled) else None
         self._failover: AsyncFailoverStore | None = None
+        self._cached: AsyncCachedStore | None = None
         self._memory: MemoryStore | None = None
         """The store itself, if it is in memory: it is never away, and there is nothing to wait for."""
         if isinstance(store, AsyncMemoryStore):
             self._memory = store.store
         else:
+            if is_cached:  # inside: while the store is away, what it said is no answer
+                store = self._cached = AsyncCachedStore(store, denials=DENIALS)
             store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes)
         self._store: AsyncStore = store
         self._hurried: dict[int, Self] = {}
@@ -81,6 +91,10 @@ class AsyncBody:
     def statistics(self) -> Statistics | None:
         """Return how the store did so far, for metrics; None in memory, which is never away."""
         return self._failover.statistics() if self._failover else None
+
+    def cache_statistics(self) -> CacheStatistics | None:
+        """Return what was answered without asking the store, for metrics; None where nothing is cached."""
+        return self._cached.statistics() if self._cached else None
 
     def traffic(self) -> TrafficStatistics | None:
         """Return what came back from the servers of the store so far, for metrics; None in memory."""

@@ -58,6 +58,7 @@ class AsyncDescriptorEngine(AsyncBody):
             after the response (``apply_on_stream_done``, tokens of a language model): they were used all the same, and
             the next request is the one to be refused.
         clock: where time comes from, for tests; only with a store given by address.
+        is_cached: see `AsyncEngine`.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class AsyncDescriptorEngine(AsyncBody):
         quota_mode: bool = False,
         count_refused: bool = False,
         clock: Clock | None = None,
+        is_cached: bool = False,
     ) -> None:
         self.mode = checked_mode(on_store_failure)
         """What is answered while the store is away."""
-        super().__init__(open_async_store(store, clock=clock), self.mode, nodes)
+        super().__init__(open_async_store(store, clock=clock), self.mode, nodes, is_cached=is_cached)
         self._own = isinstance(trees, str | os.PathLike)
         if isinstance(trees, str | os.PathLike):
             trees = LiveDescriptors(trees, merge_domains=merge_domains)

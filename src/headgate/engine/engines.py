@@ -183,6 +183,8 @@ class AsyncEngine(_Ruled, AsyncBody):
         on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
         nodes: how many processes share the limits, this one included, for "local".
         clock: where time comes from, for tests; only with a store given by address.
+        is_cached: whether answers to peeks are repeated for 50 ms, and refusals for up to a second, without asking a
+            store that is not in memory; see `headgate.stores.cached` on what that costs.
     """
 
     def __init__(
@@ -193,10 +195,11 @@ class AsyncEngine(_Ruled, AsyncBody):
         on_store_failure: str = Mode.LOCAL,
         nodes: int = 1,
         clock: Clock | None = None,
+        is_cached: bool = False,
     ) -> None:
         opened = open_async_store(store, clock=clock)
         self._verbs = Verbs(rules, on_store_failure, opened.clock)
-        AsyncBody.__init__(self, opened, self._verbs.mode_of_limit, nodes)
+        AsyncBody.__init__(self, opened, self._verbs.mode_of_limit, nodes, is_cached=is_cached)
         self._verbs.open()
 
     def serving(self, observer: Observer) -> AsyncEngine:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from copy import copy
 from itertools import islice
 from time import perf_counter_ns
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -56,6 +56,7 @@ Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""
 TRIES = 3
 """To take what is left of a limit, while others take from it too."""
+_CHECK, _LIMITED = Verb.CHECK, Verdict.LIMITED
 _WRITTEN = re.compile(r"\n|^\s*\{|:\s")
 """What the text of rules has, and the name of a file hardly."""
 
@@ -80,6 +81,12 @@ class Observer(Protocol):
         ...
 
 
+class _Fixed(NamedTuple):
+    """A policy that does not change."""
+
+    value: Policy
+
+
 class Verbs:
     """The verbs of an engine, by the policy in force.
 
@@ -100,7 +107,7 @@ class Verbs:
             rules = Policy(rules)
         if not isinstance(rules, Policy | LivePolicy):
             raise InvalidRule(f"rules are a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
-        self._rules = rules
+        self._rules: LivePolicy | _Fixed = _Fixed(rules) if isinstance(rules, Policy) else rules
         self.observer: Observer | None = None
         self.is_lenient = False
         """Whether a rule that does not exist may be named, where the rules do not say that it is an error."""
@@ -119,8 +126,7 @@ class Verbs:
     @property
     def policy(self) -> Policy:
         """The policy in force."""
-        rules = self._rules
-        return rules.value if isinstance(rules, Live) else rules
+        return self._rules.value
 
     def mode_of(self, rule_id: str) -> Mode:
         """Return what is answered for a rule while the store is away."""
@@ -142,15 +148,27 @@ class Verbs:
 
     def asked(self, request: Request) -> Asked:
         """Begin a check: return what is to be asked of the store."""
-        began, policy, now = perf_counter_ns(), self.policy, self.clock.now()
-        selection = self.selected(policy, request, now)
-        return selection, check_of(selection, request.cost), policy.version, now, began
+        began = perf_counter_ns() if self.observer is not None else 0
+        policy, now = self._rules.value, self.clock.now()
+        try:
+            selection = policy.plan(request, now)
+        except UnknownRule as error:
+            selection = self._unmatched(policy, error)
+        enforced, cost = selection.enforced, request.cost
+        if selection.shadow or not enforced.plan or not cost:
+            return selection, check_of(selection, cost), policy.version, now, began
+        return selection, Call(_CHECK, enforced.plan, cost), policy.version, now, began
 
     def answered(self, request: Request, asked: Asked, decision: Decision) -> Ruling:
         """End a check whose one call the store has answered."""
         selection, _, version, _, began = asked
-        shadow = shadow_decisions(selection.shadow, decision.shadow) if selection.shadow else ()
-        ruling = ruling_of(selection, decision if selection.enforced.plan else None, version, shadow)
+        rules = selection.enforced.rules
+        if selection.shadow or not rules:
+            tried = shadow_decisions(selection.shadow, decision.shadow)
+            ruling = ruling_of(selection, decision if rules else None, version, tried)
+        else:
+            about = True, "", version, selection.unmatched_principals, selection
+            ruling = Ruling(decision.allowed, _LIMITED, decision, rules[decision.index], rules, (), *about)
         if self.observer is not None:
             self.observer.decided(ruling, request, perf_counter_ns() - began)
         return ruling
@@ -256,9 +274,13 @@ class Verbs:
         try:
             return policy.plan(request, now, asking=asking)
         except UnknownRule as error:
-            if not self.is_lenient or policy.ruleset.unknown_rule == "error":
-                raise
-            return Selection(Verdict.UNLIMITED, reason=str(error))
+            return self._unmatched(policy, error)
+
+    def _unmatched(self, policy: Policy, error: UnknownRule) -> Selection:
+        """Return what applies to a request that names an unknown rule: nothing, unless that is an error."""
+        if not self.is_lenient or policy.ruleset.unknown_rule == "error":
+            raise error
+        return Selection(Verdict.UNLIMITED, reason=str(error))
 
     def _ruled(self, request: Request, verb: Verb) -> Flow[Ruling]:
         policy = self.policy

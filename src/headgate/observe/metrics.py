@@ -103,6 +103,7 @@ STORE_LATE = _counter("store_late_answers", "Answers after their deadline: too l
 STORE_FLIGHTS = _counter("store_flights", "Round trips to Redis.")
 STORE_QUESTIONS = _counter("store_questions", "Questions on those round trips: divided, how many travel together.")
 STORE_DURATION = _histogram("store_flight_duration", "From sending a flight of questions to Redis to its last answer.")
+STORE_CACHED = _counter("store_cached", "Refusals and peeks that were repeated without asking the store.", "verb")
 CIRCUIT_STATE = _gauge(
     "store_circuit_state",
     "The circuit of a server: 0 closed or gone, 1 half-open, 2 open; the worst.",

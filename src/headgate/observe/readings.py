@@ -20,6 +20,7 @@ from headgate.observe import metrics
 from headgate.observe.metrics import NANO, Metric, MetricKind
 from headgate.observe.table import CounterTable
 from headgate.stores.breaker import Circuit
+from headgate.stores.cached import CacheStatistics
 from headgate.stores.failover import Statistics
 from headgate.stores.traffic import TrafficStatistics
 
@@ -85,6 +86,8 @@ class Watched(Protocol):
     def rules_statistics(self) -> LoadStatistics | None: ...
 
     def statistics(self) -> Statistics | None: ...
+
+    def cache_statistics(self) -> CacheStatistics | None: ...
 
     def traffic(self) -> TrafficStatistics | None: ...
 
@@ -155,6 +158,10 @@ def _of_store(engine: Watched) -> Iterable[Reading]:
         yield Reading(metrics.CIRCUIT_RECOVERIES, (), store.recoveries)
         for shard, breaker in store.breakers.items():
             yield Reading(metrics.CIRCUIT_STATE, (shard,), _STATES[breaker.state])
+    cached = engine.cache_statistics()
+    if cached is not None:
+        yield Reading(metrics.STORE_CACHED, ("check",), cached.denial_hits)
+        yield Reading(metrics.STORE_CACHED, ("peek",), cached.peek_hits)
     traffic = engine.traffic()
     if traffic is not None:
         yield Reading(metrics.STORE_FLIGHTS, (), traffic.batches)

@@ -43,7 +43,7 @@ _INTERVAL_MS = 10
 _EVERY_ENDPOINT = {"global", "default", "*", "**"}
 _SEPARATE = str.maketrans("-.:/", "____")
 _SCOPES = ("user", "ip", "api_key", "global")
-_CACHE = "The service asks the store every time; in Python, CachedStore(store, peeks=0.05) answers peeks from a cache"
+_CACHE = "The service repeats what a peek was told for 50 ms; in Python, CachedStore(store, peeks=0.05) does the same"
 _ELSEWHERE = {
     "redis": "Give the server --store redis://{host}:{port}/{db}",
     "enable_read_cache": _CACHE,

@@ -82,6 +82,7 @@ class Node:
             store=settings.store_address,
             on_store_failure=settings.on_store_failure,
             nodes=settings.shares,
+            is_cached=True,
         )
         self._slots = Slots(folder) if folder else None
         self._recorder = Recorder(
@@ -109,6 +110,7 @@ class Node:
                 nodes=settings.shares,
                 shadow_mode=settings.envoy_shadow,
                 count_refused=settings.envoy_count_refused,
+                is_cached=True,
             )
             self._trees.enforce(enforcing=settings.enforcement)
             self._recorder.watch(self._trees)
