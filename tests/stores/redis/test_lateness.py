@@ -91,7 +91,7 @@ def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> N
             decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(50)])
             assert {decision.degraded for decision in decisions} <= {*Reason}
             assert all(decision.degraded for decision in decisions)
-            assert store.statistics().openings == 0, "one flight was lost, and those who waited for it"
+            assert store.statistics().openings == 0, "one batch was lost, and those who waited for it"
         finally:
             own.send(signal.SIGCONT)
             await store.close()
