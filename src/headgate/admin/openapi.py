@@ -29,6 +29,21 @@ _EXAMPLES: Json = {
     "override": {"rule_id": "orders-user", "limit": 5000, "until": "2030-01-01T00:00:00Z"},
     "file": "version: 1\nrules:\n  - {id: orders-user, limit: 100, window: 1m}\n",
 }
+_VERSIONED = ("/rules/", "/tiers/", "/settings/")
+_HEADERS: list[Json] = [
+    {
+        "name": "X-Reason",
+        "in": "header",
+        "description": "Why, for the audit trail.",
+        "schema": {"type": "string", "maxLength": 1000},
+    },
+    {
+        "name": "If-Match",
+        "in": "header",
+        "description": 'The version that this replaces, as the ETag of an answer has it: `"3"`.',
+        "schema": {"type": "string", "pattern": '^("[0-9]{1,9}"|\\*)$'},
+    },
+]
 _CHECK: Json = {
     "principal": {"user": "u1", "ip": "203.0.113.9"},
     "endpoint": "/api/v1/orders",
@@ -68,6 +83,9 @@ def document_of(app: Litestar) -> Json:
     }
     for path, item in found["paths"].items():
         for method, operation in item.items():
+            if method != "get":
+                versioned = method in {"put", "delete"} and any(part in path for part in _VERSIONED)
+                operation.setdefault("parameters", []).extend(_HEADERS if versioned else _HEADERS[:1])
             _document(operation, bodies.get((method, path.replace("}", ":str}")), ""))
     found["paths"] |= _DECISION_PLANE
     found["info"] = {"title": "Headgate", "version": version("headgate"), "summary": "Rules, users, keys and audit."}

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
+from urllib.parse import unquote
 
 from headgate.admin.database import DatabaseError
 from headgate.admin.keys import ApiKey, ApiKeys
@@ -40,6 +41,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class BodyTooLarge(Exception):
     """A body goes on beyond what is accepted."""
 
+    def __init__(self) -> None:
+        super().__init__(f"a request has at most {MAX_BODY:,} bytes")
+
 
 class Gatekeeper:
     """An ASGI application around another, which lets those in who may.
@@ -64,22 +68,19 @@ class Gatekeeper:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         answer = _Answer(send, request_id)
+        scope["path"] = _path(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY:
-            await answer.refuse(of_status(413, f"a request has at most {MAX_BODY:,} bytes"))
+            await answer.refuse(of_status(413, str(BodyTooLarge())))
             return
         if scope["path"] not in PUBLIC:
             refusal = await self._refusal(scope, headers, answer)
             if refusal is not None:
                 await answer.refuse(refusal)
                 return
-        try:
-            await self._app(scope, _bounded(receive), answer.send)
-        except BodyTooLarge:
-            if not answer.began:
-                await answer.refuse(of_status(413, f"a request has at most {MAX_BODY:,} bytes"))
+        await self._app(scope, _bounded(receive), answer.send)
 
     async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> Problem | None:
         """Return why a request is not let in; None if it is."""
@@ -114,7 +115,6 @@ class _Answer:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self.began = False
         self.fields = {
             "x-request-id": request_id,
             "x-content-type-options": "nosniff",
@@ -138,7 +138,6 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.began = True
             mine = [(name.encode(), value.encode("latin-1")) for name, value in self.fields.items()]
             message["headers"] = [*message.get("headers", ()), *mine]
         await self._send(message)
@@ -148,6 +147,17 @@ class _Answer:
         headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
+
+
+SLASH = "\ue000"
+"""Stands in paths for a slash that is a part of an id, and was sent as %2F: it does not end a segment."""
+
+
+def _path(scope: Scope) -> str:
+    """Return the path of a request, in which slashes of ids are not those between segments."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    segments = raw.partition(b"?")[0].decode("latin-1").split("/")
+    return "/".join([unquote(segment).replace("/", SLASH) for segment in segments])
 
 
 def _bounded(receive: Receive) -> Receive:

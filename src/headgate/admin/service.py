@@ -29,7 +29,7 @@ from headgate.core.errors import HeadgateError, UsageError
 from headgate.engine import AsyncEngine
 from headgate.policy.dumping import to_data
 from headgate.policy.explain import Considered
-from headgate.policy.loading import load
+from headgate.policy.loading import change_from_data, load, rule_from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.request import Request
 from headgate.policy.snapshot import Whole
@@ -168,6 +168,10 @@ class AdminService:
         self, kind: ObjectKind, name: str, body: Any, expected: int | None, actor: Actor
     ) -> tuple[Stored, bool]:
         """Make or replace something; says also whether it is new. Raises as `Catalog.change` does."""
+        if kind is ObjectKind.RULE:
+            named = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
+            body = {"id": name, **body} if named else body
+            rule_from_data(body)
         before = await self.rules.get(kind, name)
         await self.rules.change([Operation(kind, name, body, expected)], actor)
         return await self.get(kind, name), before is None
@@ -200,6 +204,9 @@ class AdminService:
 
     async def set_override(self, name: str, rule_id: str, change: Any, actor: Actor) -> dict[str, Any]:
         """Change a rule for one user, perhaps only for a time. Raises UsageError for a time that is over."""
+        until = change_from_data(change).until
+        if until is not None and until <= self._now():
+            raise UsageError("an override that has ended already changes nothing: until is in the past")
         body = await self.user(name)
         body["overrides"] = {**body.get("overrides", {}), rule_id: change}
         return await self._put_user(name, body, actor)

@@ -255,13 +255,18 @@ def put(document: dict[str, Any], change: BodyChange) -> None:
             document[name] = body
     elif kind == "rule":
         rules = document.setdefault("rules", [])
-        place = next((index for index, rule in enumerate(rules) if rule["id"] == name), len(rules))
-        rules[place : place + 1] = [] if body is None else [{**body, "id": name} if isinstance(body, dict) else body]
+        place = next((index for index, rule in enumerate(rules) if rule.get("id") == name), len(rules))
+        rules[place : place + 1] = [] if body is None else [_named(name, body)]
     else:
         table = document.setdefault(f"{kind}s", {})
         table.pop(name, None)
         if body is not None:
             table[name] = body
+
+
+def _named(name: str, body: Any) -> Any:
+    is_nameless = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
+    return {"id": name, **body} if is_nameless else body
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

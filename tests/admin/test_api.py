@@ -1,0 +1,404 @@
+"""The REST API of the admin plane, as its clients see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate.admin.api import application
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog
+from headgate.admin.database import Database
+from headgate.admin.keys import ApiKeys, Role
+from headgate.admin.security import MAX_BODY, PUBLIC, READS, WRITES
+from headgate.admin.service import AdminService, FileRules
+from headgate.engine import AsyncEngine
+from headgate.policy.loading import from_data
+from headgate.policy.request import Request
+
+DOCUMENT: dict[str, Any] = {
+    "version": 1,
+    "rules": [
+        {"id": "orders-user", "limit": 5, "window": "1m", "endpoint": "/orders"},
+        {"id": "all-ip", "dimension": "ip", "limit": 50, "window": "1s"},
+        {"id": "team/a", "limit": 9, "window": "1h", "tier": "gold"},
+    ],
+    "tiers": {"gold": {"orders-user": {"limit": 50}}},
+}
+
+
+class Admin:
+    """A client with keys of all roles."""
+
+    def __init__(self, client: httpx.AsyncClient, keys: dict[str, str], catalog: Catalog, engine: AsyncEngine) -> None:
+        self.client, self.keys, self.catalog, self.engine = client, keys, catalog, engine
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, role: str = "admin", **headers: str
+    ) -> httpx.Response:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if role:
+            sent["authorization"] = f"Bearer {self.keys[role]}"
+        url = path if not path.startswith("api/") else f"/{path}"
+        return await self.client.request(method, url, json=body, headers=sent)
+
+    async def follow(self) -> None:
+        """Let the engine have the rules of the database, as a follower would."""
+        await self.engine.close()
+        self.engine.__init__(from_data((await self.catalog.document()).document))  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def plane(url: str, reads: str = "100000/day", writes: str = "100000/day") -> AsyncIterator[Admin]:
+    database = await Database.open(url)
+    catalog, keys = Catalog(database), ApiKeys(database)
+    await catalog.apply(DOCUMENT, Actor("start-up"))
+    texts = {str(role): (await keys.create(str(role), role, Actor("start-up"))).text for role in Role}
+    engine = AsyncEngine(from_data(DOCUMENT))
+    app = application(AdminService(catalog, engine, keys, database=database), reads=reads, writes=writes)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        yield Admin(client, texts, catalog, engine)
+    await engine.close()
+    await database.close()
+
+
+def on(url: str, work: Callable[[Admin], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with plane(url) as admin:
+            await work(admin)
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def sqlite(tmp_path: Any) -> str:
+    return f"sqlite:///{tmp_path}/headgate.db"
+
+
+async def routes_of(admin: Admin) -> list[tuple[str, str]]:
+    document = (await admin.ask("GET", "/openapi.json", role="")).json()
+    paths = {path: item for path, item in document["paths"].items() if "rate-limit" not in path}
+    return [(method.upper(), path.replace("{", "").replace("}", "")) for path, item in paths.items() for method in item]
+
+
+class TestWhoMay:
+    def test_every_route_refuses_without_a_key_and_with_a_wrong_one(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            routes = await routes_of(admin)
+            assert len(routes) > 30
+            for method, path in routes:
+                answer = await admin.ask(method, path, {}, role="")
+                assert answer.status_code == 401, (method, path)
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert "bearer" in answer.headers["www-authenticate"].lower()
+                checking = await admin.ask(method, path, {}, role="check")
+                assert checking.status_code == 403, (method, path)
+
+        on(sqlite, work)
+
+    def test_a_role_may_do_what_is_its_own_and_no_more(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            for method, path in await routes_of(admin):
+                for role in ("viewer", "editor"):
+                    answer = await admin.ask(method, path, {}, role=role)
+                    reading = method == "GET" or path.endswith("/explain")
+                    may = (reading or role == "editor") and "/keys" not in path
+                    assert (answer.status_code == 403) is not may, (method, path, role, answer.text)
+
+        on(sqlite, work)
+
+    def test_an_address_that_guesses_has_to_wait(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            statuses = []
+            for number in range(12):
+                admin.keys["guess"] = f"hg_{number:012x}_{'x' * 43}"
+                statuses.append((await admin.ask("GET", "/api/v1/rules", role="guess")).status_code)
+            assert statuses == [401] * 10 + [429] * 2
+            refused = await admin.ask("GET", "/api/v1/rules", role="admin")
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+
+        on(sqlite, work)
+
+    def test_a_key_reads_and_writes_only_so_often(self, sqlite: str) -> None:
+        assert (READS, WRITES) == ("1000/minute", "100/minute")
+
+        async def main() -> None:
+            async with plane(sqlite, reads="3/day", writes="2/day") as admin:
+                writes = [(await admin.ask("POST", "/api/v1/explain", {})).status_code for _ in range(3)]
+                reads = [(await admin.ask("GET", "/api/v1/rules")).status_code for _ in range(4)]
+                assert (writes, reads) == ([200, 200, 429], [200, 200, 200, 429])
+                another = await admin.ask("GET", "/api/v1/rules", role="viewer")
+                assert (another.status_code, another.headers["x-ratelimit-remaining"]) == (200, "2")
+
+        asyncio.run(main())
+
+    def test_what_is_public_says_nothing_secret(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            for path in sorted(PUBLIC):
+                answer = await admin.ask("GET", path, role="")
+                assert answer.status_code == 200, path
+                assert "orders-user" not in answer.text or path == "/openapi.json"
+                assert "http://" not in answer.text.replace("http://json-schema.org", "")
+
+        on(sqlite, work)
+
+
+class TestRules:
+    def test_a_rule_is_made_read_replaced_and_deleted(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            made = await admin.ask("POST", "/api/v1/rules", {"id": "new", "limit": 3, "window": "1s"})
+            assert (made.status_code, made.headers["etag"]) == (201, '"1"')
+            again = await admin.ask("POST", "/api/v1/rules", {"id": "new", "limit": 3, "window": "1s"})
+            assert again.status_code == 409
+            put = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, if_match='"1"')
+            assert (put.status_code, put.headers["etag"], put.json()["limit"]) == (200, '"2"', 4)
+            lost = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 5, "window": "1s"}, if_match='"1"')
+            assert lost.status_code == 412
+            assert "is of version 2 by now" in lost.json()["detail"]
+            assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
+            assert (await admin.ask("DELETE", "/api/v1/rules/new", if_match='"1"')).status_code == 412
+            assert (await admin.ask("DELETE", "/api/v1/rules/new")).status_code == 204
+            assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
+            versions = (await admin.ask("GET", "/api/v1/rules/new/versions")).json()["items"]
+            assert [each["version"] for each in versions] == [3, 2, 1]
+            back = await admin.ask("POST", "/api/v1/rules/new/rollback", {"version": 2})
+            assert back.json()["changed"] is True
+            assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
+
+        on(url, work)
+
+    def test_the_spellings_of_other_documents_are_understood(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
+            made = await admin.ask("POST", "/api/v1/rules", rule)
+            assert made.status_code == 201
+            assert made.json()["dimension"] == "ip"
+
+        on(url, work)
+
+    def test_ids_with_slashes_are_escaped_in_paths(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            assert (await admin.ask("GET", "/api/v1/rules/team%2Fa")).json()["limit"] == 9
+            assert (await admin.ask("GET", "/api/v1/rules/team%2Fa/versions")).status_code == 200
+            odd = "a/b?c#d e%2F\u00fc"
+            path = "/api/v1/users/a%2Fb%3Fc%23d%20e%252F%C3%BC"
+            assert (await admin.ask("PUT", f"{path}/tier", {"tier": "gold"})).json() == {"id": odd, "tier": "gold"}
+            assert (await admin.catalog.document()).document["users"] == {odd: {"tier": "gold"}}
+
+        on(url, work)
+
+    def test_pages_filters_and_sorting(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            async def ids(query: str) -> list[str]:
+                answer = await admin.ask("GET", f"/api/v1/rules?{query}")
+                assert answer.status_code == 200, answer.text
+                return [item["id"] for item in answer.json()["items"]]
+
+            assert await ids("") == ["orders-user", "all-ip", "team/a"]
+            assert await ids("sort=id") == ["all-ip", "orders-user", "team/a"]
+            assert await ids("sort=-id") == ["team/a", "orders-user", "all-ip"]
+            assert await ids("dimension=ip") == ["all-ip"]
+            assert await ids("tier=gold") == ["team/a"]
+            assert await ids("enabled=false") == []
+            assert await ids("search=ORDERS") == ["orders-user"]
+            assert await ids("offset=1&limit=1") == ["all-ip"]
+            page = (await admin.ask("GET", "/api/v1/rules?limit=2")).json()
+            assert (page["total"], page["next"]) == (3, 2)
+            for bad in ("limit=0", "limit=9999", "offset=-1", "sort=height", "enabled=perhaps"):
+                assert (await admin.ask("GET", f"/api/v1/rules?{bad}")).status_code == 400, bad
+
+        on(sqlite, work)
+
+    @pytest.mark.parametrize(
+        ("body", "pointer", "said"),
+        [
+            ({"limit": -1, "window": "1s"}, "/limit", "not a whole number"),
+            ({"limit": 1, "window": "soon"}, "/window", "soon"),
+            ({"limt": 1, "window": "1s"}, "/limt", "Did you mean 'limit'?"),
+            ({"limit": 1, "window": "1s", "replaces": ["nobody"]}, "/rules/3/replaces/0", "there is no rule 'nobody'"),
+            ({"limit": 1, "window": "1s", "endpoint": "no path"}, "/endpoint", "path"),
+            ({}, "", "needs a quota"),
+        ],
+    )
+    def test_what_is_wrong_is_said_with_its_place(self, sqlite: str, body: Any, pointer: str, said: str) -> None:
+        async def work(admin: Admin) -> None:
+            answer = await admin.ask("PUT", "/api/v1/rules/new", body)
+            assert answer.status_code == 400
+            found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
+            assert said in found[pointer], found
+            assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
+
+        on(sqlite, work)
+
+    def test_a_whole_file_is_applied_at_once(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            exported = await admin.ask("GET", "/api/v1/export")
+            text = exported.text.replace("limit: 5\n", "limit: 6\n")
+            key = {"authorization": f"Bearer {admin.keys['editor']}"}
+            tried = await admin.client.post("/api/v1/apply?dry_run=true", content=text, headers=key)
+            assert [change["id"] for change in tried.json()["changes"]] == ["orders-user"]
+            assert (await admin.catalog.revision()) == 1
+            done = await admin.client.post("/api/v1/apply", content=text, headers=key)
+            assert done.json()["revision"] == 2
+            for bad in (b"", b"version: 1\nrules: [{id: a}]", b"\xff", b"{", b"- 1"):
+                wrong = await admin.client.post("/api/v1/apply", content=bad, headers=key)
+                assert wrong.status_code == 400, bad
+            assert (await admin.catalog.revision()) == 2
+
+        on(url, work)
+
+
+class TestUsers:
+    def test_a_tier_an_override_and_a_reset_act_on_the_next_decision(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            request = Request({"user": "42"}, "/orders")
+            for _ in range(5):
+                assert await admin.engine.check(request)
+            assert not await admin.engine.check(request)
+            reset = await admin.ask("POST", "/api/v1/users/42/reset")
+            assert reset.json()["reset"] == ["orders-user", "team/a"]
+            assert await admin.engine.check(request)
+            assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": "gold"})).status_code == 200
+            given = {"rule_id": "orders-user", "limit": 500, "until": "2030-01-01T00:00:00Z"}
+            assert (await admin.ask("POST", "/api/v1/users/42/override", given)).status_code == 200
+            users = (await admin.ask("GET", "/api/v1/users?tier=gold")).json()
+            assert users["items"][0]["overrides"]["orders-user"]["limit"] == 500
+            ended = await admin.ask("DELETE", "/api/v1/users/42/override?rule_id=orders-user")
+            assert ended.json() == {"id": "42", "tier": "gold"}
+            assert (await admin.ask("DELETE", "/api/v1/users/42/override")).status_code == 404
+            assert (await admin.ask("DELETE", "/api/v1/users/42")).status_code == 204
+
+        on(url, work)
+
+    def test_limits_of_a_user_are_shown_with_their_state(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            await admin.engine.check(Request({"user": "42"}, "/orders"))
+            found = (await admin.ask("GET", "/api/v1/users/42/limits", role="viewer")).json()
+            (rule,) = found["rules"]
+            assert (rule["rule_id"], rule["limits"][0]["remaining"], rule["source"]) == ("orders-user", 4, "the rule")
+
+        on(sqlite, work)
+
+    def test_shared_limits_are_not_reset_for_one_user(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            answer = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
+            assert answer.status_code == 400
+            assert "nothing of one user" in answer.json()["detail"]
+            assert (await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["nope"]})).status_code == 404
+
+        on(sqlite, work)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"limit": 1},
+            {"rule_id": "nope", "limit": 1},
+            {"rule_id": "orders-user", "limit": "many"},
+            {"rule_id": "orders-user", "limit": 1, "until": "2001-01-01T00:00:00Z"},
+            {"rule_id": "orders-user", "limit": 1, "until": "tomorrow"},
+            {"rule_id": "orders-user", "limit": 1, "unti": "2030-01-01T00:00:00Z"},
+            {"rule_id": 7, "limit": 1},
+        ],
+    )
+    def test_an_override_that_makes_no_sense_is_refused(self, sqlite: str, body: Any) -> None:
+        async def work(admin: Admin) -> None:
+            answer = await admin.ask("POST", "/api/v1/users/42/override", body)
+            assert answer.status_code == 400, answer.text
+            assert (await admin.catalog.document()).document["users"] == {}
+
+        on(sqlite, work)
+
+
+class TestTheRest:
+    def test_every_change_is_in_the_audit_trail_with_who_and_why(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            headers = {"x_request_id": "my-request", "x_reason": "a sale"}
+            await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, role="editor", **headers)
+            trail = (await admin.ask("GET", "/api/v1/audit?subject=new", role="viewer")).json()
+            (entry,) = trail["items"]
+            assert (entry["request_id"], entry["reason"]) == ("my-request", "a sale")
+            assert entry["actor"].startswith("editor (")
+            assert (await admin.ask("GET", "/api/v1/audit/verify")).json()["intact"] is True
+            everything = json.dumps((await admin.ask("GET", "/api/v1/audit?limit=1000")).json())
+            assert not any(key.rpartition("_")[2] in everything for key in admin.keys.values())
+
+        on(url, work)
+
+    def test_keys_are_made_shown_once_replaced_and_revoked(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            made = (
+                await admin.ask("POST", "/api/v1/keys", {"name": "bot", "role": "viewer", "expires_in": 3600})
+            ).json()
+            admin.keys["bot"] = made["key"]
+            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 200
+            listed = (await admin.ask("GET", "/api/v1/keys")).text
+            assert made["id"] in listed
+            assert made["key"].rpartition("_")[2] not in listed
+            other = (await admin.ask("POST", f"/api/v1/keys/{made['id']}/rotate", {})).json()
+            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 401
+            admin.keys["bot"] = other["key"]
+            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 200
+            assert (await admin.ask("DELETE", f"/api/v1/keys/{other['id']}")).status_code == 204
+            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 401
+            assert (await admin.ask("POST", "/api/v1/keys", {"name": "x", "role": "god"})).status_code == 400
+
+        on(url, work)
+
+    def test_explain_says_why(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            body = {"principal": {"user": "42"}, "endpoint": "/orders"}
+            found = (await admin.ask("POST", "/api/v1/explain", body, role="viewer")).json()
+            applying = {rule["id"]: rule["applies"] for rule in found["rules"]}
+            assert applying == {"orders-user": True, "all-ip": False, "team/a": False}
+
+        on(sqlite, work)
+
+    def test_bodies_have_an_end_and_are_json(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            key = {"authorization": f"Bearer {admin.keys['admin']}", "content-type": "application/json"}
+            huge = await admin.client.put("/api/v1/rules/x", content=b" " * (MAX_BODY + 1), headers=key)
+            assert huge.status_code == 413
+
+            async def endless() -> AsyncIterator[bytes]:
+                for _ in range(12):
+                    yield b" " * 1_000_000
+
+            chunked = await admin.client.put("/api/v1/rules/x", content=endless(), headers=key)
+            assert chunked.status_code == 413
+            for raw in (b"{", b"\xff\xfe", b"nul", b"[" * 100_000, b'{"limit": 1e999}', b""):
+                answer = await admin.client.put("/api/v1/rules/x", content=raw, headers=key)
+                assert answer.status_code == 400, raw[:20]
+                assert answer.headers["content-type"] == "application/problem+json"
+
+        on(sqlite, work)
+
+    def test_rules_of_a_file_are_only_looked_at(self) -> None:
+        async def main() -> None:
+            engine = AsyncEngine(from_data(DOCUMENT))
+            rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
+            app = application(AdminService(rules, engine, ApiKeys(None, "the-operator-s-own-key")))
+            key = {"authorization": "Bearer the-operator-s-own-key"}
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://admin", headers=key
+            ) as client:
+                assert len((await client.get("/api/v1/rules")).json()["items"]) == 3
+                assert (await client.get("/api/v1/users/42/limits")).status_code == 200
+                for method, path, body in (
+                    ("PUT", "/api/v1/rules/x", {"limit": 1, "window": "1s"}),
+                    ("DELETE", "/api/v1/rules/all-ip", None),
+                    ("PUT", "/api/v1/users/42/tier", {"tier": "gold"}),
+                ):
+                    refused = await client.request(method, path, json=body)
+                    assert refused.status_code == 409
+                    assert "rules.yaml" in refused.json()["detail"]
+            await engine.close()
+
+        asyncio.run(main())
