@@ -267,9 +267,9 @@ class Policy:
             return UNMATCHED
         known = None
         if type(principal) is dict and type(attributes) is dict and type(request.address) is str:
-            method, tier, names = request.method, request.tier, len(principal)
+            key = (request.endpoint, rule_id, request.method, request.tier, len(principal), *principal)
             try:
-                known = self._known.get((request.endpoint, rule_id, method, tier, names, *principal, *attributes))
+                known = self._known.get((*key, *attributes) if attributes else key)
             except TypeError:  # a part of it is not even something that can be looked up
                 known = None
         if known is None or not _are_texts(principal) or (attributes and not _are_texts(attributes)):

@@ -181,7 +181,15 @@ def _steps(applied: Applied) -> tuple[_Step, ...]:
 
 
 def _plan(steps: tuple[_Step, ...], facts: Mapping[str, str]) -> Plan:
-    plan, known = [], ""
+    if len(steps) == 1:  # nearly always, and then a list is half of the work
+        dimension, dimensions, space, quota, limit = steps[0]
+        if limit is not None:
+            return (limit,)
+        if dimensions is None:
+            value = facts[dimension]
+            principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
+            return (_new(Limit, (space, principal, quota)),)
+    plan, known = list[Limit](), ""
     for dimension, dimensions, space, quota, limit in steps:
         if limit is not None:
             plan.append(limit)
