@@ -8,6 +8,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from headgate.server.rls import RlsOptions
+from headgate.server.rls.decoding import RlsQuestion
+from headgate.server.rls.service import LONGEST_RECURRING, MOST_RECURRING, RecurringQuestions, Understood
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
@@ -319,3 +321,18 @@ def test_a_question_has_the_same_answer_however_often_it_comes(service: Asking) 
     for strange in ([("user", "bob"), ("path", "//a")], descriptor(("user", "bob"), hits=6)):
         assert [service.codes(strange) for _ in range(3)] == [[OVER_LIMIT, OVER_LIMIT]] * 3
     assert [service.ask(descriptor(("user", "bob"), hits=0)).statuses[0].limit_remaining for _ in range(3)] == [5] * 3
+
+
+def test_a_question_is_kept_when_it_comes_a_second_time_and_what_is_kept_is_bounded() -> None:
+    recurring, asked_of = RecurringQuestions(), Understood(RlsQuestion("edge", ()))
+    recurring.note(b"question", asked_of)
+    assert not recurring
+    recurring.note(b"question", asked_of)
+    assert recurring[b"question"] is asked_of
+    for number in range(2 * MOST_RECURRING):
+        for _ in range(2):
+            recurring.note(b"%d" % number, asked_of)
+    assert 0 < len(recurring) <= MOST_RECURRING
+    for _ in range(3):
+        recurring.note(b"x" * (LONGEST_RECURRING + 1), asked_of)
+    assert b"x" * (LONGEST_RECURRING + 1) not in recurring

@@ -7,6 +7,7 @@ import json
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from headgate.policy.envoy import load
 from headgate.server.rls import RlsOptions
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, descriptor, headers
@@ -169,6 +170,18 @@ def test_what_is_told_can_be_chosen(in_memory: Asking) -> None:
     for _ in range(3):
         answer = in_memory.ask(IP)
         assert [field.name for field, _ in answer.ListFields()] == ["overall_code", "statuses"]
+
+
+def test_what_recurs_is_matched_again_when_the_files_have_changed(in_memory: Asking) -> None:
+    in_memory.serve(tree=TREE)
+    assert in_memory.service is not None
+    trees = in_memory.service.trees
+    assert trees is not None
+    for number in (2, 9, 7):
+        changed = TREE.replace("requests_per_unit: 2", f"requests_per_unit: {number}")
+        trees._trees = load({"tree.yaml": changed})
+        limits = [in_memory.ask(IP).statuses[0].current_limit.requests_per_unit for _ in range(4)]
+        assert limits == [number] * 4
 
 
 def test_of_very_many_limits_only_the_one_that_matters_is_shown(service: Asking) -> None:

@@ -20,6 +20,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
+from headgate.policy.compiled import Memory
 from headgate.policy.envoy import Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
@@ -86,7 +87,7 @@ class _Answers:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
         self._body, self._metadata, self._per_unit = options.body, options.metadata, per_unit
         self._prepared = Prepared(self._prepare)
-        self._refusals: dict[tuple[object, ...], tuple[LimitPieces, RlsAnswer]] = {}
+        self._refusals = Memory[tuple[object, ...], tuple[LimitPieces, RlsAnswer]](MOST_REFUSALS)
         """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
         is prepared of the limit, so that nothing else gets its identity."""
 
@@ -151,9 +152,7 @@ class _Answers:
             pieces.append(encoding.metadata(metadata))
         answer = RlsAnswer(allowed, b"".join(pieces))
         if refusal:
-            if len(self._refusals) >= MOST_REFUSALS:
-                self._refusals.clear()
-            self._refusals[refusal] = limit, answer
+            self._refusals.keep(refusal, (limit, answer))
         return answer
 
     def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
