@@ -224,9 +224,9 @@ def test_a_caller_that_does_not_wait_at_all_does_not_make_the_store_look_away() 
     with redis_server() as redis, serving(LASTING, store=f"redis://127.0.0.1:{redis.port}/0?timeout=60") as service:
         call(service, **ORDER)
         limiter = RateLimiter(service.decisions, Timestamps())
-        hurried = limiter._for(UnaryCall(b"", timeout=0.0001))
-        assert hurried is limiter._for(UnaryCall(b"", timeout=0.015)), "it has as long as Envoy"
-        assert hurried is not limiter._for(UnaryCall(b""))
+        hurried = limiter._for(UnaryCall(b"", timeout=0.0001)).engine
+        assert hurried is limiter._for(UnaryCall(b"", timeout=0.015)).engine, "it has as long as Envoy"
+        assert hurried is not limiter._for(UnaryCall(b"")).engine
 
 
 def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:
