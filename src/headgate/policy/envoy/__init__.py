@@ -4,7 +4,8 @@
 
     policy = load({"edge.yaml": text})                        # all problems at once, each with its place
     matching = policy.match("edge", [Descriptor((("remote_address", "203.0.113.9"),))])
-    decisions = [store.check(match.limits, match.hits) if match.limits else None for match in matching.matches]
+    calls = [Call(Verb.CHECK, match.limits, match.hits) for match in matching.matches]
+    decisions = [store.run(call) if call.plan else None for call in calls]
     answer = combine(matching, decisions, now)                # overall code, and one status for each descriptor
 
 (A match with 0 hits is peeked at, one with `refund` is refunded.) Everything here is pure: to ask the store is the
