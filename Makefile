@@ -64,7 +64,7 @@ test: servers lint
 
 coverage: servers $(VENV)/.dev
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run --source=headgate -m $(PYTEST)
+	@$(BIN)/coverage run --source=src/headgate -m $(PYTEST)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 
