@@ -22,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # measured is what tests do here, not w
 
 ROOT = Path(__file__).parents[1]
 LONGEST_FIRST = (
+    "tests/stores/test_memory_flood.py",
+    "tests/stores/redis/test_resharding.py",
     "tests/benchmarks/test_report.py",
     "tests/server/process",
     "tests/stores/redis",
