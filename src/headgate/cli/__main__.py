@@ -25,10 +25,10 @@ COMMANDS = {
     "explain": "headgate.cli.explain",
     "who": "headgate.cli.operating",
     "enforcement": "headgate.cli.operating",
-    "users": "headgate.cli.admin",
-    "keys": "headgate.cli.admin",
-    "audit": "headgate.cli.admin",
-    "database": "headgate.cli.admin",
+    "users": "headgate.cli.users",
+    "keys": "headgate.cli.keys",
+    "audit": "headgate.cli.database",
+    "database": "headgate.cli.database",
 }
 """The module of each subcommand, which adds it."""
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from headgate.cli import admin
+from headgate.cli import served_rules
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
 from headgate.core.numbers import printable
@@ -64,7 +64,7 @@ def add(commands: Commands) -> None:
     validate.add_argument("--strict", action="store_true", help="warnings are problems: exit with 1 if there are any")
     for command in (validate, listing, diff):
         command.add_argument("--json", action="store_true", help="write JSON, for programs")
-    admin.add_to_rules(actions)
+    served_rules.add_to_rules(actions)
     add_command(
         actions,
         "schema",

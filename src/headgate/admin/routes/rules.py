@@ -1,0 +1,198 @@
+"""Routes of rules, of tiers and settings, and of a rules file as a whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, Router, delete, get, post, put
+from litestar.datastructures import State
+from litestar.params import FromQuery, JSONBody, QueryParameter
+
+from headgate.admin.catalog import ObjectKind, UnknownObject
+from headgate.admin.keys import Role
+from headgate.admin.routes.asking import (
+    Admin,
+    Json,
+    Limit,
+    Name,
+    Offset,
+    RuleId,
+    actor_of,
+    decoded,
+    etag,
+    expected_version,
+)
+from headgate.admin.service import SORTS
+from headgate.core.errors import UsageError
+from headgate.policy.dumping import to_yaml
+from headgate.policy.loading import from_data
+from headgate.policy.times import moment_text
+
+
+class RollbackBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which version is to be in force again."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647, examples=[1])]
+
+
+@get("/rules", opt={"role": Role.VIEWER}, summary="List rules")
+async def list_rules(
+    admin: Admin,
+    dimension: FromQuery[str | None] = None,
+    tier: FromQuery[str | None] = None,
+    enabled: FromQuery[bool | None] = None,
+    search: Annotated[str | None, QueryParameter(max_length=200, description="Text in id, name or endpoint.")] = None,
+    sort: Annotated[str, QueryParameter(pattern="^(" + "|".join(SORTS) + ")$")] = "position",
+    offset: Offset = 0,
+    limit: Limit = 100,
+) -> Json:
+    """List the rules in force."""
+    given = {"dimension": dimension, "tier": tier, "enabled": enabled, "search": search}
+    filters = {name: value for name, value in given.items() if value is not None}
+    return (await admin.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
+
+
+@post("/rules", opt={"role": Role.EDITOR, "body": "rule"}, summary="Make a rule", status_code=201)
+async def create_rule(admin: Admin, request: Request[Any, Any, State], data: JSONBody[Json]) -> Response[Json]:
+    """Make a rule; 409 if there is one of its id."""
+    name = data.get("id", data.get("rule_id"))
+    if not isinstance(name, str):
+        raise UsageError("a rule has an id: text of 1 to 64 of A-Z a-z 0-9 _ . : / -")
+    stored, _ = await admin.put(ObjectKind.RULE, name, data, 0, actor_of(request))
+    return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=201)
+
+
+@get("/rules/{rule_id:str}", opt={"role": Role.VIEWER}, summary="Look at a rule")
+async def get_rule(admin: Admin, rule_id: RuleId) -> Response[Json]:
+    """Return a rule, with its version as ETag."""
+    stored = await admin.get(ObjectKind.RULE, rule_id)
+    return Response(_shown(stored.body, stored.version), headers=etag(stored.version))
+
+
+@put("/rules/{rule_id:str}", opt={"role": Role.EDITOR, "body": "rule"}, summary="Make or replace a rule")
+async def put_rule(
+    admin: Admin,
+    request: Request[Any, Any, State],
+    rule_id: RuleId,
+    data: JSONBody[Json],
+) -> Response[Json]:
+    """Make a rule, or replace it as a whole."""
+    named = data.get("id", data.get("rule_id", rule_id))
+    if named != rule_id:
+        raise UsageError(f"the rule says that its id is {named!r:.80}, and the path says {rule_id!r}")
+    actor = actor_of(request)
+    stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor)
+    status = 201 if is_new else 200
+    return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=status)
+
+
+@delete("/rules/{rule_id:str}", opt={"role": Role.EDITOR}, summary="Delete a rule", status_code=204)
+async def delete_rule(
+    admin: Admin,
+    request: Request[Any, Any, State],
+    rule_id: RuleId,
+) -> None:
+    """Delete a rule. Its versions stay, and it can be rolled back."""
+    await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request))
+
+
+@get("/rules/{rule_id:str}/versions", opt={"role": Role.VIEWER}, summary="List the versions of a rule")
+async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
+    """List all that a rule ever was, the newest first; a body of null says that it was deleted."""
+    versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
+    if not versions:
+        raise UnknownObject(f"there is no rule {rule_id!r}, and never was")
+    return {"items": [{**each._asdict(), "at": moment_text(each.at)} for each in versions]}
+
+
+@post("/rules/{rule_id:str}/rollback", opt={"role": Role.EDITOR}, summary="Roll a rule back", status_code=200)
+async def roll_back_rule(
+    admin: Admin, request: Request[Any, Any, State], rule_id: RuleId, data: JSONBody[RollbackBody]
+) -> Json:
+    """Let a rule be again what it was in an earlier version; that makes a new version."""
+    changed = await admin.rules.roll_back(ObjectKind.RULE, rule_id, data.version, actor_of(request))
+    return {"revision": changed.revision, "changed": bool(changed.entries)}
+
+
+# The whole
+
+
+@get("/export", opt={"role": Role.VIEWER}, summary="Export all rules as a file", media_type="application/yaml")
+async def export(admin: Admin) -> str:
+    """Return all that is in force as a rules file."""
+    _, document = await admin.rules.document()
+    return to_yaml(from_data(document))
+
+
+@post("/apply", opt={"role": Role.EDITOR, "body": "file"}, summary="Apply a whole rules file", status_code=200)
+async def apply_file(admin: Admin, request: Request[Any, Any, State], dry_run: FromQuery[bool] = False) -> Json:
+    """Let a rules file, as YAML or JSON, and nothing else be in force, in one transaction.
+
+    With `dry_run` nothing is changed, and the answer says what would be.
+    """
+    raw = await request.body()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise UsageError("a rules file is UTF-8 text") from None
+    return await admin.apply(text, actor_of(request), dry_run=dry_run)
+
+
+# Tiers and settings
+
+
+def _objects(kind: ObjectKind) -> Router:
+    """Return the routes of tiers, or of settings."""
+    body = what = str(kind)
+
+    @get("/", opt={"role": Role.VIEWER}, summary=f"List {what}s", operation_id=f"list_{body}s")
+    async def list_all(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
+        return (await admin.page(kind, {}, "id", offset, limit))._asdict()
+
+    @get("/{name:str}", opt={"role": Role.VIEWER}, summary=f"Look at a {what}", operation_id=f"get_{body}")
+    async def get_one(admin: Admin, name: Name) -> Response[Any]:
+        stored = await admin.get(kind, name)
+        return Response({"id": name, "value": stored.body, "version": stored.version}, headers=etag(stored.version))
+
+    @put(
+        "/{name:str}",
+        opt={"role": Role.EDITOR, "body": body},
+        summary=f"Make or replace a {what}",
+        operation_id=f"put_{body}",
+    )
+    async def put_one(
+        admin: Admin,
+        request: Request[Any, Any, State],
+        name: Name,
+    ) -> Response[Any]:
+        data = decoded(await request.body())
+        stored, is_new = await admin.put(kind, name, data, expected_version(request), actor_of(request))
+        shown = {"id": name, "value": stored.body, "version": stored.version}
+        return Response(shown, headers=etag(stored.version), status_code=201 if is_new else 200)
+
+    @delete(
+        "/{name:str}",
+        opt={"role": Role.EDITOR},
+        summary=f"Delete a {what}",
+        operation_id=f"delete_{body}",
+        status_code=204,
+    )
+    async def delete_one(
+        admin: Admin,
+        request: Request[Any, Any, State],
+        name: Name,
+    ) -> None:
+        await admin.delete(kind, name, expected_version(request), actor_of(request))
+
+    return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{what}s"])
+
+
+def _shown(body: Json, version: int) -> Json:
+    return {**body, "version": version}
+
+
+ROUTES = (
+    *(list_rules, create_rule, get_rule, put_rule, delete_rule, rule_versions, roll_back_rule),
+    *(export, apply_file, _objects(ObjectKind.TIER), _objects(ObjectKind.SETTING)),
+)

@@ -1,0 +1,113 @@
+"""Routes of users: tiers, overrides, limits, and what a request of theirs would get."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, delete, get, post, put
+from litestar.datastructures import State
+from litestar.params import FromQuery, JSONBody, QueryParameter
+
+from headgate.admin.catalog import ObjectKind
+from headgate.admin.keys import Role
+from headgate.admin.routes.asking import Admin, Json, Limit, Offset, UserId, actor_of
+from headgate.core.errors import UsageError
+from headgate.policy.request import Request as Asked
+
+
+class TierBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The tier of a user."""
+
+    tier: Annotated[str, msgspec.Meta(max_length=64, description="Empty: none.", examples=["premium"])]
+
+
+class ResetBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which limits of a user are reset."""
+
+    rules: Annotated[list[str], msgspec.Meta(max_length=1000, description="Ids; none: all that count users.")] = []
+
+
+class ExplainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to be explained, as for a check."""
+
+    principal: dict[str, str] = {}
+    endpoint: str = "/"
+    method: str = "GET"
+    attributes: dict[str, str] = {}
+    cost: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1
+    tier: str = ""
+    rule_id: str = ""
+
+
+@get("/users", opt={"role": Role.VIEWER}, summary="List users about whom something is special")
+async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: Offset = 0, limit: Limit = 100) -> Json:
+    """List users with a tier or an override."""
+    filters = {} if tier is None else {"tier": tier}
+    return (await admin.page(ObjectKind.USER, filters, "id", offset, limit))._asdict()
+
+
+@get("/users/{user_id:str}/limits", opt={"role": Role.VIEWER}, summary="A user's limits and their present state")
+async def user_limits(admin: Admin, user_id: UserId) -> Json:
+    """Return the limits that count a user, what they are for that user, and their present state."""
+    return await admin.user_limits(user_id)
+
+
+@put("/users/{user_id:str}/tier", opt={"role": Role.EDITOR}, summary="Move a user to a tier")
+async def set_tier(admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[TierBody]) -> Json:
+    """Move a user to a tier; an empty one is none."""
+    return {"id": user_id, **await admin.set_tier(user_id, data.tier, actor_of(request))}
+
+
+@post(
+    "/users/{user_id:str}/override",
+    opt={"role": Role.EDITOR, "body": "override"},
+    summary="Override a rule for a user",
+    status_code=200,
+)
+async def set_override(admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[Json]) -> Json:
+    """Change a rule for one user, until a moment or for good."""
+    rule_id = data.pop("rule_id", None)
+    if not isinstance(rule_id, str):
+        raise UsageError("an override names its rule: rule_id is text")
+    return {"id": user_id, **await admin.set_override(user_id, rule_id, data, actor_of(request))}
+
+
+@delete("/users/{user_id:str}/override", opt={"role": Role.EDITOR}, summary="End overrides of a user", status_code=200)
+async def end_override(
+    admin: Admin,
+    request: Request[Any, Any, State],
+    user_id: UserId,
+    rule_id: Annotated[str | None, QueryParameter(max_length=64, description="Of one rule; default: of all.")] = None,
+) -> Json:
+    """End the override of one rule, or of all."""
+    return {"id": user_id, **await admin.end_override(user_id, rule_id or "", actor_of(request))}
+
+
+@post("/users/{user_id:str}/reset", opt={"role": Role.EDITOR}, summary="Reset a user's limits", status_code=200)
+async def reset_user(
+    admin: Admin,
+    request: Request[Any, Any, State],
+    user_id: UserId,
+    data: JSONBody[ResetBody | None] = None,
+) -> Json:
+    """Forget what a user used. Limits that others share are left alone."""
+    return await admin.reset_user(user_id, data.rules if data else (), actor_of(request))
+
+
+@delete("/users/{user_id:str}", opt={"role": Role.EDITOR}, summary="Forget what is special of a user", status_code=204)
+async def delete_user(admin: Admin, request: Request[Any, Any, State], user_id: UserId) -> None:
+    """Take a user's tier and overrides away."""
+    await admin.delete(ObjectKind.USER, user_id, None, actor_of(request))
+
+
+@post("/explain", opt={"role": Role.VIEWER}, summary="Explain what a request would get", status_code=200)
+async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
+    """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
+    given = data.attributes
+    return await admin.explain(
+        Asked(data.principal, data.endpoint, data.method, given, cost=data.cost, tier=data.tier, rule_id=data.rule_id)
+    )
+
+
+ROUTES = (list_users, user_limits, set_tier, set_override, end_override, reset_user, delete_user, explain)

@@ -1,0 +1,144 @@
+"""Asking an admin plane from a terminal, or working on its database: options, calls, and how answers are written."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from headgate.cli.command import OK, Command, Commands, Terminal, add_command
+from headgate.cli.service import caller_headers, exchanged, parse_target, tls_of
+from headgate.core.errors import UsageError, not_installed
+from headgate.core.numbers import printable
+
+if TYPE_CHECKING:
+    from headgate.admin.database import Database
+
+ADMIN_URL = "http://127.0.0.1:8082"
+API = "/api/v1"
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+def add_admin_options(parser: argparse.ArgumentParser, *, database: bool = False) -> None:
+    """Add the options that say which admin plane is asked, and as whom; or which database, if that is possible."""
+    known = os.environ.get("HEADGATE_ADMIN_URL") or ADMIN_URL
+    parser.add_argument("--url", default=known, help="where the admin plane is; or HEADGATE_ADMIN_URL [%(default)s]")
+    parser.add_argument("--ca", metavar="FILE", help="trust the authorities in this file (PEM)")
+    parser.set_defaults(cert=None, key=None)
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=30.0, help="seconds to wait [%(default)g]")
+    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    if database:
+        parser.add_argument(
+            "--database", metavar="URL", default="", help="do it on this database, where no service has to run"
+        )
+
+
+def add_reason(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says why, for the audit trail."""
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is kept in the audit trail")
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add the option that answers the question beforehand."""
+    parser.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
+
+
+def add_action(
+    actions: Commands, name: str, run: Command, summary: str, *, changes: bool = True, examples: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command; one that changes something may be given a reason."""
+    parser = add_command(actions, name, run, summary=summary, examples=examples)
+    if changes:
+        add_reason(parser)
+    return parser
+
+
+def call(
+    arguments: argparse.Namespace,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    raw: str | None = None,
+    query: dict[str, Any] | None = None,
+) -> Any:
+    """Ask the admin plane that the arguments name; returns what it answers. Raises NoAnswer."""
+    target = parse_target(arguments.url)
+    key = os.environ.get("HEADGATE_ADMIN_KEY", "")
+    if not key:
+        raise UsageError("the admin plane wants a key: put it into HEADGATE_ADMIN_KEY")
+    headers = {**caller_headers(key), "accept": "application/json"}
+    if getattr(arguments, "reason", ""):
+        headers["x-reason"] = arguments.reason.encode("ascii", "backslashreplace").decode()
+    content = None
+    if raw is not None:
+        content, headers["content-type"] = raw.encode(), "application/yaml"
+    elif body is not None:
+        content, headers["content-type"] = msgspec.json.encode(body), "application/json"
+    given = {name: value for name, value in (query or {}).items() if value not in {"", None}}
+    where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
+    status, answer = exchanged(
+        target, method, where, content, headers, tls=tls_of(arguments, target), timeout=arguments.timeout
+    )
+    if status == 204:
+        return None
+    return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
+
+
+def on_database(url: str, work: Callable[[Database], Awaitable[T]]) -> T:
+    """Do something on a database itself. Raises DatabaseError."""
+    try:
+        from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
+    except ModuleNotFoundError as error:
+        raise UsageError(not_installed(error.name, "admin")) from None
+
+    async def main() -> T:
+        database = await Opened.open(url)
+        try:
+            return await work(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(main())
+
+
+def operator() -> str:
+    """Return who is at this terminal, for the audit trail."""
+    return f"{getpass.getuser()} (command line)"[:128]
+
+
+def confirmed(arguments: argparse.Namespace, terminal: Terminal, question: str) -> bool:
+    """Ask whether something is really wanted; raises UsageError where nobody can be asked."""
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Say --yes where nobody can be asked.")
+    terminal.out.write(f"{question} [y/N] ")
+    terminal.out.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def say_table(terminal: Terminal, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write a table."""
+    texts = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
+    for style, row in (("bold", list(head)), *(("", row) for row in texts)):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        terminal.say(terminal.styled(line, style) if style else line)
+
+
+def told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, text: str) -> int:
+    """Say what was done: a sentence, or JSON."""
+    if arguments.json:
+        terminal.say_json(answer)
+    else:
+        terminal.say(printable(text))
+    return OK

@@ -1,0 +1,100 @@
+"""``headgate keys``: who may ask the admin plane."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from headgate.cli.admin_client import (
+    Json,
+    add_action,
+    add_admin_options,
+    call,
+    on_database,
+    operator,
+    say_table,
+    told,
+)
+from headgate.cli.command import OK, Commands, Terminal, add_command
+
+if TYPE_CHECKING:
+    from headgate.admin.database import Database
+
+_ROLES = ("viewer", "editor", "admin", "check")
+
+
+def add(commands: Commands) -> None:
+    """Add the group keys."""
+    group = add_command(commands, "keys", None, summary="keys of the admin plane")
+    actions = group.add_subparsers(title="commands", metavar="COMMAND")
+    listing = add_action(actions, "list", _list_keys, "list what is known of keys", changes=False)
+    create = add_action(
+        actions,
+        "create",
+        _create_key,
+        "make a key, and show it once",
+        examples="headgate keys create deploy-bot --role editor\n"
+        "headgate keys create mine --role admin --database sqlite:///headgate.db   # when the last key is lost",
+    )
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--role", choices=_ROLES, default="viewer", help="what it is good for [%(default)s]")
+    create.add_argument("--days", type=int, metavar="N", help="for which it is good; default: for good")
+    rotate = add_action(actions, "rotate", _rotate_key, "replace a key by another of its name and role")
+    rotate.add_argument("--overlap", type=int, metavar="SECONDS", default=0, help="for which the old one stays good")
+    revoke = add_action(actions, "revoke", _revoke_key, "end a key at once")
+    for parser in (rotate, revoke):
+        parser.add_argument("id", metavar="ID")
+    for parser in (listing, create, rotate, revoke):
+        add_admin_options(parser, database=parser is create)
+
+
+def _list_keys(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    found = call(arguments, "GET", "/keys")["items"]
+    if arguments.json:
+        terminal.say_json(found)
+        return OK
+    names = ("id", "name", "role", "created_at", "expires_at", "last_used_at", "revoked_at")
+    head = ("ID", "NAME", "ROLE", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
+    say_table(terminal, head, [[each[name] for name in names] for each in found])
+    return OK
+
+
+def _create_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    seconds = None if arguments.days is None else arguments.days * 86_400
+    if not arguments.database:
+        body = {"name": arguments.name, "role": arguments.role}
+        answer = call(arguments, "POST", "/keys", body if seconds is None else {**body, "expires_in": seconds})
+        return _told_key(arguments, terminal, answer)
+
+    async def work(database: Database) -> Json:
+        import time  # noqa: PLC0415  for this alone
+
+        from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
+        from headgate.admin.keys import ApiKeys, Role  # noqa: PLC0415
+
+        ends = None if seconds is None else time.time_ns() // 1000 + seconds * 1_000_000
+        actor = Actor(operator(), reason=arguments.reason)
+        made = await ApiKeys(database).create(arguments.name, Role(arguments.role), actor, expires_at=ends)
+        return {"id": made.key.id, "name": made.key.name, "role": str(made.key.role), "key": made.text}
+
+    return _told_key(arguments, terminal, on_database(arguments.database, work))
+
+
+def _told_key(arguments: argparse.Namespace, terminal: Terminal, answer: Json) -> int:
+    if arguments.json:
+        terminal.say_json(answer)
+    else:
+        terminal.say(f"{answer['id']}, {answer['role']}; this is the only time that the key is shown:")
+        terminal.say(answer["key"])
+    return OK
+
+
+def _rotate_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    path = f"/keys/{quote(arguments.id, '')}/rotate"
+    return _told_key(arguments, terminal, call(arguments, "POST", path, {"overlap": arguments.overlap}))
+
+
+def _revoke_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    call(arguments, "DELETE", f"/keys/{quote(arguments.id, '')}")
+    return told(arguments, terminal, {"id": arguments.id, "revoked": True}, f"key {arguments.id} is revoked")

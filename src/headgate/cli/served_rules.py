@@ -1,0 +1,133 @@
+"""``headgate rules get``, ``apply``, ``versions`` and ``rollback``: the rules of a service, or of a database."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from headgate.cli.admin_client import (
+    Json,
+    add_admin_options,
+    add_reason,
+    add_yes,
+    call,
+    confirmed,
+    on_database,
+    operator,
+    say_table,
+    told,
+)
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command
+from headgate.cli.rule_files import checked, explained
+from headgate.core.numbers import printable
+from headgate.policy.dumping import to_data, to_yaml
+
+if TYPE_CHECKING:
+    from headgate.admin.database import Database
+
+
+def add_to_rules(actions: Commands) -> None:
+    """Add to ``headgate rules`` what is done with the rules of a service."""
+    get = add_command(
+        actions,
+        "get",
+        _get_rule,
+        summary="show a rule that is in force, or all of them as a file",
+        examples="headgate rules get orders-user\nheadgate rules get > rules.yaml",
+    )
+    get.add_argument("id", metavar="ID", nargs="?", default="", help="the id of a rule; default: all, as a file")
+    add_admin_options(get)
+    apply = add_command(
+        actions,
+        "apply",
+        explained(_apply),
+        summary="let a file of rules, and nothing else, be in force",
+        more="All of it is changed in one transaction, or nothing. --dry-run says what would change.",
+        examples="headgate rules apply rules.yaml --dry-run\nheadgate rules apply rules.yaml --reason 'summer sale'\n"
+        "headgate rules apply rules.yaml --database sqlite:///headgate.db",
+    )
+    apply.add_argument("file", metavar="FILE", help="a YAML file, or - for the standard input")
+    apply.add_argument("--dry-run", action="store_true", help="only say what would change")
+    add_yes(apply)
+    add_reason(apply)
+    add_admin_options(apply, database=True)
+    versions = add_command(actions, "versions", _versions, summary="list the versions of a rule")
+    versions.add_argument("id", metavar="ID")
+    add_admin_options(versions)
+    rollback = add_command(actions, "rollback", _roll_back, summary="let a rule be again what it was in a version")
+    rollback.add_argument("id", metavar="ID")
+    rollback.add_argument("version", metavar="VERSION", type=int)
+    add_reason(rollback)
+    add_admin_options(rollback)
+
+
+def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    if not arguments.id:
+        if arguments.json:
+            terminal.say_json(call(arguments, "GET", "/rules", query={"limit": 1000})["items"])
+        else:
+            terminal.out.write(call(arguments, "GET", "/export"))
+        return OK
+    terminal.say_json(call(arguments, "GET", f"/rules/{quote(arguments.id, '')}"))
+    return OK
+
+
+def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    ruleset = checked(arguments.file).ruleset
+    text = to_yaml(ruleset)
+
+    def applied(dry_run: bool) -> Json:  # noqa: FBT001  one of two
+        if not arguments.database:
+            query = {"dry_run": "true"} if dry_run else {}
+            answer: Json = call(arguments, "POST", "/apply", raw=text, query=query)
+            return answer
+
+        async def work(database: Database) -> Json:
+            from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
+            from headgate.admin.catalog import Catalog  # noqa: PLC0415
+
+            actor = Actor(operator(), reason=arguments.reason)
+            done = await Catalog(database).apply(to_data(ruleset), actor, dry_run=dry_run)
+            changes = [{"action": each.action, "kind": each.kind, "id": each.subject} for each in done.entries]
+            return {"revision": done.revision, "dry_run": dry_run, "changes": changes}
+
+        return on_database(arguments.database, work)
+
+    planned = applied(dry_run=True)
+    gone = [change for change in planned["changes"] if change["action"] == "delete"]
+    if not arguments.dry_run and gone and not arguments.json:
+        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in gone[:10])
+        if not confirmed(arguments, terminal, f"This deletes {len(gone)}: {names}. Go on?"):
+            return NO
+    answer = planned if arguments.dry_run else applied(dry_run=False)
+    if arguments.json:
+        terminal.say_json(answer)
+        return OK
+    for change in answer["changes"]:
+        terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}")
+    word = "would be " if arguments.dry_run else ""
+    terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
+    return OK
+
+
+def _versions(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    found = call(arguments, "GET", f"/rules/{quote(arguments.id, '')}/versions")["items"]
+    if arguments.json:
+        terminal.say_json(found)
+        return OK
+    rows = [(each["version"], each["at"], each["actor"], _brief(each["body"])) for each in found]
+    say_table(terminal, ("VERSION", "AT", "BY", "RULE"), rows)
+    return OK
+
+
+def _brief(body: Json | None) -> str:
+    return "(deleted)" if body is None else msgspec.json.encode(body).decode()
+
+
+def _roll_back(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    path = f"/rules/{quote(arguments.id, '')}/rollback"
+    answer = call(arguments, "POST", path, {"version": arguments.version})
+    return told(arguments, terminal, answer, f"revision {answer['revision']} is in force")

@@ -1,0 +1,106 @@
+"""``headgate users``: tiers, overrides and limits of single users."""
+
+from __future__ import annotations
+
+import argparse
+from urllib.parse import quote
+
+from headgate.cli.admin_client import (
+    add_action,
+    add_admin_options,
+    call,
+    say_table,
+    told,
+)
+from headgate.cli.command import OK, Commands, Terminal, add_command
+from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
+
+
+def add(commands: Commands) -> None:
+    """Add the group users."""
+    group = add_command(commands, "users", None, summary="tiers, overrides and limits of single users")
+    actions = group.add_subparsers(title="commands", metavar="COMMAND")
+    listing = add_action(actions, "list", _list_users, "list users with a tier or an override", changes=False)
+    listing.add_argument("--tier", default="", help="only those of a tier")
+    show = add_action(actions, "show", _show_user, "show a user's limits and their present state", changes=False)
+    tier = add_action(actions, "tier", _set_tier, "move a user to a tier", examples="headgate users tier 42 premium")
+    override = add_action(
+        actions,
+        "override",
+        _override,
+        "change a rule for one user, for good or until a moment",
+        examples="headgate users override 42 orders-user --limit 500 --until 2030-01-01T00:00:00Z\n"
+        "headgate users override 42 orders-user --end",
+    )
+    reset = add_action(actions, "reset", _reset_user, "forget what a user used")
+    for parser in (show, tier, override, reset):
+        parser.add_argument("user", metavar="USER")
+    tier.add_argument("tier", metavar="TIER", help="its name; '' for none")
+    override.add_argument("rule", metavar="RULE")
+    for name in ("limit", "burst", "capacity"):
+        override.add_argument(f"--{name}", type=int, metavar="N")
+    override.add_argument("--window", metavar="LENGTH")
+    override.add_argument("--until", metavar="MOMENT", help="when it ends by itself")
+    override.add_argument("--end", action="store_true", help="end the override")
+    reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
+    for parser in (listing, show, tier, override, reset):
+        add_admin_options(parser)
+
+
+def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    items, offset = [], 0
+    while offset is not None:
+        page = call(arguments, "GET", "/users", query={"tier": arguments.tier, "offset": offset, "limit": 1000})
+        items += page["items"]
+        offset = page["next"]
+    if arguments.json:
+        terminal.say_json(items)
+        return OK
+    rows = [(each["id"], each.get("tier", ""), ", ".join(each.get("overrides", {}))) for each in items]
+    say_table(terminal, ("USER", "TIER", "OVERRIDES"), rows)
+    return OK
+
+
+def _user(arguments: argparse.Namespace) -> str:
+    return f"/users/{quote(arguments.user, '')}"
+
+
+def _show_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    found = call(arguments, "GET", f"{_user(arguments)}/limits")
+    if arguments.json:
+        terminal.say_json(found)
+        return OK
+    terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}")
+    rows = [
+        (rule["rule_id"], rule["endpoint"], limit["quota"], f"{limit['remaining']} of {limit['limit']}", rule["source"])
+        for rule in found["rules"]
+        for limit in rule["limits"]
+    ]
+    say_table(terminal, ("RULE", "ENDPOINT", "LIMIT", "LEFT", "FROM"), rows)
+    return OK
+
+
+def _set_tier(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    answer = call(arguments, "PUT", f"{_user(arguments)}/tier", {"tier": arguments.tier})
+    return told(arguments, terminal, answer, f"user {arguments.user} is of tier {arguments.tier or '(none)'}")
+
+
+def _override(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    names = ("limit", "burst", "capacity", "window", "until")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if arguments.end:
+        if given:
+            raise UsageError(f"--end ends the override: it does not go with --{next(iter(given))}")
+        answer = call(arguments, "DELETE", f"{_user(arguments)}/override", query={"rule_id": arguments.rule})
+        return told(arguments, terminal, answer, f"user {arguments.user} has no override of {arguments.rule} any more")
+    if not given:
+        raise UsageError("say what is different: --limit, --burst, --capacity or --window; or --end")
+    answer = call(arguments, "POST", f"{_user(arguments)}/override", {"rule_id": arguments.rule, **given})
+    return told(arguments, terminal, answer, f"user {arguments.user}: {arguments.rule} is overridden")
+
+
+def _reset_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    answer = call(arguments, "POST", f"{_user(arguments)}/reset", {"rules": arguments.rules})
+    done = ", ".join(answer["reset"]) or "nothing"
+    return told(arguments, terminal, answer, f"user {arguments.user}: reset {done}")
