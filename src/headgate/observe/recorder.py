@@ -23,7 +23,7 @@ from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slots
 from headgate.policy.envoy.answering import Answer, Code
 from headgate.policy.envoy.matching import Match, Matching, Outcome
-from headgate.policy.envoy.tree import Rule
+from headgate.policy.envoy.tree import DescriptorRule
 from headgate.policy.facts import facts_of
 from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Verdict
@@ -353,7 +353,7 @@ class DescriptorNames:
         self._by_rule: dict[str, str] = {}
         self._by_value: set[str] = set()
 
-    def of(self, rule: Rule, match: Match) -> str:
+    def of(self, rule: DescriptorRule, match: Match) -> str:
         """Return the name."""
         name = self._by_rule.get(rule.id)
         if name is not None:

@@ -25,7 +25,7 @@ from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND
 from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.envoy.request import MAX_UINT32
-from headgate.policy.envoy.tree import RateLimit, Rule
+from headgate.policy.envoy.tree import DescriptorRule, RateLimit
 
 
 class Code(IntEnum):
@@ -131,7 +131,7 @@ def _status(match: Match, decision: Decision | None, now: int) -> Status:
     return _INVALID if match.outcome is Outcome.INVALID else _OK
 
 
-def _decided(match: Match, rule: Rule, decision: Decision, now: int) -> Status:
+def _decided(match: Match, rule: DescriptorRule, decision: Decision, now: int) -> Status:
     limit = _behind(decision, rule)
     is_over = not decision.allowed and not match.refund
     left = decision.retry_after_us if is_over else decision.reset_after_us
@@ -141,7 +141,7 @@ def _decided(match: Match, rule: Rule, decision: Decision, now: int) -> Status:
     return Status(code, limit, 0 if is_over else min(decision.remaining, MAX_UINT32), _seconds(left), is_over)
 
 
-def _behind(decision: Decision, rule: Rule) -> RateLimit:
+def _behind(decision: Decision, rule: DescriptorRule) -> RateLimit:
     """Return the limit that the decision describes."""
     for limit in rule.limits:
         if limit.quota is decision.quota:

@@ -56,7 +56,7 @@ from headgate.core.quota import MAX_WINDOW_US, SECOND
 from headgate.live import EVERY, FileSource, Live, yaml_files
 from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.request import MAX_UINT32, Unit
-from headgate.policy.envoy.tree import Level, Node, RateLimit, Rule, Trail, Wildcard, made_once
+from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, Wildcard, made_once
 from headgate.policy.problems import Findings, InvalidRules, Path, Problem, ProblemKind, in_order, render, shown
 from headgate.policy.quotas import ALGORITHMS
 from headgate.policy.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
@@ -398,14 +398,14 @@ class _Siblings:
     def __init__(self, file: str) -> None:
         self.file = file
         """Where the first of them are."""
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, DescriptorNode] = {}
         self.origins: dict[str, tuple[str, str, str]] = {}
         """Of each, by name: its place, its key and its value."""
 
-    def under(self, level: Level, rule: Rule | None) -> Node:
+    def under(self, level: Level, rule: DescriptorRule | None) -> DescriptorNode:
         """Return the node that they are nested in."""
         wildcards = tuple([Wildcard.of(node) for name, node in self.nodes.items() if "*" in name])
-        return Node(level, rule, self.nodes, wildcards)
+        return DescriptorNode(level, rule, self.nodes, wildcards)
 
     def add(self, descriptors: Iterable[_Written | None], parent: Trail, file: str, findings: Findings) -> None:
         """Add descriptors, and all that are nested in them, that a file has under the names of `parent`."""
@@ -434,14 +434,14 @@ class _Siblings:
         findings.add(written.path, message, hint=hint, kind=_MEANING)
 
 
-def _rule(written: _Written, trail: Trail, findings: Findings) -> Rule | None:
+def _rule(written: _Written, trail: Trail, findings: Findings) -> DescriptorRule | None:
     limits = tuple([block.limit for block in written.blocks if block.limit is not None])
     unlimited = [block.name for block in written.blocks if block.is_unlimited]
     if not limits and not unlimited:
         return None
     read = written.read
     try:
-        return Rule(
+        return DescriptorRule(
             trail.id,
             trail.domain,
             trail.levels,

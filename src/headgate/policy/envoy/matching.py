@@ -1,7 +1,7 @@
 """Which limits apply to a request: domain and descriptors in, limits out, descriptor by descriptor.
 
-As in envoyproxy/ratelimit: see `Node.find` for the order of matching and the rule of depth. A limit that another one,
-of the same request, names in `replaces` does not apply, also if that one is a shadow or unlimited. A limit that comes
+As in envoyproxy/ratelimit: see `DescriptorNode.find` for the order of matching and the rule of depth. A limit that
+another one, of the same request, names in `replaces` does not apply, also if that one is a shadow or unlimited. A limit that comes
 with the request (`Override`) applies instead of the configured one and of all that is configured with it; domains that
 are not configured have no limits at all.
 
@@ -31,7 +31,7 @@ from headgate.core.key import LITERAL, Principal, bounded, checked_principal
 from headgate.core.numbers import short
 from headgate.core.plan import Limit, Plan
 from headgate.policy.envoy.request import Descriptor, Entries, Unit
-from headgate.policy.envoy.tree import Node, Rule, Trail, made_once
+from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Trail, made_once
 from headgate.policy.problems import Problem
 from headgate.policy.request import InvalidRequest
 
@@ -66,7 +66,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     hits: int = 0
     """How much to take, or to give back; 0: nothing, just look."""
     refund: bool = False
-    rule: Rule | None = None
+    rule: DescriptorRule | None = None
     """The rule behind the limits: `rule.limits` are in the order of `limits`."""
     entries: Entries = ()
     problem: str = ""
@@ -118,13 +118,13 @@ class DescriptorPolicy:
 
     __slots__ = ("_domains", "warnings")
 
-    def __init__(self, domains: Mapping[str, Node], warnings: Iterable[Problem] = ()) -> None:
+    def __init__(self, domains: Mapping[str, DescriptorNode], warnings: Iterable[Problem] = ()) -> None:
         self._domains = {name: _Domain(name, node) for name, node in domains.items()}
         self.warnings = tuple(warnings)
         """What is odd about the files without being wrong."""
 
     @property
-    def domains(self) -> Mapping[str, Node]:
+    def domains(self) -> Mapping[str, DescriptorNode]:
         """The trees by domain, in the order of the files."""
         return MappingProxyType({name: domain.root for name, domain in self._domains.items()})
 
@@ -166,7 +166,7 @@ class _Domain:
 
     __slots__ = ("id", "name", "root")
 
-    def __init__(self, name: str, root: Node) -> None:
+    def __init__(self, name: str, root: DescriptorNode) -> None:
         self.name = name
         self.root = root
         self.id = Trail(name).id
@@ -207,7 +207,7 @@ def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
     return text
 
 
-def _applied(rule: Rule, entries: Entries, hits: int, *, refund: bool) -> Match:
+def _applied(rule: DescriptorRule, entries: Entries, hits: int, *, refund: bool) -> Match:
     if not rule.counted:
         return Match(Outcome.UNLIMITED if rule.banned is None else Outcome.BANNED, (), hits, refund, rule, entries)
     if hits > rule.capacity:
@@ -223,14 +223,14 @@ def _applied(rule: Rule, entries: Entries, hits: int, *, refund: bool) -> Match:
 
 
 @lru_cache(maxsize=10_000)
-def _overriding(rule_id: str, domain: str, requests_per_unit: int, unit: int) -> Rule:
+def _overriding(rule_id: str, domain: str, requests_per_unit: int, unit: int) -> DescriptorRule:
     """Return a rule for a limit that came with the request; it counts where that of the id does."""
     try:
         known = Unit(unit)
     except ValueError:
         units = ", ".join(f"{known.value} ({known.name})" for known in Unit)
         raise InvalidQuota(f"{short(unit)} is not a unit: use one of {units}") from None
-    return Rule(rule_id, domain, (), (made_once(requests_per_unit, known),))
+    return DescriptorRule(rule_id, domain, (), (made_once(requests_per_unit, known),))
 
 
 def _not_replaced(match: Match, replaced: frozenset[str]) -> Match:

@@ -75,7 +75,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DescriptorRule:
     """The limits of one descriptor of the tree."""
 
     id: str
@@ -144,10 +144,10 @@ class Wildcard(NamedTuple):
     suffix: str
     least: int
     """So many characters are fixed."""
-    node: Node
+    node: DescriptorNode
 
     @classmethod
-    def of(cls, node: Node) -> Wildcard:
+    def of(cls, node: DescriptorNode) -> Wildcard:
         """Take the pattern from the name of `node`."""
         prefix, *middles, suffix = node.level.name.split("*")
         least = len(node.level.name) - node.level.name.count("*")
@@ -167,17 +167,17 @@ class Wildcard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DescriptorNode:
     """A descriptor of the tree, with those nested in it."""
 
     level: Level
-    rule: Rule | None
-    children: Mapping[str, Node]
+    rule: DescriptorRule | None
+    children: Mapping[str, DescriptorNode]
     """By name."""
     wildcards: tuple[Wildcard, ...]
     """Those of the children that are patterns, in the order of the file."""
 
-    def find(self, entries: Entries) -> Rule | None:
+    def find(self, entries: Entries) -> DescriptorRule | None:
         """Return the rule for these entries: of the node that they lead to, one entry a level, not of any before it.
 
         On each level the first of these is taken: the exact name; the first pattern that fits; the key alone.
@@ -206,7 +206,7 @@ class Node:
             yield from child.described(f"{path}.{name}")
 
 
-def _limits(rule: Rule) -> str:
+def _limits(rule: DescriptorRule) -> str:
     texts = []
     for limit in rule.limits:
         unit = limit.unit.name if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {limit.unit.name}"
