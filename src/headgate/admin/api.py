@@ -14,14 +14,14 @@ from litestar import Litestar, MediaType, Response, Router, get
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
 from headgate.admin.openapi import document_of
 from headgate.admin.page import PAGE, SCRIPT, STYLE
-from headgate.admin.problems import explained
+from headgate.admin.problems import explained, methods_of
 from headgate.admin.routes import operations, rules, users
-from headgate.admin.routes.asking import Json, role_guard
+from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
 
@@ -76,13 +76,20 @@ def application(admin: AdminService, *, reads: str = READS, writes: str = WRITES
         route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES],
         guards=[role_guard],
     )
+    given = {"admin": Provide(lambda: admin, sync_to_thread=False)}
+    handlers: list[Any] = [routes, healthz, docs, style, script, openapi]
+    described = OpenAPIConfig("Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name)
     app = Litestar(
-        [routes, healthz, docs, style, script, openapi],
-        dependencies={"admin": Provide(lambda: admin, sync_to_thread=False)},
+        handlers,
+        dependencies=given,
         exception_handlers={Exception: explained},
         middleware=[_restored],
-        openapi_config=OpenAPIConfig("Headgate", "1", path="/litestar", render_plugins=[JsonRenderPlugin()]),
+        openapi_config=None,
+        request_class=JsonRequest,
         logging_config=None,
     )
-    app.state.document = msgspec.json.encode(document_of(app))
+    app.state.document = msgspec.json.encode(
+        document_of(Litestar(handlers, dependencies=given, openapi_config=described))
+    )
+    app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
     return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes)

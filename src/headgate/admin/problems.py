@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.routes import HTTPRoute
 
 from headgate.admin.catalog import UnknownObject, VersionConflict
 from headgate.admin.database import DatabaseError
-from headgate.admin.security import BodyTooLarge
+from headgate.admin.routes.asking import PreconditionFailed
+from headgate.admin.security import BodyTooLarge, BodyTooSlow
 from headgate.admin.service import RulesInFile
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.policy.problems import InvalidRules
@@ -29,8 +32,8 @@ def pointer(path: str) -> str:
 _PART = re.compile(r"""\["(.*?)"\]|\[([0-9]+)\]|([^.\[\]]+)""")
 
 
-def problem_of(error: Exception) -> Problem:
-    """Return the problem document of an error."""
+def problem_of(error: Exception, *, is_conditional: bool = False) -> Problem:
+    """Return the problem document of an error; a request is conditional that says what it wants to find."""
     if isinstance(error, InvalidRules):
         faults = tuple(
             (pointer(each.path), ". ".join(part for part in (each.message, each.accepted, each.hint) if part))
@@ -38,10 +41,14 @@ def problem_of(error: Exception) -> Problem:
         )
         return bad_request("the rules would not be acceptable; nothing was changed", faults)
     if isinstance(error, VersionConflict):
-        return of_status(412 if error.operation.expected else 409, str(error))
+        return of_status(412 if error.operation.expected or is_conditional else 409, str(error))
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return of_status(status, str(error))
+    if isinstance(error, ValidationException) and isinstance(error.extra, list):
+        found = [each for each in error.extra if isinstance(each, dict)]
+        faults = tuple((pointer(str(each.get("key", ""))), str(each.get("message", ""))) for each in found[:100])
+        return bad_request("the request is not acceptable; nothing was changed", faults)
     if isinstance(error, HTTPException):
         return of_status(error.status_code, error.detail)
     _LOG.error("an error of ours", exc_info=error)
@@ -50,6 +57,8 @@ def problem_of(error: Exception) -> Problem:
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (BodyTooLarge, 413),
+    (BodyTooSlow, 408),
+    (PreconditionFailed, 412),
     (RecursionError, 400),
     (UnknownObject, 404),
     (RulesInFile, 409),
@@ -59,10 +68,31 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def explained(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def explained(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer an error with its problem document."""
-    problem = problem_of(error)
-    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
+    problem = problem_of(error, is_conditional="if-none-match" in request.headers)
+    headers = {}
+    if problem.status == 405:
+        path = request.scope["path"].rstrip("/")
+        headers["Allow"] = ", ".join(
+            sorted(
+                method
+                for pattern, methods in request.app.state.methods
+                if pattern.fullmatch(path)
+                for method in methods
+            )
+        )
     return Response(
         problem.encode(), status_code=problem.status, media_type="application/problem+json", headers=headers
     )
+
+
+def methods_of(routes: Iterable[HTTPRoute]) -> list[tuple[re.Pattern[str], list[str]]]:
+    """Return which methods paths have, by what fits them."""
+    return [
+        (
+            re.compile("/".join("[^/]+" if part[:1] == "{" else re.escape(part) for part in route.path.split("/"))),
+            sorted(route.methods),
+        )
+        for route in routes
+    ]

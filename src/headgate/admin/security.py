@@ -1,22 +1,33 @@
 """Who may ask the admin plane for what: keys, roles, and how often.
 
 Every request passes here before any route sees it. It gets an id, which is in the answer, the log and the audit trail;
-its body has an end; and unless its path is public it has a key that is good. Keys that are not good cost their sender:
-an address that has tried a few times has to wait. The limits are Headgate's own.
+its body has an end, and comes in time; and unless its path is public it has a key that is good. Keys that are not good
+cost their sender: an address that has tried a few times has to wait. Whoever shares that address and has a key that was
+good there before does not wait with it. The address is that of the connection, whatever headers say; of IPv6, its /64.
+The limits are Headgate's own.
+
+No text gets further that is not UTF-8 or has characters that cannot be seen (controls, zero, those that turn the
+direction of writing): ids, filters and reasons end up in logs, terminals and the audit trail.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from hashlib import sha256
+from ipaddress import ip_network
 from typing import Any
 from urllib.parse import unquote
 
 from headgate.admin.database import DatabaseError
-from headgate.admin.keys import ApiKey, ApiKeys
+from headgate.admin.keys import ApiKey, ApiKeys, Role
+from headgate.core.address import canonical, key_of
 from headgate.core.decision import Decision
+from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
 from headgate.web.problem import Problem, of_status
 
@@ -26,6 +37,13 @@ FAILURES = "10/minute"
 """Keys that are not good, from one address."""
 MAX_BODY = 10_485_760
 """Bytes of a request."""
+BODY_WITHIN = 30.0
+"""Seconds in which all of it has to come."""
+REMEMBERED = 1000
+"""Keys of which it is known from which address they came."""
+_LONGEST_QUERY = 8192
+_LONGEST_NAME = 100
+_ONCE = frozenset({"authorization", "content-length", "content-type", "if-match", "if-none-match", "x-reason"})
 PUBLIC = frozenset({"/", "/healthz", "/openapi.json", "/docs", "/docs.css", "/docs.js"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -41,8 +59,15 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class BodyTooLarge(Exception):
     """A body goes on beyond what is accepted."""
 
+    def __init__(self, most: int = MAX_BODY) -> None:
+        super().__init__(f"a request such as this has at most {most:,} bytes")
+
+
+class BodyTooSlow(Exception):
+    """A body does not come to its end."""
+
     def __init__(self) -> None:
-        super().__init__(f"a request has at most {MAX_BODY:,} bytes")
+        super().__init__(f"all of a request has to come within {BODY_WITHIN:g} s")
 
 
 class Gatekeeper:
@@ -53,61 +78,88 @@ class Gatekeeper:
         keys: who may.
         reads: how often a key may read.
         writes: how often a key may change something.
+        announced: header fields of every answer about a version that is going to go.
     """
 
-    def __init__(self, app: App, keys: ApiKeys, *, reads: str = READS, writes: str = WRITES) -> None:
-        self._app, self._keys = app, keys
+    def __init__(
+        self,
+        app: App,
+        keys: ApiKeys,
+        *,
+        reads: str = READS,
+        writes: str = WRITES,
+        announced: Mapping[str, str] | None = None,
+    ) -> None:
+        self._app, self._keys, self._announced = app, keys, announced or {}
         self._reads, self._writes = AsyncLimiter(reads, name="reads"), AsyncLimiter(writes, name="writes")
         self._failures = AsyncLimiter(FAILURES, name="failures")
+        self._seen: dict[bytes, None] = {}  # digests of addresses and keys that were good there, the latest last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            return  # a WebSocket is not answered, and closed by that
+        fields = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
+        headers = {name: value.decode("latin-1") for name, value in fields}
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         answer = _Answer(send, request_id)
-        scope["path"] = _path(scope)
-        state = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            await answer.refuse(of_status(413, str(BodyTooLarge())))
+        refusal = _malformed(scope, [name for name, _ in fields], headers)
+        if refusal is not None:
+            await answer.refuse(refusal)
             return
-        if scope["path"] not in PUBLIC:
-            refusal = await self._refusal(scope, headers, answer)
+        inner = {**scope, "path": _path(scope), "state": {**scope.get("state", {}), "request_id": request_id}}
+        if inner["path"] not in PUBLIC:
+            answer.fields |= self._announced
+            refusal = await self._refusal(inner, headers, answer)
             if refusal is not None:
                 await answer.refuse(refusal)
                 return
-        await self._app(scope, _bounded(receive), answer.send)
+        if scope["method"] == "HEAD":  # the server leaves the body away
+            inner["method"] = "GET"
+        await self._app(inner, _bounded(receive), answer.send)
 
     async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> Problem | None:
         """Return why a request is not let in; None if it is."""
-        address = (scope.get("client") or ("unknown", 0))[0]
-        tried = await self._failures.peek(address)
-        if not tried.allowed:
-            return answer.slow_down(tried, "too many requests with keys that are not good came from this address")
         scheme, _, text = headers.get("authorization", "").partition(" ")
+        text = text.strip()
         if scheme.lower() != "bearer" or not text:
             answer.fields["www-authenticate"] = 'Bearer realm="headgate"'
             return of_status(401, "a key is needed: send the header Authorization: Bearer KEY")
-        try:
-            key = await self._keys.find(text.strip())
-        except DatabaseError as error:
-            return of_status(503, f"keys cannot be looked up: {error}")
-        if key is None:
-            await self._failures.check(address)
-            _LOG.warning("a key that is not good, from %s, for %s %s", address, scope["method"], scope["path"])
-            answer.fields["www-authenticate"] = 'Bearer realm="headgate", error="invalid_token"'
-            return of_status(401, "this key is not good: unknown, expired or revoked")
-        scope["state"]["key"] = key
+        key = await self._identified(scope, text, answer)
+        if isinstance(key, Problem):
+            return key
         limiter = self._reads if scope["method"] in _READING else self._writes
         decision = await limiter.check(key.id)
         answer.note(decision)
         if not decision.allowed:
             return answer.slow_down(decision, f"this key may do that {decision.quota} times")
+        if key.role is Role.CHECK:
+            return of_status(403, "this key is for the decision plane; it opens nothing here")
+        scope["state"]["key"] = key
         return None
+
+    async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | Problem:
+        """Return the key that somebody has sent, or why it does not count."""
+        address = _address(scope)
+        seen = sha256(f"{address}\n{text}".encode("utf-8", "surrogatepass")).digest()
+        tried = await self._failures.peek(address)
+        if not tried.allowed and seen not in self._seen:
+            return answer.slow_down(tried, "too many requests with keys that are not good came from this address")
+        try:
+            key = await self._keys.find(text)
+        except DatabaseError as error:
+            return of_status(503, f"keys cannot be looked up: {error}")
+        self._seen.pop(seen, None)
+        if key is None:
+            await self._failures.check(address)
+            path = printable(scope["path"])[:200]
+            _LOG.warning("a key that is not good, from %s, for %s %s", address, scope["method"], path)
+            answer.fields["www-authenticate"] = 'Bearer realm="headgate", error="invalid_token"'
+            return of_status(401, "this key is not good: unknown, expired or revoked")
+        self._seen[seen] = None
+        if len(self._seen) > REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return key
 
 
 class _Answer:
@@ -154,23 +206,71 @@ SLASH = "\ue000"
 
 
 def _path(scope: Scope) -> str:
-    """Return the path of a request, in which slashes of ids are not those between segments."""
+    """Return the path of a request, in which slashes of ids are not those between segments.
+
+    Raises UnicodeError and UsageError.
+    """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    segments = raw.partition(b"?")[0].decode("latin-1").split("/")
-    return "/".join([unquote(segment).replace("/", SLASH) for segment in segments])
+    segments = raw.partition(b"?")[0].decode("ascii").split("/")
+    return "/".join([visible(unquote(segment, errors="strict")).replace("/", SLASH) for segment in segments])
+
+
+def visible(text: str) -> str:
+    """Return a text that has nothing which cannot be seen. Raises UsageError for others."""
+    if not text.isprintable():
+        odd = next(character for character in text if not character.isprintable())
+        raise UsageError(f"there is a character in the request that cannot be shown, U+{ord(odd):04X}")
+    return text
+
+
+def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Problem | None:
+    """Return what is wrong with a request, whoever sends it; None if nothing is."""
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > MAX_BODY:
+        return of_status(413, str(BodyTooLarge()))
+    twice = [name for name in _ONCE if names.count(name) > 1]
+    if twice:
+        return of_status(400, f"the header {twice[0]} is there more than once")
+    query: bytes = scope.get("query_string", b"")
+    if len(query) > _LONGEST_QUERY:
+        return of_status(400, f"a query has at most {_LONGEST_QUERY} characters")
+    try:
+        _path(scope)
+        visible(unquote(query.decode("ascii"), errors="strict"))
+    except UnicodeError:
+        return of_status(400, "paths and queries are UTF-8, with % where a URL needs it")
+    except UsageError as error:
+        return of_status(400, str(error))
+    return None
+
+
+def _address(scope: Scope) -> str:
+    """Return the address of a connection, under which its failures are counted."""
+    text = str((scope.get("client") or ("unknown", 0))[0])
+    try:
+        return key_of(canonical(ip_network(text.partition("%")[0])))
+    except ValueError:
+        return text
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return what receives a body, but not without end."""
-    size = 0
+    """Return what receives a body, but not without end, and not for ever."""
+    size, has_more = 0, True
+    ends = asyncio.get_running_loop().time() + BODY_WITHIN
 
     async def bounded() -> Message:
-        nonlocal size
-        message = await receive()
-        if message["type"] == "http.request":
-            size += len(message.get("body", b""))
-            if size > MAX_BODY:
-                raise BodyTooLarge
+        nonlocal size, has_more
+        if not has_more:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(ends):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlow from None
+        has_more = message.get("more_body", False)
+        size += len(message.get("body", b""))
+        if size > MAX_BODY:
+            raise BodyTooLarge
         return message
 
     return bounded
@@ -178,4 +278,4 @@ def _bounded(receive: Receive) -> Receive:
 
 def actor_name(key: ApiKey) -> str:
     """Return how a key is called in the audit trail."""
-    return f"{key.name} ({key.id})" if key.name != key.id else key.name
+    return f"{key.name[:_LONGEST_NAME]} ({key.id})" if key.name != key.id else key.name

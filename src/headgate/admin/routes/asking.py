@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from typing import Annotated, Any
 
-import msgspec
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
@@ -13,14 +15,18 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import PathParameter, QueryParameter
 
 from headgate.admin.audit import Actor
+from headgate.admin.catalog import ObjectKind
 from headgate.admin.keys import ApiKey
-from headgate.admin.security import actor_name
+from headgate.admin.security import BodyTooLarge, actor_name, visible
 from headgate.admin.service import AdminService
-from headgate.core.errors import UsageError
+from headgate.core.errors import HeadgateError, UsageError
 
 MOST = 1000
 """Items of a page."""
+LONGEST_JSON = 1_048_576
+"""Bytes of a body that is not a rules file."""
 _LONGEST_REASON = 1000
+_VERSION = re.compile(r'(?:W/)?"?([0-9]{1,10})"?')
 Json = dict[str, Any]
 Admin = NamedDependency[AdminService]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000_000, description="Items to leave out.")]
@@ -30,9 +36,13 @@ UserId = Annotated[str, PathParameter(min_length=1, max_length=512, description=
 Name = Annotated[str, PathParameter(min_length=1, max_length=64)]
 
 
+class PreconditionFailed(HeadgateError):
+    """A header asks for what is not so."""
+
+
 async def role_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Refuse keys whose role is not enough for a route."""
-    if connection.scope["method"] == "OPTIONS":  # which methods a path has, anybody with a key may know
+    if connection.scope.get("method") == "OPTIONS":  # which methods a path has, anybody with a key may know
         return
     needed = handler.opt["role"]  # a route that forgets to say which opens to nobody
     key: ApiKey = connection.scope["state"]["key"]
@@ -41,22 +51,39 @@ async def role_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: Ba
 
 
 def actor_of(request: Request[Any, Any, Any]) -> Actor:
-    """Return who asks; the header X-Reason says why."""
+    """Return who asks; the header X-Reason says why. Raises UsageError."""
     known, reason = request.scope["state"], request.headers.get("x-reason", "")
+    with contextlib.suppress(UnicodeError):  # most clients send UTF-8, which no header promises
+        reason = reason.encode("latin-1").decode()
     if len(reason) > _LONGEST_REASON:
         raise UsageError(f"X-Reason has at most {_LONGEST_REASON} characters")
-    return Actor(actor_name(known["key"]), known["request_id"], reason)
+    return Actor(actor_name(known["key"]), known["request_id"], visible(reason))
 
 
-def expected_version(request: Request[Any, Any, Any]) -> int | None:
-    """Return the version that the header If-Match names; None for any."""
-    if_match = request.headers.get("if-match", "*")
-    if if_match.strip() == "*":
+async def expected_version(
+    request: Request[Any, Any, Any], admin: AdminService, kind: ObjectKind, name: str
+) -> int | None:
+    """Return the version that a change replaces by its headers: 0 for something new, None for any.
+
+    ``If-Match`` names it, or with ``*`` says that there is one; ``If-None-Match: *`` says that there is none.
+    """
+    if_match = request.headers.get("if-match", "").strip()
+    if_none_match = request.headers.get("if-none-match", "").strip()
+    if if_none_match:
+        if if_none_match != "*" or if_match:
+            raise UsageError("If-None-Match is *, for something new, and then there is no If-Match")
+        return 0
+    if not if_match:
         return None
-    text = if_match.strip().removeprefix("W/").strip('"')
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
+    if if_match == "*":
+        stored = await admin.rules.get(kind, name)
+        if stored is None:
+            raise PreconditionFailed(f"there is no {kind} {name!r:.200}, and If-Match asks for one")
+        return stored.version
+    found = _VERSION.fullmatch(if_match)
+    if found is None or not 0 < int(found[1]) < 2**31:
         raise UsageError(f'If-Match names a version, as the ETag of an answer does: "3", not {if_match!r:.40}')
-    return int(text)
+    return int(found[1])
 
 
 def etag(version: int) -> dict[str, str]:
@@ -64,9 +91,33 @@ def etag(version: int) -> dict[str, str]:
     return {"ETag": f'"{version}"'}
 
 
+class JsonRequest(Request[Any, Any, Any]):
+    """A request whose body is JSON that everybody understands alike."""
+
+    async def json(self) -> Any:
+        """Return the JSON of the body. Raises UsageError."""
+        return decoded(await self.body())
+
+
 def decoded(raw: bytes) -> Any:
-    """Return the JSON of a body. Raises UsageError."""
+    """Return the JSON of a body, in which each member is there once. Raises UsageError and BodyTooLarge."""
+    if len(raw) > LONGEST_JSON:
+        raise BodyTooLarge(LONGEST_JSON)
     try:
-        return msgspec.json.decode(raw)
-    except msgspec.MsgspecError as error:
+        return json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise UsageError("the body is not JSON: it is not UTF-8") from None
+    except ValueError as error:
         raise UsageError(f"the body is not JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise UsageError(f"the body has {next(name for name in names if names.count(name) > 1)!r:.80} twice")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise UsageError(f"the body is not JSON: {name} is not a number")

@@ -82,7 +82,9 @@ async def put_rule(
     if named != rule_id:
         raise UsageError(f"the rule says that its id is {named!r:.80}, and the path says {rule_id!r}")
     actor = actor_of(request)
-    stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor)
+    stored, is_new = await admin.put(
+        ObjectKind.RULE, rule_id, data, await expected_version(request, admin, ObjectKind.RULE, rule_id), actor
+    )
     status = 201 if is_new else 200
     return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=status)
 
@@ -94,7 +96,9 @@ async def delete_rule(
     rule_id: RuleId,
 ) -> None:
     """Delete a rule. Its versions stay, and it can be rolled back."""
-    await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request))
+    await admin.delete(
+        ObjectKind.RULE, rule_id, await expected_version(request, admin, ObjectKind.RULE, rule_id), actor_of(request)
+    )
 
 
 @get("/rules/{rule_id:str}/versions", opt={"role": Role.VIEWER}, summary="List the versions of a rule")
@@ -167,7 +171,9 @@ def _objects(kind: ObjectKind) -> Router:
         name: Name,
     ) -> Response[Any]:
         data = decoded(await request.body())
-        stored, is_new = await admin.put(kind, name, data, expected_version(request), actor_of(request))
+        stored, is_new = await admin.put(
+            kind, name, data, await expected_version(request, admin, kind, name), actor_of(request)
+        )
         shown = {"id": name, "value": stored.body, "version": stored.version}
         return Response(shown, headers=etag(stored.version), status_code=201 if is_new else 200)
 
@@ -183,7 +189,7 @@ def _objects(kind: ObjectKind) -> Router:
         request: Request[Any, Any, State],
         name: Name,
     ) -> None:
-        await admin.delete(kind, name, expected_version(request), actor_of(request))
+        await admin.delete(kind, name, await expected_version(request, admin, kind, name), actor_of(request))
 
     return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{what}s"])
 
