@@ -1,9 +1,9 @@
 """Which limits apply to a request: domain and descriptors in, limits out, descriptor by descriptor.
 
 As in envoyproxy/ratelimit: see `DescriptorNode.find` for the order of matching and the rule of depth. A limit that
-another one, of the same request, names in `replaces` does not apply, also if that one is a shadow or unlimited. A limit that comes
-with the request (`Override`) applies instead of the configured one and of all that is configured with it; domains that
-are not configured have no limits at all.
+another one, of the same request, names in `replaces` does not apply, also if that one is a shadow or unlimited. A limit
+that comes with the request (`Override`) applies instead of the configured one and of all that is configured with it;
+domains that are not configured have no limits at all.
 
 Where this differs:
 
