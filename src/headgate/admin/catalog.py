@@ -180,6 +180,23 @@ class Catalog:
                 bodies += [BodyChange(kind, name, _written(stored[name]) if name in stored else None) for name in ids]
             return Changes(now, tuple(bodies))
 
+    async def about(self, given: Changes) -> Body:
+        """Return what changes have to go with, themselves included, as the data of a rules file.
+
+        Users whom they cannot concern are left out and, if only users change, rules as well.
+        """
+        touched = {kind: {each.id for each in given.changes if each.kind == kind} for kind in ObjectKind}
+        async with self.database.reading() as connection:
+            transaction = _Transaction(connection, Actor(""), self._now())
+            if all(each.kind == ObjectKind.USER for each in given.changes):
+                wanted = [Operation(ObjectKind.USER, each.id, each.body) for each in given.changes]
+                document = await transaction.document_for_users(wanted)
+            else:
+                document = await _document(connection, with_users=await transaction.users_concerned(touched))
+        for each in given.changes:
+            put(document, each)
+        return document
+
     async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
         """Do all of `operations`, or none.
 
@@ -269,15 +286,15 @@ class _Transaction:
         touched = {kind: {each.id for each in operations if each.kind is kind} for kind in ObjectKind}
         only_users = not (touched[ObjectKind.RULE] or touched[ObjectKind.TIER] or touched[ObjectKind.SETTING])
         if only_users:
-            document = await self._document_for_users(operations)
+            document = await self.document_for_users(operations)
         else:
-            concerned = await self._users_concerned(touched)
+            concerned = await self.users_concerned(touched)
             document = await _document(self._connection, with_users=concerned)
         for operation in operations:
             put(document, BodyChange(operation.kind, operation.id, operation.body))
         return from_data(document)
 
-    async def _document_for_users(self, operations: Sequence[Operation]) -> Body:
+    async def document_for_users(self, operations: Sequence[Operation]) -> Body:
         """Return the rules that the overrides of users name, and what tiers change of them."""
         bodies = [each.body for each in operations if isinstance(each.body, dict)]
         given = [body.get("overrides") for body in bodies]
@@ -295,7 +312,7 @@ class _Transaction:
                 document[row.id] = row.body
         return document
 
-    async def _users_concerned(self, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
+    async def users_concerned(self, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
         """Return the users whose overrides are about rules, or on top of tiers, that these operations touch."""
         concerned = set()
         for names in _slices(sorted(touched[ObjectKind.RULE])):

@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import asyncpg
+import msgspec
 from sqlalchemy import delete, insert, select, text, update
 
-from headgate.admin.catalog import CHANNEL, Catalog
+from headgate.admin.catalog import CHANNEL, Catalog, ObjectKind
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.tables import nodes
 from headgate.core.errors import InvalidRule
 from headgate.policy.loading import from_data
-from headgate.policy.snapshot import WHOLE, SnapshotWriter, Whole
+from headgate.policy.snapshot import WHOLE, Changes, Following, SnapshotWriter, Whole, write_following
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the revision of a database that tells by itself."""
@@ -40,7 +41,7 @@ REPORT_EVERY = 5.0
 GONE_AFTER_US = 60_000_000
 """A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
 _FORGOTTEN_AFTER_US = 3_600_000_000
-_LONGEST_PAUSE = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -70,6 +71,8 @@ class Follower:
         self._catalog, self._database, self._folder = catalog, catalog.database, folder
         self._now = clock or (lambda: time.time_ns() // 1000)
         self._writer = SnapshotWriter(folder, self._database.name)
+        self._has_followed = False
+        self._followed = Following()
         self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), self._now(), 0, 0, "")
 
     @property
@@ -91,31 +94,30 @@ class Follower:
         """
         try:
             await self._take(await self._catalog.document())
-        except (DatabaseError, InvalidRule) as error:
+        except (DatabaseError, InvalidRule, OSError) as error:
             if not (self._folder / WHOLE).exists():
                 raise
             self.resume()
             self._failed(error)
 
     def resume(self) -> None:
-        """Go on with the files as they are. Raises InvalidRule."""
+        """Go on with the files as they are. Raises InvalidRule, OSError."""
         self._status = self._status._replace(revision=self._writer.resume())
 
     async def run(self) -> None:
-        """Follow, without end."""
+        """Follow, without end, whatever happens."""
         reporting = asyncio.ensure_future(self._report())
         try:
-            pause = 0.1
+            pause = _FIRST_PAUSE
             while True:
                 try:
                     async with _feed(self._database) as feed:
                         await self._follow(feed)
-                except (DatabaseError, InvalidRule) as error:
+                except Exception as error:  # noqa: BLE001  who does not follow any more would never say so
                     self._failed(error)
+                    pause = _FIRST_PAUSE if self._has_followed else min(2 * pause, _LONGEST_PAUSE)
+                    self._has_followed = False
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
-                else:
-                    pause = 0.1
         finally:
             reporting.cancel()
 
@@ -128,40 +130,52 @@ class Follower:
                     await feed.news.wait()
 
     async def _catch_up(self) -> None:
-        """Take what is new. Raises DatabaseError, InvalidRule."""
+        """Take what is new. Raises DatabaseError, InvalidRule, OSError."""
         changes = await self._catalog.changed_since(self.revision)
-        if changes is None:
+        if changes is None or _may_reorder(changes) or not self._writer.is_intact():
             await self._take(await self._catalog.document())
-        elif changes.revision != self.revision:
-            if any(change.kind != "user" for change in changes.changes):
-                whole = await self._catalog.document()
-                await self._check(whole)
-            if await asyncio.to_thread(self._writer.append, changes):
-                self._succeeded(changes.revision)
-            else:
+            return
+        if changes.revision != self.revision:
+            await self._check(changes.revision, await self._catalog.about(changes))
+            if not await asyncio.to_thread(self._added, changes):
                 await self._take(await self._catalog.document())
-        else:
-            self._succeeded(changes.revision)
+                return
+        self._succeeded(changes.revision)
+
+    def _added(self, changes: Changes) -> bool:
+        return self._writer.append(changes) or self._writer.compact(changes)
 
     async def _take(self, whole: Whole) -> None:
-        await self._check(whole)
+        await self._check(whole.revision, whole.document)
         await asyncio.to_thread(self._writer.write, whole)
         self._succeeded(whole.revision)
 
-    async def _check(self, whole: Whole) -> None:
+    async def _check(self, revision: int, document: dict[str, Any]) -> None:
         """Raise InvalidRule unless the rules can be used."""
-        await asyncio.to_thread(from_data, whole.document, name=f"{self._database.name}, revision {whole.revision}")
+        await asyncio.to_thread(from_data, document, name=f"{self._database.name}, revision {revision}")
 
     def _succeeded(self, revision: int) -> None:
         if revision != self.revision or self.error:
             _LOG.info("%s: revision %d is in force", self._database.name, revision)
+        self._has_followed = True
         self._status = self._status._replace(revision=revision, error="")
+        self._note(contact=self._now())
 
     def _failed(self, error: Exception) -> None:
-        said = str(error).replace("\n", "; ")
+        said = str(error).replace("\n", "; ") or type(error).__name__
+        if isinstance(error, OSError):
+            said = f"{self._folder}: {said}"
         if said != self.error:
-            _LOG.error("revision %d stays in force: %s", self.revision, said)
+            trace = None if isinstance(error, DatabaseError | InvalidRule | OSError) else error
+            _LOG.error("revision %d stays in force: %s", self.revision, said, exc_info=trace)
         self._status = self._status._replace(error=said)
+        self._note(failures=self._followed.failures + 1)
+
+    def _note(self, **news: int) -> None:
+        """Let the workers know how following goes."""
+        self._followed = msgspec.structs.replace(self._followed, error=self.error, **news)
+        with suppress(OSError):  # that the disk is full is said already
+            write_following(self._folder, self._followed)
 
     async def _report(self) -> None:
         """Say, now and then, which revision this service runs."""
@@ -169,6 +183,11 @@ class Follower:
             with suppress(DatabaseError):  # it is said elsewhere that the database is away
                 await _register(self._database, self._status._replace(seen_at=self._now()))
             await asyncio.sleep(REPORT_EVERY)
+
+
+def _may_reorder(changes: Changes) -> bool:
+    """Whether rules may have another order, which single changes do not tell: one that is new is the last."""
+    return sum(change.kind == ObjectKind.RULE for change in changes.changes) > 1
 
 
 async def nodes_of(database: Database, now: int) -> list[NodeStatus]:

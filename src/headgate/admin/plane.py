@@ -24,10 +24,11 @@ from headgate.admin import audit
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
-from headgate.admin.database import Database, DatabaseError
+from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import ApiKeys
 from headgate.admin.service import AdminService, FileRules
+from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
 from headgate.policy.dumping import to_data
 from headgate.policy.model import Ruleset
@@ -35,6 +36,7 @@ from headgate.policy.model import Ruleset
 EMBEDDED = "headgate.db"
 """The database of a service that was given neither rules nor a database."""
 _HOURLY = 3600.0
+_PAUSE = 1.0
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -93,6 +95,8 @@ class AdminPlane:
                     await catalog.apply(to_data(examples()), Actor("start-up", reason="the example rules"))
                 made = await ApiKeys(database, self._key).first()
                 first = made.text if made else ""
+            except SchemaMismatch:
+                raise
             except DatabaseError as error:
                 _LOG.debug("the database is not ready: %s", error)
             follower = Follower(catalog, self._folder)
@@ -111,7 +115,10 @@ class AdminPlane:
         if database is not None and self._folder is not None:
             catalog = Catalog(database)
             follower = Follower(catalog, self._folder)
-            follower.resume()
+            try:
+                follower.resume()
+            except (InvalidRule, OSError) as error:  # it reads everything
+                _LOG.warning("the last good rules cannot be read any more: %s", error)
             tasks = [
                 asyncio.create_task(follower.run()),
                 asyncio.create_task(self._keep_house(database)),
@@ -121,13 +128,13 @@ class AdminPlane:
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
             admin = AdminService(rules, engine, ApiKeys(None, self._key), hot_keys=hot_keys)
-        server = _Server(self._config(admin))
-        answering = asyncio.create_task(server.serve([listening]))
+        answering = _Answering(listening, lambda: self._config(admin))
+        serving = asyncio.create_task(answering.run())
         try:
             yield
         finally:
-            server.should_exit = True
-            await asyncio.wait({answering})
+            answering.end()
+            await asyncio.wait({serving})
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -161,7 +168,37 @@ class AdminPlane:
                     _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
             except DatabaseError as error:
                 _LOG.debug("nothing was tidied up: %s", error)
+            except Exception:  # noqa: BLE001  there is a next time
+                _LOG.exception("nothing was tidied up")
             await asyncio.sleep(_HOURLY)
+
+
+class _Answering:
+    """The REST API on a socket, begun again should it fail: decisions do not depend on it, and nobody else would."""
+
+    def __init__(self, listening: socket, config: Callable[[], uvicorn.Config]) -> None:
+        self._listening, self._config = listening, config
+        self._ended = asyncio.Event()
+        self._server: _Server | None = None
+
+    async def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._server = _Server(self._config())
+                await self._server.serve([self._listening.dup()])  # it closes what it gets
+            except (Exception, SystemExit):  # noqa: BLE001  by the latter, uvicorn says that it cannot begin
+                _LOG.exception("the admin plane has failed: it begins again in %g s", _PAUSE)
+            else:
+                if not self._ended.is_set():
+                    _LOG.error("the admin plane has ended: it begins again in %g s", _PAUSE)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE):
+                    await self._ended.wait()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._server is not None:
+            self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):

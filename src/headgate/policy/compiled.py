@@ -29,7 +29,7 @@ from headgate.core.numbers import short
 from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
-from headgate.policy.model import Entry, Ruleset, User
+from headgate.policy.model import Entry, Ruleset, User, UserTable
 from headgate.policy.prepared import Applied, Drafting, Overridden, PreparedRule, Special, ranks_of, replaced_among
 from headgate.policy.request import (
     ENDPOINT,
@@ -213,10 +213,13 @@ class Policy:
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
         self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
-        self._names = {USER} if ruleset.users else set[str]()
+        self._names = self._names_of(ruleset)
         """What a rule counts by or asks for, or a list is about."""
-        self._names.update(self._listed, *[{*rule.dimensions, *rule.when} for rule in everything])
         self._forget()
+
+    def _names_of(self, ruleset: Ruleset) -> set[str]:
+        names = {USER} if ruleset.users else set[str]()
+        return names.union(self._listed, *[{*rule.dimensions, *rule.rule.when} for rule in self._in_order])
 
     def _forget(self) -> None:
         """Begin with memories of nothing."""
@@ -231,14 +234,20 @@ class Policy:
 
         Raises InvalidRule.
         """
-        before, drafting = self.ruleset.users, Drafting(ruleset.tiers)
+        before, users, drafting = self.ruleset.users, ruleset.users, Drafting(ruleset.tiers)
+        differing = users.differing_from(before) if isinstance(users, UserTable) else None
+        if differing is None:
+            others = [name for name, user in users.items() if before.get(name) is not user]
+            differing = frozenset([*others, *(before.keys() - users.keys())])
         policy = copy(self)
         policy.ruleset, policy.version = ruleset, version
-        policy._users = {  # noqa: SLF001  it is one of us
-            name: self._users[name] if before.get(name) is user else self._special(user, drafting)
-            for name, user in ruleset.users.items()
-        }
-        policy._names = self._names | ({USER} if ruleset.users else set())  # noqa: SLF001
+        special = policy._users = dict(self._users)  # noqa: SLF001  it is one of us
+        for name in differing:
+            if name in users:
+                special[name] = self._special(users[name], drafting)
+            else:
+                special.pop(name, None)
+        policy._names = self._names_of(ruleset)  # noqa: SLF001
         policy._forget()  # noqa: SLF001
         return policy
 

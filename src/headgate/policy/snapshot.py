@@ -7,26 +7,30 @@ There are two files. ``rules.json`` has everything at one revision; ``rules.jour
 each revision, so that a change of one user among very many is a line, for those who write and those who read. When the
 journal has grown, everything is written anew and a new journal begins. Both say which *generation* they belong to: a
 journal of another generation says nothing that is not in ``rules.json`` already.
+
+A journal that is damaged counts up to the damage: whoever reads it says so, and goes on when everything is written
+anew, which the writer does as soon as it finds the files other than it left them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from headgate.core.errors import InvalidRule, UsageError
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
-from headgate.policy.model import Ruleset
+from headgate.policy.model import Ruleset, UserTable
 
-WHOLE, JOURNAL = "rules.json", "rules.journal"
+WHOLE, JOURNAL, FOLLOWING = "rules.json", "rules.journal", "following.json"
 LONGEST_JOURNAL = 4_194_304
 """Bytes."""
 USER = "user"
@@ -87,13 +91,25 @@ class SnapshotWriter:
     def __init__(self, folder: Path, source: str) -> None:
         self._folder, self._source = folder, source
         self._generation, self._length = "", 0
+        self._left: tuple[_Mark, _Mark] | None = None
 
     def resume(self) -> int:
-        """Go on where another writer has ended; returns the revision of its files. Raises InvalidRule."""
+        """Go on where another writer has ended; returns the revision of its files. Raises InvalidRule, OSError."""
         reader = SnapshotReader(self._folder)
-        reader.read()
-        self._generation, self._length = reader.generation, (self._folder / JOURNAL).stat().st_size
+        whole = reader.read()
+        if reader.damage or not self._is_whole_journal(reader.generation):
+            self.write(whole)
+        else:
+            self._generation, self._length = reader.generation, (self._folder / JOURNAL).stat().st_size
+            self._left = self._marks()
         return reader.revision
+
+    def is_intact(self) -> bool:
+        """Whether the files are as this writer left them."""
+        try:
+            return bool(self._generation) and self._marks() == self._left
+        except OSError:
+            return False
 
     def write(self, whole: Whole) -> None:
         """Write everything anew. Raises OSError."""
@@ -103,18 +119,48 @@ class SnapshotWriter:
         header = msgspec.json.encode(_Header(generation)) + b"\n"
         _replace(self._folder / JOURNAL, header)
         self._generation, self._length = generation, len(header)
+        self._left = self._marks()
 
     def append(self, changes: Changes) -> bool:
-        """Add a line to the journal; says whether there was room for it: if not, write everything. Raises OSError."""
+        """Add a line to the journal; says whether that was possible: if not, write everything. Raises OSError."""
         line = msgspec.json.encode(changes) + b"\n"
-        if not self._generation or self._length + len(line) > LONGEST_JOURNAL:
+        if not self.is_intact() or self._length + len(line) > LONGEST_JOURNAL:
             return False
-        with (self._folder / JOURNAL).open("ab") as journal:
-            journal.write(line)
-            journal.flush()
-            os.fsync(journal.fileno())
+        try:
+            with (self._folder / JOURNAL).open("ab") as journal:
+                journal.write(line)
+                journal.flush()
+                os.fsync(journal.fileno())
+        except OSError:  # perhaps there is half a line now, and nobody knows who has read it
+            self._generation = ""
+            raise
         self._length += len(line)
+        self._left = self._marks()
         return True
+
+    def compact(self, changes: Changes) -> bool:
+        """Write everything anew, by the files as they are and changes; says whether that was possible.
+
+        Raises OSError.
+        """
+        if not self.is_intact():
+            return False
+        whole = SnapshotReader(self._folder).read()
+        for change in changes.changes:
+            put(whole.document, change)
+        self.write(Whole(changes.revision, whole.document))
+        return True
+
+    def _marks(self) -> tuple[_Mark, _Mark]:
+        return _mark(self._folder / WHOLE), _mark(self._folder / JOURNAL)
+
+    def _is_whole_journal(self, generation: str) -> bool:
+        """Whether there is a journal of this generation that ends with a whole line, so that others can follow."""
+        try:
+            journal = (self._folder / JOURNAL).read_bytes()
+            return journal.endswith(b"\n") and _read_header(journal.partition(b"\n")[0]).generation == generation
+        except (OSError, msgspec.MsgspecError):
+            return False
 
 
 class SnapshotReader:
@@ -127,11 +173,14 @@ class SnapshotReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.name = str(folder / WHOLE)
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: _Mark | None = None
+        self._is_said = False
         self.generation, self._offset, self.revision = "", 0, 0
+        self.damage = ""
+        """What is wrong with the journal, of which only what comes before is read; empty if nothing is."""
 
     def read(self) -> Whole:
-        """Return everything as it is now. Raises InvalidRule if it cannot be had."""
+        """Return everything as it is now, up to the damage if there is one. Raises InvalidRule if it cannot be had."""
         try:
             seen = _mark(self._folder / WHOLE)
             file = _read_file((self._folder / WHOLE).read_bytes())
@@ -142,25 +191,36 @@ class SnapshotReader:
         if file.form != _FORM:
             raise InvalidRule(f"{self.name}: was written by another version of Headgate")
         self._seen, self.generation, self._offset, self.revision = seen, file.generation, 0, file.revision
+        self.damage, self._is_said = "", False
         document = file.document
-        changed = self._news()
-        for change in changed:
+        for change in self._news():
             put(document, change)
         return Whole(self.revision, document)
 
     def changed(self) -> Whole | Changes | None:
-        """Return what is new since the last time, if anything: everything where that cannot be told apart."""
+        """Return what is new since the last time, if anything: everything where that cannot be told apart.
+
+        Raises InvalidRule, once for each damage.
+        """
         try:
-            if _mark(self._folder / WHOLE) != self._seen:
-                return self.read()
+            mark = _mark(self._folder / WHOLE)
         except OSError as error:
-            raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
-        changes = self._news()
-        if not changes:
+            self._say(f"{self.name}: {error.strerror or error}")
             return None
-        if any(change.kind != USER for change in changes):
+        if mark != self._seen:
+            self._seen = mark  # what cannot be read is not tried again until it is another file
             return self.read()
-        return Changes(self.revision, changes)
+        changes = () if self.damage else self._news()
+        if changes:
+            return Changes(self.revision, changes)
+        if self.damage:
+            self._say(self.damage)
+        return None
+
+    def _say(self, damage: str) -> None:
+        if not self._is_said:
+            self._is_said = True
+            raise InvalidRule(damage)
 
     def _news(self) -> tuple[BodyChange, ...]:
         """Return what the journal has beyond what was read of it."""
@@ -177,16 +237,15 @@ class SnapshotReader:
             raise InvalidRule(f"{self._folder / JOURNAL}: {error.strerror or error}") from None
         except msgspec.MsgspecError:
             return ()  # it is being begun
-        whole, _, _ = lines.rpartition(b"\n")
-        if not whole:
-            return ()
-        self._offset = max(self._offset, len(header)) + len(whole) + 1
+        self._offset = max(self._offset, len(header))
         news: list[BodyChange] = []
-        for line in whole.split(b"\n"):
+        for line in lines.split(b"\n")[:-1]:  # what has no end is being written
             try:
                 read = _read_changes(line)
             except msgspec.MsgspecError as error:
-                raise InvalidRule(f"{self._folder / JOURNAL}: is damaged: {error}") from None
+                self.damage = f"{self._folder / JOURNAL}: is damaged after revision {self.revision}: {error}"
+                break
+            self._offset += len(line) + 1
             if read.revision > self.revision:
                 self.revision = read.revision
                 news += read.changes
@@ -204,6 +263,15 @@ class SnapshotSource:
         self._reader = SnapshotReader(folder)
         self.name = self._reader.name
         self._last = Ruleset()
+        self._others: dict[str, Any] = {}
+        """All that is not about users, as data."""
+        self._is_behind = False
+        """Whether a change could not be used, so that what comes next cannot stand on it."""
+
+    @property
+    def revision(self) -> int:
+        """The revision that was read last."""
+        return self._reader.revision
 
     def read(self) -> Ruleset:
         """Return all rules. Raises InvalidRule."""
@@ -217,18 +285,69 @@ class SnapshotSource:
         news = self._reader.changed()
         if news is None:
             return None
-        if isinstance(news, Whole):
-            return self._whole(news)
-        given = {change.id: change.body for change in news.changes}
-        users = {name: user for name, user in self._last.users.items() if name not in given}
-        document = {"version": 1, **_about_users(self._last, given)}
-        users |= from_data(document, name=self.name).users
-        self._last = self._last.with_users(users)
+        if isinstance(news, Whole) or self._is_behind:
+            return self._whole(news if isinstance(news, Whole) else self._reader.read())
+        self._is_behind = True  # unless it goes well
+        self._last = self._with(news)
+        self._is_behind = False
         return self._last
 
+    def _with(self, news: Changes) -> Ruleset:
+        given = {change.id: change.body for change in news.changes if change.kind == USER}
+        if all(change.kind == USER for change in news.changes):
+            document = {"version": 1, **_about_users(self._last, given)}
+            return self._last.with_users(self._users(given, from_data(document, name=self.name)))
+        for change in news.changes:
+            if change.kind != USER:
+                put(self._others, change)
+        rules = from_data(self._others, name=self.name)
+        document = {"version": 1, **_about_users(rules, given)}
+        users = self._users(given, from_data(document, name=self.name))
+        return replace(rules, users=users)  # most are as they were, and not read again, but go with these rules or not
+
+    def _users(self, given: Mapping[str, Any], read: Ruleset) -> UserTable:
+        """Return all users, those that have changed as they were read; who has no body is gone."""
+        users = UserTable(self._last.users, given)
+        for name in given:
+            users.pop(name, None)
+        users |= read.users
+        return users
+
     def _whole(self, whole: Whole) -> Ruleset:
-        self._last = from_data(whole.document, name=self.name)
+        self._is_behind = True
+        read = from_data(whole.document, name=self.name)
+        self._last, self._is_behind = read.with_users(UserTable(read.users)), False
+        self._others = {name: value for name, value in whole.document.items() if name != "users"}
         return self._last
+
+
+class Following(msgspec.Struct, frozen=True):
+    """How following goes, as those who read the folder are told."""
+
+    contact: int = 0
+    """When the database last said what is in force, in microseconds since the epoch; 0: not since the start."""
+    failures: int = 0
+    """How often following failed since the start."""
+    error: str = ""
+    """Why what is in the folder may be old; empty if it is not, as far as is known."""
+
+
+_read_following = msgspec.json.Decoder(Following).decode
+
+
+def write_following(folder: Path, following: Following) -> None:
+    """Leave in a folder how following goes. Raises OSError."""
+    new = folder / f"{FOLLOWING}.new"
+    new.write_bytes(msgspec.json.encode(following))  # a power cut may take it: another comes in a moment
+    new.replace(folder / FOLLOWING)
+
+
+def read_following(folder: Path) -> Following:
+    """Return how following goes; if nobody has said, nothing is known."""
+    try:
+        return _read_following((folder / FOLLOWING).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return Following()
 
 
 def _about_users(ruleset: Ruleset, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +388,11 @@ def _named(name: str, body: Any) -> Any:
     return {"id": name, **body} if is_nameless else body
 
 
-def _mark(path: Path) -> tuple[int, int, int]:
+_Mark: TypeAlias = tuple[int, int, int]
+"""What tells one content of a file from another: inode, time of change in ns, size."""
+
+
+def _mark(path: Path) -> _Mark:
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -277,11 +400,16 @@ def _mark(path: Path) -> tuple[int, int, int]:
 def _replace(path: Path, content: bytes) -> None:
     """Write a file so that readers find the old one or the new one, and never half of it, even after a power cut."""
     new = path.with_name(f"{path.name}.new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  with a mode
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  with a mode
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):  # half of it would only take the room that there is not
+            new.unlink()
+        raise
 
 
 def snapshot_folder(source: str, given: str = "") -> Path:
@@ -295,7 +423,10 @@ def snapshot_folder(source: str, given: str = "") -> Path:
     folder = (Path(given) if given else state / "headgate") / sha256(source.encode()).hexdigest()[:16]
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
+        owner = folder.stat().st_uid
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"{folder}, for the last good rules, cannot be made: {why}; see --data-dir") from None
+    if owner != os.geteuid():  # whoever can write there decides who passes
+        raise UsageError(f"{folder}, for the last good rules, belongs to another user: give another --data-dir")
     return folder
