@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +37,14 @@ LONGEST_FIRST = (
 )
 """Files and folders that take long for the number of their tests. Whoever runs several files at a time runs out of
 work at the end: it should then have short ones left."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder() -> Iterator[None]:
+    """Keep the last good rules of the databases of tests where they do not stay."""
+    with TemporaryDirectory(prefix="headgate-state-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", folder)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,6 +38,7 @@ from tests.servers import RedisServer, redis_server, until
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ADMIN_PAGE = ROOT / "docs" / "admin.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CLAIM = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 NAMED = re.compile(r"# ([\w./-]+\.yaml)\n")
@@ -85,6 +86,16 @@ class Block:
         named = NAMED.match(self.text)
         return named[1] if named else ""
 
+    @property
+    def asks_admin_plane(self) -> bool:
+        """Whether it is one of those that `test_admin_page` runs."""
+        return self.page == ADMIN_PAGE or ":8082/" in self.text
+
+    @property
+    def asks_database(self) -> bool:
+        """Whether it is one of those that `test_deploy_page` runs."""
+        return self.language == "sh" and "5432" in self.text
+
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
 
@@ -100,6 +111,8 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 def of(*languages: str) -> pytest.MarkDecorator:
     """All blocks in these languages, one for each test."""
     found = [block for block in BLOCKS if block.language in languages]
+    if languages != ("yaml",):
+        found = [block for block in found if not (block.asks_admin_plane or block.asks_database)]
     return pytest.mark.parametrize("block", found, ids=str)
 
 
@@ -207,6 +220,7 @@ def run(block: Block, script: str, folder: Path, redis: RedisServer, found: Serv
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin",
         "HEADGATE_HTTP_PORT": "0",
         "HEADGATE_GRPC_PORT": "0",
+        "HEADGATE_ADMIN_PORT": "0",
         "REDIS_PORT": str(redis.port),
         **({"HEADGATE_URL": f"http://127.0.0.1:{found.http_port}"} if found else {}),
     }

@@ -46,6 +46,7 @@ class Service:
         environment: in addition to this process's.
         program: what Python is to run, rather than the command as it is.
         out: where its output goes, if not into a file.
+        cwd: the folder that it runs in, if not this process's.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Service:
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "headgate.cli"),
         out: Path | None = None,
+        cwd: Path | None = None,
     ) -> None:
+        self.cwd = cwd
         self.out, self.err = out or folder / "out", folder / "err"
         self.kept = "", ""
         """What it said and complained, where its folder is gone."""
@@ -65,7 +68,7 @@ class Service:
             command = [protector, "--pdeathsig", "TERM", *command]
         with self.out.open("wb") as said, self.err.open("wb") as err:
             self.process: subprocess.Popen[bytes] = _LAUNCHER.submit(
-                subprocess.Popen, command, stdout=said, stderr=err, env={**os.environ, **(environment or {})}
+                subprocess.Popen, command, stdout=said, stderr=err, env={**os.environ, **(environment or {})}, cwd=cwd
             ).result()
 
     def started(self) -> Self:
@@ -105,6 +108,10 @@ class Service:
     @property
     def grpc_port(self) -> int:
         return self._port(r"gRPC +\S+:(\d+)")
+
+    @property
+    def admin_port(self) -> int:
+        return self._port(r"admin +https?://\S+:(\d+)")
 
     def _port(self, pattern: str) -> int:
         found = re.search(pattern, self.said)

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headgate.server.configuration import EXAMPLE
 from headgate.server.protos import RateLimitRequest
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from tests.server.process.service import SECONDS, Clients, altered, service
@@ -148,6 +149,7 @@ def test_one_process_ends_at_once_at_the_second_signal() -> None:
 def test_it_ends_when_its_terminal_is_closed(redis: RedisServer, tmp_path: Path, workers: int) -> None:
     said = tmp_path / "said"
     options = ["--http-port", "0", "--grpc-port", "0", "--workers", str(workers), "--store", redis.address]
+    options += ["--rules", str(EXAMPLE)]
     command = [sys.executable, "-m", "headgate.cli", "serve", *options]
     heed = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # also where these tests run under nohup
     script = f"import pty, signal, sys; {heed}; sys.exit(pty.spawn({command!r}))"
