@@ -20,7 +20,8 @@ import yaml
 from headgate.cli.__main__ import main
 from headgate.cli.serve import add_options, options, settings_of, unknown_variables
 from headgate.server.settings import Settings
-from tests.server.process.service import Service, service
+from tests.server.process.service import SECONDS, Service, service
+from tests.servers import until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -86,6 +87,19 @@ class TestDockerfile:
         assert (asked.host, asked.log_format) == ("0.0.0.0", "json")  # noqa: S104  in a container
         assert main([*words[1:], "--http-port", "0", "--grpc-port", "0", "--check"]) == 0
         assert "it could start" in capsys.readouterr().out
+
+    def test_without_rules_it_begins_with_a_database_where_it_may_write(self, tmp_path: Path) -> None:
+        (folder,) = instructions("WORKDIR")[1:]
+        assert image_environment()["HEADGATE_DATA_DIR"] == folder
+        assert instructions("VOLUME") == [folder]
+        assert f"chown {instructions('USER')[0]} {folder}" in instructions("RUN")
+        assert "'.[admin,otel]'" in instructions("RUN")[0]
+        here = {"HEADGATE_DATA_DIR": str(tmp_path), "HEADGATE_HOST": "127.0.0.1", "HEADGATE_RULES": ""}
+        with service(environment={**image_environment(), **here}, cwd=tmp_path) as found:
+            until(lambda: "the first key" in found.said and "hg_" in found.said, "it serves", SECONDS)
+            assert "hg_" not in found.complained
+            assert {path.name for path in tmp_path.iterdir()} >= {"headgate.db"}
+            assert list(tmp_path.glob("*/rules.json"))
 
     def test_it_exposes_the_ports_and_asks_for_a_page_that_there_is(self, served: Service) -> None:
         assert instructions("EXPOSE") == [f"{DEFAULTS.http_port} {DEFAULTS.grpc_port}"]
@@ -202,11 +216,14 @@ class TestSystemd:
         unit.read(UNIT)
         ours = unit["Service"]
         words = shlex.split(ours["ExecStart"])
-        assert words[:2] == ["/opt/headgate/bin/headgate", "serve"]
-        arguments = [word.replace("/etc/headgate", str(ROOT / "docs" / "examples")) for word in words[2:]]
-        assert int(ours["TimeoutStopSec"]) > settings({}, *arguments).drain_seconds + 5
+        assert words == ["/opt/headgate/bin/headgate", "serve"]
+        text = ours["Environment"].replace("/etc/headgate", str(ROOT / "docs" / "examples"))
+        environment = dict(word.split("=", 1) for word in shlex.split(text))
+        assert int(ours["TimeoutStopSec"]) > settings(environment).drain_seconds + 5
+        assert environment["HEADGATE_DATA_DIR"] == ours["WorkingDirectory"] == f"/var/lib/{ours['StateDirectory']}"
+        assert settings({**environment, "HEADGATE_RULES": "", "HEADGATE_DATABASE": "postgresql://db/headgate"}).database
         assert int(ours["LimitNOFILE"]) > DEFAULTS.max_connections
-        for name, value in re.findall(r"(HEADGATE_\w+)=(\S+)", UNIT.read_text()):
+        for name, value in re.findall(r"^# .*(HEADGATE_\w+)=(\S+)", UNIT.read_text(), re.MULTILINE):
             settings({name: value})
 
 

@@ -23,21 +23,29 @@ if TYPE_CHECKING:
 
 ADMIN_URL = "http://127.0.0.1:8082"
 API = "/api/v1"
+KEY = (
+    "The admin plane of a service is asked, with the key in HEADGATE_ADMIN_KEY: `headgate serve` prints one when it\n"
+    "begins with a new database."
+)
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
 def add_admin_options(parser: argparse.ArgumentParser, *, database: bool = False) -> None:
     """Add the options that say which admin plane is asked, and as whom; or which database, if that is possible."""
-    known = os.environ.get("HEADGATE_ADMIN_URL") or ADMIN_URL
-    parser.add_argument("--url", default=known, help="where the admin plane is; or HEADGATE_ADMIN_URL [%(default)s]")
-    parser.add_argument("--ca", metavar="FILE", help="trust the authorities in this file (PEM)")
-    parser.set_defaults(cert=None, key=None)
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=30.0, help="seconds to wait [%(default)g]")
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    known = os.environ.get("HEADGATE_ADMIN_URL") or ADMIN_URL
+    plane = parser.add_argument_group("the admin plane", "It wants a key, which is read from HEADGATE_ADMIN_KEY.")
+    plane.add_argument("--url", default=known, help="where it is; or HEADGATE_ADMIN_URL [%(default)s]")
+    plane.add_argument("--ca", metavar="FILE", help="trust the authorities in this file (PEM)")
+    parser.set_defaults(cert=None, key=None)
+    plane.add_argument("--timeout", metavar="SECONDS", type=float, default=30.0, help="seconds to wait [%(default)g]")
     if database:
-        parser.add_argument(
-            "--database", metavar="URL", default="", help="do it on this database, where no service has to run"
+        plane.add_argument(
+            "--database",
+            metavar="URL",
+            default="",
+            help="do it on this database instead; no service has to run, and no key is needed",
         )
 
 
@@ -52,10 +60,17 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 def add_action(
-    actions: Commands, name: str, run: Command, summary: str, *, changes: bool = True, examples: str = ""
+    actions: Commands,
+    name: str,
+    run: Command,
+    summary: str,
+    *,
+    changes: bool = True,
+    more: str = "",
+    examples: str = "",
 ) -> argparse.ArgumentParser:
     """Add a command; one that changes something may be given a reason."""
-    parser = add_command(actions, name, run, summary=summary, examples=examples)
+    parser = add_command(actions, name, run, summary=summary, more=more, examples=examples)
     if changes:
         add_reason(parser)
     return parser

@@ -7,6 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from headgate.cli.admin_client import (
+    KEY,
     Json,
     add_action,
     add_admin_options,
@@ -29,7 +30,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_audit(commands: Commands) -> None:
-    group = add_command(commands, "audit", None, summary="who changed what")
+    group = add_command(commands, "audit", None, summary="who changed what, when and why", more=KEY)
     actions = group.add_subparsers(title="commands", metavar="COMMAND")
     listing = add_action(actions, "list", _list_audit, "list changes, the newest first", changes=False)
     for name in ("actor", "action", "kind", "subject"):
@@ -41,6 +42,9 @@ def _add_audit(commands: Commands) -> None:
         _verify_audit,
         "say whether the audit trail was tampered with",
         changes=False,
+        more="An entry that was changed, or removed from the middle, shows by itself. Entries removed at the end\n"
+        "show only if a digest that was noted elsewhere is missing: --contains.\n\n"
+        "Exit codes: 0 intact, 1 tampered with, 2 wrong usage.",
         examples="headgate audit verify\nheadgate audit verify --contains DIGEST   # one that was noted elsewhere",
     )
     verify.add_argument("--contains", metavar="DIGEST", default="", help="a digest that must be in it")
@@ -49,13 +53,15 @@ def _add_audit(commands: Commands) -> None:
 
 
 def _add_database(commands: Commands) -> None:
-    group = add_command(commands, "database", None, summary="the tables of a database")
+    group = add_command(commands, "database", None, summary="the tables of a database with rules")
     actions = group.add_subparsers(title="commands", metavar="COMMAND")
     for name, run, summary in (
         ("upgrade", _upgrade, "bring the tables of a database to this version"),
         ("status", _status, "say which version the tables of a database are of"),
     ):
-        parser = add_command(actions, name, run, summary=summary, examples=f"headgate database {name} URL")
+        parser = add_command(
+            actions, name, run, summary=summary, examples=f"headgate database {name} sqlite:///headgate.db"
+        )
         parser.add_argument("database", metavar="URL", help="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
 
 

@@ -72,8 +72,7 @@ def prepared(
         for name, text in lines.items():
             terminal.say(f"  {name:<6} {printable(text)}")
         if admin is not None and admin.first_key:
-            terminal.say("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only now:")
-            terminal.say(f"  {admin.first_key}")
+            say_first_key(admin.first_key, terminal)
         if admin is not None and admin.error:
             terminal.say(terminal.styled(f"the rules are the last good ones: {printable(admin.error)}", "yellow"))
         terminal.say("try it:")
@@ -82,6 +81,13 @@ def prepared(
         terminal.out.flush()
 
     return say
+
+
+def say_first_key(key: str, terminal: Terminal) -> None:
+    """Show the key that was made since there was none."""
+    terminal.say("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only now:")
+    terminal.say(f"  {key}")
+    terminal.out.flush()
 
 
 def tried(settings: Settings) -> Request:

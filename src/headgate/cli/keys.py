@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headgate.cli.admin_client import (
+    KEY,
     Json,
     add_action,
     add_admin_options,
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
     from headgate.admin.database import Database
 
 _ROLES = ("viewer", "editor", "admin", "check")
+_ROTATE = "headgate keys rotate 1f0c6e2ab94d --overlap 3600   # the old one is good for an hour more"
+_ROLE = (
+    "viewer reads all but keys, editor also changes rules and users, admin also keys; check opens nothing of the admin "
+    "plane [%(default)s]"
+)
 
 
 def add(commands: Commands) -> None:
     """Add the group keys."""
-    group = add_command(commands, "keys", None, summary="keys of the admin plane")
+    group = add_command(commands, "keys", None, summary="keys of the admin plane", more=KEY)
     actions = group.add_subparsers(title="commands", metavar="COMMAND")
     listing = add_action(actions, "list", _list_keys, "list what is known of keys", changes=False)
     create = add_action(
@@ -37,14 +43,18 @@ def add(commands: Commands) -> None:
         examples="headgate keys create deploy-bot --role editor\n"
         "headgate keys create mine --role admin --database sqlite:///headgate.db   # when the last key is lost",
     )
-    create.add_argument("name", metavar="NAME")
-    create.add_argument("--role", choices=_ROLES, default="viewer", help="what it is good for [%(default)s]")
+    create.add_argument("name", metavar="NAME", help="whose it is; the audit trail shows it")
+    create.add_argument("--role", choices=_ROLES, default="viewer", help=_ROLE)
     create.add_argument("--days", type=int, metavar="N", help="for which it is good; default: for good")
-    rotate = add_action(actions, "rotate", _rotate_key, "replace a key by another of its name and role")
-    rotate.add_argument("--overlap", type=int, metavar="SECONDS", default=0, help="for which the old one stays good")
+    rotate = add_action(
+        actions, "rotate", _rotate_key, "replace a key by another of its name and role", examples=_ROTATE
+    )
+    rotate.add_argument(
+        "--overlap", type=int, metavar="SECONDS", default=0, help="for which the old one stays good [%(default)s]"
+    )
     revoke = add_action(actions, "revoke", _revoke_key, "end a key at once")
     for parser in (rotate, revoke):
-        parser.add_argument("id", metavar="ID")
+        parser.add_argument("id", metavar="ID", help="as headgate keys list shows it; not the key itself")
     for parser in (listing, create, rotate, revoke):
         add_admin_options(parser, database=parser is create)
 

@@ -54,12 +54,25 @@ def add_to_rules(actions: Commands) -> None:
     add_yes(apply)
     add_reason(apply)
     add_admin_options(apply, database=True)
-    versions = add_command(actions, "versions", _versions, summary="list the versions of a rule")
-    versions.add_argument("id", metavar="ID")
+    versions = add_command(
+        actions,
+        "versions",
+        _versions,
+        summary="list all that a rule ever was, the newest first",
+        examples="headgate rules versions orders-user",
+    )
+    versions.add_argument("id", metavar="ID", help="the id of a rule")
     add_admin_options(versions)
-    rollback = add_command(actions, "rollback", _roll_back, summary="let a rule be again what it was in a version")
-    rollback.add_argument("id", metavar="ID")
-    rollback.add_argument("version", metavar="VERSION", type=int)
+    rollback = add_command(
+        actions,
+        "rollback",
+        _roll_back,
+        summary="let a rule be again what it was in a version",
+        more="That makes a new version. A rule that was deleted comes back.",
+        examples="headgate rules rollback orders-user 3 --reason 'too generous'",
+    )
+    rollback.add_argument("id", metavar="ID", help="the id of a rule")
+    rollback.add_argument("version", metavar="VERSION", type=int, help="as headgate rules versions shows it")
     add_reason(rollback)
     add_admin_options(rollback)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from tempfile import TemporaryDirectory
 
 from headgate.cli.admin_plane import ServedAdmin, admin_of
@@ -82,9 +82,17 @@ def _greeting(
     """Return what says that it serves, given the number of its rules."""
     numbers = {port.name: port.number for port in (*ports, *([admin.port] if admin else ()))}
     if settings.log_format != LOG_FORMATS[0]:
-        return lambda rules: _LOG.info(
-            "serving", extra=logs.fields(rules=rules, store=store, workers=settings.workers, **numbers)
-        )
+        extra = {"store": store, "workers": settings.workers, **numbers}
+
+        def log(rules: int) -> None:
+            _LOG.info("serving", extra=logs.fields(rules=rules, **extra))
+            if admin is not None and admin.begun.first_key:  # not in the log, which is kept, and sent elsewhere
+                from headgate.cli import greeting  # noqa: PLC0415  see this module
+
+                with suppress(OSError):
+                    greeting.say_first_key(admin.begun.first_key, terminal)
+
+        return log
 
     def prepared() -> Callable[[int], None]:
         from headgate.cli import greeting  # noqa: PLC0415  see this module

@@ -6,6 +6,7 @@ import argparse
 from urllib.parse import quote
 
 from headgate.cli.admin_client import (
+    KEY,
     add_action,
     add_admin_options,
     call,
@@ -19,7 +20,7 @@ from headgate.core.numbers import printable
 
 def add(commands: Commands) -> None:
     """Add the group users."""
-    group = add_command(commands, "users", None, summary="tiers, overrides and limits of single users")
+    group = add_command(commands, "users", None, summary="tiers, overrides and limits of single users", more=KEY)
     actions = group.add_subparsers(title="commands", metavar="COMMAND")
     listing = add_action(actions, "list", _list_users, "list users with a tier or an override", changes=False)
     listing.add_argument("--tier", default="", help="only those of a tier")
@@ -33,16 +34,28 @@ def add(commands: Commands) -> None:
         examples="headgate users override 42 orders-user --limit 500 --until 2030-01-01T00:00:00Z\n"
         "headgate users override 42 orders-user --end",
     )
-    reset = add_action(actions, "reset", _reset_user, "forget what a user used")
+    reset = add_action(
+        actions,
+        "reset",
+        _reset_user,
+        "forget what a user used; what others share stays counted",
+        examples="headgate users reset 42\nheadgate users reset 42 orders-user",
+    )
     for parser in (show, tier, override, reset):
-        parser.add_argument("user", metavar="USER")
+        parser.add_argument("user", metavar="USER", help="as in the principal user of requests")
     tier.add_argument("tier", metavar="TIER", help="its name; '' for none")
-    override.add_argument("rule", metavar="RULE")
-    for name in ("limit", "burst", "capacity"):
-        override.add_argument(f"--{name}", type=int, metavar="N")
-    override.add_argument("--window", metavar="LENGTH")
-    override.add_argument("--until", metavar="MOMENT", help="when it ends by itself")
-    override.add_argument("--end", action="store_true", help="end the override")
+    override.add_argument("rule", metavar="RULE", help="the id of a rule")
+    for name, about in (
+        ("limit", "units in a window, instead of the rule's"),
+        ("burst", "units beyond the limit that may come at once"),
+        ("capacity", "units that may come at once, the limit included"),
+    ):
+        override.add_argument(f"--{name}", type=int, metavar="N", help=about)
+    override.add_argument("--window", metavar="LENGTH", help="such as 30s, 1m, 1h")
+    override.add_argument(
+        "--until", metavar="MOMENT", help="when it ends by itself, such as 2030-01-01T00:00:00Z; default: never"
+    )
+    override.add_argument("--end", action="store_true", help="end the override now")
     reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
     for parser in (listing, show, tier, override, reset):
         add_admin_options(parser)
