@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import uvicorn
 
-from headgate.admin import audit
+from headgate.admin import audit, usage
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
@@ -28,8 +28,10 @@ from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import ApiKeys
 from headgate.admin.service import AdminService, FileRules
+from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
+from headgate.observe.workers import Slice
 from headgate.policy.dumping import to_data
 from headgate.policy.model import Ruleset
 
@@ -107,11 +109,23 @@ class AdminPlane:
 
     @asynccontextmanager
     async def serving(
-        self, listening: socket, engine: AsyncEngine, hot_keys: Callable[[], bytes] = lambda: b"[]"
+        self,
+        listening: socket,
+        engine: AsyncEngine,
+        hot_keys: Callable[[], bytes] = lambda: b"[]",
+        counted: Callable[[], Iterable[Slice]] = lambda: (),
     ) -> AsyncIterator[None]:
-        """Answer on a socket, and follow the database, for as long as the block lasts."""
+        """Answer on a socket, follow the database, and write usage, for as long as the block lasts.
+
+        Args:
+            listening: where to answer.
+            engine: what decides.
+            hot_keys: returns the keys that are asked about most, as JSON.
+            counted: returns what the workers of this service have counted; asked in a thread.
+        """
         database = Database(self._url) if self._url else None
         tasks: list[asyncio.Task[None]] = []
+        writer: UsageWriter | None = None
         if database is not None and self._folder is not None:
             catalog = Catalog(database)
             follower = Follower(catalog, self._folder)
@@ -119,8 +133,10 @@ class AdminPlane:
                 follower.resume()
             except (InvalidRule, OSError) as error:  # it reads everything
                 _LOG.warning("the last good rules cannot be read any more: %s", error)
+            writer = UsageWriter(database, counted)
             tasks = [
                 asyncio.create_task(follower.run()),
+                asyncio.create_task(writer.run()),
                 asyncio.create_task(self._keep_house(database)),
             ]
             keys = ApiKeys(database, self._key)
@@ -139,6 +155,8 @@ class AdminPlane:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+            if writer is not None:
+                await writer.finish()
             if database is not None:
                 await database.close()
 
@@ -163,7 +181,9 @@ class AdminPlane:
         while True:
             try:
                 async with database.exclusively() as connection:
-                    removed = await audit.prune(connection, time.time_ns() // 1000, self._audit_days)
+                    now = time.time_ns() // 1000
+                    removed = await audit.prune(connection, now, self._audit_days)
+                    await usage.roll_up(connection, now)
                 if removed:
                     _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
             except DatabaseError as error:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from headgate.admin import audit
+from headgate.admin import audit, usage
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import (
     Changed,
@@ -304,9 +304,20 @@ class AdminService:
             chain = await audit.verify(connection, contains)
         return {"intact": not chain.fault, **chain._asdict()}
 
+    async def usage(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
+        """Return how often rules decided what, in each minute or hour, the newest first.
+
+        Where `filters` have no `since`: of the last day by minute, or the last 30 days by hour.
+        """
+        lately = self._now() - (1 if step == "minute" else usage.MINUTES_DAYS) * usage.DAY_US
+        async with self._kept().reading() as connection:
+            rows, total = await usage.page(connection, {"since": lately, **filters}, step, offset, limit)
+        end = offset + limit
+        return ResultPage([{**row, "at": moment_text(row["at"])} for row in rows], total, end if end < total else None)
+
     def _kept(self) -> Database:
         if self._database is None:
-            raise UnknownObject("the rules come from a file, of which no audit trail is kept")
+            raise UnknownObject("the rules come from a file, so that no audit trail and no usage is kept")
         return self._database
 
     async def explain(self, request: Request) -> dict[str, Any]:

@@ -13,6 +13,8 @@ file, the API and the database; columns beside a body are there to be searched b
     audit, audit_start              who did what, in a chain of digests; and where the chain begins now
     api_keys                        digests of keys, never keys
     nodes                           who runs which revision
+    usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
+    usage_writers                   which batch of each service is in there, so that none is added twice
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ metadata = MetaData(
 )
 Json = JSON(none_as_null=True)
 RULE_ID, TIER, USER_ID = String(64), String(64), String(512)
+STAT = String(200)  # a rule as its counters name it: descriptors of Envoy have longer names than rules
 
 revision = Table(
     "revision",
@@ -145,5 +148,27 @@ nodes = Table(
     Column("seen_at", BigInteger, nullable=False, index=True),
     Column("revision", BigInteger, nullable=False),
     Column("error", Text, nullable=False),
+)
+
+
+def _usage(name: str) -> Table:
+    """Return a table of how often rules decided what, in each of some time."""
+    return Table(
+        name,
+        metadata,
+        Column("at", BigInteger, primary_key=True, autoincrement=False),  # when that time began
+        Column("rule_id", STAT, primary_key=True, index=True),
+        Column("outcome", String(16), primary_key=True),
+        Column("count", BigInteger, nullable=False),
+    )
+
+
+usage_minutes, usage_hours = _usage("usage_minutes"), _usage("usage_hours")
+usage_writers = Table(
+    "usage_writers",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
 )
 Index("ix_audit_kind_subject", audit.c.kind, audit.c.subject)

@@ -29,12 +29,13 @@ class ServedAdmin(NamedTuple):
 
     def beside_node(self, node: Node) -> AbstractAsyncContextManager[object]:
         """Serve in the process of the only node."""
-        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys)
+        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted)
 
     @asynccontextmanager
-    async def beside_workers(self) -> AsyncIterator[None]:
-        """Serve in the process that supervises workers, who share their state by a store."""
+    async def beside_workers(self, folder: str) -> AsyncIterator[None]:
+        """Serve in the process that supervises workers, who share their state by a store, and their counters there."""
         from headgate.engine import AsyncEngine  # noqa: PLC0415  a supervisor without an admin plane does not need it
+        from headgate.observe.workers import Slots  # noqa: PLC0415
         from headgate.policy.live import LivePolicy  # noqa: PLC0415
         from headgate.server.configuration import rules_of  # noqa: PLC0415
 
@@ -42,10 +43,12 @@ class ServedAdmin(NamedTuple):
         with LivePolicy(rules_of(settings), enforcing=settings.enforcement) as policy:
             mode, shares = settings.on_store_failure, settings.shares
             engine = AsyncEngine(policy, store=settings.store_address, on_store_failure=mode, nodes=shares)
+            slots = Slots(folder)
             try:
-                async with self.plane.serving(self.port.sockets[0], engine):
+                async with self.plane.serving(self.port.sockets[0], engine, counted=slots.read):
                     yield
             finally:
+                slots.close()
                 await engine.close()
 
 

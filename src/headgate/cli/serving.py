@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from tempfile import TemporaryDirectory
 
 from headgate.cli.admin_plane import ServedAdmin, admin_of
@@ -113,8 +114,8 @@ def _greeting(
 
 def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None], admin: ServedAdmin | None) -> None:
     if settings.workers > 1:
-        beside = admin.beside_workers if admin else nullcontext
         with TemporaryDirectory(prefix="headgate-") as folder:
+            beside = partial(admin.beside_workers, folder) if admin else nullcontext
             asyncio.run(Supervisor(settings, ports, folder, lambda report: serving(report.rules), beside).run())
     else:
         sockets = {port.name: port.sockets[0] for port in ports}

@@ -20,7 +20,7 @@ from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import Denials, Principals, fields
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
-from headgate.observe.workers import NodeCounters, Slots
+from headgate.observe.workers import NodeCounters, Slice, Slots
 from headgate.policy.envoy.answering import Answer, Code
 from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.envoy.tree import DescriptorRule
@@ -210,6 +210,10 @@ class Recorder:
     def hot_keys(self) -> bytes:
         """Return the JSON of ``/hotkeys``, for all workers together: as of the last second."""
         return self._node.hot_keys(self._hot.top())
+
+    def slices(self) -> list[Slice]:
+        """Return what each worker of the node has counted; a thread may ask."""
+        return self._node.slices()
 
     def close(self) -> None:
         """Let go of the shared files; what was counted stays in them."""

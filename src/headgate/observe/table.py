@@ -17,6 +17,8 @@ successor, never looks beyond what was announced.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from headgate.core.errors import UsageError
@@ -34,6 +36,8 @@ SIZE = _NAMES_AT + NAMES
 LONGEST_VALUE = 200
 """Characters of the value of a label."""
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_LABEL = re.compile(r'[a-z_]+="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
 
 
 class Series(NamedTuple):
@@ -177,6 +181,14 @@ def labels_of(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     What is not text in UTF-8, or a control character, is replaced: no value can end a line or another label.
     """
     return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)])
+
+
+@lru_cache(maxsize=50_000)
+def values_of(labels: str) -> tuple[str, ...]:
+    """Return the values of labels that `labels_of` wrote, in their order."""
+    return tuple(
+        _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], value) for value in _LABEL.findall(labels)
+    )
 
 
 def _escaped(value: str) -> str:

@@ -75,11 +75,16 @@ class NodeCounters:
 
     def metrics(self, accept: bytes | None) -> tuple[bytes, bytes]:
         """Return the content type and the text of all workers' metrics."""
-        slices = self._slices()
+        slices = self.slices()
         values = dict(merged((each.alive, each.series) for each in slices))
         values[metrics.WORKERS.name] = {"": (sum(each.alive for each in slices),)}
         openmetrics = wants_openmetrics(accept)
         return OPENMETRICS if openmetrics else PROMETHEUS, rendered(values, openmetrics=openmetrics)
+
+    def slices(self) -> list[Slice]:
+        """Return what each worker has counted; a thread may ask."""
+        with self._reading:
+            return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
 
     def show(self, hot: HotList) -> None:
         """Show siblings what is hot here."""
@@ -110,10 +115,6 @@ class NodeCounters:
                 self._reader.close()
                 self.table.close()
                 self._alone.close()
-
-    def _slices(self) -> list[Slice]:
-        with self._reading:
-            return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
 
     def _others(self) -> Iterable[HotList]:
         if not (self._slots and self._own):

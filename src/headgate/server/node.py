@@ -18,7 +18,7 @@ from headgate.observe.logs import Principals
 from headgate.observe.readings import of_live, of_number
 from headgate.observe.recorder import Recorder
 from headgate.observe.tracing import Tracing
-from headgate.observe.workers import Slots
+from headgate.observe.workers import Slice, Slots
 from headgate.server import rls, rpc
 from headgate.server.admission import AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
@@ -136,6 +136,10 @@ class Node:
     def hot_keys(self) -> bytes:
         """Return the keys that are asked about and refused most, as JSON."""
         return self._recorder.hot_keys()
+
+    def counted(self) -> list[Slice]:
+        """Return what the workers of this node have counted; a thread may ask."""
+        return self._recorder.slices()
 
     async def open(self, sockets: Mapping[str, socket]) -> None:
         """Serve on sockets that are bound, by what is spoken there: "http" and "grpc".

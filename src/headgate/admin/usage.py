@@ -1,0 +1,250 @@
+"""Usage: how often each rule decided what, minute by minute, from every service that shares a database.
+
+Nothing is counted for this: a service looks once a minute at what its workers have counted anyway, and adds the
+differences to the database. There they are kept by minute for `MINUTES_DAYS`, then by hour, and are dropped after
+`HOURS_DAYS`.
+
+While the database is away, batches wait. There is a bound to that; what goes beyond it is lost, and is said to be.
+A batch that was sent but never acknowledged is not added twice: the database knows the last one of each service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import BigInteger, Table, cast, delete, func, literal_column, select, union_all
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.database import Database, DatabaseError
+from headgate.admin.tables import usage_hours, usage_minutes, usage_writers
+from headgate.observe import metrics
+from headgate.observe.table import values_of
+from headgate.observe.workers import Slice
+from headgate.policy.times import moment_text
+
+MINUTES_DAYS = 30
+"""Days that usage is kept by minute."""
+HOURS_DAYS = 365
+"""Days that usage is kept at all."""
+MOST_BATCHES = 1440
+"""Batches that wait for the database: those of a day."""
+MOST_WAITING = 500_000
+"""Counts of all batches that wait for the database."""
+STEPS = ("minute", "hour")
+DEGRADED = "degraded"
+"""The outcome of decisions without the store; they are among the allowed and denied, too."""
+MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
+_WRITERS_DAYS = 2
+_LOG = logging.getLogger("headgate.admin")
+Counts: TypeAlias = Mapping[tuple[str, str], int]
+"""How often, by rule and outcome."""
+
+
+class UsageBatch(NamedTuple):
+    """What was decided in one minute, or, after a pause, since then."""
+
+    sequence: int
+    at: int
+    counts: Counts
+
+
+class UsageWriter:
+    """Writes what the workers of a service decide.
+
+    Args:
+        database: where to.
+        counted: returns what the workers have counted since they began; asked in a thread.
+        clock: what time it is, in microseconds since the epoch; for tests.
+        most: see `MOST_WAITING`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        counted: Callable[[], Iterable[Slice]],
+        clock: Callable[[], int] | None = None,
+        *,
+        most: int = MOST_WAITING,
+    ) -> None:
+        self._database, self._counted, self._most = database, counted, most
+        self._now = clock or (lambda: time.time_ns() // 1000)
+        self._id, self._sequence = secrets.token_hex(8), 0
+        self._since = self._now()
+        self._seen: dict[tuple[int, str, str], int] = {}
+        self._waiting: deque[UsageBatch] = deque()
+        self._is_away = False
+        self.lost = 0
+        """Decisions that will never be written, since the database was away for too long."""
+
+    @property
+    def waiting(self) -> int:
+        """How many decisions are yet to be written."""
+        return sum(sum(batch.counts.values()) for batch in self._waiting)
+
+    async def run(self) -> None:
+        """Write at the end of every minute, without end."""
+        while True:
+            await asyncio.sleep((MINUTE_US - self._now() % MINUTE_US) / 1_000_000)
+            await self.sample()
+            await self.write()
+
+    async def finish(self) -> None:
+        """Write what is left, once; says what that could not be done with."""
+        await self.sample()
+        await self.write()
+        if self._waiting:
+            first = moment_text(self._waiting[0].at)
+            _LOG.warning("usage was lost: %d decisions since %s could not be written", self.waiting, first)
+
+    async def sample(self) -> None:
+        """Take what was counted since the last time; it belongs to the minute of that."""
+        seen: dict[tuple[int, str, str], int] = {}
+        counts: Counter[tuple[str, str]] = Counter()
+        for slot, _, series in await asyncio.to_thread(self._counted):
+            for metric, labels, values in series:
+                if metric is not metrics.RULE_DECISIONS and metric is not metrics.RULE_DEGRADED:
+                    continue
+                key, value = (slot, metric.name, labels), values[0]
+                before = self._seen.get(key, 0)
+                seen[key] = value
+                more = value - before if value >= before else value  # less than before: it was begun anew
+                if more:
+                    rule, *outcome = values_of(labels)
+                    counts[rule, outcome[0] if outcome else DEGRADED] += more
+        self._seen = seen
+        at, self._since = self._since - self._since % MINUTE_US, self._now()
+        if counts:
+            self._sequence += 1
+            self._waiting.append(UsageBatch(self._sequence, at, counts))
+            self._bound()
+
+    def _bound(self) -> None:
+        size = sum(len(batch.counts) for batch in self._waiting)
+        while len(self._waiting) > MOST_BATCHES or (size > self._most and len(self._waiting) > 1):
+            batch = self._waiting.popleft()
+            size -= len(batch.counts)
+            lost = sum(batch.counts.values())
+            self.lost += lost
+            _LOG.warning("usage was lost: %d decisions of %s waited too long", lost, moment_text(batch.at))
+
+    async def write(self) -> None:
+        """Write all that waits, or, if the database is away, nothing."""
+        if not self._waiting:
+            return
+        batches = tuple(self._waiting)
+        try:
+            await add(self._database, self._id, batches, self._now())
+        except DatabaseError as error:
+            if not self._is_away:
+                _LOG.warning("usage waits for the database: %s", error)
+            self._is_away = True
+            return
+        self._is_away = False
+        for _ in batches:
+            self._waiting.popleft()
+
+
+async def add(database: Database, writer: str, batches: Iterable[UsageBatch], now: int) -> None:
+    """Add those batches of a writer that are not there yet. Raises DatabaseError."""
+    async with database.writing() as connection:
+        known = select(usage_writers.c.sequence).where(usage_writers.c.id == writer)
+        last = (await connection.execute(known)).scalar() or 0
+        sums: Counter[tuple[int, str, str]] = Counter()
+        for batch in batches:
+            if batch.sequence > last:
+                last = batch.sequence
+                for (rule, outcome), count in batch.counts.items():
+                    sums[batch.at, rule, outcome] += count
+        if not sums:
+            return
+        rows = [  # in one order, so that two writers never wait for each other
+            {"at": at, "rule_id": rule, "outcome": outcome, "count": count}
+            for (at, rule, outcome), count in sorted(sums.items())
+        ]
+        await connection.execute(_adding(connection, usage_minutes), rows)
+        me = _insert(connection, usage_writers)
+        told = me.on_conflict_do_update(
+            index_elements=["id"], set_={"sequence": me.excluded.sequence, "seen_at": me.excluded.seen_at}
+        )
+        await connection.execute(told, {"id": writer, "sequence": last, "seen_at": now})
+
+
+async def roll_up(connection: AsyncConnection, now: int) -> int:
+    """Let usage by minute become usage by hour where it is old, and drop what is older still; says how much moved.
+
+    To be done in one transaction, by whomever and however often: what is moved is moved once.
+    """
+    minutes, hours = usage_minutes.c, usage_hours.c
+    old = minutes.at < (now - MINUTES_DAYS * DAY_US) // HOUR_US * HOUR_US
+    adding = _adding(connection, usage_hours, _by_hour().where(old))
+    await connection.execute(adding)
+    moved = await connection.execute(delete(usage_minutes).where(old))
+    await connection.execute(delete(usage_hours).where(hours.at < now - HOURS_DAYS * DAY_US))
+    await connection.execute(delete(usage_writers).where(usage_writers.c.seen_at < now - _WRITERS_DAYS * DAY_US))
+    return moved.rowcount
+
+
+async def page(
+    connection: AsyncConnection, filters: Mapping[str, Any], step: str, offset: int, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Return some usage, the newest first, and how many rows there are.
+
+    `filters` are values of rule_id and outcome, and `since` and `until`, in microseconds since the epoch: between which
+    a minute or an hour begins.
+    """
+    if step == "hour":
+        by_minute, by_hour = _conditions(usage_minutes, filters, HOUR_US), _conditions(usage_hours, filters, HOUR_US)
+        both = union_all(_by_hour().where(*by_minute), select(usage_hours).where(*by_hour)).subquery()
+        columns = both.c.at, both.c.rule_id, both.c.outcome
+        found = select(*columns, _sum(both.c.count).label("count")).group_by(*columns)
+    else:
+        found = select(usage_minutes).where(*_conditions(usage_minutes, filters, MINUTE_US))
+    source = found.subquery()
+    some = select(source).order_by(source.c.at.desc(), source.c.rule_id, source.c.outcome).offset(offset).limit(limit)
+    total = (await connection.execute(select(func.count()).select_from(source))).scalar_one()
+    return [dict(row) for row in (await connection.execute(some)).mappings()], total
+
+
+def _conditions(table: Table, filters: Mapping[str, Any], step_us: int) -> list[Any]:
+    conditions = [table.c[name] == filters[name] for name in ("rule_id", "outcome") if name in filters]
+    if "since" in filters:
+        conditions.append(table.c.at >= -(-filters["since"] // step_us) * step_us)
+    if "until" in filters:
+        conditions.append(table.c.at < -(-filters["until"] // step_us) * step_us)
+    return conditions
+
+
+_HOUR = literal_column(str(HOUR_US), BigInteger)  # as text: a parameter would not be the same one when it groups
+
+
+def _by_hour() -> Any:
+    minutes = usage_minutes.c
+    hour = minutes.at - minutes.at % _HOUR
+    return select(hour.label("at"), minutes.rule_id, minutes.outcome, _sum(minutes.count).label("count")).group_by(
+        hour, minutes.rule_id, minutes.outcome
+    )
+
+
+def _sum(column: Any) -> Any:
+    return cast(func.sum(column), BigInteger)  # PostgreSQL would make it a decimal number
+
+
+def _insert(connection: AsyncConnection, table: Table) -> Any:
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+
+
+def _adding(connection: AsyncConnection, table: Table, source: Any = None) -> Any:
+    """Return what adds counts to those that are there."""
+    adding = _insert(connection, table)
+    if source is not None:
+        adding = adding.from_select(["at", "rule_id", "outcome", "count"], source)
+    return adding.on_conflict_do_update(
+        index_elements=["at", "rule_id", "outcome"], set_={"count": table.c["count"] + adding.excluded["count"]}
+    )
