@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
+from headgate.admin import usage
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog, ObjectKind, Operation
 from headgate.admin.database import Database, DatabaseError, DatabaseReadOnly, DatabaseUnavailable, SchemaMismatch
@@ -35,7 +36,7 @@ def on(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
 class TestOpening:
     def test_an_empty_database_gets_its_tables(self, url: str) -> None:
         async def look(database: Database) -> None:
-            assert await database.schema() == "0001"
+            assert await database.schema() == "0002"
 
         on(url, look)
         on(url, look)  # and opened again, it has them
@@ -93,6 +94,21 @@ class TestMigrations:
 
         on(url, work)
 
+    def test_the_tables_of_usage_come_and_go_with_rules_in_place(self, url: str) -> None:
+        async def work(database: Database) -> None:
+            await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
+            batch = usage.UsageBatch(1, 0, {("a", "allowed"): 1})
+            await usage.add(database, "me", [batch], 0)
+            for _ in range(2):
+                await database.downgrade("0001")
+                with pytest.raises(DatabaseError, match="usage_"):
+                    await usage.add(database, "me", [batch], 0)
+                await database.upgrade()
+                await usage.add(database, "me", [batch], 0)
+            assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
+
+        on(url, work)
+
     def test_one_that_fails_half_way_changes_nothing(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         async def work(database: Database) -> None:
             await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
@@ -110,7 +126,7 @@ class TestMigrations:
             with pytest.raises(RuntimeError, match="half-way"):
                 await database.downgrade("base")
             assert len(dropped) == 3
-            assert await database.schema() == "0001"
+            assert await database.schema() == "0002"
             assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
 
         on(url, work)

@@ -20,7 +20,7 @@ from litestar.types import ASGIApp
 from headgate.admin.openapi import document_of
 from headgate.admin.page import PAGE, SCRIPT, STYLE
 from headgate.admin.problems import explained, methods_of
-from headgate.admin.routes import operations, rules, users
+from headgate.admin.routes import operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
@@ -73,7 +73,7 @@ def application(admin: AdminService, *, reads: str = READS, writes: str = WRITES
     """Return the ASGI application of an admin plane; each key may read, and write, so often."""
     routes = Router(
         API,
-        route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES],
+        route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES],
         guards=[role_guard],
     )
     given = {"admin": Provide(lambda: admin, sync_to_thread=False)}

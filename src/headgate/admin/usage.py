@@ -16,15 +16,17 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import BigInteger, Table, cast, delete, func, literal_column, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.database import Database, DatabaseError
+from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.tables import usage_hours, usage_minutes, usage_writers
 from headgate.observe import metrics
+from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.table import values_of
 from headgate.observe.workers import Slice
 from headgate.policy.times import moment_text
@@ -38,8 +40,8 @@ MOST_BATCHES = 1440
 MOST_WAITING = 500_000
 """Counts of all batches that wait for the database."""
 STEPS = ("minute", "hour")
-DEGRADED = "degraded"
-"""The outcome of decisions without the store; they are among the allowed and denied, too."""
+OUTCOMES = (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED)
+"""What decisions are counted as; those that are degraded, without the store, are among the others, too."""
 MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
 _WRITERS_DAYS = 2
 _LOG = logging.getLogger("headgate.admin")
@@ -96,9 +98,11 @@ class UsageWriter:
             await self.write()
 
     async def finish(self) -> None:
-        """Write what is left, once; says what that could not be done with."""
+        """Write what is left, once and in a few seconds; says what that could not be done with."""
         await self.sample()
-        await self.write()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await self.write()
         if self._waiting:
             first = moment_text(self._waiting[0].at)
             _LOG.warning("usage was lost: %d decisions since %s could not be written", self.waiting, first)
@@ -107,7 +111,12 @@ class UsageWriter:
         """Take what was counted since the last time; it belongs to the minute of that."""
         seen: dict[tuple[int, str, str], int] = {}
         counts: Counter[tuple[str, str]] = Counter()
-        for slot, _, series in await asyncio.to_thread(self._counted):
+        try:
+            slices = await asyncio.to_thread(self._counted)
+        except OSError as error:  # the next look finds all of it
+            _LOG.warning("what the workers have counted cannot be read now: %s", error)
+            return
+        for slot, _, series in slices:
             for metric, labels, values in series:
                 if metric is not metrics.RULE_DECISIONS and metric is not metrics.RULE_DEGRADED:
                     continue

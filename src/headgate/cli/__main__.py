@@ -29,6 +29,7 @@ COMMANDS = {
     "keys": "headgate.cli.keys",
     "audit": "headgate.cli.database",
     "database": "headgate.cli.database",
+    "usage": "headgate.cli.usage",
 }
 """The module of each subcommand, which adds it."""
 

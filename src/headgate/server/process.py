@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from socket import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,16 +76,18 @@ async def serve(
 
     try:
         handle_signals(loop, stop, node.reload, enforce)  # now: when it listens, a signal must not cut off a request
-        if await _done_before(drain, node.open(sockets)):
-            async with beside(node) if beside else nullcontext():
+        async with AsyncExitStack() as stack:
+            if await _done_before(drain, node.open(sockets)):
+                if beside:  # until nothing is decided any more, since it writes down what was
+                    await stack.enter_async_context(beside(node))
                 serving(node)
                 await _first_of(drain, orphaned)
-        if orphaned is None:  # else the supervisor has said so, unless it is gone
-            _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
-        elif orphaned.is_set() and not drain.is_set():
-            _LOG.error("the supervisor is gone: draining")
-        if not await _done_before(end, node.drain(settings.drain_seconds)):
-            _LOG.warning("stopped at once: requests in progress are cut off")
+            if orphaned is None:  # else the supervisor has said so, unless it is gone
+                _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
+            elif orphaned.is_set() and not drain.is_set():
+                _LOG.error("the supervisor is gone: draining")
+            if not await _done_before(end, node.drain(settings.drain_seconds)):
+                _LOG.warning("stopped at once: requests in progress are cut off")
     finally:
         await node.close()
 

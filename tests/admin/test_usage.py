@@ -1,0 +1,312 @@
+"""Usage: what the workers of several services count adds up in the database, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from sqlalchemy import select
+
+from headgate.admin import usage
+from headgate.admin.database import Database
+from headgate.admin.tables import usage_hours, usage_minutes
+from headgate.admin.usage import DAY_US, HOUR_US, MINUTE_US, UsageBatch, UsageWriter
+from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_DENIED, Recorder, RuleSeries
+from headgate.observe.workers import Slots
+from headgate.policy.times import moment_text
+from tests.admin.test_api import plane
+from tests.postgres import PostgresServer
+
+NOON = 1_800_000_000_000_000 // DAY_US * DAY_US + 12 * HOUR_US
+
+
+class Service:
+    """The workers of a service, as far as they count, and what writes it down."""
+
+    def __init__(self, database: Database, folder: Path, workers: int = 1, **options: Any) -> None:
+        self.now = NOON
+        self._slots = Slots(folder)
+        self._workers = [self._slots.open(slot) for slot in range(workers)]
+        self._reading = Slots(folder)
+        self.writer = UsageWriter(database, self._reading.read, lambda: self.now, **options)
+
+    def decide(self, rule: str, outcome: str, times: int = 1, *, worker: int = 0) -> None:
+        series = RuleSeries(self._workers[worker].table)
+        for _ in range(times):
+            series.count(rule, outcome)
+
+    def restart(self, worker: int, *, anew: bool = False) -> None:
+        """Let another worker take a slot; what was counted there goes on, or is begun anew."""
+        slot = self._workers[worker]
+        if anew:
+            for cell in range(len(slot.table.cells)):
+                slot.table.cells[cell] = 0
+        slot.close()
+        self._workers[worker] = self._slots.open(worker)
+
+    async def minute(self) -> None:
+        """Let a minute end."""
+        self.now += MINUTE_US
+        await self.writer.sample()
+        await self.writer.write()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._reading.close()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Database]:
+    database = await Database.open(url)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def found(database: Database, step: str = "minute", **filters: Any) -> list[tuple[Any, ...]]:
+    """Return usage as (minutes since noon, rule, outcome, count)."""
+    async with database.reading() as connection:
+        rows, total = await usage.page(connection, filters, step, 0, 1000)
+    assert total == len(rows)
+    return [((row["at"] - NOON) // MINUTE_US, row["rule_id"], row["outcome"], row["count"]) for row in rows]
+
+
+class TestWriting:
+    def test_what_two_services_with_workers_decide_adds_up_by_minute(self, url: str, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                one, two = Service(database, tmp_path / "one", 2), Service(database, tmp_path / "two")
+                with closing(one), closing(two):
+                    one.decide("orders", ALLOWED, 3, worker=0)
+                    one.decide("orders", ALLOWED, 4, worker=1)
+                    two.decide("orders", ALLOWED, 5)
+                    two.decide("orders", DENIED)
+                    two.decide("orders", DEGRADED)
+                    await asyncio.gather(one.minute(), two.minute())
+                    one.decide("orders", ALLOWED, 2, worker=1)
+                    one.decide('a "rule", of\\Envoy\n', SHADOW_DENIED)
+                    await asyncio.gather(one.minute(), two.minute())
+                    await asyncio.gather(one.minute(), two.minute())  # in which nothing happened
+                assert await found(database) == [
+                    (1, 'a "rule", of\\Envoy\n', "shadow_denied", 1),
+                    (1, "orders", "allowed", 2),
+                    (0, "orders", "allowed", 12),
+                    (0, "orders", "degraded", 1),
+                    (0, "orders", "denied", 1),
+                ]
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("anew", [False, True])
+    def test_a_worker_that_is_replaced_is_counted_once(self, url: str, tmp_path: Path, anew: bool) -> None:  # noqa: FBT001
+        async def main() -> None:
+            async with opened(url) as database:
+                with closing(Service(database, tmp_path / "one", 2)) as service:
+                    service.decide("orders", ALLOWED, 10)
+                    await service.minute()
+                    service.restart(0, anew=anew)
+                    service.decide("orders", ALLOWED, 3)
+                    service.decide("orders", ALLOWED, 1, worker=1)
+                    await service.minute()
+                assert await found(database) == [(1, "orders", "allowed", 4), (0, "orders", "allowed", 10)]
+
+        asyncio.run(main())
+
+    def test_a_node_that_is_alone_is_read_by_its_recorder(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with opened(f"sqlite:///{tmp_path}/headgate.db") as database:
+                with closing(Recorder()) as recorder:
+                    writer = UsageWriter(database, recorder.slices, lambda: NOON)
+                    recorder._series.count("orders", ALLOWED)
+                    await writer.finish()
+                assert await found(database) == [(0, "orders", "allowed", 1)]
+
+        asyncio.run(main())
+
+    def test_what_is_decided_while_the_database_is_away_is_written_when_it_is_back(
+        self, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def main() -> None:
+            async with opened(postgres.database()) as database:
+                with closing(Service(database, tmp_path / "one")) as service:
+                    service.decide("orders", ALLOWED, 1)
+                    await service.minute()
+                    postgres.stop()
+                    try:
+                        for times in (2, 3):
+                            service.decide("orders", ALLOWED, times)
+                            await service.minute()
+                        assert service.writer.waiting == 5
+                    finally:
+                        postgres.start()
+                    service.decide("orders", ALLOWED, 4)
+                    await service.minute()
+                    assert service.writer.waiting == service.writer.lost == 0
+                counts = [(minute, count) for minute, _, _, count in await found(database)]
+                assert counts == [(3, 4), (2, 3), (1, 2), (0, 1)]
+
+        asyncio.run(main())
+        assert len([each for each in caplog.messages if each.startswith("usage waits for the database")]) == 1
+
+    def test_what_waits_is_bounded_and_what_is_lost_is_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def main() -> None:
+            database = Database(f"sqlite:///{tmp_path}/headgate.db")  # without tables: nothing can be written
+            with closing(Service(database, tmp_path / "one", most=4)) as service:
+                for times in range(1, 4):
+                    service.decide("orders", ALLOWED, times)
+                    service.decide("items", DENIED, times)
+                    await service.minute()
+                assert (service.writer.waiting, service.writer.lost) == (10, 2)
+                await database.upgrade()
+                await service.minute()
+                assert (service.writer.waiting, service.writer.lost) == (0, 2)
+            assert sum(row[-1] for row in await found(database)) == 10
+            await database.close()
+
+        asyncio.run(main())
+        assert "usage was lost: 2 decisions of 2027-01-15T12:00:00Z waited too long" in caplog.messages
+
+    def test_a_service_that_ends_without_its_database_says_what_is_lost(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def main() -> None:
+            database = Database(f"sqlite:///{tmp_path}/headgate.db")
+            with closing(Service(database, tmp_path / "one")) as service:
+                service.decide("orders", ALLOWED, 7)
+                await service.writer.finish()
+            await database.close()
+
+        asyncio.run(main())
+        lost = "usage was lost: 7 decisions since 2027-01-15T12:00:00Z could not be written"
+        assert (logging.WARNING, lost) in [(each.levelno, each.getMessage()) for each in caplog.records]
+
+    def test_a_batch_that_is_sent_again_is_not_added_again(self, url: str) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                batches = [UsageBatch(1, NOON, {("orders", ALLOWED): 5})]
+                await usage.add(database, "me", batches, NOON)
+                await usage.add(database, "me", batches, NOON)  # nobody heard that it was written
+                batches.append(UsageBatch(2, NOON, {("orders", ALLOWED): 2}))
+                await usage.add(database, "me", batches, NOON)
+                await usage.add(database, "another", batches[:1], NOON)
+                assert await found(database) == [(0, "orders", "allowed", 12)]
+
+        asyncio.run(main())
+
+    def test_services_that_write_the_same_rows_at_once_lose_nothing(self, url: str) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                counts = {(f"rule{number}", ALLOWED): 1 for number in range(50)}
+                for sequence in range(1, 4):
+                    batch = UsageBatch(sequence, NOON, dict(reversed(counts.items()) if sequence % 2 else counts))
+                    await asyncio.gather(*(usage.add(database, f"w{each}", [batch], NOON) for each in range(4)))
+                assert [row[-1] for row in await found(database)] == [12] * 50
+
+        asyncio.run(main())
+
+
+class TestRollingUp:
+    def test_minutes_become_hours_after_30_days_and_hours_go_after_a_year(self, url: str) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                counts = {("orders", ALLOWED): 1, ("orders", DENIED): 2}
+                batches = [UsageBatch(1 + minute, NOON + minute * MINUTE_US, counts) for minute in range(90)]
+                await usage.add(database, "me", batches, NOON)
+
+                async def roll_up(now: int) -> tuple[int, int]:
+                    """Do it, twice, as two services may; and return how many minutes and hours there are."""
+                    for _ in range(2):
+                        async with database.exclusively() as connection:
+                            await usage.roll_up(connection, now)
+                    async with database.reading() as connection:
+                        minutes = (await connection.execute(select(usage_minutes))).all()
+                        hours = (await connection.execute(select(usage_hours))).all()
+                    return len(minutes), len(hours)
+
+                by_hour = [
+                    (60, "orders", "allowed", 30),
+                    (60, "orders", "denied", 60),
+                    (0, "orders", "allowed", 60),
+                    (0, "orders", "denied", 120),
+                ]
+                assert await found(database, "hour") == by_hour
+                assert await roll_up(NOON + 30 * DAY_US) == (180, 0)
+                assert await roll_up(NOON + 30 * DAY_US + HOUR_US) == (60, 2)
+                assert await found(database, "hour") == by_hour
+                assert await roll_up(NOON + 30 * DAY_US + 2 * HOUR_US) == (0, 4)
+                assert await found(database, "hour") == by_hour
+                late = UsageBatch(91, NOON, counts)  # it comes when its hour is rolled up already
+                await usage.add(database, "me", [late], NOON)
+                assert await roll_up(NOON + 31 * DAY_US) == (0, 4)
+                assert (await found(database, "hour"))[2:] == [
+                    (0, "orders", "allowed", 61),
+                    (0, "orders", "denied", 122),
+                ]
+                assert await roll_up(NOON + 365 * DAY_US) == (0, 4)
+                assert await roll_up(NOON + 365 * DAY_US + 1) == (0, 2)
+                assert await roll_up(NOON + 366 * DAY_US) == (0, 0)
+
+        asyncio.run(main())
+
+
+class TestAsking:
+    def test_by_rule_outcome_and_time_in_pages(self, url: str) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                counts = {("orders", ALLOWED): 1, ("orders", DENIED): 2, ("items", ALLOWED): 3}
+                batches = [UsageBatch(1 + hour, NOON + hour * HOUR_US, counts) for hour in range(3)]
+                await usage.add(database, "me", batches, NOON)
+                assert await found(database, rule_id="items", outcome="denied") == []
+                assert await found(database, rule_id="items", since=NOON + 1, until=NOON + 2 * HOUR_US) == [
+                    (60, "items", "allowed", 3)
+                ]
+                assert await found(database, "hour", outcome="denied", since=NOON + HOUR_US) == [
+                    (120, "orders", "denied", 2),
+                    (60, "orders", "denied", 2),
+                ]
+                async with database.reading() as connection:
+                    rows, total = await usage.page(connection, {}, "hour", 4, 2)
+                assert total == 9
+                assert [(row["rule_id"], row["outcome"]) for row in rows] == [
+                    ("orders", "allowed"),
+                    ("orders", "denied"),
+                ]
+
+        asyncio.run(main())
+
+    def test_viewers_ask_over_http(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/headgate.db"
+
+        async def main() -> None:
+            async with plane(url) as admin, opened(url) as database:
+                now = time.time_ns() // 1000
+                minute = now - now % MINUTE_US - 5 * MINUTE_US
+                batches = [UsageBatch(1 + each, minute - each * DAY_US, {("team/a", ALLOWED): 7}) for each in range(3)]
+                await usage.add(database, "me", batches, now)
+
+                async def ask(**query: Any) -> Any:
+                    return await admin.ask("GET", f"/api/v1/usage?{urlencode(query)}", role="viewer")
+
+                item = {"at": moment_text(minute), "rule_id": "team/a", "outcome": "allowed", "count": 7}
+                assert (await ask()).json() == {"items": [item], "total": 1, "next": None}  # of the last day
+                assert (await ask(rule_id="team/a", outcome="allowed")).json()["items"] == [item]
+                assert (await ask(step="hour")).json()["total"] == 3
+                paged = (await ask(step="hour", limit=2, until=now + HOUR_US)).json()
+                assert (len(paged["items"]), paged["next"]) == (2, 2)
+                for wrong in ({"step": "day"}, {"outcome": "maybe"}, {"since": "yesterday"}, {"rule_id": "\0"}):
+                    answer = await ask(**wrong)
+                    assert answer.status_code == 400, wrong
+                    assert answer.headers["content-type"] == "application/problem+json"
+
+        asyncio.run(main())
