@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.admin import usage
 from headgate.admin.audit import RETENTION_DAYS
 from headgate.admin.keys import Role
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
@@ -113,6 +114,9 @@ def test_the_admin_page_has_the_figures_of_the_code() -> None:
     assert f"has sent {failures[0]} keys that are not good in a minute" in PAGE
     assert f"at most {MAX_BODY:,} bytes" in PAGE
     assert f"`--audit-days`, {RETENTION_DAYS} by default" in PAGE
+    assert f"(`step=minute`) for {usage.MINUTES_DAYS} days" in PAGE
+    assert f"until it is {usage.HOURS_DAYS} days old" in PAGE
+    assert f"a day of it waits, {usage.MOST_BATCHES} batches" in PAGE
     assert all(f"`{sort}`" in PAGE for sort in SORTS)
     assert all(f"| `{role}` |" in PAGE for role in Role if role is not Role.CHECK)
     assert {path for path in PUBLIC if path != "/" and "." not in path} | {"/openapi.json"} == {
