@@ -310,3 +310,41 @@ class TestAsking:
                     assert answer.headers["content-type"] == "application/problem+json"
 
         asyncio.run(main())
+
+    def test_applying_a_file_says_how_much_the_rules_were_used_that_it_would_change(self, url: str) -> None:
+        async def main() -> None:
+            async with plane(url) as admin, opened(url) as database:
+                now = time.time_ns() // 1000
+                counts = {("orders-user", ALLOWED): 7, ("orders-user", DENIED): 2, ("all-ip", ALLOWED): 1}
+                batches = [UsageBatch(1 + each, now - each * HOUR_US * 10, counts) for each in range(4)]
+                await usage.add(database, "me", batches, now)
+                rules = [{"id": "orders-user", "limit": 1, "window": "1m"}, {"id": "new", "limit": 1, "window": "1m"}]
+                document = {"version": 1, "rules": rules}
+                for query, said in (("?dry_run=true", {"allowed": 21, "denied": 6}), ("", None)):
+                    answer = await admin.ask("POST", f"/api/v1/apply{query}", document)
+                    changes = {(each["kind"], each["id"]): each.get("last_day") for each in answer.json()["changes"]}
+                    assert changes["rule", "orders-user"] == said
+                    assert changes["rule", "new"] == (None if said is None else {})
+                    assert changes["tier", "gold"] is None
+
+        asyncio.run(main())
+
+    def test_more_than_fits_into_a_transaction_is_written_in_several(self, url: str, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                with closing(Service(database, tmp_path / "one")) as service:
+                    for number in range(3):
+                        service.writer._waiting.append(
+                            UsageBatch(
+                                1 + number,
+                                NOON + number * MINUTE_US,
+                                {(f"rule{each}", ALLOWED): 1 for each in range(usage._ROWS // 2 + 1)},
+                            )
+                        )
+                    await service.writer.write()
+                    assert service.writer.waiting == 0
+                async with database.reading() as connection:
+                    _, total = await usage.page(connection, {}, "minute", 0, 1)
+                assert total == 3 * (usage._ROWS // 2 + 1)
+
+        asyncio.run(main())

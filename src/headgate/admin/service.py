@@ -181,13 +181,20 @@ class AdminService:
         await self.rules.change([Operation(kind, name, None, expected)], actor)
 
     async def apply(self, text: str, actor: Actor, *, dry_run: bool) -> dict[str, Any]:
-        """Let a whole rules file be in force; says what that changes, and whose usage starts afresh."""
+        """Let a whole rules file be in force; says what that changes, and, if it is tried, how much that is used."""
         wanted = await asyncio.to_thread(load, text)
         changed = await self.rules.apply(to_data(wanted), actor, dry_run=dry_run)
-        differences = [
+        differences: list[dict[str, Any]] = [
             {"kind": each.kind, "id": each.subject, "action": each.action, "before": each.before, "after": each.after}
             for each in changed.entries
         ]
+        if dry_run and self._database is not None:
+            rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
+            async with self._database.reading() as connection:
+                used = await usage.totals(connection, rules, self._now() - usage.DAY_US)
+            for each in differences:
+                if each["kind"] == ObjectKind.RULE:
+                    each["last_day"] = used[each["id"]]
         return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
 
     # Users

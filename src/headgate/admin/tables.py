@@ -157,9 +157,10 @@ def _usage(name: str) -> Table:
         name,
         metadata,
         Column("at", BigInteger, primary_key=True, autoincrement=False),  # when that time began
-        Column("rule_id", STAT, primary_key=True, index=True),
+        Column("rule_id", STAT, primary_key=True),
         Column("outcome", String(16), primary_key=True),
         Column("count", BigInteger, nullable=False),
+        Index(f"ix_{name}_rule_id_at", "rule_id", "at"),
     )
 
 

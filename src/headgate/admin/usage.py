@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,6 +44,8 @@ OUTCOMES = (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED)
 """What decisions are counted as; those that are degraded, without the store, are among the others, too."""
 MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
 _WRITERS_DAYS = 2
+_ROWS = 5000
+"""What is written at a time."""
 _LOG = logging.getLogger("headgate.admin")
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """How often, by rule and outcome."""
@@ -144,20 +146,30 @@ class UsageWriter:
             _LOG.warning("usage was lost: %d decisions of %s waited too long", lost, moment_text(batch.at))
 
     async def write(self) -> None:
-        """Write all that waits, or, if the database is away, nothing."""
-        if not self._waiting:
-            return
-        batches = tuple(self._waiting)
-        try:
-            await add(self._database, self._id, batches, self._now())
-        except DatabaseError as error:
-            if not self._is_away:
-                _LOG.warning("usage waits for the database: %s", error)
-            self._is_away = True
-            return
-        self._is_away = False
-        for _ in batches:
-            self._waiting.popleft()
+        """Write what waits, the oldest first, as far as the database takes it."""
+        while self._waiting:
+            some = self._next()
+            try:
+                await add(self._database, self._id, some, self._now())
+            except DatabaseError as error:
+                if not self._is_away:
+                    _LOG.warning("usage waits for the database: %s", error)
+                self._is_away = True
+                return
+            self._is_away = False
+            for _ in some:
+                self._waiting.popleft()
+
+    def _next(self) -> list[UsageBatch]:
+        """Return the batches of the next transaction: few enough to be written in time after a long pause."""
+        some: list[UsageBatch] = []
+        size = 0
+        for batch in self._waiting:
+            if some and size + len(batch.counts) > _ROWS:
+                break
+            some.append(batch)
+            size += len(batch.counts)
+        return some
 
 
 async def add(database: Database, writer: str, batches: Iterable[UsageBatch], now: int) -> None:
@@ -177,7 +189,8 @@ async def add(database: Database, writer: str, batches: Iterable[UsageBatch], no
             {"at": at, "rule_id": rule, "outcome": outcome, "count": count}
             for (at, rule, outcome), count in sorted(sums.items())
         ]
-        await connection.execute(_adding(connection, usage_minutes), rows)
+        for begin in range(0, len(rows), _ROWS):
+            await connection.execute(_adding(connection, usage_minutes), rows[begin : begin + _ROWS])
         me = _insert(connection, usage_writers)
         told = me.on_conflict_do_update(
             index_elements=["id"], set_={"sequence": me.excluded.sequence, "seen_at": me.excluded.seen_at}
@@ -219,6 +232,18 @@ async def page(
     some = select(source).order_by(source.c.at.desc(), source.c.rule_id, source.c.outcome).offset(offset).limit(limit)
     total = (await connection.execute(select(func.count()).select_from(source))).scalar_one()
     return [dict(row) for row in (await connection.execute(some)).mappings()], total
+
+
+async def totals(connection: AsyncConnection, rules: Collection[str], since: int) -> dict[str, dict[str, int]]:
+    """Return how often some rules decided what in all since a moment, by rule and outcome."""
+    minutes, named = usage_minutes.c, sorted(rules)
+    found: dict[str, dict[str, int]] = {rule: {} for rule in named}
+    for begin in range(0, len(named), _ROWS):
+        some = minutes.rule_id.in_(named[begin : begin + _ROWS])
+        query = select(minutes.rule_id, minutes.outcome, _sum(minutes.count)).where(some, minutes.at >= since)
+        for rule, outcome, count in await connection.execute(query.group_by(minutes.rule_id, minutes.outcome)):
+            found[rule][outcome] = count
+    return found
 
 
 def _conditions(table: Table, filters: Mapping[str, Any], step_us: int) -> list[Any]:

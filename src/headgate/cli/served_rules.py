@@ -120,7 +120,9 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.say_json(answer)
         return OK
     for change in answer["changes"]:
-        terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}")
+        used = ", ".join(f"{count} {outcome}" for outcome, count in sorted(change.get("last_day", {}).items()))
+        lately = f" (in the last 24 hours: {used})" if used else ""
+        terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}{lately}")
     word = "would be " if arguments.dry_run else ""
     terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
     return OK

@@ -19,7 +19,7 @@ def upgrade() -> None:
             sa.Column("count", sa.BigInteger(), nullable=False),
             sa.PrimaryKeyConstraint("at", "rule_id", "outcome", name=op.f(f"pk_{name}")),
         )
-        op.create_index(op.f(f"ix_{name}_rule_id"), name, ["rule_id"], unique=False)
+        op.create_index(f"ix_{name}_rule_id_at", name, ["rule_id", "at"], unique=False)
     op.create_table(
         "usage_writers",
         sa.Column("id", sa.String(length=64), nullable=False),
