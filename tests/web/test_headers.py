@@ -163,7 +163,8 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_fields_are_the_same_in_every_spelling() -> None:
     writer = HeaderWriter(ResponseHeaders(), as_bytes)
     for decision in (CALM, WARNED, REFUSED, msgspec.structs.replace(REFUSED, degraded="x", delay_us=1)):
-        written = writer.write(decision, [writer.prepare("orders", QUOTA)], NOW)
+        reset_at = -(-(NOW + decision.reset_after_us) // 1_000_000)
+        written = writer.write(decision, writer.prepare("orders", QUOTA), reset_at)
         assert written == raw(ResponseHeaders().of(decision, ["orders"], now=NOW))
 
 

@@ -48,6 +48,7 @@ EXPOSED = (
 MOST_SHOWN = 20
 """Limits that a service lists in header fields, whose length proxies bound. Of more, it shows the one that decides."""
 MOST_PREPARED = 4096
+"""Limits, and numbers of a field, of which what is written is kept."""
 RESET_FORMATS = ("epoch", "seconds")
 UNNAMED = ("default",)
 _REASON = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
@@ -102,11 +103,9 @@ class ResponseHeaders:
         if parts or len(names) != 1:
             names = policy_names(names, len(parts) or 1)
         prepared = self._prepared.of
-        if parts:
-            limits = [prepared(name, part.quota) for name, part in zip(names, parts, strict=True)]
-        else:
-            limits = [prepared(names[0], decision.quota)]
-        return self._writer.write(decision, limits, now, partitions)
+        limits = [prepared(name, part.quota) for name, part in zip(names, decision.limits, strict=True)]
+        reset_at = -(-(now + decision.reset_after_us) // SECOND) if now else 0
+        return self._writer.write(decision, limits[decision.index], reset_at, limits, partitions)
 
 
 class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
@@ -125,7 +124,11 @@ class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
 
 
 class HeaderWriter(Generic[Field]):
-    """Writes the headers of decisions, as `settings` have them, each field in one spelling."""
+    """Writes the headers of decisions, as `settings` have them, each field in one spelling.
+
+    Attributes:
+        lists_limits: whether the fields list all limits of a decision; else they describe the one that decides.
+    """
 
     __slots__ = (
         "_degraded",
@@ -144,17 +147,18 @@ class HeaderWriter(Generic[Field]):
         "_spelling",
         "_state",
         "_states",
+        "lists_limits",
     )
 
     def __init__(self, settings: ResponseHeaders, spelling: Spelling[Field]) -> None:
         self._encode = VERSIONS[settings.ietf] if isinstance(settings.ietf, str) else settings.ietf
-        self._is_prepared = self._encode is ietf.draft_11
+        self._is_prepared, self.lists_limits = self._encode is ietf.draft_11, self._encode is not ietf.nothing
         self._legacy, self._is_epoch = settings.legacy, settings.reset_format == "epoch"
         self._spelling = spelling
-        self._limit, self._remaining = spelling("X-RateLimit-Limit"), spelling("X-RateLimit-Remaining")
-        self._reset, self._delay = spelling("X-RateLimit-Reset"), spelling("X-RateLimit-Delay")
+        self._limit, self._remaining = spelling("X-RateLimit-Limit"), _numbers(spelling("X-RateLimit-Remaining"))
+        self._reset, self._delay = _numbers(spelling("X-RateLimit-Reset")), spelling("X-RateLimit-Delay")
         self._states = {state: spelling("X-RateLimit-State")(str(state)) for state in Pressure}
-        self._retry_after, self._no_store = spelling("Retry-After"), spelling("Cache-Control")("no-store")
+        self._retry_after, self._no_store = _numbers(spelling("Retry-After")), spelling("Cache-Control")("no-store")
         self._degraded = spelling("X-RateLimit-Degraded")("true")
         self._reason = spelling("X-RateLimit-Degraded-Reason")
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
@@ -168,36 +172,44 @@ class HeaderWriter(Generic[Field]):
         return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
 
     def write(
-        self, decision: Decision, limits: Sequence[LimitFields[Field]], now: int, partitions: Sequence[bytes] = ()
+        self,
+        decision: Decision,
+        limit: LimitFields[Field],
+        reset_at: int,
+        limits: Sequence[LimitFields[Field]] = (),
+        partitions: Sequence[bytes] = (),
     ) -> list[Field]:
-        """Return the headers of `decision`; `limits` are those of it, prepared. See `ResponseHeaders.of`."""
+        """Return the headers of `decision`. See `ResponseHeaders.of`.
+
+        Args:
+            decision: of one limit or several.
+            limit: the one that it describes, prepared.
+            reset_at: when that is reset, in seconds since the epoch, rounded up; 0 where it is not known.
+            limits: all of them, prepared; needed where there are several, and `lists_limits`.
+            partitions: see `ResponseHeaders.of`.
+        """
         fields: list[Field] = []
         if self._legacy:
-            reset_us = decision.reset_after_us
-            if self._is_epoch:
-                if not now:
-                    raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
-                reset_us += now
-            fields = [
-                limits[decision.index].limit,
-                self._remaining(f"{decision.remaining}"),
-                self._reset(f"{-(-reset_us // SECOND)}"),
-            ]
+            reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
+            if self._is_epoch and not reset_at:
+                raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
+            fields = [limit.limit, self._remaining[decision.remaining], self._reset[reset]]
         if decision.delay_us:
             fields.append(self._delay(_decimal(decision.delay_us)))
-        state = decision.state
-        if decision.parts and state is not _THROTTLED:
-            state = worst(decision.parts)
+        state, parts = decision.state, decision.parts
+        if parts and state is not _THROTTLED:
+            state = worst(parts)
         if state is not _NORMAL:
             fields.append(self._states[state])
         if not decision.allowed:
-            fields += self._retry_after(f"{-(-decision.retry_after_us // SECOND) or 1}"), self._no_store
+            fields += self._retry_after[-(-decision.retry_after_us // SECOND) or 1], self._no_store
         if decision.degraded:
             fields += self._degraded, self._reason(_checked_reason(decision.degraded))
-        if not self._is_prepared or decision.parts or partitions:
-            fields += self._standard(decision, limits, partitions)
+        if not self.lists_limits:
+            return fields
+        if parts or partitions or not self._is_prepared:
+            fields += self._standard(decision, limits or (limit,), partitions)
         else:
-            limit = limits[0]
             fields += limit.policy
             fields.append(self._state(ietf.state_item(limit.quoted, decision)))
         return fields
@@ -211,6 +223,28 @@ class HeaderWriter(Generic[Field]):
             return [self._spelling(name)(value) for name, value in self._encode(decision.limits, names, partitions)]
         states = [ietf.state_item(limit.quoted, part) for limit, part in zip(limits, decision.parts, strict=True)]
         return self._policy(", ".join([limit.policy_item for limit in limits])), self._state(", ".join(states))
+
+
+class Numbers(dict[int, Field]):
+    """Keeps fields of one name by the numbers in them, of `MOST_PREPARED` at most: then it begins anew.
+
+    What is left of limits, and when they are reset, are the same few numbers for most who ask within a second.
+
+    Args:
+        write: makes a field of a number.
+    """
+
+    __slots__ = ("_write",)
+
+    def __init__(self, write: Callable[[int], Field]) -> None:
+        super().__init__()
+        self._write = write
+
+    def __missing__(self, number: int) -> Field:
+        if len(self) >= MOST_PREPARED:
+            self.clear()
+        field = self[number] = self._write(number)
+        return field
 
 
 class Prepared(Generic[Pieces]):
@@ -300,6 +334,10 @@ def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
         seen[name] = nth = seen.get(name, 0) + 1
         told_apart.append(name if nth == 1 else f"{name}#{nth}")
     return told_apart
+
+
+def _numbers(spelled: Callable[[str], Field]) -> Numbers[Field]:
+    return Numbers(lambda number: spelled(f"{number}"))
 
 
 def _decimal(us: int) -> str:

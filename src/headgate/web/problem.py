@@ -62,6 +62,8 @@ class LimitTexts(msgspec.Struct, frozen=True, gc=False):
     """Its name, as JSON."""
     refusal: bytes
     """The body where this limit is the one that decides, without what changes."""
+    alone: bytes
+    """The same, where it is the only one."""
     state: bytes
     """An element of the member ``limits``, without its numbers."""
 
@@ -71,32 +73,31 @@ def prepare(name: str, quota: Quota) -> LimitTexts:
     name = plain(name)
     policy, detail = _json(name), _json(f"{name} allows {quota}. Retry in ").removesuffix(b'"')
     capacity = b"%d" % quota.capacity
-    state = _STATE.replace(b"<policy>", policy.replace(b"%", b"%%")).replace(b"<limit>", capacity)
+    escaped = policy.replace(b"%", b"%%")
+    state = _STATE.replace(b"<policy>", escaped).replace(b"<limit>", capacity)
     refusal = _REFUSAL.replace(b"<detail>", detail.replace(b"%", b"%%")).replace(b"<limit>", capacity)
-    return LimitTexts(policy, refusal, state)
+    alone = refusal.replace(b"<violated>", escaped).replace(b"<states>", state)
+    return LimitTexts(policy, refusal.replace(b"<violated>", b"%b").replace(b"<states>", b"%b"), alone, state)
 
 
 def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
     """Return the body of a refused decision, 429; `limits` are those of it, prepared."""
-    parts = decision.parts or (decision,)
-    seconds = retry_after_s(decision)
+    wait, left = b"%d" % (-(-decision.retry_after_us // SECOND) or 1), b"%d" % decision.remaining
+    told = b',"instance":' + _json(plain(instance)) if instance else b""
+    degraded = b',"degraded":' + _json(decision.degraded) if decision.degraded else b""
+    if not decision.parts and not decision.allowed:
+        reset = b"%d" % -(-decision.reset_after_us // SECOND)
+        return limits[0].alone % (wait, told, left, wait, degraded, left, reset, wait, _STATES[decision.state])
     violated, states = [], []
-    for limit, part in zip(limits, parts, strict=True):
-        wait = 0
+    for limit, part in zip(limits, decision.limits, strict=True):
+        waits = b"0"
         if not part.allowed:
             violated.append(limit.policy)
-            wait = retry_after_s(part)
-        reset = -(-part.reset_after_us // SECOND)
-        states.append(limit.state % (part.remaining, reset, wait, _STATES[part.state]))
-    return limits[decision.index].refusal % (
-        seconds,
-        b',"instance":' + _json(plain(instance)) if instance else b"",
-        b",".join(violated),
-        decision.remaining,
-        seconds,
-        b',"degraded":' + _json(decision.degraded) if decision.degraded else b"",
-        b",".join(states),
-    )
+            waits = b"%d" % (-(-part.retry_after_us // SECOND) or 1)
+        reset = b"%d" % -(-part.reset_after_us // SECOND)
+        states.append(limit.state % (b"%d" % part.remaining, reset, waits, _STATES[part.state]))
+    deciding = limits[decision.index].refusal
+    return deciding % (wait, told, b",".join(violated), left, wait, degraded, b",".join(states))
 
 
 def reduced(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
@@ -202,9 +203,9 @@ def _escaped(encoded: bytes) -> bytes:
 _ENCODER = msgspec.json.Encoder()
 _MARKUP = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
 _REFUSAL = (
-    b'{"status":429,"title":"Quota Exceeded","detail":<detail>%d s.","type":"'
+    b'{"status":429,"title":"Quota Exceeded","detail":<detail>%b s.","type":"'
     + QUOTA_EXCEEDED.encode()
-    + b'"%b,"violated-policies":[%b],"limit":<limit>,"remaining":%d,"retry_after":%d%b,"limits":[%b]}'
+    + b'"%b,"violated-policies":[<violated>],"limit":<limit>,"remaining":%b,"retry_after":%b%b,"limits":[<states>]}'
 )
-_STATE = b'{"policy":<policy>,"limit":<limit>,"remaining":%d,"reset_after":%d,"retry_after":%d,"state":"%b"}'
+_STATE = b'{"policy":<policy>,"limit":<limit>,"remaining":%b,"reset_after":%b,"retry_after":%b,"state":"%b"}'
 """What is in angle brackets is filled in once for each limit; no text of ours has any."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.policy.envoy.answering import Code
+from headgate.server.protos import framed
 from headgate.server.rls import encoding
 from tests.server.rls.messages import answered
 
@@ -30,7 +31,9 @@ def test_a_status_is_read_as_it_was_meant(
     code: Code, shown: tuple[int, int, str], remaining: int, seconds: int
 ) -> None:
     limit = encoding.current_limit(*shown)
-    (status,) = answered(encoding.OK + encoding.status(code, limit, remaining, seconds)).statuses
+    (status,) = answered(
+        encoding.OK + encoding.status(encoding.status_content(code, limit), remaining, seconds)
+    ).statuses
     found = status.current_limit
     assert (found.requests_per_unit, found.unit, found.name) == shown
     assert (status.code, status.limit_remaining) == (code, remaining)
@@ -38,14 +41,14 @@ def test_a_status_is_read_as_it_was_meant(
 
 
 def test_a_status_without_a_limit_has_nothing_but_its_code() -> None:
-    (status,) = answered(encoding.status(Code.OK)).statuses
+    (status,) = answered(encoding.status(encoding.status_content(Code.OK))).statuses
     assert [field.name for field, _ in status.ListFields()] == ["code"]
 
 
 @given(TEXT, TEXT, st.binary(max_size=300))
 def test_headers_and_bodies_are_read_as_they_were_meant(name: str, value: str, body: bytes) -> None:
     written = encoding.header(name)(value)
-    answer = answered(encoding.OVER_LIMIT + written * 2 + encoding.framed(encoding.BODY, body))
+    answer = answered(encoding.OVER_LIMIT + written * 2 + framed(encoding.BODY, body))
     assert [(header.key, header.value) for header in answer.response_headers_to_add] == [(name, value)] * 2
     assert (answer.overall_code, answer.raw_body) == (2, body)
 

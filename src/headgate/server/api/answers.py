@@ -39,17 +39,17 @@ from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHe
 JSON = (b"content-type", b"application/json")
 _BOOLEANS = {True: b"true", False: b"false"}
 _STATES = {state: state.encode() for state in Pressure}
-_LIMIT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%d,"state":"%b"}'
+_LIMIT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%b,"reset_at":%b,"retry_after":%b,"state":"%b"}'
 _DECIDED = (
-    b'{"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%d,"current_count":%d,"rule_id":<rule>,'
-    b'"state":"%b","degraded":%b,"matched":true,"reason":%b,"delay":%b,"limits":[%b],"shadow":[%b],'
-    b'"unmatched_principals":%b%b}'
+    b'{"allowed":%b,"limit":<limit>,"remaining":%b,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":<rule>,'
+    b'"state":"%b",%b,"limits":[%b],%b}'
 )
 """What is in angle brackets is filled in once for each limit."""
+_IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
+_NO_MORE = b'"shadow":[],"unmatched_principals":[]'
 _UNDECIDED = (
     b'{"allowed":%b,"limit":null,"remaining":null,"reset_at":null,"retry_after":%b,"current_count":null,"rule_id":"",'
-    b'"state":"%b","degraded":false,"matched":%b,"reason":%b,"delay":0.0,"limits":[],"shadow":[%b],'
-    b'"unmatched_principals":%b%b}'
+    b'"state":"%b","degraded":false,"matched":%b,"reason":%b,"delay":0.0,"limits":[],%b}'
 )
 _encode = msgspec.json.Encoder().encode
 
@@ -78,57 +78,79 @@ class CheckAnswers:
 
     def response(self, ruling: Ruling, now: int, *, refundable: bool = False) -> HttpResponse:
         """Return the response to a request that came at `now`, in microseconds since the epoch."""
-        return HttpResponse(200, self.body(ruling, now, refundable=refundable), (JSON, *self._fields(ruling, now)))
+        decision = ruling.decision
+        if decision is None:
+            return HttpResponse(200, self._undecided(ruling, now, refundable), (JSON,))
+        limit = self._prepared.of(ruling.rule_id, decision.quota)
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
+        limits: list[LimitFields[tuple[bytes, bytes]]] = []
+        if decision.parts and self._writer.lists_limits:
+            parts = zip(policy_names(ruling.rules, len(decision.parts)), decision.parts, strict=True)
+            limits = [self._prepared.of(name, part.quota).fields for name, part in parts]
+        fields = self._writer.write(decision, limit.fields, reset_at, limits)
+        return HttpResponse(200, self._decided(ruling, decision, limit, reset_at, now, refundable), (JSON, *fields))
 
     def body(self, ruling: Ruling, now: int, *, refundable: bool = False) -> bytes:
         """Return the answer; on request, with what names the cost that was taken."""
         decision = ruling.decision
-        shadow = b",".join([self._limit(each.rule_id, each.decision, now) for each in ruling.shadow])
-        unmatched = _encode(ruling.unmatched_principals) if ruling.unmatched_principals else b"[]"
-        charge = b',"charge":' + _encode(charge_of(ruling)) if refundable else b""
         if decision is None:
-            retry_after, reason = b"0" if ruling.allowed else b"null", _encode(ruling.reason)
-            about = _STATES[ruling.state], _BOOLEANS[ruling.matched], reason, shadow, unmatched, charge
-            return _UNDECIDED % (_BOOLEANS[ruling.allowed], retry_after, *about)
-        prepared = self._prepared.of(ruling.rule_id, decision.quota)
-        allowed, remaining, state = _BOOLEANS[decision.allowed], decision.remaining, _STATES[decision.state]
+            return self._undecided(ruling, now, refundable)
+        limit = self._prepared.of(ruling.rule_id, decision.quota)
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        wait = 0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1
-        return prepared.decided % (
+        return self._decided(ruling, decision, limit, reset_at, now, refundable)
+
+    def _decided(  # noqa: PLR0917  as many as there are pieces
+        self,
+        ruling: Ruling,
+        decision: Decision,
+        limit: LimitAnswer,
+        reset_at: int,
+        now: int,
+        refundable: bool,  # noqa: FBT001  a fact, and private
+    ) -> bytes:
+        remaining, state = decision.remaining, _STATES[decision.state]
+        allowed, wait = b"true", b"0"
+        if not decision.allowed:
+            allowed, wait = b"false", b"%d" % (-(-decision.retry_after_us // SECOND) or 1)
+        left, reset = b"%d" % remaining, b"%d" % reset_at
+        if decision.parts:
+            parts = zip(ruling.rules, decision.parts, strict=True)
+            limits = b",".join([self._limit(rule, part, now) for rule, part in parts])
+        else:
+            limits = limit.limit % (allowed, left, reset, wait, state)
+        return limit.decided % (
             allowed,
-            remaining,
-            reset_at,
+            left,
+            reset,
             wait,
             decision.limit - remaining,
             state,
-            b"true" if decision.degraded else b"false",
-            _encode(decision.degraded) if decision.degraded else b'""',
-            _encode(decision.delay_us / SECOND) if decision.delay_us else b"0.0",
-            b",".join([self._limit(rule, part, now) for rule, part in zip(ruling.rules, decision.parts, strict=True)])
-            if decision.parts
-            else prepared.limit % (allowed, remaining, reset_at, wait, state),
-            shadow,
-            unmatched,
-            charge,
+            _late(decision) if decision.degraded or decision.delay_us else _IN_TIME,
+            limits,
+            self._more(ruling, now, refundable)
+            if ruling.shadow or ruling.unmatched_principals or refundable
+            else _NO_MORE,
         )
 
-    def _fields(self, ruling: Ruling, now: int) -> list[tuple[bytes, bytes]]:
-        """Return the header fields of a ruling on a request that came at `now`; none where no limit decided."""
-        decision = ruling.decision
-        if decision is None:
-            return []
-        if not decision.parts:
-            return self._writer.write(decision, (self._prepared.of(ruling.rule_id, decision.quota).fields,), now)
-        names = policy_names(ruling.rules, len(decision.parts))
-        parts = zip(names, decision.parts, strict=True)
-        return self._writer.write(decision, [self._prepared.of(name, part.quota).fields for name, part in parts], now)
+    def _undecided(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
+        """Return the answer where no limit decided."""
+        retry_after = b"0" if ruling.allowed else b"null"
+        about = _STATES[ruling.state], _BOOLEANS[ruling.matched], _encode(ruling.reason)
+        return _UNDECIDED % (_BOOLEANS[ruling.allowed], retry_after, *about, self._more(ruling, now, refundable))
+
+    def _more(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
+        """Return the last members, which most answers have nothing to say in."""
+        shadow = b",".join([self._limit(each.rule_id, each.decision, now) for each in ruling.shadow])
+        more = b'"shadow":[%b],"unmatched_principals":%b' % (shadow, _encode(ruling.unmatched_principals))
+        return more + b',"charge":' + _encode(charge_of(ruling)) if refundable else more
 
     def _limit(self, rule_id: str, decision: Decision, now: int) -> bytes:
+        """Return what one of several limits says."""
         return self._prepared.of(rule_id, decision.quota).limit % (
             _BOOLEANS[decision.allowed],
-            decision.remaining,
-            -(-(now + decision.reset_after_us) // SECOND),
-            0 if decision.allowed else -(-decision.retry_after_us // SECOND) or 1,
+            b"%d" % decision.remaining,
+            b"%d" % -(-(now + decision.reset_after_us) // SECOND),
+            b"0" if decision.allowed else b"%d" % (-(-decision.retry_after_us // SECOND) or 1),
             _STATES[decision.state],
         )
 
@@ -136,3 +158,10 @@ class CheckAnswers:
         rule, limit = _encode(rule_id).replace(b"%", b"%%"), b"%d" % quota.capacity
         decided, element = (each.replace(b"<rule>", rule).replace(b"<limit>", limit) for each in (_DECIDED, _LIMIT))
         return LimitAnswer(decided, element, self._writer.prepare(rule_id, quota))
+
+
+def _late(decision: Decision) -> bytes:
+    """Return the members that say why the store did not decide, and when it is the turn of what is in a queue."""
+    degraded, delay = decision.degraded, _encode(decision.delay_us / SECOND)
+    told = _BOOLEANS[degraded != ""], _encode(degraded), delay
+    return b'"degraded":%b,"matched":true,"reason":%b,"delay":%b' % told

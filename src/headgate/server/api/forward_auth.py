@@ -23,7 +23,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
-from headgate.core.quota import Quota
+from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.policy.request import InvalidRequest, Request
 from headgate.server.api.checks import PROBLEM, problem_of
@@ -189,7 +189,8 @@ class ForwardChecks:
         else:
             limits = [self._prepared.of(ruling.rule_id, decision.quota)]
         shown, few = most_shown(decision, limits)
-        fields = tuple(self._writer.write(shown, [limit[0] for limit in few], now))
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
+        fields = tuple(self._writer.write(shown, few[shown.index][0], reset_at, [limit[0] for limit in few]))
         if ruling.allowed:
             return HttpResponse(200, b"", fields)
         texts = [limit[1] for limit in limits]

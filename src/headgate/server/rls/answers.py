@@ -10,7 +10,7 @@ request pass, unless it is configured otherwise. Only the document says whose fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,28 +20,26 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
-from headgate.policy.compiled import Memory
 from headgate.policy.envoy import Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
+from headgate.server.protos import varint
 from headgate.server.rls import encoding
-from headgate.server.rls.encoding import OK, OVER_LIMIT, entry, varint
+from headgate.server.rls.encoding import OK, OVER_LIMIT, entry
 from headgate.web import problem
 from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, most_shown, policy_names, worst
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
 UNNAMED = "default"
 """What header fields call a limit without a name, or with one that they cannot have."""
-MOST_REFUSALS = 1024
-"""Answers that are kept, of less than a kilobyte each."""
 TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
 _CONTENT_TYPE = encoding.header("content-type")(CONTENT_TYPE)
 _NO_STORE = encoding.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
-_OK_STATUS, _OVER_STATUS = encoding.status(Code.OK), encoding.status(Code.OVER_LIMIT)
+_OK_STATUS, _OVER_STATUS = (encoding.status(encoding.status_content(code)) for code in (Code.OK, Code.OVER_LIMIT))
 
 
 class RlsOptions(msgspec.Struct, frozen=True):
@@ -65,14 +63,18 @@ class RlsAnswer(msgspec.Struct, frozen=True, gc=False):
 class LimitPieces(msgspec.Struct, frozen=True, gc=False):
     """What is the same in all answers about one limit."""
 
-    current_limit: bytes
-    """The field of a status."""
-    fields: tuple[LimitFields[bytes], ...]
-    """Of the header, one or none."""
-    texts: tuple[LimitTexts, ...]
-    """Of the problem document: one."""
+    ok: bytes
+    """The beginning of the status of a descriptor that passes."""
+    over: bytes
+    """The same of one that does not."""
+    fields: LimitFields[bytes] | None
+    """Of the header."""
+    texts: LimitTexts
+    """Of the problem document."""
     rule_id: bytes
     """The entry of the metadata; empty for a limit without a name."""
+    metadata: Mapping[Pressure, bytes]
+    """All of it, where there is nothing to tell but the limit and its state."""
 
 
 class _Answers:
@@ -81,25 +83,32 @@ class _Answers:
     Args:
         options: what is told.
         per_unit: which number of a quota is told to be that of requests per unit.
+        about: makes metadata of the entry that names a limit, and its state.
     """
 
-    def __init__(self, options: RlsOptions, per_unit: Callable[[Quota], int]) -> None:
+    def __init__(
+        self, options: RlsOptions, per_unit: Callable[[Quota], int], about: Callable[[bytes, Pressure], bytes]
+    ) -> None:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
-        self._body, self._metadata, self._per_unit = options.body, options.metadata, per_unit
+        self._body, self._has_metadata, self._per_unit, self._about = options.body, options.metadata, per_unit, about
         self._prepared = Prepared(self._prepare)
-        self._refusals = Memory[tuple[object, ...], tuple[LimitPieces, RlsAnswer]](MOST_REFUSALS)
-        """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
-        is prepared of the limit, so that nothing else gets its identity."""
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
-        told = _policy_name(name)
+        told, current_limit = _policy_name(name), encoding.current_limit(number, unit, name)
+        rule_id = entry("rule_id", told) if told != UNNAMED else b""
         return LimitPieces(
-            encoding.current_limit(number, unit, name),
-            () if self._writer is None else (self._writer.prepare(told, quota),),
-            (problem.prepare(told, quota),),
-            entry("rule_id", told) if told != UNNAMED else b"",
+            encoding.status_content(Code.OK, current_limit),
+            encoding.status_content(Code.OVER_LIMIT, current_limit),
+            None if self._writer is None else self._writer.prepare(told, quota),
+            problem.prepare(told, quota),
+            rule_id,
+            {state: self._metadata(self._about(rule_id, state)) for state in Pressure},
         )
+
+    def _metadata(self, entries: bytes) -> bytes:
+        """Return the metadata, if any is told."""
+        return encoding.metadata(entries) if self._has_metadata else b""
 
     def _decided(  # noqa: PLR0917  each of them is part of every answer
         self,
@@ -121,43 +130,31 @@ class _Answers:
             decision: of all limits together.
             names: of all limits.
             limit: the one that the decision describes, prepared.
-            metadata: all entries.
+            metadata: encoded.
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
         """
-        refusal: tuple[object, ...] = ()
-        if not allowed and not decision.parts:
-            retry_us, reset_us = decision.retry_after_us, decision.reset_after_us
-            times = -(-retry_us // SECOND), -(-reset_us // SECOND), -(-(now + reset_us) // SECOND)
-            refusal = id(limit), statuses, metadata, decision.remaining, times, decision.degraded, is_ours
-            known = self._refusals.get(refusal)
-            if known is not None:
-                return known[1]
-        fields, texts = limit.fields, limit.texts
+        limits: Sequence[LimitPieces] = (limit,)
         if decision.parts:
             numbered = policy_names([_policy_name(name) for name in names], len(names))
             parts = zip(numbered, decision.parts, strict=True)
-            limits: Sequence[LimitPieces] = [self._prepared.of(name, part.quota) for name, part in parts]
+            limits = [self._prepared.of(name, part.quota) for name, part in parts]
             decision, limits = most_shown(decision, limits)
-            fields = tuple([each.fields[0] for each in limits if fields])
-            texts = tuple([each.texts[0] for each in limits])
         pieces = [OK if allowed else OVER_LIMIT, statuses]
-        if self._writer is not None:
-            pieces += self._writer.write(decision, fields, now)
+        if self._writer is not None and limit.fields is not None:
+            reset_at = -(-(now + decision.reset_after_us) // SECOND)
+            listed = [each.fields for each in limits if each.fields is not None] if decision.parts else ()
+            pieces += self._writer.write(decision, limit.fields, reset_at, listed)
         if not allowed and self._body:
             write = problem.reduced if is_ours else problem.exceeded
-            document = write(decision, texts)
+            document = write(decision, [each.texts for each in limits])
             pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
-        if self._metadata:
-            pieces.append(encoding.metadata(metadata))
-        answer = RlsAnswer(allowed, b"".join(pieces))
-        if refusal:
-            self._refusals.keep(refusal, (limit, answer))
-        return answer
+        pieces.append(metadata)
+        return RlsAnswer(allowed, b"".join(pieces))
 
     def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
         """Return the answer to what passes without a limit."""
-        return RlsAnswer(True, OK + statuses + (encoding.metadata(metadata) if self._metadata else b""))
+        return RlsAnswer(True, OK + statuses + metadata)
 
     def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
         """Return the refusal of what no limit was asked about, or no wait would help."""
@@ -165,9 +162,7 @@ class _Answers:
         if self._body:
             document = of_status(TOO_MANY_REQUESTS, detail).encode()
             pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
-        if self._metadata:
-            pieces.append(encoding.metadata(metadata))
-        return RlsAnswer(False, b"".join(pieces))
+        return RlsAnswer(False, b"".join(pieces) + metadata)
 
 
 class RuleAnswers(_Answers):
@@ -179,7 +174,7 @@ class RuleAnswers(_Answers):
     """
 
     def __init__(self, options: RlsOptions, denies: Callable[[str], bool]) -> None:
-        super().__init__(options, lambda quota: quota.capacity)
+        super().__init__(options, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
         self._denies = denies
 
     def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
@@ -195,27 +190,29 @@ class RuleAnswers(_Answers):
             rulings = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
         else:
             statuses = self._status(rulings[0]) if len(rulings) == 1 else b"".join(map(self._status, rulings))
-        metadata, hopeless = b"", None
+        more, hopeless = b"", None
         for ruling in rulings:
-            if ruling.shadow and not metadata:
-                metadata = _shadow_denied(rulings)
+            if ruling.shadow and not more:
+                more = _shadow_denied(rulings)
             if ruling.reason and not ruling.allowed and hopeless is None:
                 hopeless = ruling
         if hopeless is not None:  # on a list, or more than could ever pass: there is no time to come back at
-            metadata += _STATES[hopeless.state] + entry("reason", hopeless.reason)
+            more += _STATES[hopeless.state] + entry("reason", hopeless.reason)
             detail = NOT_ADMITTED if hopeless.verdict is Verdict.DENIED else hopeless.reason
-            return self._refused(statuses, detail, metadata)
+            return self._refused(statuses, detail, self._metadata(more))
         decision, names = _joined(rulings)
         if decision is None:
-            return self._undecided(statuses, metadata + _STATES[Pressure.NORMAL])
-        rule_id = names[decision.index]
+            return self._undecided(statuses, self._metadata(more + _STATES[Pressure.NORMAL]))
+        rule_id, allowed = names[decision.index], decision.allowed
         limit = self._prepared.of(rule_id, decision.quota)
-        metadata += limit.rule_id + _STATES[decision.state]
-        if decision.degraded:
-            metadata += entry("degraded", decision.degraded)
-        if decision.delay_us:
-            metadata += entry("delay", decision.delay_us / SECOND)
-        allowed = decision.allowed
+        metadata = limit.metadata[decision.state]
+        if more or decision.degraded or decision.delay_us:
+            more += limit.rule_id + _STATES[decision.state]
+            if decision.degraded:
+                more += entry("degraded", decision.degraded)
+            if decision.delay_us:
+                more += entry("delay", decision.delay_us / SECOND)
+            metadata = self._metadata(more)
         is_ours = not allowed and decision.degraded != "" and self._denies(rule_id)
         return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
 
@@ -223,18 +220,19 @@ class RuleAnswers(_Answers):
         """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""
         statuses = b"".join([_OVER_STATUS if each else _OK_STATUS for each in problems])
         detail = next(each for each in problems if each)
-        return self._refused(statuses, detail, _STATES[Pressure.THROTTLED] + entry("reason", detail))
+        about = _STATES[Pressure.THROTTLED] + entry("reason", detail)
+        return self._refused(statuses, detail, self._metadata(about))
 
     def _status(self, ruling: Ruling, refund: bool = False) -> bytes:  # noqa: FBT001, FBT002  one of a pair
         decision = ruling.decision
         if decision is None:
             return _OK_STATUS if ruling.allowed or refund else _OVER_STATUS
-        limit = self._prepared.of(ruling.rule_id, decision.quota).current_limit
+        limit = self._prepared.of(ruling.rule_id, decision.quota)
         if decision.allowed or refund:
             remaining = decision.remaining
             seconds = -(-decision.reset_after_us // SECOND)
-            return encoding.status(Code.OK, limit, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)  # noqa: FURB136  min() is a call
-        return encoding.status(Code.OVER_LIMIT, limit, 0, -(-decision.retry_after_us // SECOND) or 1)
+            return encoding.status(limit.ok, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)  # noqa: FURB136  min() is a call
+        return encoding.status(limit.over, 0, -(-decision.retry_after_us // SECOND) or 1)
 
 
 class TreeAnswers(_Answers):
@@ -246,7 +244,7 @@ class TreeAnswers(_Answers):
     """
 
     def __init__(self, options: RlsOptions, *, denies: bool = False) -> None:
-        super().__init__(options, lambda quota: quota.limit)
+        super().__init__(options, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
         self._denies = denies
 
     def of(self, answered: Answered, now: int) -> RlsAnswer:
@@ -275,33 +273,40 @@ class TreeAnswers(_Answers):
         if not allowed and hopeless is not None:
             detail = next(iter(answered.matching.problems), _HOPELESS)
             rule_id = entry("rule_id", hopeless) if hopeless else b""
-            metadata = self._about(answered, state, rule_id, shadowed, has_metadata=has_metadata)
+            metadata = self._told(answered, state, rule_id, shadowed, has_metadata=has_metadata)
             return self._refused(statuses, detail, metadata)
         if allowed and has_refused:  # some quotas are exceeded, or it is shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
-            return self._undecided(statuses, self._about(answered, state, b"", shadowed, has_metadata=has_metadata))
+            return self._undecided(statuses, self._told(answered, state, b"", shadowed, has_metadata=has_metadata))
         decision = combine(decisions)
         limit = self._prepared.of(names[decision.index], decision.quota)
-        metadata = self._about(answered, state, limit.rule_id, shadowed, has_metadata=has_metadata)
+        metadata = (
+            self._told(answered, state, limit.rule_id, shadowed, has_metadata=has_metadata)
+            if shadowed or has_metadata or answer.degraded
+            else limit.metadata[state]
+        )
         is_ours = decision.degraded != "" and self._denies
         return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
 
     def _status(self, status: Status) -> bytes:
-        shown, limit = status.current_limit, b""
+        shown, content = status.current_limit, b""
+        seconds: int | None = status.duration_until_reset
         if shown is not None and shown.quota is not None:
-            limit = self._prepared.of(shown.name, shown.quota).current_limit
+            limit = self._prepared.of(shown.name, shown.quota)
+            content = limit.ok if status.code is Code.OK else limit.over
         elif shown is not None:  # a ban
-            limit = encoding.current_limit(shown.requests_per_unit, shown.nearest_unit, shown.name)
-        return encoding.status(status.code, limit, status.limit_remaining, status.duration_until_reset)
+            limited = encoding.current_limit(shown.requests_per_unit, shown.nearest_unit, shown.name)
+            content = encoding.status_content(status.code, limited)
+        else:
+            content, seconds = encoding.status_content(status.code), seconds or None
+        return encoding.status(content, status.limit_remaining, seconds)
 
-    def _about(
+    def _told(
         self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str], *, has_metadata: bool
     ) -> bytes:
         """Return the metadata of the descriptors that passed, and ours, which count where names are the same."""
-        if not self._metadata:
-            return b""
         degraded = answered.answer.degraded
         ours = _STATES[state] + rule_id
         if shadowed:
@@ -309,10 +314,11 @@ class TreeAnswers(_Answers):
         if degraded:
             ours += entry("degraded", degraded)
         if not has_metadata:
-            return ours
+            return self._metadata(ours)
         given = passed_metadata(answered.matching, answered.answer)
         names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
-        return b"".join([entry(name, value) for name, value in given.items() if not names.get(name)]) + ours
+        theirs = [entry(name, value) for name, value in given.items() if not names.get(name)]
+        return self._metadata(b"".join(theirs) + ours)
 
 
 def _policy_name(name: str) -> str:

@@ -10,6 +10,7 @@ from struct import pack
 from typing import Any
 
 from headgate.policy.envoy.answering import Code
+from headgate.server.protos import framed, varint
 
 OK = b"\x08\x01"
 """The beginning of an answer: its overall code."""
@@ -22,41 +23,27 @@ _SHORT = 64
 """Values of header fields with fewer bytes have what comes before them prepared, their length included."""
 _SMALL = tuple([bytes([number]) for number in range(128)])
 _DURATIONS = (b"\x22\x00", *[bytes((0x22, 2, 8, seconds)) for seconds in range(1, 128)])
-
-
-def varint(number: int) -> bytes:
-    """Return a number that is not negative, in as few bytes as it takes."""
-    if number < 128:
-        return _SMALL[number]
-    if number < 16_384:
-        return bytes((number & 127 | 128, number >> 7))
-    if number < 2_097_152:
-        return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14))
-    written = bytearray()
-    while number > 127:
-        written.append(number & 127 | 128)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
+_LEFT = (b"", *[bytes((0x18, number)) for number in range(1, 128)])
 
 
 def _duration(seconds: int) -> bytes:
-    if seconds < 128:
-        return _DURATIONS[seconds]
     after = varint(seconds)
     return b"\x22" + _SMALL[len(after) + 1] + b"\x08" + after
 
 
-def framed(tag: bytes, content: bytes) -> bytes:
-    """Return a field with bytes, or with a message."""
-    return tag + varint(len(content)) + content
+def status(content: bytes, remaining: int = 0, seconds: int | None = None) -> bytes:
+    """Return one of the `statuses`; `content` is what `status_content` returns, None for no time until the reset."""
+    left = _LEFT[remaining] if remaining < 128 else b"\x18" + varint(remaining)
+    reset = b""
+    if seconds is not None:
+        reset = _DURATIONS[seconds] if seconds < 128 else _duration(seconds)
+    size = len(content) + len(left) + len(reset)
+    return b"\x12" + (_SMALL[size] if size < 128 else varint(size)) + content + left + reset
 
 
-def status(code: Code, limit: bytes = b"", remaining: int = 0, seconds: int = 0) -> bytes:
-    """Return one of the `statuses`; `limit` is that of `current_limit`."""
-    left = b"\x18" + varint(remaining) if remaining else b""
-    reset = _duration(seconds) if seconds or limit else b""
-    return b"\x12" + varint(2 + len(limit) + len(left) + len(reset)) + b"\x08" + _SMALL[code] + limit + left + reset
+def status_content(code: Code, limit: bytes = b"") -> bytes:
+    """Return the beginning of a status; `limit` is that of `current_limit`."""
+    return b"\x08" + _SMALL[code] + limit
 
 
 def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:

@@ -46,7 +46,7 @@ OVERRIDE = "envoy-override"
 MOST_RECURRING = 16_384
 LONGEST_RECURRING = 512
 """Bytes of a question that is kept."""
-_UNMATCHED = encoding.status(Code.OK)
+_UNMATCHED = encoding.status(encoding.status_content(Code.OK))
 
 
 class Understood(msgspec.Struct, frozen=True, gc=False):
