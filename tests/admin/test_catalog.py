@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text
 
@@ -19,7 +19,7 @@ from headgate.admin.tables import overrides
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.problems import InvalidRules
-from headgate.policy.snapshot import BodyChange
+from headgate.policy.snapshot import BodyChange, put
 
 ME = Actor("me", "request-1", "a test")
 DOCUMENT: dict[str, Any] = {
@@ -338,7 +338,9 @@ _DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5, phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(_DOCUMENTS, min_size=1, max_size=4))
 def test_whatever_is_applied_after_whatever_is_in_force_then(url: str, documents: list[dict[str, Any]]) -> None:
     async def work(catalog: Catalog) -> None:
@@ -350,10 +352,14 @@ def test_whatever_is_applied_after_whatever_is_in_force_then(url: str, documents
             assert without_times(to_data(from_data(found))) == without_times(to_data(from_data(document)))
             assert operations_between(found, document) == []
             changes = await catalog.changed_since(seen)
-            assert changes is not None
-            assert changes.revision == revision
-            assert bool(changes.changes) == (revision != seen)
-            assert before is not found
+            if changes is None:  # the order of rules is another one, of which only the whole tells
+                assert revision == seen + 1
+            else:
+                assert changes.revision == revision
+                assert bool(changes.changes) == (revision != seen)
+                for change in changes.changes:
+                    put(before, change)
+                assert without_times(before) == without_times(found)
             seen = revision
 
     on(url, work)

@@ -39,6 +39,8 @@ KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""
 _IN_ONE_QUERY = 500
 _STAMPS = ("created_at", "updated_at")
+_ORDER = "order"
+"""The kind of a change that rules follow each other in another order."""
 
 Body = dict[str, Any]
 
@@ -69,8 +71,6 @@ class Operation(NamedTuple):
     """What it is to be, in the form of a rules file; None: it is to be deleted."""
     expected: int | None = None
     """The version that this replaces: 0 for something new, None for whatever there is."""
-    position: int | None = None
-    """Of a rule among the others; None: where it is, or last."""
 
 
 class Stored(NamedTuple):
@@ -173,11 +173,16 @@ class Catalog:
             touched = select(changes.c.kind, changes.c.subject).distinct().where(changes.c.revision > number)
             names: dict[ObjectKind, list[str]] = {}
             for kind, subject in await connection.execute(touched):
+                if kind == _ORDER:  # of which single rules say nothing
+                    return None
                 names.setdefault(ObjectKind(kind), []).append(subject)
             bodies: list[BodyChange] = []
             for kind, ids in names.items():
                 stored = await _stored(connection, kind, ids)
-                bodies += [BodyChange(kind, name, _written(stored[name]) if name in stored else None) for name in ids]
+                in_order = dict.fromkeys([*stored, *ids])  # new rules follow each other as they do there
+                bodies += [
+                    BodyChange(kind, name, _written(stored[name]) if name in stored else None) for name in in_order
+                ]
             return Changes(now, tuple(bodies))
 
     async def about(self, given: Changes) -> Body:
@@ -219,7 +224,8 @@ class Catalog:
         from_data(document)
         async with self.database.exclusively(dry_run=dry_run) as connection:
             present = await _document(connection)
-            return await _Transaction(connection, actor, self._now()).run(operations_between(present, document))
+            transaction, order = _Transaction(connection, actor, self._now()), list(_rules_of(document))
+            return await transaction.run(operations_between(present, document), order)
 
     async def roll_back(self, kind: ObjectKind, name: str, version: int, actor: Actor) -> Changed:
         """Let something be again what it was in a version; that makes a new version."""
@@ -235,22 +241,21 @@ class _Transaction:
     def __init__(self, connection: AsyncConnection, actor: Actor, now: int) -> None:
         self._connection, self._actor, self._now = connection, actor, now
 
-    async def run(self, operations: Sequence[Operation]) -> Changed:
+    async def run(self, operations: Sequence[Operation], order: Sequence[str] = ()) -> Changed:
+        """Do what is to be done; `order` are the ids of all rules as they are to follow each other, if that matters."""
         found = await self._found(operations)
         wanted = [each for each in operations if self._is_new(each, found.get((each.kind, each.id)))]
-        number = await _number(self._connection)
-        if not wanted:
-            return Changed(number, ())
-        ruleset = await self._ruleset(wanted)
-        written = _canonical(wanted, ruleset)
-        entries, number = [], number + 1
-        for operation, body in zip(wanted, written, strict=True):
+        entries, number = list[audit.AuditEntry](), await _number(self._connection) + 1
+        ruleset = await self._ruleset(wanted) if wanted else Ruleset()
+        for operation, body in zip(wanted, _canonical(wanted, ruleset), strict=True):
             before = found.get((operation.kind, operation.id))
-            if before is not None and body == before.body and operation.position is None:
+            if before is not None and body == before.body:
                 continue
             entries.append(await self._write(operation, body, before, number))
             if operation.kind is ObjectKind.USER and body is not None:
                 await self._note_overrides(operation.id, ruleset.users[operation.id].overrides)
+        if order:
+            entries += await self._put_in_order(order, number)
         if not entries:
             return Changed(number - 1, ())
         await self._connection.execute(update(revision).values(number=number, changed_at=self._now))
@@ -259,6 +264,17 @@ class _Transaction:
         if self._connection.dialect.name == "postgresql":
             await self._connection.execute(select(func.pg_notify(CHANNEL, str(number))))
         return Changed(number, tuple(entries))
+
+    async def _put_in_order(self, order: Sequence[str], number: int) -> list[audit.AuditEntry]:
+        """Let rules follow each other in an order; returns what there is to record of it."""
+        in_order = select(rules.c.id).order_by(rules.c.position, rules.c.id)
+        present = list((await self._connection.execute(in_order)).scalars())
+        if present == list(order):
+            return []
+        for position, name in enumerate(order):
+            await self._connection.execute(update(rules).where(rules.c.id == name).values(position=position))
+        await self._connection.execute(insert(changes).values(revision=number, kind=_ORDER, subject="rules"))
+        return [audit.AuditEntry("update", _ORDER, "rules", {"rules": present}, {"rules": list(order)})]
 
     async def _found(self, operations: Sequence[Operation]) -> dict[tuple[ObjectKind, str], Stored]:
         names: dict[ObjectKind, list[str]] = {}
@@ -279,7 +295,7 @@ class _Transaction:
             raise VersionConflict(operation, version)
         if operation.body is None and found is None:
             raise UnknownObject(f"{operation.kind} {operation.id!r} does not exist")
-        return found is None or operation.body is None or operation.body != found.body or operation.position is not None
+        return found is None or operation.body is None or operation.body != found.body
 
     async def _ruleset(self, operations: Sequence[Operation]) -> Ruleset:
         """Return the rules as they would be, as far as these operations can make a difference. Raises InvalidRules."""
@@ -344,9 +360,7 @@ class _Transaction:
         values: Body = {"body": body, "version": version, "updated_at": self._now}
         if kind is ObjectKind.USER:
             values["tier"] = body.get("tier", "")
-        if kind is ObjectKind.RULE and operation.position is not None:
-            values["position"] = operation.position
-        elif kind is ObjectKind.RULE and before is None:
+        if kind is ObjectKind.RULE and before is None:
             values["position"] = select(func.coalesce(func.max(rules.c.position), literal(-1)) + 1).scalar_subquery()
         if before is None:
             await self._connection.execute(insert(table).values(id=name, created_at=self._now, **values))
@@ -363,9 +377,6 @@ class _Transaction:
 def operations_between(present: Body, wanted: Body) -> list[Operation]:
     """Return what makes of the data of one rules file that of another."""
     operations = []
-    order = [str(rule.get("id", "")) for rule in present.get("rules", ())]
-    new_order = [str(rule.get("id", rule.get("rule_id", ""))) for rule in wanted.get("rules") or ()]
-    moved = [name for name in order if name in set(new_order)] != [name for name in new_order if name in set(order)]
     for kind, before, after in (
         (ObjectKind.SETTING, _settings_of(present), _settings_of(wanted)),
         (ObjectKind.RULE, _rules_of(present), _rules_of(wanted)),
@@ -373,10 +384,9 @@ def operations_between(present: Body, wanted: Body) -> list[Operation]:
         (ObjectKind.USER, present.get("users") or {}, wanted.get("users") or {}),
     ):
         operations += [Operation(kind, name, None) for name in before if name not in after]
-        for place, (name, body) in enumerate(after.items()):
-            if name not in before or before[name] != body or (moved and kind is ObjectKind.RULE):
-                position = place if moved and kind is ObjectKind.RULE else None
-                operations.append(Operation(kind, name, body if body is not None else {}, position=position))
+        for name, body in after.items():
+            if name not in before or before[name] != body:
+                operations.append(Operation(kind, name, body if body is not None else {}))
     return operations
 
 
@@ -444,7 +454,9 @@ async def _document(connection: AsyncConnection, with_users: set[str] | None = N
 async def _stored(connection: AsyncConnection, kind: ObjectKind, names: Sequence[str]) -> dict[str, Stored]:
     table, found = _TABLES[kind], {}
     for some in _slices(names):
-        for row in (await connection.execute(select(table).where(table.c.id.in_(some)))).mappings():
+        in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
+        wanted = select(table).where(table.c.id.in_(some)).order_by(*in_order)
+        for row in (await connection.execute(wanted)).mappings():
             found[row["id"]] = _of_row(kind, row)
     return found
 
