@@ -191,6 +191,21 @@ class TestWriting:
         lost = "usage was lost: 7 decisions since 2027-01-15T12:00:00Z could not be written"
         assert (logging.WARNING, lost) in [(each.levelno, each.getMessage()) for each in caplog.records]
 
+    def test_a_look_that_is_cancelled_takes_nothing(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with opened(f"sqlite:///{tmp_path}/headgate.db") as database:
+                with closing(Service(database, tmp_path / "one")) as service:
+                    service.decide("orders", ALLOWED, 3)
+                    looking = asyncio.ensure_future(service.writer.sample())
+                    await asyncio.sleep(0)  # it has begun, in its thread
+                    looking.cancel()
+                    await asyncio.wait({looking})
+                    assert looking.cancelled()
+                    await service.writer.finish()
+                assert await found(database) == [(0, "orders", "allowed", 3)]
+
+        asyncio.run(main())
+
     def test_a_batch_that_is_sent_again_is_not_added_again(self, url: str) -> None:
         async def main() -> None:
             async with opened(url) as database:

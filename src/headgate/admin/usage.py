@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -49,6 +50,8 @@ _ROWS = 5000
 _LOG = logging.getLogger("headgate.admin")
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """How often, by rule and outcome."""
+_Seen: TypeAlias = dict[tuple[int, str, str], int]
+"""What counters said, by slot, metric and labels."""
 
 
 class UsageBatch(NamedTuple):
@@ -81,7 +84,8 @@ class UsageWriter:
         self._now = clock or (lambda: time.time_ns() // 1000)
         self._id, self._sequence = secrets.token_hex(8), 0
         self._since = self._now()
-        self._seen: dict[tuple[int, str, str], int] = {}
+        self._seen: _Seen = {}
+        self._reading = threading.Lock()  # a thread may still read for somebody who was cancelled
         self._waiting: deque[UsageBatch] = deque()
         self._is_away = False
         self.lost = 0
@@ -111,13 +115,24 @@ class UsageWriter:
 
     async def sample(self) -> None:
         """Take what was counted since the last time; it belongs to the minute of that."""
-        seen: dict[tuple[int, str, str], int] = {}
-        counts: Counter[tuple[str, str]] = Counter()
         try:
-            slices = await asyncio.to_thread(self._counted)
+            seen, counts = await asyncio.to_thread(self._difference)  # of many rules, perhaps: decisions do not wait
         except OSError as error:  # the next look finds all of it
             _LOG.warning("what the workers have counted cannot be read now: %s", error)
             return
+        self._seen = seen  # only now: whoever is cancelled above has taken nothing
+        at, self._since = self._since - self._since % MINUTE_US, self._now()
+        if counts:
+            self._sequence += 1
+            self._waiting.append(UsageBatch(self._sequence, at, counts))
+            self._bound()
+
+    def _difference(self) -> tuple[_Seen, Counts]:
+        """Return what was counted, and how much of it is new. Raises OSError."""
+        seen: _Seen = {}
+        counts: Counter[tuple[str, str]] = Counter()
+        with self._reading:
+            slices = self._counted()
         for slot, _, series in slices:
             for metric, labels, values in series:
                 if metric is not metrics.RULE_DECISIONS and metric is not metrics.RULE_DEGRADED:
@@ -129,12 +144,7 @@ class UsageWriter:
                 if more:
                     rule, *outcome = values_of(labels)
                     counts[rule, outcome[0] if outcome else DEGRADED] += more
-        self._seen = seen
-        at, self._since = self._since - self._since % MINUTE_US, self._now()
-        if counts:
-            self._sequence += 1
-            self._waiting.append(UsageBatch(self._sequence, at, counts))
-            self._bound()
+        return seen, counts
 
     def _bound(self) -> None:
         size = sum(len(batch.counts) for batch in self._waiting)
