@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.errors import UsageError
 from headgate.observe import table as tables
 from headgate.observe.metrics import CHECK_DURATION, CHECKS, CONNECTIONS, PEEKS, RULE_DECISIONS
-from headgate.observe.table import SIZE, CounterTable, TableReader
+from headgate.observe.table import SIZE, CounterTable, TableReader, labels_of, values_of
 
 
 @pytest.fixture
@@ -170,3 +170,8 @@ def test_any_label_is_found_again(names: list[tuple[str, str]]) -> None:
         expected[place] = table.cells[place]
     assert sorted(values for (values,) in seen(memory).values()) == sorted(expected.values())
     assert len(CounterTable(memoryview(memory))) == len(table)
+
+
+@pytest.mark.parametrize("value", ["orders", "", 'a "b", c="d"', "back\\slash", "back\\n", "two\nlines", "\u00e9"])
+def test_the_values_of_labels_are_read_as_they_were_written(value: str) -> None:
+    assert values_of(labels_of(("rule", "outcome"), (value, "denied"))) == (value, "denied")
