@@ -425,6 +425,28 @@ def test_answers_of_an_outage_are_not_repeated() -> None:
     assert cached.statistics().denial_hits == cached.statistics().peek_hits == 0
 
 
+def test_a_refusal_by_several_servers_is_not_repeated_also_around_failover() -> None:
+    """Another try may have taken something for a moment, and given it back."""
+
+    class Sharded(Counting):
+        def servers_of(self, plan: Plan) -> tuple[str, ...]:
+            return tuple([f"server of {limit.principal!r}" for limit in plan])
+
+        def servers(self) -> set[str]:
+            return set()
+
+    inner = Sharded(ManualClock())
+    family = Family("test", [TEN])
+    one, two = family.plan("user"), (*family.plan("user"), *family.plan("other"))
+    for cached in (CachedStore(inner, denials=3600), CachedStore(FailoverStore(inner), denials=3600)):
+        cached.run(Call(Verb.CHECK, one, 10))
+        inner.asked.clear()
+        for plan in (one, two):
+            assert [cached.run(Call(Verb.CHECK, plan)).allowed for _ in range(3)] == [False] * 3
+        assert inner.asked == ["check"] * 4
+        cached.run(Call(Verb.RESET, one))
+
+
 def test_a_clock_that_goes_back_repeats_nothing(make: Callable[..., Subject]) -> None:
     subject = make(denials=3600)
     subject.check(10)

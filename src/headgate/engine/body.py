@@ -51,21 +51,22 @@ class AsyncBody:
         if isinstance(store, AsyncMemoryStore):
             self._memory = store.store
         else:
-            if is_cached:  # inside: while the store is away, what it said is no answer
-                store = self._cached = AsyncCachedStore(store, denials=DENIALS)
             store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes)
+            if is_cached:  # outside: what is repeated says nothing about how the store is
+                store = self._cached = AsyncCachedStore(store, denials=DENIALS)
         self._store: AsyncStore = store
         self._hurried: dict[int, Self] = {}
 
     def within(self, seconds: float) -> Self:
         """Return the same engine for callers that wait no longer than so many seconds for the store."""
-        if self._failover is None:
+        store = self._cached or self._failover
+        if store is None:
             return self
         ms = max(1, min(int(seconds * 1000), LONGEST_MS))
         hurried = self._hurried.get(ms)
         if hurried is None:
             hurried = self._hurried[ms] = self._copied()
-            hurried._store = self._failover.within(ms / 1000)  # noqa: SLF001  it is one of us
+            hurried._store = store.within(ms / 1000)  # noqa: SLF001  it is one of us
         return hurried
 
     async def ready(self) -> None:

@@ -21,25 +21,28 @@ The age of an answer is counted from before its question was sent, by the clock'
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple, TypeAlias
-
-import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Family, Limit, Verb
+from headgate.core.plan import Call, Family, Verb
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Sharded, Store
 from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
 
 PEEKS = 0.05
 MAX_ENTRIES = 10_000
-_MARKS = 4096
+_MARKS = 1 << 15
+_PLACES = _MARKS - 1
+"""The bits of a hash that say where a mark is."""
 _FOREVER = 1 << 62
+_CHECK, _PEEK = Verb.CHECK, Verb.PEEK  # a name is found faster than a member
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,16 @@ class CachedStore:
             self.servers_of, self.servers = store.servers_of, store.servers
 
     def run(self, call: Call) -> Decision:
-        question = self._cache.ask(call)
-        if question.answer is None:
-            try:
-                question.answer = self._store.run(call)
-            finally:
-                question.end()
-        return question.answer
+        cache = self._cache
+        asked = cache.ask(call)
+        if isinstance(asked, Decision):
+            return asked
+        decision = None
+        try:
+            decision = self._store.run(call)
+        finally:
+            cache.end(call, asked, decision)
+        return decision
 
     def bind(self, family: Family) -> Check:
         return plain_check(self, family)
@@ -126,13 +132,16 @@ class AsyncCachedStore:
         return hurried
 
     async def run(self, call: Call) -> Decision:
-        question = self._cache.ask(call)
-        if question.answer is None:
-            try:
-                question.answer = await self._store.run(call)
-            finally:
-                question.end()
-        return question.answer
+        cache = self._cache
+        asked = cache.ask(call)
+        if isinstance(asked, Decision):
+            return asked
+        decision = None
+        try:
+            decision = await self._store.run(call)
+        finally:
+            cache.end(call, asked, decision)
+        return decision
 
     def bind(self, family: Family) -> AsyncCheck:
         return plain_async_check(self, family)
@@ -145,15 +154,22 @@ class AsyncCachedStore:
         await self._store.close()
 
 
+_Sent: TypeAlias = tuple[int, int]
+"""When a question was sent: the tick, and its number among questions and touches."""
+
+
 class _Kept(NamedTuple):
     """An answer, and when it may be repeated."""
 
-    decision: Decision
     call: Call
-    """The question; also so that nothing else takes the identity of its quotas."""
-    marks: list[object]
+    """The question."""
+    decision: Decision
+    number: int
+    """That of the question."""
+    places: list[int]
+    """Of the limits of the question."""
     since: int
-    """The tick at which it came."""
+    """The tick at which the answer came."""
     until: int
 
 
@@ -161,7 +177,7 @@ _Key: TypeAlias = tuple[object, ...]
 
 
 class _Answers:
-    """Answers of one kind, by question."""
+    """Answers of one kind, by what tells most questions apart; each says itself what the question was."""
 
     __slots__ = ("hits", "kept", "longest_us", "misses")
 
@@ -174,99 +190,86 @@ class _Answers:
 class _Cache:
     """What both stores share. An answer counts for a time, and as long as no limit of its question was touched.
 
-    To touch a limit is to replace its *mark*, an object that it shares with those limits that have the same hash. An
-    answer is kept with the marks that its limits had before the question was sent, and is good while they still have
-    them; so it does not matter whether it came before or after a limit was touched, nor is it necessary to know which
-    answers there are, or are yet to come. A refusal touches nothing.
+    Questions and touches are numbered, and the number of the last touch is the *mark* of a limit; limits of the same
+    hash share one. An answer is good while no limit of its question has a mark above the question's number; so it does
+    not matter whether it came before or after a limit was touched, nor is it necessary to know which answers there are,
+    or are yet to come. A refusal touches nothing.
+
+    Nearly all calls are checks that pass, so these are to cost next to nothing: no key is made where no answer is kept,
+    marks are only read where one is found, and only who keeps an answer takes the lock.
     """
 
     def __init__(self, store: Store | AsyncStore, peeks: float, denials: float, max_entries: int) -> None:
         self._most = whole("max_entries", max_entries, 1, 1 << 40, InvalidStore)
-        self._answers = {
-            Verb.PEEK: _Answers(microseconds("peeks", peeks, or_none=True)),
-            Verb.CHECK: _Answers(microseconds("denials", denials, or_none=True)),
-        }
+        self._peeks = _Answers(microseconds("peeks", peeks, or_none=True))
+        self._denials = _Answers(microseconds("denials", denials, or_none=True))
         self._sharded, self._ticks = isinstance(store, Sharded), store.clock.ticks
-        self._marks = [object()] * _MARKS
+        self._uncached = _Answers(0)
+        self._numbers, self._marks = count(1), array("q", bytes(8 * _MARKS))
         self._lock = new_lock()
 
-    def ask(self, call: Call) -> _Question:
-        """Return the question, with its answer if that is known."""
-        limits = call.plan if not call.shadow else (*call.plan, *[limit for plan in call.shadow for limit in plan])
-        places = [hash((space, principal)) % _MARKS for space, principal, _ in limits]
-        answers = self._answers.get(call.verb)
-        if answers is None or not answers.longest_us:
-            return _Question(self, call, places)
-        marks, now = [self._marks[place] for place in places], self._ticks()
-        key = _key(call, limits)
-        with self._lock:
-            kept = answers.kept.get(key)
-            if kept is not None and kept.since <= now < kept.until and kept.marks == marks:
+    def ask(self, call: Call) -> Decision | _Sent:
+        """Return the answer to a question if that is known, else what to say at the end of it."""
+        now, verb = self._ticks(), call.verb
+        answers = self._denials if verb is _CHECK else self._peeks if verb is _PEEK else self._uncached
+        if answers.longest_us:
+            kept = answers.kept.get(_key(call)) if answers.kept else None
+            if kept is not None and kept.since <= now < kept.until and kept.call == call and self._is_good(kept):
                 answers.hits += 1
-                return _Question(self, call, places, _aged(kept.decision, now - kept.since))
+                return _aged(kept.decision, now - kept.since)
             answers.misses += 1
-        return _Question(self, call, places, None, key, marks, now)
+        return now, next(self._numbers)
 
-    def touch(self, places: list[int]) -> None:
-        """Repeat nothing that was said about the limits of these places before now."""
-        for place in places:
-            self._marks[place] = object()
+    def end(self, call: Call, sent: _Sent, decision: Decision | None) -> None:
+        """Learn from how a question ended. Without an answer, nobody knows what was done."""
+        verb = call.verb
+        if decision is not None and (verb is _PEEK or (verb is _CHECK and not decision.allowed)):
+            self._keep(call, sent, decision)
+            return
+        number, marks = next(self._numbers), self._marks
+        for space, principal, _ in call.plan:
+            marks[hash((space, principal)) & _PLACES] = number
+        for plan in call.shadow:
+            for space, principal, _ in plan:
+                marks[hash((space, principal)) & _PLACES] = number
 
-    def keep(self, key: _Key, call: Call, decision: Decision, marks: list[object], sent: int) -> None:
-        """Keep the answer to a question that was sent at the tick `sent`."""
-        if self._sharded and call.verb is Verb.CHECK and len({limit.principal for limit in call.plan}) > 1:
+    def clear(self) -> None:
+        with self._lock:
+            self._peeks.kept.clear()
+            self._denials.kept.clear()
+
+    def statistics(self) -> CacheStatistics:
+        """Return what happened so far, for metrics."""
+        peeks, denials = self._peeks, self._denials
+        entries = len(peeks.kept) + len(denials.kept)
+        return CacheStatistics(peeks.hits, peeks.misses, denials.hits, denials.misses, entries)
+
+    def _keep(self, call: Call, sent: _Sent, decision: Decision) -> None:
+        """Keep the answer to a question, if it may be repeated."""
+        answers = self._denials if call.verb is _CHECK else self._peeks
+        if not answers.longest_us or decision.degraded or any(each.degraded for each in decision.shadow):
+            return
+        if self._sharded and answers is self._denials and len({limit.principal for limit in call.plan}) > 1:
             return  # it may be due to what another try has taken for a moment, and gives back
-        answers = self._answers[call.verb]
-        now, until = self._ticks(), sent + min(answers.longest_us, _steady_us(decision))
+        tick, number = sent
+        places = [hash(limit[:2]) & _PLACES for plan in (call.plan, *call.shadow) for limit in plan]
+        until = tick + min(answers.longest_us, _steady_us(decision))
+        kept, key = _Kept(call, decision, number, places, self._ticks(), until), _key(call)
         with self._lock:
             answers.kept.pop(key, None)  # the new one is the youngest
             if len(answers.kept) >= self._most:
                 answers.kept.popitem(last=False)
-            answers.kept[key] = _Kept(decision, call, marks, now, until)
+            answers.kept[key] = kept
 
-    def clear(self) -> None:
-        with self._lock:
-            for answers in self._answers.values():
-                answers.kept.clear()
-
-    def statistics(self) -> CacheStatistics:
-        """Return what happened so far, for metrics."""
-        peeks, denials = self._answers[Verb.PEEK], self._answers[Verb.CHECK]
-        entries = len(peeks.kept) + len(denials.kept)
-        return CacheStatistics(peeks.hits, peeks.misses, denials.hits, denials.misses, entries)
+    def _is_good(self, kept: _Kept) -> bool:
+        """Was no limit of the question touched since it was sent?"""
+        marks = self._marks
+        return max([marks[place] for place in kept.places], default=0) <= kept.number
 
 
-class _Question:
-    """A call of the inner store, or the answer that makes it unnecessary."""
-
-    __slots__ = ("_cache", "_call", "_key", "_marks", "_places", "_sent", "answer")
-
-    def __init__(  # noqa: PLR0917  one for each call
-        self,
-        cache: _Cache,
-        call: Call,
-        places: list[int],
-        answer: Decision | None = None,
-        key: _Key = (),
-        marks: list[object] | None = None,
-        sent: int = 0,
-    ) -> None:
-        self._cache, self._call, self._places, self.answer = cache, call, places, answer
-        self._key, self._marks, self._sent = key, marks, sent
-
-    def end(self) -> None:
-        """Learn from how the call ended. Without an answer, nobody knows what was done."""
-        decision, verb = self.answer, self._call.verb
-        if decision is None or not (verb is Verb.PEEK or (verb is Verb.CHECK and not decision.allowed)):
-            self._cache.touch(self._places)
-        elif self._marks is not None and not decision.degraded:
-            self._cache.keep(self._key, self._call, decision, self._marks, self._sent)
-
-
-def _key(call: Call, limits: tuple[Limit, ...]) -> _Key:
-    """Return what tells questions apart: quotas by identity, which is quicker than their hashes."""
-    where = [part for space, principal, quota in limits for part in (space, principal, id(quota))]
-    return (call.cost, *map(len, (call.plan, *call.shadow)), *where)
+def _key(call: Call) -> _Key:
+    """Return what tells questions apart, but for quotas and shadow plans: those are compared."""
+    return (call.cost, *[limit[:2] for limit in call.plan])
 
 
 def _steady_us(decision: Decision) -> int:
@@ -274,19 +277,32 @@ def _steady_us(decision: Decision) -> int:
 
     When a limit would admit the request again, or nothing counts as used any more, there is more to say than that.
     """
-    parts = [part for each in (decision, *decision.shadow) for part in each.limits]
-    return min([us for part in parts for us in (part.retry_after_us, part.reset_after_us) if us], default=_FOREVER)
+    steady = _FOREVER
+    for each in (decision, *decision.shadow):
+        for part in each.parts or (each,):
+            if 0 < part.retry_after_us < steady:
+                steady = part.retry_after_us
+            if 0 < part.reset_after_us < steady:
+                steady = part.reset_after_us
+    return steady
 
 
 def _aged(decision: Decision, us: int) -> Decision:
     """Return a decision that came `us` microseconds ago with its times as of now. They are never told too short."""
-    if not us:
-        return decision
-    return msgspec.structs.replace(
-        decision,
-        retry_after_us=max(0, decision.retry_after_us - us),
-        reset_after_us=max(0, decision.reset_after_us - us),
-        delay_us=max(0, decision.delay_us - us),
-        parts=tuple([_aged(part, us) for part in decision.parts]),
-        shadow=tuple([_aged(each, us) for each in decision.shadow]),
+    retry_after, reset_after, delay = decision.retry_after_us, decision.reset_after_us, decision.delay_us
+    return Decision(
+        decision.allowed,
+        decision.limit,
+        decision.remaining,
+        retry_after - us if retry_after > us else 0,
+        reset_after - us if reset_after > us else 0,
+        decision.state,
+        decision.quota,
+        delay - us if delay > us else 0,
+        decision.taken,
+        decision.taken_at_us,
+        tuple([_aged(part, us) for part in decision.parts]) if decision.parts else (),
+        decision.degraded,
+        decision.index,
+        tuple([_aged(each, us) for each in decision.shadow]) if decision.shadow else (),
     )

@@ -37,7 +37,7 @@ from headgate.core.numbers import whole
 from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb, shadowed
 from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Store
+from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Sharded, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
 from headgate.stores.circuits import DECIDED_HERE, Absence, Circuits, Passage, Reason
 from headgate.stores.fallback import Fallback
@@ -112,6 +112,8 @@ class FailoverStore:
         self._store = store
         self.clock = store.clock
         self._failover = _Failover(store, **options)
+        if isinstance(store, Sharded):
+            self.servers_of, self.servers = store.servers_of, store.servers
 
     def run(self, call: Call) -> Decision:
         failover = self._failover
@@ -153,6 +155,8 @@ class AsyncFailoverStore:
         self._store = store
         self.clock = store.clock
         self._failover = _Failover(store, **options)
+        if isinstance(store, Sharded):
+            self.servers_of, self.servers = store.servers_of, store.servers
 
     def within(self, seconds: float) -> AsyncFailoverStore:
         """Return the same store for callers that wait no longer than so many seconds for it.
