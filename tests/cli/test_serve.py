@@ -13,6 +13,7 @@ from headgate.cli.__main__ import main
 from headgate.cli.greeting import trial
 from headgate.cli.serve import add_options, options, settings_of
 from headgate.core.errors import UsageError
+from headgate.server.configuration import EXAMPLE
 from headgate.server.settings import Settings
 from headgate.web.apikey import digest
 from tests.servers import free_port, redis_server
@@ -79,7 +80,7 @@ def test_numbers_are_written_in_plain_digits(number: str) -> None:
         settings("--drain-seconds", "1_0")
 
 
-CHECK = ["serve", "--check", "--http-port", "0", "--grpc-port", "0"]
+CHECK = ["serve", "--check", "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--rules", str(EXAMPLE)]
 
 
 def test_check_says_that_it_could_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +124,7 @@ def test_check_says_which_port_is_in_use(capsys: pytest.CaptureFixture[str]) -> 
     """By the service that runs, most of the time: so that is not a reason to refuse the settings of its successor."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--check", "--http-port", str(port), "--grpc-port", "0"]) == 0
+        assert main([*CHECK, "--http-port", str(port)]) == 0
     told = capsys.readouterr().out
     assert f"port {port} is in use now" in told
     assert f"it could start once port {port} is free: 2 rules" in told

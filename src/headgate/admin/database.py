@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -119,8 +120,14 @@ class Database:
     async def connected(self) -> AsyncIterator[AsyncConnection]:
         """Keep a connection, without a transaction. Raises DatabaseError."""
         with _translated(self.name):
+            self._make_file()
             async with self._engine.connect() as connection:
                 yield connection
+
+    @property
+    def exists(self) -> bool:
+        """Whether it can be asked without making it: a file that does not exist would come to be."""
+        return not self.is_sqlite or Path(self._url.database or "").exists()
 
     @property
     def dsn(self) -> str:
@@ -140,10 +147,16 @@ class Database:
     @asynccontextmanager
     async def _begun(self, connecting: AsyncConnection, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
         with _translated(self.name):
+            self._make_file()
             async with connecting as connection:
                 await connection.execution_options(**{_WRITING: writing})
                 async with connection.begin():
                     yield connection
+
+    def _make_file(self) -> None:
+        """Make a file that does not exist, for its owner alone. Raises OSError, which says more than SQLite would."""
+        if not self.exists and self._url.database != ":memory:":
+            os.close(os.open(self._url.database or "", os.O_RDWR | os.O_CREAT, 0o600))
 
     async def schema(self) -> str | None:
         """Return which version the tables are of; None for an empty database."""

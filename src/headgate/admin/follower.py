@@ -30,7 +30,7 @@ from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseU
 from headgate.admin.tables import nodes
 from headgate.core.errors import InvalidRule
 from headgate.policy.loading import from_data
-from headgate.policy.snapshot import WHOLE, Changes, Following, SnapshotWriter, Whole, write_following
+from headgate.policy.snapshot import WHOLE, Changes, Following, SnapshotWriter, Whole, read_following, write_following
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the revision of a database that tells by itself."""
@@ -72,7 +72,8 @@ class Follower:
         self._now = clock or (lambda: time.time_ns() // 1000)
         self._writer = SnapshotWriter(folder, self._database.name)
         self._has_followed = False
-        self._followed = Following()
+        before = read_following(folder)
+        self._followed = Following(before.contact, 0, before.error)
         self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), self._now(), 0, 0, "")
 
     @property

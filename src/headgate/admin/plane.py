@@ -33,10 +33,10 @@ from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
 from headgate.observe.workers import Slice
 from headgate.policy.dumping import to_data
+from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
+from headgate.policy.snapshot import WHOLE
 
-EMBEDDED = "headgate.db"
-"""The database of a service that was given neither rules nor a database."""
 _HOURLY = 3600.0
 _PAUSE = 1.0
 _LOG = logging.getLogger("headgate.admin")
@@ -49,6 +49,14 @@ class Begun(NamedTuple):
     """The key that was made since there was none; it is shown once. Empty: there were keys."""
     error: str
     """Why the rules may be old: the database is away. Empty: it is not."""
+
+
+class Examined(NamedTuple):
+    """What was found in a database."""
+
+    rules: int
+    is_empty: bool
+    """Whether it never had any rules, or does not even exist yet."""
 
 
 class AdminPlane:
@@ -79,7 +87,7 @@ class AdminPlane:
     def begin(self, examples: Callable[[], Ruleset] | None = None) -> Begun:
         """Make ready what workers need; `examples` are the rules of a database that never had any, if given.
 
-        Raises UsageError, DatabaseError, InvalidRule.
+        Raises UsageError, DatabaseError, InvalidRule, OSError.
         """
         return asyncio.run(self._begin(examples))
 
@@ -88,6 +96,7 @@ class AdminPlane:
             return Begun("", "")
         database = Database(self._url)
         catalog, first = Catalog(database), ""
+        follower = Follower(catalog, self._folder)
         try:
             try:
                 if await database.schema() is None:
@@ -97,13 +106,32 @@ class AdminPlane:
                     await catalog.apply(to_data(examples()), Actor("start-up", reason="the example rules"))
                 made = await ApiKeys(database, self._key).first()
                 first = made.text if made else ""
-            except SchemaMismatch:
-                raise
+            except SchemaMismatch as error:  # while a fleet is upgraded, those that are started must serve as well
+                if not (self._folder / WHOLE).exists():
+                    raise
+                follower.resume()
+                return Begun("", str(error))
             except DatabaseError as error:
                 _LOG.debug("the database is not ready: %s", error)
-            follower = Follower(catalog, self._folder)
             await follower.begin()
             return Begun(first, follower.error)
+        finally:
+            await database.close()
+
+    def examine(self) -> Examined:
+        """Look at the database as `begin` would, and change nothing. Raises UsageError, DatabaseError, InvalidRule."""
+        return asyncio.run(self._examine())
+
+    async def _examine(self) -> Examined:
+        database = Database(self._url)
+        try:
+            if not database.exists:
+                return Examined(0, is_empty=True)
+            if await database.schema() is None:
+                return Examined(0, is_empty=True)
+            await database.check_schema()
+            whole = await Catalog(database).document()
+            return Examined(len(from_data(whole.document, name=database.name).rules), is_empty=not whole.revision)
         finally:
             await database.close()
 

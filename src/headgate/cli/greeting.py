@@ -169,7 +169,7 @@ def _ourselves() -> list[str]:
 
 def _has_rules(settings: Settings) -> bool:
     """Whether there are any, be it the example."""
-    return bool(settings.rules) or not settings.envoy_config
+    return bool(settings.rules or settings.database) or not settings.envoy_config
 
 
 def _origin(settings: Settings) -> str:

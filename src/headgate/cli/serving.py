@@ -9,10 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
 
-from headgate.cli.admin_plane import ServedAdmin, admin_of
+from headgate.cli.admin_plane import ServedAdmin, admin_of, examine_admin, has_admin
 from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, silence
 from headgate.core.errors import StoreError
 from headgate.core.numbers import printable
@@ -31,22 +32,31 @@ def check(settings: Settings, terminal: Terminal) -> int:
     """Say whether a service could start with these settings, and decide: its files, its ports, its store."""
     from headgate.server.configuration import Configuration  # noqa: PLC0415  see this module
 
-    rules = len(Configuration(settings).rules.value.rules)
+    examined = examine_admin(settings)
+    asked = settings if examined is None else replace(settings, database="")  # its last good rules may be old
+    rules = len(Configuration(asked).rules.value.rules)
+    if examined is not None:
+        rules = examined.rules if examined.rules is not None else rules
     store = _described_store(settings)
     if settings.tracing:
         from headgate.observe.tracing import Tracing  # noqa: PLC0415
 
         Tracing().close()
-    taken = [port for name, port in _numbers(settings) if not examine(name, settings.host, port)]
+    taken = [port for name, host, port in _listening(settings) if not examine(name, host, port)]
     try:
         _meet_store(settings)
     except StoreError as error:
         why = printable(f"{store}: {error}")
         terminal.complain(f"headgate: it would start, and decide without its store {why}")
         return NO
+    if examined is not None and examined.problem:
+        terminal.complain(f"headgate: {printable(examined.problem)}")
+        return NO
     ports = " and ".join(map(str, taken))
     if taken:
         terminal.say(f"port {ports} is in use now: if not by the service that this one replaces, choose another")
+    if examined is not None and examined.hint:
+        terminal.say(printable(examined.hint))
     when = f"it could start once port {ports} is free" if taken else "it could start"
     terminal.say(terminal.styled(f"{when}: {rules} rules, {printable(store)}", "yellow" if taken else "green"))
     return OK
@@ -65,10 +75,10 @@ def run(settings: Settings, terminal: Terminal) -> int:
         LiveIdentifier(settings)
     with ExitStack() as stack:
         ports = _ports(settings, stack)
-        admin = admin_of(settings, stack)
-        if admin is not None:
-            settings = admin.settings
         try:
+            admin = admin_of(settings, stack)
+            if admin is not None:
+                settings = admin.settings
             _run(settings, ports, _greeting(settings, ports, store, terminal, admin), admin)
         except CannotStart as error:
             terminal.complain(f"headgate: {error}")
@@ -125,6 +135,11 @@ def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None], 
 
 def _numbers(settings: Settings) -> tuple[tuple[str, int], ...]:
     return ("http", settings.http_port), ("grpc", settings.grpc_port)
+
+
+def _listening(settings: Settings) -> list[tuple[str, str, int]]:
+    admin = [("admin", settings.admin_host, settings.admin_port)] if has_admin(settings) else []
+    return [(name, settings.host, number) for name, number in _numbers(settings)] + admin
 
 
 def _ports(settings: Settings, stack: ExitStack) -> list[Port]:

@@ -121,6 +121,18 @@ RULES_LOADED_AT = _gauge(
     "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
 )
 
+RULES_REVISION = _gauge("rules_revision", "The revision of the database's rules in force; the least.", merge=Merge.MIN)
+RULES_CONTACT = _gauge(
+    "rules_contact_timestamp_seconds",
+    "When the database last said which rules are in force; 0: never yet.",
+    scale=NANO,
+    merge=Merge.MAX,
+)
+RULES_STALE = _gauge(
+    "rules_stale", "1 while the database cannot be followed, and the last good rules are in force.", merge=Merge.MAX
+)
+RULES_FOLLOW_FAILURES = _counter("rules_follow_failures", "How often following the database failed.")
+
 CONFIG_LOADS = _counter(
     "config_loads", "Files that came into force: rules, descriptors, identity, caller_keys, certificates.", "config"
 )

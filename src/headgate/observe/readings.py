@@ -19,6 +19,7 @@ from headgate.live import Live, LoadStatistics
 from headgate.observe import metrics
 from headgate.observe.metrics import NANO, Metric, MetricKind
 from headgate.observe.table import CounterTable
+from headgate.policy.snapshot import SnapshotSource
 from headgate.stores.breaker import Circuit
 from headgate.stores.cached import CacheStatistics
 from headgate.stores.failover import Statistics
@@ -124,6 +125,21 @@ def of_live(lives: Mapping[str, Live[Any]]) -> Source:
             yield Reading(metrics.CONFIG_FAILURES, (what,), loading.failures)
             yield Reading(metrics.CONFIG_BROKEN, (what,), int(bool(loading.error)))
             yield Reading(metrics.CONFIG_LOADED_AT, (what,), int(loading.loaded_at * NANO))
+
+    return read
+
+
+def of_snapshot(source: SnapshotSource, *, counting: bool) -> Source:
+    """Return how following a database goes; `counting` is for one worker, since all of them are told the same."""
+    before = source.following().failures
+
+    def read() -> Iterable[Reading]:
+        following = source.following()
+        yield Reading(metrics.RULES_REVISION, (), source.revision)
+        yield Reading(metrics.RULES_CONTACT, (), following.contact * (NANO // 1_000_000))
+        yield Reading(metrics.RULES_STALE, (), int(bool(following.error)))
+        if counting:
+            yield Reading(metrics.RULES_FOLLOW_FAILURES, (), max(0, following.failures - before))
 
     return read
 

@@ -15,6 +15,7 @@ anew, which the writer does as soon as it finds the files other than it left the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +37,7 @@ LONGEST_JOURNAL = 4_194_304
 USER = "user"
 """The kind of body that can change alone."""
 _FORM = 1
+_PASSWORD = re.compile(r":[^:@/]*@")
 
 
 class BodyChange(NamedTuple):
@@ -260,7 +262,7 @@ class SnapshotSource:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._reader = SnapshotReader(folder)
+        self._folder, self._reader = folder, SnapshotReader(folder)
         self.name = self._reader.name
         self._last = Ruleset()
         self._others: dict[str, Any] = {}
@@ -272,6 +274,10 @@ class SnapshotSource:
     def revision(self) -> int:
         """The revision that was read last."""
         return self._reader.revision
+
+    def following(self) -> Following:
+        """Return how whoever writes the folder gets on."""
+        return read_following(self._folder)
 
     def read(self) -> Ruleset:
         """Return all rules. Raises InvalidRule."""
@@ -412,15 +418,20 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
+def data_dir(given: str = "") -> Path:
+    """Return the folder for what is kept: ``$XDG_STATE_HOME/headgate``, or ``~/.local/state/headgate`` by default."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return Path(given) if given else state / "headgate"
+
+
 def snapshot_folder(source: str, given: str = "") -> Path:
     """Return the folder for the rules that are followed elsewhere, which is made if need be. Raises UsageError.
 
     Args:
-        source: where they are followed: each has a folder of its own.
-        given: the folder for all of them; default: ``$XDG_STATE_HOME/headgate``, or ``~/.local/state/headgate``.
+        source: the URL of what is followed: each has a folder of its own, whatever its password.
+        given: the folder for all of them; see `data_dir`.
     """
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = (Path(given) if given else state / "headgate") / sha256(source.encode()).hexdigest()[:16]
+    folder = data_dir(given) / sha256(_PASSWORD.sub("@", source).encode()).hexdigest()[:16]
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         owner = folder.stat().st_uid

@@ -45,7 +45,10 @@ class Configuration:
         self.tls = _tls(settings)
         self.identifier = identifier_of(settings)
         """Finds out who the clients of proxies are."""
-        self.rules = LivePolicy(rules_of(settings), enforcing=settings.enforcement)
+        rules = rules_of(settings)
+        self.rules = LivePolicy(rules, enforcing=settings.enforcement)
+        self.snapshot = rules if isinstance(rules, SnapshotSource) else None
+        """Where the rules of a database are kept, if they come from one."""
         self.descriptors: LiveDescriptors | None = None
         """The trees that answer Envoy, if any."""
         if settings.envoy_config:

@@ -15,7 +15,7 @@ from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe import metrics
 from headgate.observe.logs import Principals
-from headgate.observe.readings import of_live, of_number
+from headgate.observe.readings import of_live, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
 from headgate.observe.tracing import Tracing
 from headgate.observe.workers import Slice, Slots
@@ -100,7 +100,12 @@ class Node:
             shed=lambda path: self._recorder.shed(APIS.get(path, "other")),
         )
         self._decisions = Decisions(self._engine, self._recorder).within(settings.api_seconds)
-        self._readiness = Readiness(self._engine, enforcing=lambda: files.rules.value.enforcing)
+        snapshot = files.snapshot
+        self._readiness = Readiness(
+            self._engine,
+            enforcing=lambda: files.rules.value.enforcing,
+            stale=lambda: snapshot is not None and bool(snapshot.following().error),
+        )
         self._trees: AsyncDescriptorEngine | None = None
         if files.descriptors:
             self._trees = AsyncDescriptorEngine(
@@ -120,6 +125,8 @@ class Node:
         self._recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
         self._recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
         self._recorder.add(of_live(files.lives()))
+        if snapshot is not None:
+            self._recorder.add(of_snapshot(snapshot, counting=slot == 0))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -201,7 +208,7 @@ class Node:
     def _envoy_service(self) -> rls.RateLimitService:
         """Return what answers Envoy: by the rules, by the trees of its own files, or by both."""
         settings, trees = self._settings, self._trees
-        by_rules = bool(settings.rules) or not settings.envoy_config
+        by_rules = bool(settings.rules or settings.database) or not settings.envoy_config
         return rls.RateLimitService(
             self._recorder,
             decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,

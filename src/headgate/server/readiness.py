@@ -23,13 +23,19 @@ class Readiness:
     Args:
         engine: what decides.
         enforcing: says whether limits refuse.
+        stale: says whether the rules may be old, since their database cannot be followed. It may read a file.
         fresh: seconds for which what the store said is passed on, so that nobody can flood it with this question.
     """
 
     def __init__(
-        self, engine: AsyncEngine, fresh: float = 1.0, *, enforcing: Callable[[], bool] = lambda: True
+        self,
+        engine: AsyncEngine,
+        fresh: float = 1.0,
+        *,
+        enforcing: Callable[[], bool] = lambda: True,
+        stale: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.enforcing = enforcing
+        self.enforcing, self.stale = enforcing, stale
         self._engine, self._fresh, self._until = engine, fresh, 0.0
         self._drained = asyncio.Event()
         self._probe: asyncio.Task[str] | None = None

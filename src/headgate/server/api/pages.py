@@ -41,6 +41,8 @@ class HealthPages:
         told = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
         if not self._readiness.enforcing():
             told["enforcement"] = "off"
+        if self._readiness.stale():
+            told["rules"] = "last_good"
         return HttpResponse(200, msgspec.json.encode(told), _FIELDS)
 
 

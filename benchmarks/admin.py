@@ -1,0 +1,119 @@
+"""Very many users in a database: how long a service takes to begin, what a worker holds, and what a change costs.
+
+::
+
+    python -m benchmarks.admin [USERS]
+
+Times are of the processor, in this process alone: the part that follows the database, then the part of one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sqlalchemy import insert
+
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog, ObjectKind, Operation
+from headgate.admin.database import Database
+from headgate.admin.follower import Follower
+from headgate.admin.tables import overrides, users
+from headgate.policy.live import LivePolicy
+from headgate.policy.snapshot import SnapshotSource
+
+ME = Actor("benchmark")
+RULES: dict[str, Any] = {
+    "version": 1,
+    "rules": [{"id": f"rule{number}", "limit": 100, "window": "1m", "endpoint": f"/r{number}"} for number in range(20)],
+    "tiers": {"gold": {"rule0": {"limit": 500}}, "free": {"rule0": {"limit": 10}}},
+}
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _timed(what: str, work: Callable[[], object]) -> None:
+    begun, used = time.perf_counter(), time.process_time()
+    work()
+    print(f"{what:<58} {1000 * (time.process_time() - used):9.1f} ms  {1000 * (time.perf_counter() - begun):9.1f} ms")
+
+
+async def _awaited(what: str, work: Callable[[], Awaitable[object]]) -> None:
+    begun, used = time.perf_counter(), time.process_time()
+    await work()
+    print(f"{what:<58} {1000 * (time.process_time() - used):9.1f} ms  {1000 * (time.perf_counter() - begun):9.1f} ms")
+
+
+async def _filled(url: str, number: int) -> Database:
+    """Return a database of so many users, half of whom have an override."""
+    database = await Database.open(url)
+    await Catalog(database).apply(RULES, ME)
+    names = [f"user-{index:06}" for index in range(number)]
+    bodies = [
+        {"tier": "gold" if index % 2 else "free"}
+        | ({"overrides": {"rule1": {"limit": 50 + index % 1000}}} if index % 2 else {})
+        for index in range(number)
+    ]
+    stamps = {"version": 1, "created_at": 0, "updated_at": 0}
+    rows = [
+        {"id": name, "body": body, "tier": body["tier"], **stamps} for name, body in zip(names, bodies, strict=True)
+    ]
+    given = [{"user_id": name, "rule_id": "rule1", "until": None} for name in names[1::2]]
+    async with database.writing() as connection:
+        await connection.execute(insert(users), rows)
+        await connection.execute(insert(overrides), given)
+    return database
+
+
+async def _measured(folder: Path, number: int) -> None:
+    database = await _filled(f"sqlite:///{folder}/headgate.db", number)
+    catalog, rules = Catalog(database), folder / "rules"
+    rules.mkdir()
+    follower = Follower(catalog, rules)
+    print(f"{number} users, half of them with an override; processor time, and time by the clock")
+    await _awaited("begin: read the database, check, write the files", follower.begin)
+    size = (rules / "rules.json").stat().st_size / 2**20
+    gc.collect()
+    before = _resident()
+    live: list[LivePolicy] = []
+    _timed(
+        f"a worker reads the files ({size:.1f} MB) and compiles them",
+        lambda: live.append(LivePolicy(SnapshotSource(rules))),
+    )
+    gc.collect()
+    print(f"{'the worker then holds':<58} {(_resident() - before) / 2**20:9.1f} MB more")
+    await _awaited("resume: find the files as they were left", lambda: asyncio.to_thread(follower.resume))
+    changes = {
+        "one user": Operation(ObjectKind.USER, "user-000007", {"tier": "gold", "overrides": {"rule1": {"limit": 7}}}),
+        "another user": Operation(ObjectKind.USER, "user-000008", {"tier": "gold"}),
+        "one rule that has overrides": Operation(ObjectKind.RULE, "rule1", {**RULES["rules"][1], "limit": 200}),
+        "one rule that has none": Operation(ObjectKind.RULE, "rule2", {**RULES["rules"][2], "limit": 200}),
+    }
+    for what, operation in changes.items():
+        await _awaited(f"{what}: changed in the database", lambda operation=operation: catalog.change([operation], ME))  # type: ignore[misc]
+        await _awaited(f"{what}: followed", follower._catch_up)  # noqa: SLF001  one step of what it does for ever
+        _timed(f"{what}: in force in a worker", live[0].refresh)
+        if error := live[0].statistics().error:
+            raise SystemExit(error)
+    await database.close()
+
+
+def main() -> None:
+    """Measure, and say it."""
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    with TemporaryDirectory(prefix="headgate-users-") as folder:
+        asyncio.run(_measured(Path(folder), number))
+
+
+if __name__ == "__main__":
+    main()

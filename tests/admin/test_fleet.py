@@ -1,0 +1,250 @@
+"""Two services of two workers each, on one PostgreSQL and one Redis, which also keep their rules in the same place."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.postgres import PostgresServer
+from tests.server.process.service import SECONDS, Clients, Service
+from tests.servers import redis_server, until
+
+KEY = "hg_an-operators-own-key-of-some-length"
+ORDERS = {"id": "orders-user", "endpoint": "/api/v1/orders/**", "window": "1h"}
+RULES = {
+    "version": 1,
+    "rules": [{**ORDERS, "limit": 5}, {"id": "all-ip", "dimension": "ip", "limit": 1000, "window": "1m"}],
+    "tiers": {"gold": {"orders-user": {"limit": 50}}},
+}
+
+
+class FleetService(Service):
+    """A service with an admin plane."""
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Ask the admin plane."""
+        connection = HTTPConnection("127.0.0.1", self._port(r"admin +http://\S+:(\d+)"), timeout=SECONDS)
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        try:
+            connection.request(method, f"/api/v1{path}", None if body is None else msgspec.json.encode(body), headers)
+            response = connection.getresponse()
+            content = response.read()
+            return response.status, msgspec.json.decode(content) if content else None
+        finally:
+            connection.close()
+
+    def metric(self, name: str) -> float:
+        """What it shows of all workers together."""
+        found = re.search(rf"^headgate_{name} (\S+)$", self.get("/metrics")[1].decode(), re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    def limit_of(self, user: str) -> int:
+        """The limit of a user, by the worker that takes this connection."""
+        _, body = self.post(
+            "/api/v1/rate-limit/check",
+            {"principal": {"user": user}, "endpoint": "/api/v1/orders", "method": "GET", "consume": False},
+        )
+        limit: int = msgspec.json.decode(body)["limits"][0]["limit"]
+        return limit
+
+    def comes_to(self, revision: int) -> None:
+        """Wait until all workers are at a revision."""
+        until(lambda: self.metric("rules_revision") >= revision, f"revision {revision}", SECONDS)
+
+
+class Fleet:
+    """The services, and what starts more of them."""
+
+    def __init__(self, folder: Path, url: str, store: str) -> None:
+        self.folder, self.url, self.store = folder, url, store
+        self.all: list[FleetService] = []
+
+    def start(self, data_dir: str = "data", *options: str) -> FleetService:
+        own = self.folder / f"service{len(self.all)}"
+        own.mkdir()
+        common = ("--database", self.url, "--store", self.store, "--data-dir", str(self.folder / data_dir))
+        environment = {"HEADGATE_ADMIN_KEY": KEY}
+        service = FleetService(own, *common, "--workers", "2", *options, environment=environment)
+        self.all.append(service)
+        return service
+
+
+@pytest.fixture(scope="module")
+def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with redis_server() as redis:
+        found = Fleet(tmp_path_factory.mktemp("fleet"), postgres.database(), redis.address)
+        try:
+            for service in (found.start(), found.start()):
+                service.started()
+            status, answer = found.all[0].ask("POST", "/apply", RULES)
+            assert status == 200, answer
+            for service in found.all:
+                service.comes_to(1)
+            yield found
+        finally:
+            for service in found.all:
+                service.stop()
+
+
+def test_a_changed_rule_is_enforced_by_all_workers_and_by_those_that_take_their_place(fleet: Fleet) -> None:
+    one, other = fleet.all[:2]
+    status, answer = one.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": 7})
+    assert status == 200, answer
+    revision = one.ask("GET", "/nodes")[1]["revision"]
+    for service in (one, other):
+        service.comes_to(revision)
+        assert {service.limit_of("somebody") for _ in range(20)} == {7}
+    until(lambda: {node["revision"] for node in one.ask("GET", "/nodes")[1]["items"]} == {revision}, "nodes", SECONDS)
+    assert len(other.ask("GET", "/nodes")[1]["items"]) == 2
+    before = other.workers()
+    os.kill(min(before), signal.SIGKILL)
+    until(lambda: len(other.workers()) == 2 and other.workers() != before, "another worker", SECONDS)
+    until(lambda: other.metric("workers") == 2, "it serves", SECONDS)
+    other.comes_to(revision)
+    assert {other.limit_of("somebody") for _ in range(20)} == {7}
+
+
+def test_services_that_were_given_the_same_folder_keep_their_rules_apart(fleet: Fleet) -> None:
+    warned = ["another service keeps its rules in" in service.complained for service in fleet.all[:2]]
+    assert sorted(warned) == [False, True]
+    assert len(list((fleet.folder / "data").glob("*/rules.json"))) == 1
+    assert len(list((fleet.folder / "data").glob("service-2/*/rules.json"))) == 1
+
+
+def test_a_user_is_moved_to_a_tier_given_an_override_that_ends_and_reset(fleet: Fleet) -> None:
+    one, other = fleet.all[:2]
+    assert one.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": 3})[0] == 200
+    other.comes_to(one.ask("GET", "/nodes")[1]["revision"])
+    while other.check("ann")["allowed"]:
+        pass
+    assert one.ask("POST", "/users/ann/reset")[0] == 200
+    until(lambda: other.check("ann")["allowed"], "she may again", SECONDS)
+    assert other.ask("PUT", "/users/ann/tier", {"tier": "gold"})[0] == 200
+    until(lambda: one.limit_of("ann") == 50, "tier", SECONDS)
+    end = (datetime.now(UTC) + timedelta(seconds=8)).isoformat()
+    status, answer = one.ask("POST", "/users/ann/override", {"rule_id": "orders-user", "limit": 99, "until": end})
+    assert status in {200, 201}, answer
+    until(lambda: {other.limit_of("ann") for _ in range(10)} == {99}, "override", SECONDS)
+    until(lambda: {other.limit_of("ann") for _ in range(10)} == {50}, "the end of the override", SECONDS)
+    assert other.limit_of("bob") == 3
+
+
+class Editor(threading.Thread):
+    """Changes a rule again and again, and keeps what it was told."""
+
+    def __init__(self, service: FleetService) -> None:
+        super().__init__(daemon=True)
+        self._service, self._end = service, threading.Event()
+        self.told: list[tuple[int, int, Any]] = []
+
+    def run(self) -> None:
+        for limit in range(100, 140):
+            status, answer = self._service.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": limit})
+            self.told.append((limit, status, answer))
+            if self._end.wait(0.1):
+                return
+
+    def end(self) -> None:
+        self._end.set()
+        self.join(SECONDS)
+        assert not self.is_alive()
+
+    def has(self, status: int) -> bool:
+        return any(each == status for _, each, _ in self.told)
+
+
+def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Fleet, postgres: PostgresServer) -> None:
+    one, other = fleet.all[:2]
+    with Clients(one.http_port, ["a", "b"]) as at_one, Clients(other.http_port, ["c"]) as at_other:
+        editor = Editor(one)
+        editor.start()
+        until(lambda: other.limit_of("somebody") >= 100, "an edit", SECONDS)
+        postgres.stop(signal.SIGQUIT)
+        try:
+            until(lambda: editor.has(503), "an edit that fails", SECONDS)
+            editor.end()
+            until(lambda: one.metric("rules_stale") == other.metric("rules_stale") == 1, "it is noticed", SECONDS)
+            assert msgspec.json.decode(other.get("/readyz")[1]) == {"status": "ready", "rules": "last_good"}
+            for clients in (at_one, at_other):
+                clients.until_answered(20)
+            without_rules = fleet.start("nothing")
+            other.signal(signal.SIGTERM)
+            assert other.ended() == 0
+            meanwhile = fleet.start().started()
+            assert "the rules are the last good ones" in meanwhile.said
+            assert "stays in force" in meanwhile.complained
+            assert meanwhile.metric("rules_stale") == 1
+            assert meanwhile.limit_of("somebody") in {limit for limit, status, _ in editor.told if status == 200}
+            assert without_rules.ended() == 1
+            assert "there are no rules to begin with" in without_rules.complained
+            assert "Traceback" not in without_rules.complained
+        finally:
+            postgres.start()
+        until(lambda: one.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": 500})[0] == 200, "an edit", SECONDS)
+        for service in (one, meanwhile):
+            service.comes_to(one.ask("GET", "/nodes")[1]["revision"])
+            assert {service.limit_of("somebody") for _ in range(10)} == {500}
+            until(lambda service=service: service.metric("rules_stale") == 0, "it is well", SECONDS)  # type: ignore[misc]
+        assert one.metric("rules_follow_failures_total") > 0
+    assert not at_one.failures
+    assert not at_other.failures
+    assert {answer.get("degraded") for client in at_one.all for answer in client.answers} == {False}
+    refused = [answer for _, status, answer in editor.told if status != 200]
+    assert {answer["status"] for answer in refused} == {503}
+    assert all("cannot be reached" in answer["detail"] for answer in refused), refused[0]
+    kept = {item["body"]["limit"] for item in one.ask("GET", "/rules/orders-user/versions")[1]["items"]}
+    assert kept >= {limit for limit, status, _ in editor.told if status == 200}
+    assert one.ask("GET", "/audit/verify")[1]["intact"]
+    assert "Traceback" not in one.complained + meanwhile.complained
+
+
+def test_a_journal_that_somebody_damages_is_repaired(fleet: Fleet) -> None:
+    one = fleet.all[0]
+    (journal,) = (fleet.folder / "data").glob("*/rules.journal")
+    with journal.open("ab") as file:
+        file.write(b"rubbish\n")
+    until(lambda: b"rubbish" not in journal.read_bytes(), "it is written anew", SECONDS)
+    assert one.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": 11})[0] == 200
+    one.comes_to(one.ask("GET", "/nodes")[1]["revision"])
+    assert {one.limit_of("somebody") for _ in range(10)} == {11}
+
+
+def test_a_port_that_is_in_use_is_said_to_be(fleet: Fleet) -> None:
+    one = fleet.all[0]
+    port = one._port(r"admin +http://\S+:(\d+)")
+    found = fleet.start("data", "--admin-port", str(port))
+    assert found.ended() == 2
+    assert f"port {port}" in found.complained
+    assert "admin" in found.complained
+
+
+def test_signals_reload_and_end_both_planes(fleet: Fleet) -> None:
+    one = fleet.all[0]
+    loads = one.metric("rules_loads_total")
+    one.signal(signal.SIGHUP)
+    until(lambda: one.metric("rules_loads_total") >= loads + 2, "both workers load", SECONDS)
+    connection = HTTPConnection("127.0.0.1", one._port(r"admin +http://\S+:(\d+)"), timeout=SECONDS)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read()  # and it stays open: it is no reason to wait
+    one.signal(signal.SIGTERM)
+    assert one.ended() == 0
+    connection.close()
+    with pytest.raises(ConnectionRefusedError):
+        one.ask("GET", "/rules")
+
+
+def test_what_is_kept_is_for_nobody_else(fleet: Fleet) -> None:
+    folders = [path for path in (fleet.folder / "data").rglob("*") if path.is_dir() and (path / "rules.json").exists()]
+    assert folders
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}

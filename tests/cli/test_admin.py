@@ -1,0 +1,200 @@
+"""The admin plane from the command line: what a service starts with, and what operators do with one that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.__main__ import main
+from headgate.server.configuration import EXAMPLE
+from tests.server.process.service import SECONDS, Service
+from tests.servers import free_port, until
+
+CHECK = ("serve", "--check", "--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
+ANY_RULES = {"HEADGATE_DATABASE": "", "HEADGATE_RULES": "", "HEADGATE_ADMIN_KEY": ""}
+
+
+def program(folder: Path, before: str = "pass") -> tuple[str, str]:
+    """What Python runs: the command in a folder, as if it was typed there."""
+    return "-c", (
+        f"import os, sys; os.chdir({str(folder)!r}); {before}; "
+        "from headgate.cli.__main__ import main; raise SystemExit(main())"
+    )
+
+
+class EmbeddedService(Service):
+    """A service in a folder, which was given neither rules nor a database."""
+
+    def __init__(self, folder: Path, logs: Path, *options: str) -> None:
+        logs.mkdir()
+        data = ("--data-dir", str(logs.parent / "data"))
+        super().__init__(logs, *data, *options, environment=ANY_RULES, program=program(folder))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port(r'admin +http://[^ ]+:([0-9]+)')}"
+
+    @property
+    def key(self) -> str:
+        """The first key, if it was shown."""
+        found = re.search(r"only now:\n +(\S+)\n", self.said)
+        return found[1] if found else ""
+
+
+class Operator:
+    """Types commands for a service."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._environment = {**os.environ, "HEADGATE_ADMIN_URL": url, "HEADGATE_ADMIN_KEY": key}
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """Return what a command says, and complains."""
+        command = [sys.executable, "-m", "headgate.cli", *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self._environment, check=False, timeout=SECONDS, input=""
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedService, Path]]:
+    base = tmp_path_factory.mktemp("embedded")
+    folder = base / "folder"
+    folder.mkdir()
+    service = EmbeddedService(folder, base / "logs")
+    try:
+        yield service.started(), folder
+    finally:
+        service.stop()
+
+
+@pytest.fixture(scope="module")
+def operator(embedded: tuple[EmbeddedService, Path]) -> Operator:
+    return Operator(embedded[0].url, embedded[0].key)
+
+
+def test_an_empty_folder_gets_a_database_with_the_example_and_a_key_that_is_shown(
+    embedded: tuple[EmbeddedService, Path],
+) -> None:
+    service, folder = embedded
+    assert (folder / "headgate.db").exists()
+    assert service.key
+    assert "rules  2, from sqlite:///" in service.said
+    assert service.check("u1")["allowed"]
+    assert service.key not in service.complained
+    stored = sqlite3.connect(folder / "headgate.db").execute("SELECT * FROM api_keys").fetchall()
+    assert service.key not in str(stored)
+
+
+def test_operators_look_at_rules_and_change_them(
+    embedded: tuple[EmbeddedService, Path], operator: Operator, tmp_path: Path
+) -> None:
+    service, _ = embedded
+    assert "orders-user" in operator.run("rules", "get")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(EXAMPLE.read_text().replace("limit: 5", "limit: 6"))
+    assert "orders-user" in operator.run("rules", "apply", str(rules), "--dry-run")
+    assert service.check("u2")["limits"][0]["limit"] == 5
+    operator.run("rules", "apply", str(rules), "--reason", "more", "--yes")
+    until(lambda: service.check("u3")["limits"][0]["limit"] == 6, "it is in force", SECONDS)
+    operator.run("rules", "rollback", "orders-user", "1")
+    until(lambda: service.check("u4")["limits"][0]["limit"] == 5, "it is in force", SECONDS)
+    assert "orders-user" in operator.run("audit", "list")
+    operator.run("audit", "verify")
+
+
+def test_who_has_no_key_is_told_so(embedded: tuple[EmbeddedService, Path]) -> None:
+    assert "key" in Operator(embedded[0].url, "hg_wrong").run("rules", "get", code=2)
+
+
+def test_a_second_start_has_the_same_rules_and_shows_no_key(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    first = EmbeddedService(folder, tmp_path / "first").started()
+    try:
+        assert first.key
+    finally:
+        first.stop()
+    again = EmbeddedService(folder, tmp_path / "again").started()
+    try:
+        assert "rules  2, from sqlite:///" in again.said
+        assert not again.key
+        assert "only now" not in again.said
+        again_too = EmbeddedService(folder, tmp_path / "beside").started()
+        again_too.stop()
+        assert "another service keeps its rules" in again_too.complained
+    finally:
+        again.stop()
+
+
+def ended(words: Sequence[str], folder: Path, before: str = "pass", **environment: str) -> tuple[int, str]:
+    """Run a command in a folder, which ends by itself; returns the exit code, and what it said and complained."""
+    command = [sys.executable, *program(folder, before), *words]
+    with_folder = {**os.environ, **ANY_RULES, "XDG_STATE_HOME": str(folder.parent / "state"), **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=with_folder, check=False, timeout=SECONDS)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_said_to_be_that(tmp_path: Path) -> None:
+    words = ("serve", *CHECK[2:], "--data-dir", str(tmp_path / "data"))
+    code, said = ended(words, Path("/proc/self"))
+    assert code == 1
+    assert "headgate.db" in said
+    assert "must be able to write" in said
+    assert "Traceback" not in said
+
+
+def test_without_the_extra_there_is_no_admin_plane_and_it_is_said_what_to_install(tmp_path: Path) -> None:
+    missing = "sys.modules['sqlalchemy'] = None"
+    code, said = ended((*CHECK, "--database", "sqlite:///h.db"), tmp_path, missing)
+    assert code == 2
+    assert "'.[admin]'" in said
+    code, said = ended(CHECK, tmp_path, missing)
+    assert (code, said) == (0, "it could start: 2 rules, memory\n")
+
+
+def test_a_check_asks_the_database_and_changes_nothing(
+    embedded: tuple[EmbeddedService, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    assert main([*CHECK]) == 0
+    assert "it would get tables and the example rules\nit could start: 2 rules" in capsys.readouterr().out
+    assert not (tmp_path / "headgate.db").exists()
+    assert main([*CHECK, "--database", "sqlite:///h.db"]) == 0
+    assert "headgate rules apply FILE --database URL\nit could start: 0 rules" in capsys.readouterr().out
+    assert not (tmp_path / "h.db").exists()
+    assert main([*CHECK, "--database", f"sqlite:///{embedded[1]}/headgate.db"]) == 0
+    assert capsys.readouterr().out == "it could start: 2 rules, memory\n"
+    away = f"postgresql://somebody:secret@127.0.0.1:{free_port()}/rules"
+    assert main([*CHECK, "--database", away]) == 1
+    said = capsys.readouterr().err
+    assert "it could not start: there are no rules" in said
+    assert "secret" not in said
+    assert main([*CHECK, "--database", away, "--rules", str(EXAMPLE)]) == 2
+    assert f"headgate rules apply {EXAMPLE} --database URL" in capsys.readouterr().err
+
+
+def test_rules_in_a_file_can_be_looked_at_with_a_key_and_not_changed(tmp_path: Path) -> None:
+    key = "hg_an-operators-own-key-of-some-length"
+    service = Service(tmp_path, "--rules", str(EXAMPLE), environment={"HEADGATE_ADMIN_KEY": key})
+    try:
+        service.started()
+        found = re.search(r"admin +(http://\S+)", service.said)
+        assert found
+        operator = Operator(found[1], key)
+        assert "orders-user" in operator.run("rules", "get")
+        assert str(EXAMPLE) in operator.run("users", "tier", "u1", "gold", code=2)
+    finally:
+        service.stop()
