@@ -80,7 +80,8 @@ def test_numbers_are_written_in_plain_digits(number: str) -> None:
         settings("--drain-seconds", "1_0")
 
 
-CHECK = ["serve", "--check", "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--rules", str(EXAMPLE)]
+PORTS = ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0"]
+CHECK = ["serve", "--check", *PORTS, "--rules", str(EXAMPLE)]
 
 
 def test_check_says_that_it_could_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +164,7 @@ def test_the_help_has_every_option_and_its_default(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(("module", "package"), [("httptools", "httptools"), ("google.protobuf", "protobuf")])
 def test_what_is_not_installed_is_told(module: str, package: str, tmp_path: Path) -> None:
     hidden = f"import sys; sys.modules['{module}'] = None"
-    script = f"{hidden}; from headgate.cli.__main__ import main; sys.exit(main(['serve']))"
+    script = f"{hidden}; from headgate.cli.__main__ import main; sys.exit(main(['serve', *{PORTS}]))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 2
     assert f"{package} is not installed: pip install {package}, or in a checkout" in ended.stderr
