@@ -22,7 +22,7 @@ from headgate.policy.envoy import combine as answer_of
 from headgate.policy.selection import Verdict
 from headgate.server.protos import RateLimitResponse
 from headgate.server.rls import RlsOptions
-from headgate.server.rls.answers import RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
+from headgate.server.rls.answers import MOST_REFUSALS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
 from headgate.web.headers import MOST_PREPARED, ResponseHeaders
 from tests.server.rls.messages import OK, OVER_LIMIT
 from tests.web import plain
@@ -264,7 +264,7 @@ def test_many_limits_are_shown_by_the_one_that_decides() -> None:
     reference.is_same_as(RuleAnswers(options_of(chosen), lambda _: False).of([ruling_of(decision, names)], NOW))
 
 
-def test_numbers_of_fields_that_are_kept_are_bounded_and_those_of_another_second_are_others() -> None:
+def test_what_is_kept_of_refusals_is_bounded_and_those_of_another_second_are_others() -> None:
     answers, chosen = RuleAnswers(RlsOptions(), lambda _: False), ("default", True, True)
     for second in range(MOST_PREPARED + 10):
         decision = Decision(False, 3, 0, second * 1_000_000, 2**20, Pressure.THROTTLED, plain.QUOTAS[0])
@@ -278,6 +278,7 @@ def test_numbers_of_fields_that_are_kept_are_bounded_and_those_of_another_second
             reference.is_same_as(answer)
     assert answers._writer is not None
     assert len(answers._writer._retry_after) <= MOST_PREPARED
+    assert len(answers._refusals) <= MOST_REFUSALS
 
 
 def test_what_is_prepared_of_limits_is_bounded() -> None:

@@ -20,6 +20,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
+from headgate.policy.compiled import Memory
 from headgate.policy.envoy import Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
@@ -31,6 +32,8 @@ from headgate.web import problem
 from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, most_shown, policy_names, worst
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
+MOST_REFUSALS = 1024
+"""Answers that are kept, of less than a kilobyte each."""
 UNNAMED = "default"
 """What header fields call a limit without a name, or with one that they cannot have."""
 TOO_MANY_REQUESTS = 429
@@ -92,6 +95,10 @@ class _Answers:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
         self._body, self._has_metadata, self._per_unit, self._about = options.body, options.metadata, per_unit, about
         self._prepared = Prepared(self._prepare)
+        self._refusals = Memory[tuple[object, ...], tuple[LimitPieces, RlsAnswer]](MOST_REFUSALS)
+        """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
+        is prepared of the limit, so that nothing else gets its identity. To find one takes half of putting it together,
+        without which a refusal would take more than 1.1 times an admission."""
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
@@ -134,6 +141,14 @@ class _Answers:
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
         """
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
+        refusal: tuple[object, ...] = ()
+        if not allowed and not decision.parts:
+            times = -(-decision.retry_after_us // SECOND), -(-decision.reset_after_us // SECOND), reset_at
+            refusal = id(limit), statuses, metadata, decision.remaining, times, decision.degraded, is_ours
+            known = self._refusals.get(refusal)
+            if known is not None:
+                return known[1]
         limits: Sequence[LimitPieces] = (limit,)
         if decision.parts:
             numbered = policy_names([_policy_name(name) for name in names], len(names))
@@ -142,7 +157,6 @@ class _Answers:
             decision, limits = most_shown(decision, limits)
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None and limit.fields is not None:
-            reset_at = -(-(now + decision.reset_after_us) // SECOND)
             listed = [each.fields for each in limits if each.fields is not None] if decision.parts else ()
             pieces += self._writer.write(decision, limit.fields, reset_at, listed)
         if not allowed and self._body:
@@ -150,7 +164,10 @@ class _Answers:
             document = write(decision, [each.texts for each in limits])
             pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
         pieces.append(metadata)
-        return RlsAnswer(allowed, b"".join(pieces))
+        answer = RlsAnswer(allowed, b"".join(pieces))
+        if refusal:
+            self._refusals.keep(refusal, (limit, answer))
+        return answer
 
     def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
         """Return the answer to what passes without a limit."""
