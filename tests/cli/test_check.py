@@ -160,7 +160,7 @@ def test_where_nothing_listens_it_says_how_to_start_one(
     ("answer", "said"),
     [
         (b"", "hung up, or does not speak HTTP (if it speaks TLS, use https://)"),
-        (response(b"no", "401 Unauthorized"), "the key of a caller goes into HEADGATE_CALLER_KEY"),
+        (response(b"no", "401 Unauthorized"), "the key goes into HEADGATE_CALLER_KEY"),
         (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", "hung up"),
         (response(b"<html>"), "not like Headgate"),

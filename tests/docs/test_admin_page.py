@@ -17,6 +17,7 @@ from headgate.admin.audit import RETENTION_DAYS
 from headgate.admin.keys import Role
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
 from headgate.admin.service import SORTS
+from headgate.cli.__main__ import main
 from tests.docs.test_blocks import ADMIN_PAGE, BLOCKS, Block
 from tests.server.process.service import SECONDS, Service, service
 
@@ -105,6 +106,14 @@ def test_what_the_admin_page_and_the_readme_show_of_the_start_is_what_is_said(em
 def test_the_change_of_the_readme_is_made(embedded: Service) -> None:
     (block,) = [block for block in BLOCKS if block.page.name == "README.md" and ":8082/" in block.text]
     assert '"limit":50' in ran(block.text, embedded, "")
+
+
+def test_a_key_that_is_not_good_is_told_where_it_goes(
+    embedded: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADGATE_ADMIN_KEY", "nonsense")
+    assert main(["users", "list", "--url", f"http://127.0.0.1:{embedded.admin_port}"]) == 2
+    assert capsys.readouterr().err.endswith("the key goes into HEADGATE_ADMIN_KEY\n")
 
 
 def test_the_admin_page_has_the_figures_of_the_code() -> None:

@@ -101,7 +101,14 @@ def call(
     given = {name: value for name, value in (query or {}).items() if value not in {"", None}}
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
     status, answer = exchanged(
-        target, method, where, content, headers, tls=tls_of(arguments, target), timeout=arguments.timeout
+        target,
+        method,
+        where,
+        content,
+        headers,
+        tls=tls_of(arguments, target),
+        timeout=arguments.timeout,
+        key_variable="HEADGATE_ADMIN_KEY",
     )
     if status == 204:
         return None

@@ -179,8 +179,13 @@ def exchanged(
     *,
     tls: ssl.SSLContext | None = None,
     timeout: float = 5.0,
+    key_variable: str = "HEADGATE_CALLER_KEY",
 ) -> tuple[int, bytes]:
-    """Send a request, and return the status and body of an answer that is not a problem; see `ask`."""
+    """Send a request, and return the status and body of an answer that is not a problem; see `ask`.
+
+    `key_variable` is where its key is read from. Only a check is answered, not refused, by a 429.
+    """
+    answers = {200, 201, 204, 429} if key_variable == "HEADGATE_CALLER_KEY" and method == "POST" else {200, 201, 204}
     if tls is None:
         connection = HTTPConnection(target.host, target.port, timeout=timeout)
     else:
@@ -202,12 +207,13 @@ def exchanged(
         raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
     finally:
         connection.close()
-    if response.status not in {200, 201, 204, 429} or (response.status == 429 and method != "POST"):
-        raise NoAnswer(_explained(target, response.status, body, response.headers.get("retry-after", "")))
+    if response.status not in answers:
+        hint = f"the key goes into {key_variable}" * (response.status == 401)
+        raise NoAnswer(_explained(target, response.status, body, response.headers.get("retry-after", ""), hint))
     return response.status, body
 
 
-def _explained(target: Target, status: int, body: bytes, retry_after: str) -> str:
+def _explained(target: Target, status: int, body: bytes, retry_after: str, hint: str) -> str:
     """Say why a service did not decide, by what it answered."""
     try:
         problem = msgspec.json.decode(body, type=_Problem)
@@ -218,8 +224,8 @@ def _explained(target: Target, status: int, body: bytes, retry_after: str) -> st
         said += f": {text}"
     elif status == 404:
         said += ": is it Headgate?"
-    if status == 401:
-        said += "\n  the key of a caller goes into HEADGATE_CALLER_KEY"
+    if hint:
+        said += f"\n  {hint}"
     for wrong in problem.errors:
         said += f"\n  {wrong.pointer or 'the request'} {wrong.detail}"
     return f"{said}\n  try again in {retry_after} s" if status == 503 and retry_after.isdigit() else said
