@@ -12,13 +12,13 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from itertools import islice
-from time import perf_counter_ns
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from time import perf_counter_ns, time_ns
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import structs
 
-from headgate.clock import Clock
+from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidRule, InvalidStore, UsageError
 from headgate.core.key import once_token
@@ -81,7 +81,7 @@ class Observer(Protocol):
         ...
 
 
-class _Fixed(NamedTuple):
+class _Fixed(msgspec.Struct, frozen=True):
     """A policy that does not change."""
 
     value: Policy
@@ -98,6 +98,7 @@ class Verbs:
 
     def __init__(self, rules: Rules, mode: str, clock: Clock) -> None:
         self._mode, self.clock = checked_mode(mode), clock
+        self._now = None if type(clock) is SystemClock else clock.now  # None: read it without another call
         self._own = isinstance(rules, str | os.PathLike)
         if isinstance(rules, str | os.PathLike):
             if isinstance(rules, str) and _WRITTEN.search(rules) and not os.path.exists(rules):  # noqa: PTH110  any text
@@ -149,7 +150,7 @@ class Verbs:
     def asked(self, request: Request) -> Asked:
         """Begin a check: return what is to be asked of the store."""
         began = perf_counter_ns() if self.observer is not None else 0
-        policy, now = self._rules.value, self.clock.now()
+        policy, now = self._rules.value, time_ns() // 1000 if self._now is None else self._now()
         try:
             selection = policy.plan(request, now)
         except UnknownRule as error:
@@ -167,8 +168,8 @@ class Verbs:
             tried = shadow_decisions(selection.shadow, decision.shadow)
             ruling = ruling_of(selection, decision if rules else None, version, tried)
         else:
-            about = True, "", version, selection.unmatched_principals, selection
-            ruling = Ruling(decision.allowed, _LIMITED, decision, rules[decision.index], rules, (), *about)
+            allowed, rule_id, unmatched = decision.allowed, rules[decision.index], selection.unmatched_principals
+            ruling = Ruling(allowed, _LIMITED, decision, rule_id, rules, (), True, "", version, unmatched, selection)
         if self.observer is not None:
             self.observer.decided(ruling, request, perf_counter_ns() - began)
         return ruling

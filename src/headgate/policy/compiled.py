@@ -25,6 +25,8 @@ from copy import copy
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from headgate.core.numbers import short
 from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
@@ -51,6 +53,8 @@ MOST_ENDPOINTS = 16_384
 """Endpoints, with all else that a kind has, of which it is remembered what is known: many contain ids."""
 LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
+_ATTRIBUTES = object()
+"""Stands between the names of principals and those of attributes."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -166,7 +170,7 @@ class _Kind:
         return [(rule, state) for rule in chosen if (state := states[rule]) is not None]
 
 
-class _Known(NamedTuple):
+class _Known(msgspec.Struct, frozen=True):
     """What is known about requests with the same endpoint, method, tier and names."""
 
     endpoint: _Endpoint
@@ -268,34 +272,37 @@ class Policy:
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
         try:
-            rule_id, principal, attributes = request.rule_id, request.principal, request.attributes
+            principal, attributes, cost = request.principal, request.attributes, request.cost
         except AttributeError:
             right = "a Request, such as Request({'user': '42'}, '/api/v1/orders', 'POST')"
             raise InvalidRequest(f"what is decided is {right}, not {short(request)}") from None
-        if rule_id != "" and self._is_unknown(request):
-            return UNMATCHED
-        known = None
+        known = key = None
         if type(principal) is dict and type(attributes) is dict and type(request.address) is str:
-            key = (request.endpoint, rule_id, request.method, request.tier, len(principal), *principal)
+            names = (request.endpoint, request.rule_id, request.method, request.tier, *principal)
+            key = (*names, _ATTRIBUTES, *attributes) if attributes else names
             try:
-                known = self._known.get((*key, *attributes) if attributes else key)
+                known = self._known.get(key)
             except TypeError:  # a part of it is not even something that can be looked up
                 known = None
-        if known is None or not _are_texts(principal) or (attributes and not _are_texts(attributes)):
-            facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-            return self._planned(request, facts, self._learned(request, facts), now, asking=asking)
-        endpoint, form, kind = known
+            for value in principal.values():  # what is not text, or empty, is looked at more closely
+                if type(value) is not str or not value:
+                    known = None
+            if attributes and {*map(type, attributes.values())} != {str}:
+                known = None
+        if known is None:
+            return self._looked_at(request, key, now, asking=asking)
+        form, kind = known.form, known.kind
         steps = kind.steps if kind is not None else None
         if steps is None or not steps.since <= now < steps.until or (self._users and self._is_special(principal)):
-            return self._planned(request, _facts(request, endpoint, form), known, now, asking=asking)
-        found = _facts(request, endpoint, form) if steps.needs_facts else principal
-        return steps.selection(found, request.cost, form.unmatched, asking=asking)
+            return self._planned(request, _facts(request, known.endpoint, form), known, now, asking=asking)
+        found = _facts(request, known.endpoint, form) if steps.needs_facts else principal
+        return steps.selection(found, cost, cost if asking else 0, form.unmatched)
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
         """Return the rules that apply, in the order of the ruleset, the default last; see `facts_of`."""
-        if request.rule_id and self._is_unknown(request):
+        if request.rule_id != "" and self._is_unknown(request):
             return ()
-        return self._steps_of(request, facts, self._learned(request, facts), now).applying
+        return self._steps_of(request, facts, self._learned(request, facts, None), now).applying
 
     def request_of(self, client_id: str, rule_id: str) -> Request:
         """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
@@ -323,15 +330,29 @@ class Policy:
         return facts.get(USER, "") in self._users
 
     def _is_unknown(self, request: Request) -> bool:
-        """Whether a request names a rule that is not there, and passes for that. Raises UnknownRule if it does not."""
-        rule = self.rules.get(request.rule_id) if type(request.rule_id) is str else None
-        if rule is not None and rule.rule.enabled:
-            return False
+        """Whether a request names a rule that is not there, and passes for that.
+
+        Raises UnknownRule if it does not pass, and InvalidRequest if the rule counts by nothing that the request has.
+        """
         check_request(request)
-        otherwise = self.ruleset.unknown_rule
-        if otherwise == "error" or (rule is None and not otherwise):
-            raise UnknownRule(request.rule_id, self.rules)
-        return True
+        rule = self.rules.get(request.rule_id)
+        if rule is None or not rule.rule.enabled:
+            otherwise = self.ruleset.unknown_rule
+            if otherwise == "error" or (rule is None and not otherwise):
+                raise UnknownRule(request.rule_id, self.rules)
+            return True
+        texts = [name for name in request.principal if isinstance(name, str)]
+        if texts and {*map(principal_name, texts), *request.attributes}.isdisjoint(rule.dimensions):
+            given = ", ".join(map(shown, texts))
+            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
+        return False
+
+    def _looked_at(self, request: Request, key: tuple[Any, ...] | None, now: int, *, asking: bool) -> Selection:
+        """Return what is to be done about a request of which nothing is known yet; remember it by a key, if any."""
+        if request.rule_id != "" and self._is_unknown(request):
+            return UNMATCHED
+        facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
+        return self._planned(request, facts, self._learned(request, facts, key), now, asking=asking)
 
     def _planned(
         self, request: Request, facts: Mapping[str, str], known: _Known, now: int, *, asking: bool
@@ -342,22 +363,22 @@ class Policy:
             if listed is not None:
                 return listed
         steps = self._steps_of(request, facts, known, now)
-        return steps.selection(facts, request.cost, known.form.unmatched, asking=asking)
+        return steps.selection(facts, request.cost, request.cost if asking else 0, known.form.unmatched)
 
-    def _learned(self, request: Request, facts: Mapping[str, str]) -> _Known:
-        """Return what follows from a request that `facts_of` has accepted, and remember it."""
+    def _learned(self, request: Request, facts: Mapping[str, str], key: tuple[Any, ...] | None) -> _Known:
+        """Return what follows from a request that `facts_of` has accepted, and remember it, if there is a key to it."""
         path, names = facts[ENDPOINT], (*request.principal, *request.attributes)
         ends = self._trie.ends(path)
         route = self._routes.get(ends) or self._routes.keep(ends, _Route(ends))
-        key = (request.method, request.tier, len(request.principal), *names)
-        form = self._forms.get(key) or _Form(request, self._names, self._listed)
+        of_form = (request.method, request.tier, len(request.principal), *names)
+        form = self._forms.get(of_form) or _Form(request, self._names, self._listed)
         known = _Known(_Endpoint(path, route), form, None)
-        if sum(map(len, (request.endpoint, request.method, request.tier, *names))) > LONGEST:
+        if key is None or sum(map(len, (request.endpoint, request.method, request.tier, *names))) > LONGEST:
             return known
-        self._forms.keep(key, form)
+        self._forms.keep(of_form, form)
         if form.is_plain and not form.is_listed and not route.values and not self._is_special(facts):
-            known = known._replace(kind=self._kind_of(request, facts, known, None))
-        return self._known.keep((request.endpoint, request.rule_id, *key), known)
+            known = _Known(known.endpoint, form, self._kind_of(request, facts, known, None))
+        return self._known.keep(key, known)
 
     def _of_listed(self, request: Request, facts: Mapping[str, str]) -> Selection | None:
         """Return what is to be done about somebody who is on a list."""
@@ -395,7 +416,7 @@ class Policy:
 
     def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, special: Special | None) -> _Kind:
         """Return the kind of a request, which perhaps has been seen before."""
-        (path, route), form, kind = known
+        (path, route), form, kind = known.endpoint, known.form, known.kind
         if kind is None or special is not None:
             key: tuple[Any, ...] = (request.rule_id or route, form, special.tier if special is not None else "")
             for name, values in route.values:
@@ -416,7 +437,10 @@ class Policy:
     def _worked_out(self, request: Request, facts: Mapping[str, str], known: _Known, tier: str) -> _Kind:
         """Return what follows for a request, and for all others of its kind."""
         if request.rule_id:
-            return self._of_one_rule(self.rules[request.rule_id], request, facts, tier)
+            rule = self.rules[request.rule_id]  # whatever it is for
+            if rule.value(facts) is None:
+                raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
+            return _Kind([rule], [], tier, is_named=True)
         found: list[int] = []
         for end in known.endpoint.route.ends:
             end.collect(found, known.form.method, tier, facts)
@@ -427,29 +451,11 @@ class Policy:
                 (ordinary if number < self._ordinary else default).append(rule)
         return _Kind(ordinary, default, tier)
 
-    def _of_one_rule(self, rule: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> _Kind:
-        """Return what follows for requests that name their rule, whatever that is for."""
-        names = {*map(principal_name, request.principal), *request.attributes}
-        if request.principal and names.isdisjoint(rule.dimensions):
-            given = ", ".join(map(shown, request.principal))
-            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
-        if rule.value(facts) is None:
-            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
-        return _Kind([rule], [], tier, is_named=True)
-
     def _special(self, user: User, drafting: Drafting) -> Special:
         overrides = {
             rule_id: drafting.overridden(self.rules[rule_id].rule, change) for rule_id, change in user.overrides.items()
         }
         return Special(user.tier, overrides)
-
-
-def _are_texts(values: Mapping[str, str]) -> bool:
-    """Whether all values are text, and none is empty; else it is looked at more closely what they are."""
-    for value in values.values():  # noqa: SIM110  on the way of every request: a generator takes twice as long
-        if type(value) is not str or not value:
-            return False
-    return True
 
 
 def _facts(request: Request, endpoint: _Endpoint, form: _Form) -> Mapping[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
@@ -73,25 +72,12 @@ _NOTHING = Limits()
 _new = tuple.__new__
 
 
-class _Step(NamedTuple):
-    """How to make one limit."""
-
-    dimension: str
-    """By what it counts; the text that one step has is the same object as that of the next, if they count alike."""
-    dimensions: tuple[str, ...] | None
-    """Several of them, if it counts by several together."""
-    space: str
-    quota: Quota
-    limit: Limit | None
-    """The limit itself, where everybody is counted together."""
-
-
-class _Shadow(NamedTuple):
-    """How to make the limits of one shadow rule."""
-
-    steps: tuple[_Step, ...]
-    rules: tuple[str, ...]
-    capacity: int
+_Step = tuple[str, tuple[str, ...] | None, str, Quota, Limit | None]
+"""How to make one limit: by what it counts; by which ones, if it counts by several together; its space and its quota;
+and the limit itself, where everybody is counted together. The text of the first is the same object as that of the next
+step, if they count alike. (To unpack a named tuple takes ten times as long.)"""
+_Shadow = tuple[tuple[_Step, ...], tuple[str, ...], int]
+"""How to make the limits of one shadow rule: the steps, the rule of each, and the highest cost that all could admit."""
 
 
 class Steps:
@@ -102,17 +88,18 @@ class Steps:
         principals: names of principals that those requests have.
     """
 
-    __slots__ = ("_capacity", "_enforced", "_rules", "_shadow", "applying", "needs_facts", "since", "until")
+    __slots__ = ("_capacity", "_enforced", "_only", "_rules", "_shadow", "applying", "needs_facts", "since", "until")
 
     def __init__(self, applying: Sequence[Applied], principals: Collection[str]) -> None:
         self.applying = tuple(applying)
         enforced = [applied for applied in applying if applied.is_enforced]
         self._enforced = sum([_steps(applied) for applied in enforced], ())
         self._rules = sum([_rules(applied) for applied in enforced], ())
+        self._only = _only(self._enforced)
         self._capacity = min([MAX_COST, *[applied.terms.capacity for applied in enforced]])
-        self._shadow = tuple(
+        self._shadow: tuple[_Shadow, ...] = tuple(
             [
-                _Shadow(_steps(applied), _rules(applied), applied.terms.capacity)
+                (_steps(applied), _rules(applied), applied.terms.capacity)
                 for applied in applying
                 if not applied.is_enforced
             ]
@@ -126,27 +113,39 @@ class Steps:
         self.needs_facts = not counted <= set(principals).difference({IP, ENDPOINT})
         """Whether requests are counted by more than by principals as they are given."""
 
-    def selection(
-        self, facts: Mapping[str, str], cost: int, unmatched: tuple[str, ...] = (), *, asking: bool = True
-    ) -> Selection:
-        """Return what is to be done about a request; see `Policy.plan` on the arguments and what is raised."""
+    def selection(self, facts: Mapping[str, str], cost: int, asked: int, unmatched: tuple[str, ...]) -> Selection:
+        """Return what is to be done about a request.
+
+        Args:
+            facts: by what it is counted, at least.
+            cost: as the request has it.
+            asked: how much of it is to be taken: none for a refund or a reset.
+            unmatched: see `Selection.unmatched_principals`.
+
+        Raises InvalidCost, CostTooLarge and InvalidKey; see `Policy.plan`.
+        """
         if type(cost) is not int or not 0 <= cost <= self._capacity:
-            self._check(cost, asking=asking)
+            self._check(cost, asked)
         shadow: tuple[Limits, ...] = ()
         if self._shadow:
-            asked = cost if asking else 0
             shadow = tuple(
                 [Limits(_plan(steps, facts), rules, asked > capacity) for steps, rules, capacity in self._shadow]
             )
+        if self._only is not None:
+            name, space, quota = self._only
+            value = facts[name]
+            principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
+            plan: Plan = (_new(Limit, (space, principal, quota)),)  # it makes a named tuple in half the time
+            return Selection(_LIMITED, Limits(plan, self._rules), shadow, "", unmatched)
         if self._enforced:
             return Selection(_LIMITED, Limits(_plan(self._enforced, facts), self._rules), shadow, "", unmatched)
         return Selection(_UNLIMITED, _NOTHING, shadow, "", unmatched) if shadow or unmatched else UNMATCHED
 
-    def _check(self, cost: int, *, asking: bool) -> None:
+    def _check(self, cost: int, asked: int) -> None:
         """Refuse a cost that is not one, or that is above the capacity of a rule. Raises InvalidCost, CostTooLarge."""
         whole("cost", cost, 0, MAX_COST, InvalidCost)
         for applied in self.applying:
-            if asking and applied.is_enforced and cost > applied.terms.capacity:
+            if applied.is_enforced and asked > applied.terms.capacity:
                 try:
                     checked_cost(cost, applied.terms.quotas)
                 except CostTooLarge as error:
@@ -174,22 +173,23 @@ def _steps(applied: Applied) -> tuple[_Step, ...]:
     several = names if len(names) > 1 else None
     return tuple(
         [
-            _Step(dimension, several, space, quota, Limit(space, EVERYBODY, quota) if dimension == GLOBAL else None)
+            (dimension, several, space, quota, Limit(space, EVERYBODY, quota) if dimension == GLOBAL else None)
             for space, quota in applied.terms.counted
         ]
     )
 
 
+def _only(steps: tuple[_Step, ...]) -> tuple[str, str, Quota] | None:
+    """Return by what a single limit counts, its space and its quota, if there is one, for each principal by itself."""
+    if len(steps) != 1:
+        return None
+    ((dimension, several, space, quota, limit),) = steps
+    return (dimension, space, quota) if several is None and limit is None else None
+
+
 def _plan(steps: tuple[_Step, ...], facts: Mapping[str, str]) -> Plan:
-    if len(steps) == 1:  # nearly always, and then a list is half of the work
-        dimension, dimensions, space, quota, limit = steps[0]
-        if limit is not None:
-            return (limit,)
-        if dimensions is None:
-            value = facts[dimension]
-            principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
-            return (_new(Limit, (space, principal, quota)),)
-    plan, known = list[Limit](), ""
+    plan: list[Limit] = []  # list[Limit]() would take longer than all the rest
+    known = ""
     for dimension, dimensions, space, quota, limit in steps:
         if limit is not None:
             plan.append(limit)
@@ -198,5 +198,5 @@ def _plan(steps: tuple[_Step, ...], facts: Mapping[str, str]) -> Plan:
             known = dimension
             value = facts[dimension] if dimensions is None else together([facts[name] for name in dimensions]) or ""
             principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
-        plan.append(_new(Limit, (space, principal, quota)))  # it makes a named tuple in half the time
+        plan.append(_new(Limit, (space, principal, quota)))
     return tuple(plan)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
@@ -38,9 +37,8 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Call, Family, Limit, Verb, shadowed
+from headgate.core.plan import Call, Family, Limit, Plan, Verb
 from headgate.core.quota import Quota
-from headgate.flows import drive
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
 from headgate.stores.unrolled import MOST_WRITTEN, PlanChecks, bound_check
@@ -51,7 +49,7 @@ _OVERFLOW_STATES = 1024
 _SWEPT_PER_CALL = 8
 _SECOND = 1_000_000
 _NEVER = 1 << 62
-_CHECK = Verb.CHECK
+_CHECK, _CHECK_ONCE, _PEEK = Verb.CHECK, Verb.CHECK_ONCE, Verb.PEEK
 
 
 class _Table:
@@ -114,9 +112,14 @@ class MemoryStore:
                 now = time_ns() // 1000 if self._now is None else self._now()
                 if now >= self._next_due:
                     self._sweep(now)
+                if call.verb is _CHECK:
+                    decision: Decision = _CHECKS[len(call.plan)](self, call.plan, call.cost, now)
+                else:
+                    decision = self._run(call, now)
                 if call.shadow:
-                    return drive(shadowed(call), partial(self._run, now=now))
-                return self._run(call, now)
+                    tried = [self._run(each, now) for each in plans.shadow_calls(call, decision)]
+                    return msgspec.structs.replace(decision, shadow=tuple(tried))
+                return decision
             finally:
                 self._lock.release()
         raise AssertionError("the lock was not acquired")
@@ -157,10 +160,7 @@ class MemoryStore:
             raise AssertionError("the lock was not acquired")
 
         def first(key: str, cost: int, now: int) -> Decision:
-            plan = family.plan(key)
-            if len(plan) == 1:
-                return self._first(plan[0], cost, now)
-            return self._decide(Call(Verb.CHECK, plan, cost), now)
+            return self._first(family.plan(key), cost, now)
 
         names = {
             **_NAMES,
@@ -188,14 +188,11 @@ class MemoryStore:
         """Do what a call says. The lock is held."""
         verb, plan = call.verb, call.plan
         if verb is _CHECK:
-            try:
-                decision: Decision | None = _CHECKS[len(plan)](self._tables, plan, call.cost, now)
-            except KeyError:  # a new key, or one that must be looked for elsewhere
-                decision = self._first(plan[0], call.cost, now) if len(plan) == 1 else None
-            return decision if decision is not None else self._decide(call, now)
-        if verb is Verb.PEEK:
+            made: Decision = _CHECKS[len(plan)](self, plan, call.cost, now)
+            return made
+        if verb is _PEEK:
             return plans.decide(call, [self._find(limit, len(plan))[2] for limit in plan], now)[1]
-        if verb is not Verb.CHECK_ONCE:
+        if verb is not _CHECK_ONCE:
             return self._decide(call, now)
         decision = self._once.find(call.token, now)
         if decision is None:
@@ -205,9 +202,11 @@ class MemoryStore:
                 self._due_after(now + ONCE_US)
         return decision
 
-    def _first(self, limit: Limit, cost: int, now: int) -> Decision:
-        """Check a single limit whose principal may have no state of its own yet."""
-        quota = limit.quota
+    def _first(self, plan: Plan, cost: int, now: int) -> Decision:
+        """Check limits some of which may have no state of their own yet."""
+        if len(plan) != 1:
+            return self._decide(Call(_CHECK, plan, cost), now)
+        limit, quota = plan[0], plan[0].quota
         while True:
             found = _, at, state = self._find(limit, 1)
             after, decision = quota.step(state, cost, now)
@@ -369,7 +368,7 @@ def _replaced(
 
 
 _NAMES = {"Decision": Decision, "checked_principal": checked_principal, "time_ns": time_ns}
-_CHECKS = PlanChecks(**_NAMES)
+_CHECKS = PlanChecks(MemoryStore._first, **_NAMES)  # noqa: SLF001  it is one of us
 
 
 class Admissions:

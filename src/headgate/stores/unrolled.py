@@ -6,8 +6,8 @@ else. So the states of several limits must be replaced without a loop and withou
 The lines are made here, once for each number of limits. (With a loop, and with states that are replaced by functions in
 C, three limits take 1.7 times as long.)
 
-Both functions read all states, decide, and then make sure that what they read is still there and replace it. They raise
-KeyError where a limit has no state yet, and decide again, or return None, where something has come in between.
+Both functions read all states, decide, and then make sure that what they read is still there and replace it. Where a
+limit has no state yet, or something has come in between, the store decides by a loop, or they decide again.
 """
 
 from __future__ import annotations
@@ -46,9 +46,13 @@ def check(key: str, cost: int = 1) -> Decision:
 """Checks the limits of a family: the states of each limit are at hand as t0, t1 ..., its step as s0, s1 ..."""
 
 _PLAN = """
-def check(tables, plan, cost, now):
+def check(store, plan, cost, now):
+    tables = store._tables
     {limits} = plan
+    try:
 {body}
+    except KeyError:  # a new key, or one that must be looked for elsewhere
+        return first(store, plan, cost, now)
 """
 """Checks the limits of any plan, in a store whose lock is held."""
 
@@ -62,24 +66,21 @@ def bound_check(family: Family, names: dict[str, Any]) -> Any:
     return check
 
 
-def _not_written(*_: object) -> None:
-    """Leave a plan to what decides in a loop."""
-
-
 class PlanChecks(dict[int, Any]):
-    """The functions ``check(tables, plan, cost, now)``, by the number of limits; made when they are needed.
+    """The functions ``check(store, plan, cost, now)``, by the number of limits; made when they are needed.
 
     Args:
-        names: all that they refer to.
+        first: does the same for limits that have no state yet, and for plans that are not written out.
+        names: all else that they refer to.
     """
 
-    def __init__(self, **names: Any) -> None:
-        self._names = names
+    def __init__(self, first: Any, **names: Any) -> None:
+        self._first, self._names = first, names
 
     def __missing__(self, limits: int) -> Any:
-        if limits > MOST_WRITTEN:
-            return _not_written
-        names = dict(self._names)
+        if not 0 < limits <= MOST_WRITTEN:
+            return self._first
+        names = {**self._names, "first": self._first}
         exec(_compiled_plan(limits), names)  # noqa: S102  our own text
         self[limits] = names["check"]
         return self[limits]
@@ -97,9 +98,9 @@ def _compiled_bound(limits: int, *, queues: bool) -> CodeType:
 def _compiled_plan(limits: int) -> CodeType:
     places, steps = [f"t{i}[k{i}]" for i in range(limits)], [f"q{i}.step" for i in range(limits)]
     read = [f"t{i} = tables[p{i}].states; x{i} = {place}" for i, place in enumerate(places)]
-    body = "\n".join([*read, *_decided(places, steps, again="return None", queues=True)])
+    body = "\n".join([*read, *_decided(places, steps, again="return first(store, plan, cost, now)", queues=True)])
     unpacked = "".join(f"(p{i}, k{i}, q{i}), " for i in range(limits))
-    return compile(_PLAN.format(limits=unpacked, body=indent(body, " " * 4)), __name__, "exec")
+    return compile(_PLAN.format(limits=unpacked, body=indent(body, " " * 8)), __name__, "exec")
 
 
 def _decided(places: list[str], steps: list[str], again: str, *, queues: bool) -> list[str]:
