@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "engine": {"core", "clock", "flows", "live", "stores", "policy"},
     "observe": {"core", "clock", "live", "stores", "policy", "engine"},
     "server": {"core", "clock", "live", "stores", "policy", "engine", "web", "observe"},
-    "admin": {"core", "engine", "limiter", "policy", "web"},
+    "admin": {"core", "engine", "limiter", "observe", "policy", "web"},
     "cli": {"admin", "core", "clock", "live", "stores", "policy", "engine", "web", "observe", "server"},
     "__main__": {"cli"},
 }
