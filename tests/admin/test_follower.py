@@ -108,6 +108,25 @@ def test_a_row_that_cannot_be_used_changes_nothing_and_is_said(url: str, tmp_pat
     asyncio.run(main())
 
 
+def test_files_that_cannot_be_written_end_nothing(url: str, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "rules", tmp_path / "elsewhere"
+    folder.mkdir()
+
+    async def main() -> None:
+        async with followed(url, folder) as (catalog, follower):
+            await catalog.apply(DOCUMENT, ME)
+            await until(lambda: follower.revision == 1)
+            folder.rename(elsewhere)
+            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
+            await until(lambda: "No such file" in follower.error)
+            assert follower.revision == 1
+            elsewhere.rename(folder)
+            assert (await comes(folder, 2))["rules"][0]["limit"] == 9
+            await until(lambda: not follower.error)
+
+    asyncio.run(main())
+
+
 def test_a_server_that_dies_is_followed_again_when_it_is_back(postgres: PostgresServer, tmp_path: Path) -> None:
     url = postgres.database()
 
