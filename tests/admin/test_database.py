@@ -41,6 +41,10 @@ class TestOpening:
         on(url, look)
         on(url, look)  # and opened again, it has them
 
+    def test_a_new_file_is_for_its_owner_alone(self, tmp_path: Path) -> None:
+        on(f"sqlite:///{tmp_path}/headgate.db", _nothing)
+        assert (tmp_path / "headgate.db").stat().st_mode & 0o777 == 0o600
+
     def test_the_migrations_make_the_tables_that_the_code_knows(self, url: str) -> None:
         async def look(database: Database) -> None:
             async with database.reading() as connection:

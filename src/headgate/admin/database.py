@@ -18,7 +18,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -95,6 +95,7 @@ class Database:
         Raises SchemaMismatch for another version's tables, and DatabaseError where it cannot be asked.
         """
         database = cls(url)
+        database.make_private()
         try:
             if await database.schema() is None:
                 await database.upgrade()
@@ -103,6 +104,13 @@ class Database:
             await database.close()
             raise
         return database
+
+    def make_private(self) -> None:
+        """See to it that a file that is yet to be made is for its owner alone: it has the digests of keys."""
+        path = self._url.database
+        if self.is_sqlite and path and path != ":memory:":
+            with suppress(OSError):  # opening it says what is wrong
+                Path(path).touch(0o600)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:

@@ -95,6 +95,7 @@ class AdminPlane:
         if not self._url or self._folder is None:
             return Begun("", "")
         database = Database(self._url)
+        database.make_private()
         catalog, first = Catalog(database), ""
         follower = Follower(catalog, self._folder)
         try:

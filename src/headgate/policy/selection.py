@@ -75,7 +75,7 @@ _new = tuple.__new__
 _Step = tuple[str, tuple[str, ...] | None, str, Quota, Limit | None]
 """How to make one limit: by what it counts; by which ones, if it counts by several together; its space and its quota;
 and the limit itself, where everybody is counted together. The text of the first is the same object as that of the next
-step, if they count alike. (To unpack a named tuple takes ten times as long.)"""
+step, if they count alike. (To unpack a named tuple takes several times as long.)"""
 _Shadow = tuple[tuple[_Step, ...], tuple[str, ...], int]
 """How to make the limits of one shadow rule: the steps, the rule of each, and the highest cost that all could admit."""
 
