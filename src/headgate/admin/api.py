@@ -7,6 +7,7 @@ document (RFC 9457). docs/admin.md has an example of every task.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import msgspec
@@ -71,25 +72,29 @@ def _restored(app: ASGIApp) -> ASGIApp:
 
 def application(admin: AdminService, *, reads: str = READS, writes: str = WRITES) -> App:
     """Return the ASGI application of an admin plane; each key may read, and write, so often."""
-    routes = Router(
-        API,
-        route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES],
-        guards=[role_guard],
-    )
-    given = {"admin": Provide(lambda: admin, sync_to_thread=False)}
-    handlers: list[Any] = [routes, healthz, docs, style, script, openapi]
-    described = OpenAPIConfig("Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name)
     app = Litestar(
-        handlers,
-        dependencies=given,
+        _HANDLERS,
+        dependencies={"admin": Provide(lambda: admin, sync_to_thread=False)},
         exception_handlers={Exception: explained},
         middleware=[_restored],
         openapi_config=None,
         request_class=JsonRequest,
         logging_config=None,
     )
-    app.state.document = msgspec.json.encode(
-        document_of(Litestar(handlers, dependencies=given, openapi_config=described))
-    )
+    app.state.document = document()
     app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
     return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes)
+
+
+@cache
+def document() -> bytes:
+    """Return the OpenAPI document, as JSON."""
+    described = OpenAPIConfig("Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name)
+    nothing = {"admin": Provide(lambda: None, sync_to_thread=False)}
+    return msgspec.json.encode(document_of(Litestar(_HANDLERS, dependencies=nothing, openapi_config=described)))
+
+
+_HANDLERS: list[Any] = [
+    Router(API, route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES], guards=[role_guard]),
+    *(healthz, docs, style, script, openapi),
+]

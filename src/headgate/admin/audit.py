@@ -11,7 +11,7 @@ digest that is kept elsewhere: `verify` says the last one, and accepts one that 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -156,3 +156,16 @@ async def _rows(connection: AsyncConnection) -> AsyncIterator[dict[str, Any]]:
         if len(rows) < _PAGE:
             return
         last = rows[-1]["sequence"]
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Return all texts in something that is, or was, JSON."""
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            left += [*part, *part.values()]
+        elif isinstance(part, list):
+            left += part

@@ -11,6 +11,7 @@ the version that it is to replace.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -20,7 +21,7 @@ from sqlalchemy import Table, delete, func, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
-from headgate.admin.audit import Actor
+from headgate.admin.audit import Actor, texts_of
 from headgate.admin.database import Database
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
 from headgate.core.errors import HeadgateError
@@ -219,13 +220,22 @@ class Catalog:
         async with self.database.exclusively(dry_run=dry_run) as connection:
             return await _Transaction(connection, actor, self._now()).run(operations)
 
-    async def apply(self, document: Body, actor: Actor, *, dry_run: bool = False) -> Changed:
-        """Let what a rules file says, and nothing else, be in force; see `change`."""
-        from_data(document)
+    async def apply(self, document: Body, actor: Actor, *, dry_run: bool = False, only_first: bool = False) -> Changed:
+        """Let what a rules file says, and nothing else, be in force; see `change`.
+
+        With `only_first` nothing happens where anything was ever changed.
+        """
+        await asyncio.to_thread(from_data, document)
         async with self.database.exclusively(dry_run=dry_run) as connection:
+            number = await _number(connection)
+            if only_first and number:
+                return Changed(number, ())
             present = await _document(connection)
-            transaction, order = _Transaction(connection, actor, self._now()), list(_rules_of(document))
-            return await transaction.run(operations_between(present, document), order)
+            operations, order = (
+                await asyncio.to_thread(operations_between, present, document),
+                list(_rules_of(document)),
+            )
+            return await _Transaction(connection, actor, self._now()).run(operations, order)
 
     async def roll_back(self, kind: ObjectKind, name: str, version: int, actor: Actor) -> Changed:
         """Let something be again what it was in a version; that makes a new version."""
@@ -247,7 +257,8 @@ class _Transaction:
         wanted = [each for each in operations if self._is_new(each, found.get((each.kind, each.id)))]
         entries, number = list[audit.AuditEntry](), await _number(self._connection) + 1
         ruleset = await self._ruleset(wanted) if wanted else Ruleset()
-        for operation, body in zip(wanted, _canonical(wanted, ruleset), strict=True):
+        written = await asyncio.to_thread(_canonical, wanted, ruleset)
+        for operation, body in zip(wanted, written, strict=True):
             before = found.get((operation.kind, operation.id))
             if before is not None and body == before.body:
                 continue
@@ -308,7 +319,7 @@ class _Transaction:
             document = await _document(self._connection, with_users=concerned)
         for operation in operations:
             put(document, BodyChange(operation.kind, operation.id, operation.body))
-        return from_data(document)
+        return await asyncio.to_thread(from_data, document)
 
     async def document_for_users(self, operations: Sequence[Operation]) -> Body:
         """Return the rules that the overrides of users name, and what tiers change of them."""
@@ -425,6 +436,8 @@ def _check_id(operation: Operation) -> None:
     if not 0 < len(name) <= longest or "\0" in name or not name.isprintable():
         wanted = f"1 to {longest} printable characters"
         raise InvalidRules([Problem(f"{name!r:.80} is not the id of a {operation.kind}", accepted=wanted)])
+    if not all(text.isprintable() for text in texts_of(operation.body)):
+        raise InvalidRules([Problem(f"{operation.kind} {name!r:.80} has text with characters that cannot be shown")])
     if operation.kind is ObjectKind.SETTING and name not in SETTINGS:
         raise InvalidRules([Problem(f"{name!r:.80} is not a setting", accepted=f"one of {', '.join(SETTINGS)}")])
 

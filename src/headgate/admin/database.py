@@ -18,7 +18,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,7 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, event, func, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -40,6 +40,8 @@ PATIENCE = 5.0
 """Seconds that a connection, a lock or an answer may take."""
 _FORMS = "sqlite:///headgate.db, or postgresql://user:password@host/database"
 _WRITING = "headgate_writing"
+_MIGRATING = 0x4865_6164_6761_7465
+"""The advisory lock of PostgreSQL that whoever migrates holds."""
 
 
 class DatabaseError(HeadgateError):
@@ -84,6 +86,8 @@ class Database:
                 "connect_args": {"timeout": PATIENCE, "command_timeout": 2 * PATIENCE},
             }
         self._engine = create_async_engine(self._url, **options)
+        # whoever waits for the lock of a file polls for it; in one process they queue
+        self._turn: AbstractAsyncContextManager[object] = asyncio.Lock() if self.is_sqlite else nullcontext()
         if self.is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
@@ -121,7 +125,7 @@ class Database:
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """Change, in one transaction, which is undone if the block raises. Raises DatabaseError."""
-        async with self._begun(self._engine.connect(), writing=True) as connection:
+        async with self._turn, self._begun(self._engine.connect(), writing=True) as connection:
             yield connection
 
     @asynccontextmanager
@@ -199,6 +203,8 @@ class Database:
                 context.run_migrations()
 
         async with self.writing() as connection:
+            if not self.is_sqlite:  # two services that start at once: the second finds nothing left to do
+                await connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
             await connection.run_sync(migrate)
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ which only a digest is kept. So a key is shown once, when it is made, and neithe
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 import secrets
@@ -22,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headgate.admin import audit
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import UnknownObject
-from headgate.admin.database import Database
+from headgate.admin.database import Database, DatabaseError
 from headgate.admin.tables import api_keys, revision
 from headgate.core.errors import UsageError
 
@@ -95,6 +96,7 @@ class ApiKeys:
         self._database = database
         self._given = _digest(given) if given else ""
         self._now = clock or (lambda: time.time_ns() // 1000)
+        self._noted: dict[str, int] = {}
 
     async def find(self, text: str) -> ApiKey | None:
         """Return the key that this text is, if it is one that is still good. Raises DatabaseError."""
@@ -114,12 +116,21 @@ class ApiKeys:
         key = _key(row)
         if not key.is_good(now):
             return None
-        if key.last_used_at is None or key.last_used_at < now - LAST_USE_EVERY_US:
-            await self._note_use(key, now)
+        noted = max(key.last_used_at or 0, self._noted.get(key.id, 0))
+        if noted < now - LAST_USE_EVERY_US:
+            self._noted[key.id] = now  # others who use it meanwhile need not write the same
+            with contextlib.suppress(DatabaseError):  # a database that can only be read opens, too
+                await self._note_use(key, now)
         return key
 
     async def create(self, name: str, role: Role, actor: Actor, *, expires_at: int | None = None) -> NewKey:
         """Make a key. Its text is in the answer, and nowhere else."""
+        async with self._kept().exclusively() as connection:
+            return await self._create(connection, name, role, actor, expires_at)
+
+    async def _create(
+        self, connection: AsyncConnection, name: str, role: Role, actor: Actor, expires_at: int | None
+    ) -> NewKey:
         now = self._now()
         if not 0 < len(name) <= 128 or not name.isprintable():
             raise UsageError("the name of a key has 1 to 128 printable characters")
@@ -127,26 +138,37 @@ class ApiKeys:
             raise UsageError("a key cannot end before it begins: expires_at is in the past")
         text = f"hg_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
         key = ApiKey(text[3:15], name, role, now, actor.name, expires_at, None, None)
-        async with self._kept().exclusively() as connection:
-            await connection.execute(insert(api_keys).values(**key._asdict(), digest=_digest(text)))
-            await self._record(connection, audit.AuditEntry("create", "key", key.id, None, _shown(key)), actor)
+        await connection.execute(insert(api_keys).values(**key._asdict(), digest=_digest(text)))
+        await self._record(connection, audit.AuditEntry("create", "key", key.id, None, _shown(key)), actor)
         return NewKey(key, text)
 
     async def rotate(self, name: str, actor: Actor, *, overlap_us: int = 0) -> NewKey:
-        """Replace a key, by its id, by another of its name and role; the old one is good for `overlap_us` more."""
-        old = await self.get(name)
-        new = await self.create(old.name, old.role, actor, expires_at=old.expires_at)
-        await self._end(old, actor, self._now() + overlap_us)
+        """Replace a key, by its id, by another of its name and role; the old one is good for `overlap_us` more.
+
+        Raises UnknownObject, and UsageError for a key that is not good any more.
+        """
+        async with self._kept().exclusively() as connection:
+            old, now = await self._get(connection, name), self._now()
+            if not old.is_good(now):
+                raise UsageError(f"key {old.id} was revoked or has expired: make a new one")
+            new = await self._create(connection, old.name, old.role, actor, old.expires_at)
+            ends = now + overlap_us
+            await self._end(connection, old, actor, min(ends, old.expires_at or ends))
         return new
 
     async def revoke(self, name: str, actor: Actor) -> None:
         """End a key, by its id, at once. Raises UnknownObject."""
-        await self._end(await self.get(name), actor, None)
+        async with self._kept().exclusively() as connection:
+            await self._end(connection, await self._get(connection, name), actor, None)
 
     async def get(self, name: str) -> ApiKey:
         """Return what is known of a key, by its id. Raises UnknownObject."""
         async with self._kept().reading() as connection:
-            row = (await connection.execute(select(*_COLUMNS).where(api_keys.c.id == name))).one_or_none()
+            return await self._get(connection, name)
+
+    @staticmethod
+    async def _get(connection: AsyncConnection, name: str) -> ApiKey:
+        row = (await connection.execute(select(*_COLUMNS).where(api_keys.c.id == name))).one_or_none()
         if row is None:
             raise UnknownObject(f"there is no key {name!r:.40}")
         return _key(row)
@@ -159,24 +181,26 @@ class ApiKeys:
 
     async def first(self) -> NewKey | None:
         """Make an admin's key if there has never been any, and the operator has not set one; None otherwise."""
-        if self._given or await self.all():
+        if self._given:
             return None
-        return await self.create("first", Role.ADMIN, Actor("start-up"))
+        async with self._kept().exclusively() as connection:
+            if (await connection.execute(select(api_keys.c.id).limit(1))).first() is not None:
+                return None
+            return await self._create(connection, "first", Role.ADMIN, Actor("start-up"), None)
 
     def _kept(self) -> Database:
         if self._database is None:
             raise UnknownObject("there is no database, and so no key but the one in HEADGATE_ADMIN_KEY")
         return self._database
 
-    async def _end(self, key: ApiKey, actor: Actor, at: int | None) -> None:
+    async def _end(self, connection: AsyncConnection, key: ApiKey, actor: Actor, at: int | None) -> None:
         now = self._now()
         if key.revoked_at is not None:
             return
         ended = key._replace(revoked_at=now) if at is None or at <= now else key._replace(expires_at=at)
-        async with self._kept().exclusively() as connection:
-            values = {"revoked_at": ended.revoked_at, "expires_at": ended.expires_at}
-            await connection.execute(update(api_keys).where(api_keys.c.id == key.id).values(**values))
-            await self._record(connection, audit.AuditEntry("revoke", "key", key.id, _shown(key), _shown(ended)), actor)
+        values = {"revoked_at": ended.revoked_at, "expires_at": ended.expires_at}
+        await connection.execute(update(api_keys).where(api_keys.c.id == key.id).values(**values))
+        await self._record(connection, audit.AuditEntry("revoke", "key", key.id, _shown(key), _shown(ended)), actor)
 
     async def _note_use(self, key: ApiKey, now: int) -> None:
         older = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < now - LAST_USE_EVERY_US)

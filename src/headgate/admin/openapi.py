@@ -7,6 +7,8 @@ from typing import Any
 
 from litestar import Litestar
 
+from headgate.admin import decision_paths
+from headgate.admin.schemas import ANSWERS, COMPONENTS
 from headgate.policy.forms import rules_schema
 
 Json = dict[str, Any]
@@ -15,6 +17,7 @@ _ERRORS = {
     401: "There is no key, or it is not good.",
     403: "The role of the key is not enough.",
     404: "It does not exist.",
+    408: "The body does not come to its end.",
     405: "The path is asked with another method.",
     409: "It exists already, or the rules are in a file.",
     412: "It is of another version by now.",
@@ -41,15 +44,25 @@ _HEADERS: list[Json] = [
         "name": "If-Match",
         "in": "header",
         "description": 'The version that this replaces, as the ETag of an answer has it: `"3"`.',
-        "schema": {"type": "string", "pattern": '^("[0-9]{1,9}"|\\*)$'},
+        "schema": {"type": "string", "pattern": '^("[1-9][0-9]{0,8}"|\\*)$'},
+    },
+    {
+        "name": "If-None-Match",
+        "in": "header",
+        "description": "`*`: only if it is new.",
+        "schema": {"enum": ["*"]},
     },
 ]
-_CHECK: Json = {
-    "principal": {"user": "u1", "ip": "203.0.113.9"},
-    "endpoint": "/api/v1/orders",
-    "method": "POST",
-    "cost": 1,
+_GIVEN: Json = {
+    "roll_back_rule": {"version": 1},
+    "set_tier": {"tier": "premium"},
+    "reset_user": {"rules": ["orders-user"]},
+    "explain": {"principal": {"user": "42"}, "endpoint": "/api/v1/orders", "method": "POST", "cost": 1},
+    "create_key": {"name": "deploy-bot", "role": "editor", "expires_in": 7776000},
+    "rotate_key": {"overlap": 3600},
 }
+"""Examples of bodies, by the name of the route."""
+_PARAMETERS = {"rule_id": "orders-user", "user_id": "42", "name": "premium", "key_id": "4f9a2c81d07b"}
 
 
 def document_of(app: Litestar) -> Json:
@@ -67,11 +80,12 @@ def document_of(app: Litestar) -> Json:
         "override": {
             "type": "object",
             "required": ["rule_id"],
-            "properties": {"rule_id": {"type": "string"}, **_moved(definitions["change"]).get("properties", {})},
+            "properties": {"rule_id": {"type": "string"}, **definitions["change"].get("properties", {})},
         },
         "file": _moved(rules),
         "problem": _PROBLEM,
     }
+    schemas |= COMPONENTS | decision_paths.COMPONENTS
     found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{"key": []}]
     bodies = {
@@ -83,11 +97,11 @@ def document_of(app: Litestar) -> Json:
     }
     for path, item in found["paths"].items():
         for method, operation in item.items():
-            if method != "get":
+            if method != "get" and path != "/api/v1/explain":
                 versioned = method in {"put", "delete"} and any(part in path for part in _VERSIONED)
                 operation.setdefault("parameters", []).extend(_HEADERS if versioned else _HEADERS[:1])
             _document(operation, bodies.get((method, path.replace("}", ":str}")), ""))
-    found["paths"] |= _DECISION_PLANE
+    found["paths"] |= decision_paths.PATHS
     found["info"] = {"title": "Headgate", "version": version("headgate"), "summary": "Rules, users, keys and audit."}
     return found
 
@@ -100,11 +114,32 @@ def _document(operation: Json, body: str) -> None:
             content[kind]["schema"] = {"type": "string"}
             content["application/json"] = {"schema": {"$ref": "#/components/schemas/file"}}
         operation["requestBody"] = {"required": True, "content": content}
+    elif "requestBody" in operation and operation["operationId"] in _GIVEN:
+        operation["requestBody"]["content"]["application/json"]["example"] = _GIVEN[operation["operationId"]]
+    for parameter in operation.get("parameters", ()):
+        known = _PARAMETERS.get(parameter["name"])
+        if known is not None and parameter["in"] == "path":
+            parameter["example"] = known
+        _narrow(parameter.get("schema", {}))
     for status, description in _ERRORS.items():
         content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/problem"}}}
         operation["responses"][str(status)] = {"description": description, "content": content}
+    schema, example = ANSWERS.get(operation["operationId"], (None, None))
+    for good in ("200", "201"):
+        for kind in operation["responses"].get(good, {}).get("content", {}).values() if schema is not None else ():
+            kind |= {"schema": schema, "example": example}
     if body in {"rule", "tier", "setting"} and "200" in operation["responses"]:
         operation["responses"]["201"] = operation["responses"]["200"] | {"description": "It is new."}
+
+
+def _narrow(schema: Json) -> None:
+    """Say of a parameter that may be left out what it is: a URL has no null, and bounds are whole."""
+    given = [each for each in schema.pop("oneOf", ()) if each.get("type") != "null"]
+    if len(given) == 1:
+        schema |= given[0]
+    for name in ("minimum", "maximum"):
+        if name in schema:
+            schema[name] = int(schema[name])
 
 
 def _moved(value: Any) -> Any:
@@ -135,4 +170,3 @@ _PROBLEM: Json = {
         },
     },
 }
-_DECISION_PLANE: Json = {}

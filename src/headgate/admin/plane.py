@@ -104,7 +104,8 @@ class AdminPlane:
                     await database.upgrade()
                 await database.check_schema()
                 if examples is not None and await catalog.revision() == 0:
-                    await catalog.apply(to_data(examples()), Actor("start-up", reason="the example rules"))
+                    first_rules = Actor("start-up", reason="the example rules")
+                    await catalog.apply(to_data(examples()), first_rules, only_first=True)
                 made = await ApiKeys(database, self._key).first()
                 first = made.text if made else ""
             except SchemaMismatch as error:  # while a fleet is upgraded, those that are started must serve as well

@@ -147,7 +147,7 @@ class AdminService:
         """Return some of what is in force, as far as every filter is equal to a field."""
         _, document = await self.rules.document()
         items = [
-            {"id": name, **body} if isinstance(body, dict) else {"id": name, "value": body}
+            {"id": name, **body} if kind in {ObjectKind.RULE, ObjectKind.USER} else {"id": name, "value": body}
             for name, body in bodies_of(document, kind).items()
         ]
         items = [item for item in items if _passes(item, filters)]
@@ -183,7 +183,7 @@ class AdminService:
     async def apply(self, text: str, actor: Actor, *, dry_run: bool) -> dict[str, Any]:
         """Let a whole rules file be in force; says what that changes, and, if it is tried, how much that is used."""
         wanted = await asyncio.to_thread(load, text)
-        changed = await self.rules.apply(to_data(wanted), actor, dry_run=dry_run)
+        changed = await self.rules.apply(await asyncio.to_thread(to_data, wanted), actor, dry_run=dry_run)
         differences: list[dict[str, Any]] = [
             {"kind": each.kind, "id": each.subject, "action": each.action, "before": each.before, "after": each.after}
             for each in changed.entries

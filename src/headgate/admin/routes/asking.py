@@ -14,7 +14,7 @@ from litestar.exceptions import PermissionDeniedException
 from litestar.handlers import BaseRouteHandler
 from litestar.params import PathParameter, QueryParameter
 
-from headgate.admin.audit import Actor
+from headgate.admin.audit import Actor, texts_of
 from headgate.admin.catalog import ObjectKind
 from headgate.admin.keys import ApiKey
 from headgate.admin.security import BodyTooLarge, actor_name, visible
@@ -104,7 +104,10 @@ def decoded(raw: bytes) -> Any:
     if len(raw) > LONGEST_JSON:
         raise BodyTooLarge(LONGEST_JSON)
     try:
-        return json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_no_number)
+        found = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_no_number)
+        for text in texts_of(found):
+            visible(text)
+        return found
     except UnicodeDecodeError:
         raise UsageError("the body is not JSON: it is not UTF-8") from None
     except ValueError as error:

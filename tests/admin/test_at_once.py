@@ -1,0 +1,85 @@
+"""Several at the same moment: services that start on an empty database, and editors of one rule."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog
+from headgate.admin.database import Database
+from headgate.admin.keys import ApiKeys
+from headgate.admin.plane import AdminPlane
+from headgate.policy.loading import from_data
+from tests.admin.test_api import DOCUMENT, plane
+
+EDITORS, ROUNDS = 50, 2
+
+
+def test_services_that_start_at_once_make_one_database(url: str, tmp_path: Path) -> None:
+    """The tables, the first rules and the first key are made once, whoever comes first."""
+
+    def begun(number: int) -> str:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        begun = AdminPlane(url, folder=folder).begin(lambda: from_data(DOCUMENT))
+        assert begun.error == ""
+        return begun.first_key
+
+    with ThreadPoolExecutor(4) as threads:
+        keys = list(threads.map(begun, range(4)))
+
+    async def look() -> None:
+        database = await Database.open(url)
+        (made,) = [text for text in keys if text]
+        assert await ApiKeys(database).find(made)
+        assert len(await ApiKeys(database).all()) == 1
+        assert await Catalog(database).revision() == 1
+        await database.close()
+
+    asyncio.run(look())
+
+
+def test_first_rules_do_not_replace_what_somebody_changed(url: str) -> None:
+    async def main() -> None:
+        database = await Database.open(url)
+        catalog = Catalog(database)
+        mine = {"version": 1, "rules": [{"id": "mine", "limit": 1, "window": "1s"}]}
+        await catalog.apply(mine, Actor("somebody"))
+        done = await catalog.apply(DOCUMENT, Actor("start-up"), only_first=True)
+        assert (done.revision, done.entries) == (1, ())
+        assert [rule["id"] for rule in (await catalog.document()).document["rules"]] == ["mine"]
+        await database.close()
+
+    asyncio.run(main())
+
+
+def test_no_update_is_lost_between_editors(url: str) -> None:
+    """All add one to a limit at once; whoever was not quick enough is told so, and tries again a few times."""
+
+    async def main() -> None:
+        async with plane(url) as admin:
+            path = "/api/v1/rules/orders-user"
+
+            async def edited() -> bool:
+                read = await admin.ask("GET", path, role="editor")
+                if read.status_code == 503:  # the database has too many visitors
+                    return False
+                body = {"endpoint": "/orders", "window": "1m", "limit": read.json()["limit"] + 1}
+                done = await admin.ask("PUT", path, body, role="editor", if_match=read.headers["etag"])
+                assert done.status_code in {200, 412, 503}, done.text
+                return done.status_code == 200
+
+            done = []
+            for _ in range(ROUNDS):
+                done += await asyncio.gather(*[edited() for _ in range(EDITORS)])
+            changes = sum(done)
+            assert ROUNDS <= changes < ROUNDS * EDITORS
+            rule = await admin.ask("GET", path)
+            assert (rule.json()["limit"], rule.headers["etag"]) == (5 + changes, f'"{1 + changes}"')
+            trail = (await admin.ask("GET", "/api/v1/audit?subject=orders-user&limit=1000")).json()["items"]
+            assert [entry["after"]["limit"] for entry in trail] == list(range(5 + changes, 4, -1))
+            assert (await admin.ask("GET", "/api/v1/audit/verify")).json()["intact"] is True
+
+    asyncio.run(main())

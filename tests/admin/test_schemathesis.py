@@ -1,0 +1,123 @@
+"""The OpenAPI document holds: what schemathesis sends by it is answered as it says, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from jsonschema import Draft202012Validator
+
+from headgate.admin.api import application, document
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Catalog
+from headgate.admin.database import Database
+from headgate.admin.keys import ApiKeys
+from headgate.admin.service import AdminService
+from headgate.engine import AsyncEngine
+from headgate.policy.loading import from_data
+from tests.admin.test_api import DOCUMENT
+from tests.servers import until
+
+KEY = "the-operator-s-own-key"
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+)
+
+
+@contextmanager
+def served(url: str) -> Iterator[str]:
+    """Serve an admin plane, whose limits nobody reaches, in a thread; yields its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    servers: list[uvicorn.Server] = []
+
+    async def main() -> None:
+        database = await Database.open(url)
+        catalog, engine = Catalog(database), AsyncEngine(from_data(DOCUMENT))
+        await catalog.apply(DOCUMENT, Actor("start-up"))
+        admin = AdminService(catalog, engine, ApiKeys(database, KEY), database=database)
+        app = application(admin, reads="1000000/day", writes="1000000/day")
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
+        servers.append(server)
+        await server.serve([listening])
+        await engine.close()
+        await database.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        until(lambda: bool(servers) and servers[0].started, "the admin plane")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        servers[0].should_exit = True
+        thread.join()
+
+
+def ran(address: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run schemathesis, always in the same way."""
+    fixed = (
+        "--generation-deterministic",
+        "--no-shrink",
+        "--continue-on-failure",
+    )
+    command = [
+        str(Path(sys.executable).with_name("st")),
+        *("run", f"{address}/openapi.json", f"--url={address}", f"--checks={','.join(CHECKS)}", "--no-color"),
+        *(f"--header=Authorization:Bearer {KEY}", "--warnings=off", *fixed, *options),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=folder)
+
+
+def test_no_answer_is_another_than_the_document_says(url: str, tmp_path: Path) -> None:
+    """Examples and random requests on both databases; on SQLite also the corners of every parameter of a query."""
+    with served(url) as address:
+        runs = [ran(address, tmp_path, "--exclude-tag=decisions", "--phases=examples,fuzzing", "--max-examples=3")]
+        if url.startswith("sqlite"):
+            runs.append(ran(address, tmp_path, "--exclude-tag=decisions", "--phases=coverage", "--include-method=GET"))
+    for done in runs:
+        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+class TestDocument:
+    def test_every_operation_has_examples_that_fit(self) -> None:
+        """Of what is sent, and of what is answered."""
+        found = msgspec.json.decode(document())
+        for path, item in found["paths"].items():
+            for method, operation in item.items():
+                if method == "servers":
+                    continue
+                where = f"{method} {path}"
+                sent = operation.get("requestBody", {}).get("content", {})
+                good = next(
+                    answer for status, answer in operation["responses"].items() if status in {"200", "201", "204"}
+                )
+                for kind, content in [*list(sent.items())[:1], *list(good.get("content", {}).items())[:1]]:
+                    assert "example" in content, where
+                    schema: dict[str, Any] = {**content["schema"], "components": found["components"]}
+                    faults = (
+                        [] if "yaml" in kind else list(Draft202012Validator(schema).iter_errors(content["example"]))
+                    )
+                    assert not faults, (where, faults[0].message)
+
+    def test_names_of_operations_are_different(self) -> None:
+        found = msgspec.json.decode(document())
+        names = [
+            operation["operationId"]
+            for item in found["paths"].values()
+            for method, operation in item.items()
+            if method != "servers"
+        ]
+        assert len(set(names)) == len(names) > 40
