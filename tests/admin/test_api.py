@@ -84,7 +84,7 @@ def sqlite(tmp_path: Any) -> str:
 
 async def routes_of(admin: Admin) -> list[tuple[str, str]]:
     document = (await admin.ask("GET", "/openapi.json", role="")).json()
-    paths = {path: item for path, item in document["paths"].items() if "rate-limit" not in path}
+    paths = {path: item for path, item in document["paths"].items() if "servers" not in item}
     return [(method.upper(), path.replace("{", "").replace("}", "")) for path, item in paths.items() for method in item]
 
 
