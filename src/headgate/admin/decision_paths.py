@@ -1,4 +1,4 @@
-"""The decision plane's HTTP API for the OpenAPI document; docs/api.md says the same for people, and a test compares."""
+"""The decision plane's HTTP API for the OpenAPI document; docs/api.md says the same for people."""
 
 from __future__ import annotations
 
