@@ -85,13 +85,18 @@ class Shards(Faulty):
     def servers(self) -> set[str]:
         return self.members
 
-    def _run(self, call: Call, now: int) -> Decision:
-        for server in self.servers_of(call.plan):
-            if server in self.away:
-                error = OutcomeUnknown(f"{server} hangs")
-                error.server, error.incident = server, self.incident
-                raise error
-        return super()._run(call, now)
+    def run(self, call: Call) -> Decision:
+        done: Decision = self._asked(lambda: self._served(call))
+        return done
+
+    def _served(self, call: Call) -> Decision:
+        for plan in (call.plan, *call.shadow):
+            for server in self.servers_of(plan):
+                if server in self.away:
+                    error = OutcomeUnknown(f"{server} hangs")
+                    error.server, error.incident = server, self.incident
+                    raise error
+        return MemoryStore.run(self, call)
 
 
 class AsyncShards(AsyncMemoryStore):
