@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidCost, InvalidKey, InvalidQuota, UsageError
-from headgate.core.numbers import EXACT, fineness, rate, whole
+from headgate.core.numbers import EXACT, fineness, printable, rate, whole
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -103,3 +103,22 @@ class TestRate:
         used = data.draw(st.integers(0, max(1, min(then, limit)) * old.unit))
         assert old.carried(used, new) == ceil(Fraction(used * new.unit, old.unit))
         assert old.units(used) == ceil(Fraction(used, old.unit))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("orders für alle", "orders für alle"),
+        ("a\tb\n", "a\\tb\\n"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("left\u202eright", "left\\u202eright"),
+    ],
+)
+def test_what_is_not_printable_is_written_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text())
+def test_what_is_written_out_is_printable(text: str) -> None:
+    assert printable(text).isprintable()
