@@ -9,7 +9,7 @@ from pathlib import Path
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
-from headgate.admin.keys import ApiKeys
+from headgate.admin.keys import AdminKeys
 from headgate.admin.plane import AdminPlane
 from headgate.policy.loading import from_data
 from tests.admin.test_api import DOCUMENT, plane
@@ -33,8 +33,8 @@ def test_services_that_start_at_once_make_one_database(url: str, tmp_path: Path)
     async def look() -> None:
         database = await Database.open(url)
         (made,) = [text for text in keys if text]
-        assert await ApiKeys(database).find(made)
-        assert len(await ApiKeys(database).all()) == 1
+        assert await AdminKeys(database).find(made)
+        assert len(await AdminKeys(database).all()) == 1
         assert await Catalog(database).revision() == 1
         await database.close()
 

@@ -12,7 +12,7 @@ from headgate.admin import audit
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import UnknownObject
 from headgate.admin.database import Database
-from headgate.admin.keys import ApiKeys, Role
+from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.core.errors import UsageError
 
 ME = Actor("me")
@@ -26,11 +26,11 @@ class Clock:
         return self.now
 
 
-def on(url: str, work: Callable[[Database, ApiKeys, Clock], Awaitable[None]]) -> None:
+def on(url: str, work: Callable[[Database, AdminKeys, Clock], Awaitable[None]]) -> None:
     async def main() -> None:
         database, clock = await Database.open(url), Clock()
         try:
-            await work(database, ApiKeys(database, clock=clock), clock)
+            await work(database, AdminKeys(database, clock=clock), clock)
         finally:
             await database.close()
 
@@ -38,11 +38,11 @@ def on(url: str, work: Callable[[Database, ApiKeys, Clock], Awaitable[None]]) ->
 
 
 def test_a_key_is_found_by_its_text_alone(url: str) -> None:
-    async def work(_: Database, keys: ApiKeys, __: Clock) -> None:
-        made = await keys.create("bot", Role.EDITOR, ME)
+    async def work(_: Database, keys: AdminKeys, __: Clock) -> None:
+        made = await keys.create("bot", KeyRole.EDITOR, ME)
         found = await keys.find(made.text)
         assert found is not None
-        assert (found.name, found.role, found.id) == ("bot", Role.EDITOR, made.key.id)
+        assert (found.name, found.role, found.id) == ("bot", KeyRole.EDITOR, made.key.id)
         for other in (
             "",
             "hg_",
@@ -59,9 +59,9 @@ def test_a_key_is_found_by_its_text_alone(url: str) -> None:
 
 
 def test_no_row_has_a_key_in_it(url: str) -> None:
-    async def work(database: Database, keys: ApiKeys, _: Clock) -> None:
-        made = await keys.create("bot", Role.ADMIN, ME)
-        secret = made.text.rpartition("_")[2]
+    async def work(database: Database, keys: AdminKeys, _: Clock) -> None:
+        made = await keys.create("bot", KeyRole.ADMIN, ME)
+        secret = made.text.split("_", 2)[2]
         async with database.reading() as connection:
             for table in ("api_keys", "audit", "versions", "settings"):
                 rows = (await connection.execute(text(f"SELECT * FROM {table}"))).all()  # noqa: S608  names from above
@@ -72,9 +72,9 @@ def test_no_row_has_a_key_in_it(url: str) -> None:
 
 
 def test_a_key_ends_when_it_expires_or_is_revoked(url: str) -> None:
-    async def work(_: Database, keys: ApiKeys, clock: Clock) -> None:
-        brief = await keys.create("brief", Role.VIEWER, ME, expires_at=clock.now + DAY)
-        lasting = await keys.create("lasting", Role.VIEWER, ME)
+    async def work(_: Database, keys: AdminKeys, clock: Clock) -> None:
+        brief = await keys.create("brief", KeyRole.VIEWER, ME, expires_at=clock.now + DAY)
+        lasting = await keys.create("lasting", KeyRole.VIEWER, ME)
         clock.now += DAY - 1
         assert await keys.find(brief.text) is not None
         clock.now += 1
@@ -84,16 +84,16 @@ def test_a_key_ends_when_it_expires_or_is_revoked(url: str) -> None:
         with pytest.raises(UnknownObject, match="there is no key"):
             await keys.revoke("nobody", ME)
         with pytest.raises(UsageError, match="in the past"):
-            await keys.create("late", Role.VIEWER, ME, expires_at=clock.now)
+            await keys.create("late", KeyRole.VIEWER, ME, expires_at=clock.now)
 
     on(url, work)
 
 
 def test_a_key_is_replaced_with_an_overlap(url: str) -> None:
-    async def work(_: Database, keys: ApiKeys, clock: Clock) -> None:
-        old = await keys.create("bot", Role.EDITOR, ME)
+    async def work(_: Database, keys: AdminKeys, clock: Clock) -> None:
+        old = await keys.create("bot", KeyRole.EDITOR, ME)
         new = await keys.rotate(old.key.id, ME, overlap_us=DAY)
-        assert (new.key.name, new.key.role) == ("bot", Role.EDITOR)
+        assert (new.key.name, new.key.role) == ("bot", KeyRole.EDITOR)
         assert await keys.find(old.text) is not None
         clock.now += DAY
         assert await keys.find(old.text) is None
@@ -106,8 +106,8 @@ def test_a_key_is_replaced_with_an_overlap(url: str) -> None:
 
 
 def test_the_last_use_is_noted_now_and_then(url: str) -> None:
-    async def work(_: Database, keys: ApiKeys, clock: Clock) -> None:
-        made = await keys.create("bot", Role.EDITOR, ME)
+    async def work(_: Database, keys: AdminKeys, clock: Clock) -> None:
+        made = await keys.create("bot", KeyRole.EDITOR, ME)
         first = clock.now
         await keys.find(made.text)
         clock.now += 59_000_000
@@ -121,28 +121,28 @@ def test_the_last_use_is_noted_now_and_then(url: str) -> None:
 
 
 def test_the_first_key_is_made_once(url: str) -> None:
-    async def work(database: Database, keys: ApiKeys, _: Clock) -> None:
+    async def work(database: Database, keys: AdminKeys, _: Clock) -> None:
         first = await keys.first()
         assert first is not None
-        assert first.key.role is Role.ADMIN
+        assert first.key.role is KeyRole.ADMIN
         assert await keys.first() is None
         await keys.revoke(first.key.id, ME)
         assert await keys.first() is None
-        assert await ApiKeys(database, "a-key-of-the-operator").first() is None
+        assert await AdminKeys(database, "a-key-of-the-operator").first() is None
 
     on(url, work)
 
 
 def test_the_operator_s_own_key_is_an_admin_s(url: str) -> None:
-    async def work(database: Database, _: ApiKeys, __: Clock) -> None:
-        keys = ApiKeys(database, "a-key-of-the-operator")
+    async def work(database: Database, _: AdminKeys, __: Clock) -> None:
+        keys = AdminKeys(database, "a-key-of-the-operator")
         found = await keys.find("a-key-of-the-operator")
         assert found is not None
-        assert found.role is Role.ADMIN
+        assert found.role is KeyRole.ADMIN
         assert await keys.find("another-key-of-nobody") is None
         for bad in ("short", "with space in it all", "x" * 257):
             with pytest.raises(UsageError, match="16 to 256"):
-                ApiKeys(database, bad)
+                AdminKeys(database, bad)
 
     on(url, work)
 
@@ -150,15 +150,15 @@ def test_the_operator_s_own_key_is_an_admin_s(url: str) -> None:
 @pytest.mark.parametrize(
     ("has", "needs", "may"),
     [
-        (Role.ADMIN, Role.VIEWER, True),
-        (Role.ADMIN, Role.EDITOR, True),
-        (Role.EDITOR, Role.ADMIN, False),
-        (Role.VIEWER, Role.EDITOR, False),
-        (Role.VIEWER, Role.VIEWER, True),
-        (Role.CHECK, Role.VIEWER, False),
-        (Role.ADMIN, Role.CHECK, False),
-        (Role.CHECK, Role.CHECK, True),
+        (KeyRole.ADMIN, KeyRole.VIEWER, True),
+        (KeyRole.ADMIN, KeyRole.EDITOR, True),
+        (KeyRole.EDITOR, KeyRole.ADMIN, False),
+        (KeyRole.VIEWER, KeyRole.EDITOR, False),
+        (KeyRole.VIEWER, KeyRole.VIEWER, True),
+        (KeyRole.CHECK, KeyRole.VIEWER, False),
+        (KeyRole.ADMIN, KeyRole.CHECK, False),
+        (KeyRole.CHECK, KeyRole.CHECK, True),
     ],
 )
-def test_roles_include_those_below_them(has: Role, needs: Role, may: bool) -> None:  # noqa: FBT001  a table
+def test_roles_include_those_below_them(has: KeyRole, needs: KeyRole, may: bool) -> None:  # noqa: FBT001  a table
     assert has.includes(needs) is may

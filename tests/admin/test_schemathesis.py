@@ -20,7 +20,7 @@ from headgate.admin.api import application, document
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
-from headgate.admin.keys import ApiKeys
+from headgate.admin.keys import AdminKeys
 from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
@@ -48,7 +48,7 @@ def served(url: str) -> Iterator[str]:
         database = await Database.open(url)
         catalog, engine = Catalog(database), AsyncEngine(from_data(DOCUMENT))
         await catalog.apply(DOCUMENT, Actor("start-up"))
-        admin = AdminService(catalog, engine, ApiKeys(database, KEY), database=database)
+        admin = AdminService(catalog, engine, AdminKeys(database, KEY), database=database)
         app = application(admin, reads="1000000/day", writes="1000000/day")
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
         servers.append(server)

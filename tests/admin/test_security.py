@@ -11,7 +11,7 @@ import pytest
 
 from headgate.admin import security
 from headgate.admin.api import application
-from headgate.admin.keys import ApiKeys
+from headgate.admin.keys import AdminKeys
 from headgate.admin.security import Gatekeeper
 from headgate.admin.service import AdminService, FileRules
 from headgate.engine import AsyncEngine
@@ -240,7 +240,7 @@ class TestGuessing:
         async def main() -> None:
             engine = AsyncEngine(from_data(DOCUMENT))
             rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
-            app = application(AdminService(rules, engine, ApiKeys(None, "the-operator-s-own-key")))
+            app = application(AdminService(rules, engine, AdminKeys(None, "the-operator-s-own-key")))
             assert isinstance(app, Gatekeeper)
 
             async def asked(address: str, key: str) -> int:

@@ -198,3 +198,12 @@ def test_rules_in_a_file_can_be_looked_at_with_a_key_and_not_changed(tmp_path: P
         assert str(EXAMPLE) in operator.run("users", "tier", "u1", "gold", code=2)
     finally:
         service.stop()
+
+
+@pytest.mark.parametrize("words", [("keys", "create", "mine"), ("audit", "verify")])
+def test_a_database_that_is_not_there_is_not_made(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--database", f"sqlite:///{tmp_path}/typo.db"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

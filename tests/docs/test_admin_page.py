@@ -14,7 +14,7 @@ import pytest
 
 from headgate.admin import usage
 from headgate.admin.audit import RETENTION_DAYS
-from headgate.admin.keys import Role
+from headgate.admin.keys import KeyRole
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
 from headgate.admin.service import SORTS
 from headgate.cli.__main__ import main
@@ -127,7 +127,7 @@ def test_the_admin_page_has_the_figures_of_the_code() -> None:
     assert f"until it is {usage.HOURS_DAYS} days old" in PAGE
     assert f"a day of it waits, {usage.MOST_BATCHES} batches" in PAGE
     assert all(f"`{sort}`" in PAGE for sort in SORTS)
-    assert all(f"| `{role}` |" in PAGE for role in Role if role is not Role.CHECK)
+    assert all(f"| `{role}` |" in PAGE for role in KeyRole if role is not KeyRole.CHECK)
     assert {path for path in PUBLIC if path != "/" and "." not in path} | {"/openapi.json"} == {
         "/docs",
         "/openapi.json",

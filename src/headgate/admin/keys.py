@@ -34,7 +34,7 @@ _GIVEN = re.compile(r"[\x21-\x7e]{16,256}")
 _GIVEN_ID = "environment"
 
 
-class Role(StrEnum):
+class KeyRole(StrEnum):
     """What a key is good for. Each role of the admin plane may do all that the ones before it may."""
 
     CHECK = "check"
@@ -46,11 +46,11 @@ class Role(StrEnum):
     ADMIN = "admin"
     """Keys, too."""
 
-    def includes(self, other: Role) -> bool:
+    def includes(self, other: KeyRole) -> bool:
         """Whether this role may do what needs the `other` one."""
-        if Role.CHECK in {self, other}:
+        if KeyRole.CHECK in {self, other}:
             return self is other
-        ranks = list(Role)
+        ranks = list(KeyRole)
         return ranks.index(self) >= ranks.index(other)
 
 
@@ -59,7 +59,7 @@ class ApiKey(NamedTuple):
 
     id: str
     name: str
-    role: Role
+    role: KeyRole
     created_at: int
     created_by: str
     expires_at: int | None
@@ -81,7 +81,7 @@ class NewKey(NamedTuple):
 _COLUMNS = [api_keys.c[name] for name in ApiKey._fields]
 
 
-class ApiKeys:
+class AdminKeys:
     """The keys of a database.
 
     Args:
@@ -102,7 +102,7 @@ class ApiKeys:
         """Return the key that this text is, if it is one that is still good. Raises DatabaseError."""
         now = self._now()
         if self._given and hmac.compare_digest(_digest(text), self._given):
-            return ApiKey(_GIVEN_ID, _GIVEN_ID, Role.ADMIN, 0, _GIVEN_ID, None, None, None)
+            return ApiKey(_GIVEN_ID, _GIVEN_ID, KeyRole.ADMIN, 0, _GIVEN_ID, None, None, None)
         if self._database is None:
             return None
         parts = _SHAPE.fullmatch(text)
@@ -123,13 +123,13 @@ class ApiKeys:
                 await self._note_use(key, now)
         return key
 
-    async def create(self, name: str, role: Role, actor: Actor, *, expires_at: int | None = None) -> NewKey:
+    async def create(self, name: str, role: KeyRole, actor: Actor, *, expires_at: int | None = None) -> NewKey:
         """Make a key. Its text is in the answer, and nowhere else."""
         async with self._kept().exclusively() as connection:
             return await self._create(connection, name, role, actor, expires_at)
 
     async def _create(
-        self, connection: AsyncConnection, name: str, role: Role, actor: Actor, expires_at: int | None
+        self, connection: AsyncConnection, name: str, role: KeyRole, actor: Actor, expires_at: int | None
     ) -> NewKey:
         now = self._now()
         if not 0 < len(name) <= 128 or not name.isprintable():
@@ -186,7 +186,7 @@ class ApiKeys:
         async with self._kept().exclusively() as connection:
             if (await connection.execute(select(api_keys.c.id).limit(1))).first() is not None:
                 return None
-            return await self._create(connection, "first", Role.ADMIN, Actor("start-up"), None)
+            return await self._create(connection, "first", KeyRole.ADMIN, Actor("start-up"), None)
 
     def _kept(self) -> Database:
         if self._database is None:
@@ -214,7 +214,7 @@ class ApiKeys:
 
 def _key(row: Any) -> ApiKey:
     key = ApiKey(*[getattr(row, name) for name in ApiKey._fields])
-    return key._replace(role=Role(key.role))
+    return key._replace(role=KeyRole(key.role))
 
 
 def _digest(text: str) -> str:

@@ -26,7 +26,7 @@ from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
-from headgate.admin.keys import ApiKeys
+from headgate.admin.keys import AdminKeys
 from headgate.admin.service import AdminService, FileRules
 from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
@@ -106,7 +106,7 @@ class AdminPlane:
                 if examples is not None and await catalog.revision() == 0:
                     first_rules = Actor("start-up", reason="the example rules")
                     await catalog.apply(to_data(examples()), first_rules, only_first=True)
-                made = await ApiKeys(database, self._key).first()
+                made = await AdminKeys(database, self._key).first()
                 first = made.text if made else ""
             except SchemaMismatch as error:  # while a fleet is upgraded, those that are started must serve as well
                 if not (self._folder / WHOLE).exists():
@@ -169,11 +169,11 @@ class AdminPlane:
                 asyncio.create_task(writer.run()),
                 asyncio.create_task(self._keep_house(database)),
             ]
-            keys = ApiKeys(database, self._key)
+            keys = AdminKeys(database, self._key)
             admin = AdminService(catalog, engine, keys, database=database, hot_keys=hot_keys)
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
-            admin = AdminService(rules, engine, ApiKeys(None, self._key), hot_keys=hot_keys)
+            admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys)
         answering = _Answering(listening, lambda: self._config(admin))
         serving = asyncio.create_task(answering.run())
         try:

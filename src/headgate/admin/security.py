@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headgate.admin.database import DatabaseError
-from headgate.admin.keys import ApiKey, ApiKeys, Role
+from headgate.admin.keys import AdminKeys, ApiKey, KeyRole
 from headgate.core.address import canonical, key_of
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
@@ -84,7 +84,7 @@ class Gatekeeper:
     def __init__(
         self,
         app: App,
-        keys: ApiKeys,
+        keys: AdminKeys,
         *,
         reads: str = READS,
         writes: str = WRITES,
@@ -133,7 +133,7 @@ class Gatekeeper:
         answer.note(decision)
         if not decision.allowed:
             return answer.slow_down(decision, f"this key may do that {decision.quota} times")
-        if key.role is Role.CHECK:
+        if key.role is KeyRole.CHECK:
             return of_status(403, "this key is for the decision plane; it opens nothing here")
         scope["state"]["key"] = key
         return None

@@ -23,7 +23,7 @@ from headgate.admin.catalog import (
 )
 from headgate.admin.database import Database
 from headgate.admin.follower import nodes_of
-from headgate.admin.keys import ApiKeys
+from headgate.admin.keys import AdminKeys
 from headgate.core.decision import Decision
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.engine import AsyncEngine
@@ -129,7 +129,7 @@ class AdminService:
         self,
         rules: RuleCatalog,
         engine: AsyncEngine,
-        keys: ApiKeys,
+        keys: AdminKeys,
         *,
         database: Database | None = None,
         hot_keys: Callable[[], bytes] = lambda: b"[]",

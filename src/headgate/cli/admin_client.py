@@ -115,12 +115,15 @@ def call(
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
 
 
-def on_database(url: str, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Do something on a database itself. Raises DatabaseError."""
+def on_database(url: str, work: Callable[[Database], Awaitable[T]], *, may_be_new: bool = False) -> T:
+    """Do something on a database itself, one that is there unless it may be new. Raises UsageError, DatabaseError."""
     try:
         from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
     except ModuleNotFoundError as error:
         raise UsageError(not_installed(error.name, "admin")) from None
+
+    if not may_be_new and not (named := Opened(url)).exists:
+        raise UsageError(f"{named.name}: there is no such file; name the database of the service")
 
     async def main() -> T:
         database = await Opened.open(url)

@@ -81,11 +81,11 @@ def _create_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
         import time  # noqa: PLC0415  for this alone
 
         from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
-        from headgate.admin.keys import ApiKeys, Role  # noqa: PLC0415
+        from headgate.admin.keys import AdminKeys, KeyRole  # noqa: PLC0415
 
         ends = None if seconds is None else time.time_ns() // 1000 + seconds * 1_000_000
         actor = Actor(operator(), reason=arguments.reason)
-        made = await ApiKeys(database).create(arguments.name, Role(arguments.role), actor, expires_at=ends)
+        made = await AdminKeys(database).create(arguments.name, KeyRole(arguments.role), actor, expires_at=ends)
         return {"id": made.key.id, "name": made.key.name, "role": str(made.key.role), "key": made.text}
 
     return _told_key(arguments, terminal, on_database(arguments.database, work))

@@ -107,7 +107,7 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             changes = [{"action": each.action, "kind": each.kind, "id": each.subject} for each in done.entries]
             return {"revision": done.revision, "dry_run": dry_run, "changes": changes}
 
-        return on_database(arguments.database, work)
+        return on_database(arguments.database, work, may_be_new=True)
 
     planned = applied(dry_run=True)
     gone = [change for change in planned["changes"] if change["action"] == "delete"]

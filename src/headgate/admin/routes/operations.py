@@ -10,7 +10,7 @@ from litestar import MediaType, Request, Response, delete, get, post
 from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.keys import ApiKey, Role
+from headgate.admin.keys import ApiKey, KeyRole
 from headgate.admin.routes.asking import Admin, Json, Limit, Name, Offset, actor_of
 from headgate.policy.times import moment_text
 
@@ -19,7 +19,7 @@ class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
     """A key to be made."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=128, examples=["deploy-bot"])]
-    role: Role
+    role: KeyRole
     expires_in: Annotated[int, msgspec.Meta(ge=60, le=315_360_000, description="Seconds.")] | None = None
 
 
@@ -29,13 +29,13 @@ class RotateBody(msgspec.Struct, forbid_unknown_fields=True):
     overlap: Annotated[int, msgspec.Meta(ge=0, le=2_592_000, description="Seconds that the old key stays good.")] = 0
 
 
-@get("/nodes", opt={"role": Role.VIEWER}, summary="List nodes and the revision that each runs")
+@get("/nodes", opt={"role": KeyRole.VIEWER}, summary="List nodes and the revision that each runs")
 async def list_nodes(admin: Admin) -> Json:
     """List the services that follow the database."""
     return await admin.nodes()
 
 
-@get("/hot-keys", opt={"role": Role.VIEWER}, summary="The keys that are asked about and refused most")
+@get("/hot-keys", opt={"role": KeyRole.VIEWER}, summary="The keys that are asked about and refused most")
 async def hot_keys(admin: Admin) -> Response[bytes]:
     """Return hot keys, as the decision plane's ``/hotkeys`` does."""
     return Response(admin.hot_keys(), media_type=MediaType.JSON)
@@ -44,13 +44,13 @@ async def hot_keys(admin: Admin) -> Response[bytes]:
 # Keys
 
 
-@get("/keys", opt={"role": Role.ADMIN}, summary="List API keys")
+@get("/keys", opt={"role": KeyRole.ADMIN}, summary="List API keys")
 async def list_keys(admin: Admin) -> Json:
     """List what is known of keys; not the keys."""
     return {"items": [_key(key) for key in await admin.keys.all()]}
 
 
-@post("/keys", opt={"role": Role.ADMIN}, summary="Make an API key", status_code=201)
+@post("/keys", opt={"role": KeyRole.ADMIN}, summary="Make an API key", status_code=201)
 async def create_key(admin: Admin, request: Request[Any, Any, State], data: JSONBody[KeyBody]) -> Json:
     """Make a key. The answer has its text, which is shown nowhere else."""
     expires = None if data.expires_in is None else time.time_ns() // 1000 + data.expires_in * 1_000_000
@@ -58,14 +58,14 @@ async def create_key(admin: Admin, request: Request[Any, Any, State], data: JSON
     return {**_key(made.key), "key": made.text}
 
 
-@post("/keys/{key_id:str}/rotate", opt={"role": Role.ADMIN}, summary="Replace an API key", status_code=201)
+@post("/keys/{key_id:str}/rotate", opt={"role": KeyRole.ADMIN}, summary="Replace an API key", status_code=201)
 async def rotate_key(admin: Admin, request: Request[Any, Any, State], key_id: Name, data: JSONBody[RotateBody]) -> Json:
     """Replace a key by another of its name and role."""
     made = await admin.keys.rotate(key_id, actor_of(request), overlap_us=data.overlap * 1_000_000)
     return {**_key(made.key), "key": made.text}
 
 
-@delete("/keys/{key_id:str}", opt={"role": Role.ADMIN}, summary="Revoke an API key", status_code=204)
+@delete("/keys/{key_id:str}", opt={"role": KeyRole.ADMIN}, summary="Revoke an API key", status_code=204)
 async def revoke_key(admin: Admin, request: Request[Any, Any, State], key_id: Name) -> None:
     """End a key at once."""
     await admin.keys.revoke(key_id, actor_of(request))
@@ -74,7 +74,7 @@ async def revoke_key(admin: Admin, request: Request[Any, Any, State], key_id: Na
 # Audit
 
 
-@get("/audit", opt={"role": Role.VIEWER}, summary="Who changed what")
+@get("/audit", opt={"role": KeyRole.VIEWER}, summary="Who changed what")
 async def list_audit(
     admin: Admin,
     actor: FromQuery[str | None] = None,
@@ -92,7 +92,7 @@ async def list_audit(
     return (await admin.audit(filters, offset, limit))._asdict()
 
 
-@get("/audit/verify", opt={"role": Role.VIEWER}, summary="Verify the chain of the audit trail")
+@get("/audit/verify", opt={"role": KeyRole.VIEWER}, summary="Verify the chain of the audit trail")
 async def verify_audit(
     admin: Admin,
     contains: Annotated[str, QueryParameter(max_length=64, description="A digest that must be in the chain.")] = "",

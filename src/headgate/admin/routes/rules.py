@@ -10,7 +10,7 @@ from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.catalog import ObjectKind, UnknownObject
-from headgate.admin.keys import Role
+from headgate.admin.keys import KeyRole
 from headgate.admin.routes.asking import (
     Admin,
     Json,
@@ -36,7 +36,7 @@ class RollbackBody(msgspec.Struct, forbid_unknown_fields=True):
     version: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647, examples=[1])]
 
 
-@get("/rules", opt={"role": Role.VIEWER}, summary="List rules")
+@get("/rules", opt={"role": KeyRole.VIEWER}, summary="List rules")
 async def list_rules(
     admin: Admin,
     dimension: FromQuery[str | None] = None,
@@ -53,7 +53,7 @@ async def list_rules(
     return (await admin.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
 
 
-@post("/rules", opt={"role": Role.EDITOR, "body": "rule"}, summary="Make a rule", status_code=201)
+@post("/rules", opt={"role": KeyRole.EDITOR, "body": "rule"}, summary="Make a rule", status_code=201)
 async def create_rule(admin: Admin, request: Request[Any, Any, State], data: JSONBody[Json]) -> Response[Json]:
     """Make a rule; 409 if there is one of its id."""
     name = data.get("id", data.get("rule_id"))
@@ -63,14 +63,14 @@ async def create_rule(admin: Admin, request: Request[Any, Any, State], data: JSO
     return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=201)
 
 
-@get("/rules/{rule_id:str}", opt={"role": Role.VIEWER}, summary="Look at a rule")
+@get("/rules/{rule_id:str}", opt={"role": KeyRole.VIEWER}, summary="Look at a rule")
 async def get_rule(admin: Admin, rule_id: RuleId) -> Response[Json]:
     """Return a rule, with its version as ETag."""
     stored = await admin.get(ObjectKind.RULE, rule_id)
     return Response(_shown(stored.body, stored.version), headers=etag(stored.version))
 
 
-@put("/rules/{rule_id:str}", opt={"role": Role.EDITOR, "body": "rule"}, summary="Make or replace a rule")
+@put("/rules/{rule_id:str}", opt={"role": KeyRole.EDITOR, "body": "rule"}, summary="Make or replace a rule")
 async def put_rule(
     admin: Admin,
     request: Request[Any, Any, State],
@@ -89,7 +89,7 @@ async def put_rule(
     return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=status)
 
 
-@delete("/rules/{rule_id:str}", opt={"role": Role.EDITOR}, summary="Delete a rule", status_code=204)
+@delete("/rules/{rule_id:str}", opt={"role": KeyRole.EDITOR}, summary="Delete a rule", status_code=204)
 async def delete_rule(
     admin: Admin,
     request: Request[Any, Any, State],
@@ -101,7 +101,7 @@ async def delete_rule(
     )
 
 
-@get("/rules/{rule_id:str}/versions", opt={"role": Role.VIEWER}, summary="List the versions of a rule")
+@get("/rules/{rule_id:str}/versions", opt={"role": KeyRole.VIEWER}, summary="List the versions of a rule")
 async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
     """List all that a rule ever was, the newest first; a body of null says that it was deleted."""
     versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
@@ -110,7 +110,7 @@ async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
     return {"items": [{**each._asdict(), "at": moment_text(each.at)} for each in versions]}
 
 
-@post("/rules/{rule_id:str}/rollback", opt={"role": Role.EDITOR}, summary="Roll a rule back", status_code=200)
+@post("/rules/{rule_id:str}/rollback", opt={"role": KeyRole.EDITOR}, summary="Roll a rule back", status_code=200)
 async def roll_back_rule(
     admin: Admin, request: Request[Any, Any, State], rule_id: RuleId, data: JSONBody[RollbackBody]
 ) -> Json:
@@ -122,14 +122,14 @@ async def roll_back_rule(
 # The whole
 
 
-@get("/export", opt={"role": Role.VIEWER}, summary="Export all rules as a file", media_type="application/yaml")
+@get("/export", opt={"role": KeyRole.VIEWER}, summary="Export all rules as a file", media_type="application/yaml")
 async def export(admin: Admin) -> str:
     """Return all that is in force as a rules file."""
     _, document = await admin.rules.document()
     return to_yaml(from_data(document))
 
 
-@post("/apply", opt={"role": Role.EDITOR, "body": "file"}, summary="Apply a whole rules file", status_code=200)
+@post("/apply", opt={"role": KeyRole.EDITOR, "body": "file"}, summary="Apply a whole rules file", status_code=200)
 async def apply_file(admin: Admin, request: Request[Any, Any, State], dry_run: FromQuery[bool] = False) -> Json:
     """Let a rules file, as YAML or JSON, and nothing else be in force, in one transaction.
 
@@ -150,18 +150,18 @@ def _objects(kind: ObjectKind) -> Router:
     """Return the routes of tiers, or of settings."""
     body = what = str(kind)
 
-    @get("/", opt={"role": Role.VIEWER}, summary=f"List {what}s", operation_id=f"list_{body}s")
+    @get("/", opt={"role": KeyRole.VIEWER}, summary=f"List {what}s", operation_id=f"list_{body}s")
     async def list_all(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
         return (await admin.page(kind, {}, "id", offset, limit))._asdict()
 
-    @get("/{name:str}", opt={"role": Role.VIEWER}, summary=f"Look at a {what}", operation_id=f"get_{body}")
+    @get("/{name:str}", opt={"role": KeyRole.VIEWER}, summary=f"Look at a {what}", operation_id=f"get_{body}")
     async def get_one(admin: Admin, name: Name) -> Response[Any]:
         stored = await admin.get(kind, name)
         return Response({"id": name, "value": stored.body, "version": stored.version}, headers=etag(stored.version))
 
     @put(
         "/{name:str}",
-        opt={"role": Role.EDITOR, "body": body},
+        opt={"role": KeyRole.EDITOR, "body": body},
         summary=f"Make or replace a {what}",
         operation_id=f"put_{body}",
     )
@@ -179,7 +179,7 @@ def _objects(kind: ObjectKind) -> Router:
 
     @delete(
         "/{name:str}",
-        opt={"role": Role.EDITOR},
+        opt={"role": KeyRole.EDITOR},
         summary=f"Delete a {what}",
         operation_id=f"delete_{body}",
         status_code=204,

@@ -7,7 +7,7 @@ from typing import Annotated
 from litestar import get
 from litestar.params import QueryParameter
 
-from headgate.admin.keys import Role
+from headgate.admin.keys import KeyRole
 from headgate.admin.routes.asking import Admin, Json, Limit, Offset
 from headgate.admin.usage import OUTCOMES, STEPS
 
@@ -15,7 +15,7 @@ Moment = Annotated[int | None, QueryParameter(ge=0, le=2**53, description="Micro
 RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", description="The id of a rule.")]
 
 
-@get("/usage", opt={"role": Role.VIEWER}, summary="How often rules decided what")
+@get("/usage", opt={"role": KeyRole.VIEWER}, summary="How often rules decided what")
 async def list_usage(
     admin: Admin,
     rule_id: RuleName = None,

@@ -10,7 +10,7 @@ from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.catalog import ObjectKind
-from headgate.admin.keys import Role
+from headgate.admin.keys import KeyRole
 from headgate.admin.routes.asking import Admin, Json, Limit, Offset, UserId, actor_of
 from headgate.core.errors import UsageError
 from headgate.policy.request import Request as Asked
@@ -40,20 +40,20 @@ class ExplainBody(msgspec.Struct, forbid_unknown_fields=True):
     rule_id: str = ""
 
 
-@get("/users", opt={"role": Role.VIEWER}, summary="List users about whom something is special")
+@get("/users", opt={"role": KeyRole.VIEWER}, summary="List users about whom something is special")
 async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: Offset = 0, limit: Limit = 100) -> Json:
     """List users with a tier or an override."""
     filters = {} if tier is None else {"tier": tier}
     return (await admin.page(ObjectKind.USER, filters, "id", offset, limit))._asdict()
 
 
-@get("/users/{user_id:str}/limits", opt={"role": Role.VIEWER}, summary="A user's limits and their present state")
+@get("/users/{user_id:str}/limits", opt={"role": KeyRole.VIEWER}, summary="A user's limits and their present state")
 async def user_limits(admin: Admin, user_id: UserId) -> Json:
     """Return the limits that count a user, what they are for that user, and their present state."""
     return await admin.user_limits(user_id)
 
 
-@put("/users/{user_id:str}/tier", opt={"role": Role.EDITOR}, summary="Move a user to a tier")
+@put("/users/{user_id:str}/tier", opt={"role": KeyRole.EDITOR}, summary="Move a user to a tier")
 async def set_tier(admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[TierBody]) -> Json:
     """Move a user to a tier; an empty one is none."""
     return {"id": user_id, **await admin.set_tier(user_id, data.tier, actor_of(request))}
@@ -61,7 +61,7 @@ async def set_tier(admin: Admin, request: Request[Any, Any, State], user_id: Use
 
 @post(
     "/users/{user_id:str}/override",
-    opt={"role": Role.EDITOR, "body": "override"},
+    opt={"role": KeyRole.EDITOR, "body": "override"},
     summary="Override a rule for a user",
     status_code=200,
 )
@@ -73,7 +73,9 @@ async def set_override(admin: Admin, request: Request[Any, Any, State], user_id:
     return {"id": user_id, **await admin.set_override(user_id, rule_id, data, actor_of(request))}
 
 
-@delete("/users/{user_id:str}/override", opt={"role": Role.EDITOR}, summary="End overrides of a user", status_code=200)
+@delete(
+    "/users/{user_id:str}/override", opt={"role": KeyRole.EDITOR}, summary="End overrides of a user", status_code=200
+)
 async def end_override(
     admin: Admin,
     request: Request[Any, Any, State],
@@ -84,7 +86,7 @@ async def end_override(
     return {"id": user_id, **await admin.end_override(user_id, rule_id or "", actor_of(request))}
 
 
-@post("/users/{user_id:str}/reset", opt={"role": Role.EDITOR}, summary="Reset a user's limits", status_code=200)
+@post("/users/{user_id:str}/reset", opt={"role": KeyRole.EDITOR}, summary="Reset a user's limits", status_code=200)
 async def reset_user(
     admin: Admin,
     request: Request[Any, Any, State],
@@ -95,13 +97,15 @@ async def reset_user(
     return await admin.reset_user(user_id, data.rules if data else (), actor_of(request))
 
 
-@delete("/users/{user_id:str}", opt={"role": Role.EDITOR}, summary="Forget what is special of a user", status_code=204)
+@delete(
+    "/users/{user_id:str}", opt={"role": KeyRole.EDITOR}, summary="Forget what is special of a user", status_code=204
+)
 async def delete_user(admin: Admin, request: Request[Any, Any, State], user_id: UserId) -> None:
     """Take a user's tier and overrides away."""
     await admin.delete(ObjectKind.USER, user_id, None, actor_of(request))
 
 
-@post("/explain", opt={"role": Role.VIEWER}, summary="Explain what a request would get", status_code=200)
+@post("/explain", opt={"role": KeyRole.VIEWER}, summary="Explain what a request would get", status_code=200)
 async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
     """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
     given = data.attributes
