@@ -208,13 +208,13 @@ def test_two_looks_at_once_never_put_the_older_rules_in_force(file: Path) -> Non
         def changed(self) -> Ruleset | None:
             found = load(file.read_text())
             seen.set()
-            assert may_go.wait(20)
+            assert may_go.wait(60)
             return found
 
     live = LivePolicy(Slow(file, load_file))
     first = threading.Thread(target=live.refresh)
     first.start()
-    assert seen.wait(20)
+    assert seen.wait(60)
     replaced(file, OTHER)
     second = threading.Thread(target=live.refresh)
     second.start()
@@ -232,7 +232,7 @@ def test_a_forked_child_goes_on_watching(file: Path) -> None:
             child = os.fork()
         if child == 0:  # nothing of pytest may run here
             os.read(reading, 1)
-            give_up = time.monotonic() + 20
+            give_up = time.monotonic() + 60
             while limit_of(live) != 20 and time.monotonic() < give_up:
                 time.sleep(0.01)
             os._exit(0 if limit_of(live) == 20 else 1)
@@ -253,7 +253,7 @@ def test_what_is_never_closed_keeps_no_thread(file: Path) -> None:
     gc.collect()
     for thread in threads:
         assert thread
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -32,14 +32,14 @@ class Waiter(threading.Thread):
         self.decision = self._limiter.acquire(*args, **kwargs)
 
     def result(self) -> Decision:
-        self.join(10)
+        self.join(60)
         assert self.decision is not None, "still waiting"
         return self.decision
 
 
 def until_asleep(clock: ManualClock, sleepers: int) -> None:
     """Wait until that many threads wait for a point in time."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while clock.sleepers != sleepers:
         assert time.monotonic() < give_up, f"{clock.sleepers} sleepers, not {sleepers}"
         threading.Event().wait(0.001)
@@ -47,7 +47,7 @@ def until_asleep(clock: ManualClock, sleepers: int) -> None:
 
 def in_line(limiter: Limiter | AsyncLimiter, key: str, length: int) -> None:
     """Wait until that many stand in line."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while len(limiter._limits.lines._lines.get(key, ())) != length:
         assert time.monotonic() < give_up
         threading.Event().wait(0.001)

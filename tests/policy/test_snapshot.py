@@ -258,16 +258,14 @@ def test_a_reader_ends_where_the_writer_is(
         if step == "whole":
             writer.write(Whole(revision, truth))
         else:
-            for change in step:
-                put(truth, change)
+            put(truth, step)
             writer.append(Changes(revision, tuple(step)))
         if data.draw(st.booleans()):
             news = reader.changed()
             if isinstance(news, Whole):
                 seen = news.document
             elif news is not None:
-                for change in news.changes:
-                    put(seen, change)
+                put(seen, news.changes)
             assert _plain(seen) == _plain(truth)
     assert _plain(SnapshotReader(folder).read().document) == _plain(truth)
 

@@ -335,6 +335,28 @@ def test_a_refusal_is_repeated_with_what_its_shadow_plans_said(make: Callable[..
     assert subject.store.run(call).shadow[0].remaining == 10
 
 
+def test_a_full_cache_keeps_refusals_of_those_who_come_back_within_a_moment(make: Callable[..., Subject]) -> None:
+    """Most who are refused do not ask again in time, and whoever does is answered without the store from then on."""
+    subject = make(denials=1, max_entries=2)
+    users = [subject.family.plan(f"user {number}") for number in range(5)]
+    for plan in users:
+        subject.store.run(Call(Verb.CHECK, plan, 10))
+        assert not subject.store.run(Call(Verb.CHECK, plan))
+    assert subject.cached.statistics().entries == 2
+    subject.asked()
+    assert not subject.store.run(Call(Verb.CHECK, users[0]))
+    assert subject.asked() == [], "there was room for the first two"
+    assert not subject.store.run(Call(Verb.CHECK, users[4]))
+    assert subject.asked() == ["check"], "it is the second time, so it is kept"
+    assert not subject.store.run(Call(Verb.CHECK, users[4]))
+    assert (subject.asked(), subject.cached.statistics().entries) == ([], 2)
+    for _ in range(2):
+        subject.clock.advance(us=2 * SECOND)
+        for _ in range(3):
+            assert not subject.store.run(Call(Verb.CHECK, users[4]))
+        assert subject.asked() == ["check", "check"], "what is kept is too old: the third is repeated again"
+
+
 def test_it_is_repeated_no_longer_than_that_after_it_was_asked(make: Callable[..., Subject]) -> None:
     """The store decided some time after that, so it is asked in time to admit."""
     subject = make(denials=3600)

@@ -1,4 +1,4 @@
-"""Failover with a real Redis server that is killed and restarted, or frozen for a while, under load.
+"""Failover with a real Redis server that is killed and restarted, or frozen until that is noticed, under load.
 
 Two nodes share a limit that does not refill while the test runs, so that all admissions can be counted: what the server
 admits before, what the nodes admit by themselves, and what the server admits after. A killed one forgot everything. One
@@ -18,7 +18,7 @@ import pytest
 
 from headgate import Algorithm, AsyncLimiter, Decision, Limiter, Quota
 from headgate.stores import open_async_store, open_store
-from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Statistics
+from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Options, Statistics
 from tests.servers import RedisServer, redis_server
 
 LIMIT, NODES, CALLERS = 75, 2, 4
@@ -26,15 +26,14 @@ SHARES = NODES * 38
 """N * ceil(L / N), the published bound of the mode local."""
 QUOTA = Quota(LIMIT, 24 * 3600 * 1_000_000, algorithm=Algorithm.SLIDING_WINDOW_LOG)
 GIVE_UP = 60
-FROZEN = 10
-"""Seconds that a server is stopped for."""
-PAUSE, LONGEST_PAUSE = 0.05, 0.2
+OPTIONS = Options(nodes=NODES, failures=2, pause=0.05, longest_pause=0.2)
 
 either_fault = pytest.mark.parametrize("killed", [True, False], ids=["killed", "frozen"])
 
 
 def address_of(server: RedisServer) -> str:
-    return f"redis://127.0.0.1:{server.port}/0?timeout=0.5&connect_timeout=0.5"
+    """Return an address with more time for an answer than any but a frozen server takes on a busy machine."""
+    return f"redis://127.0.0.1:{server.port}/0?timeout=3&connect_timeout=3"
 
 
 def outage(server: RedisServer, nodes: Sequence[Callable[[], Statistics]], *, killed: bool) -> None:
@@ -56,11 +55,9 @@ def outage(server: RedisServer, nodes: Sequence[Callable[[], Statistics]], *, ki
                 time.sleep(0.01)
 
     more_calls()
-    gone = time.monotonic()
     server.stop() if killed else server.send(signal.SIGSTOP)
     until(lambda seen: seen.openings > 0)
     more_calls()
-    until(lambda _: killed or time.monotonic() > gone + FROZEN)
     server.start() if killed else server.send(signal.SIGCONT)
     until(lambda seen: seen.recoveries > 0)
     more_calls()
@@ -88,16 +85,13 @@ def check_the_promises(given: Sequence[Answers], nodes: Sequence[Statistics], *,
     for node in nodes:
         assert node.openings == node.recoveries > 0
         assert node.breakers[""].state == "closed"
-        assert sum(node.failures.values()) >= 5
+        assert sum(node.failures.values()) >= OPTIONS["failures"]
 
 
 @either_fault
 def test_threads_are_answered_within_the_bound(*, killed: bool) -> None:
     with redis_server() as server:
-        stores = [
-            FailoverStore(open_store(address_of(server)), nodes=NODES, pause=PAUSE, longest_pause=LONGEST_PAUSE)
-            for _ in range(NODES)
-        ]
+        stores = [FailoverStore(open_store(address_of(server)), **OPTIONS) for _ in range(NODES)]
         stop = threading.Event()
 
         def load(store: FailoverStore) -> Answers:
@@ -124,12 +118,7 @@ def test_threads_are_answered_within_the_bound(*, killed: bool) -> None:
 @either_fault
 def test_tasks_are_answered_within_the_bound(*, killed: bool) -> None:
     async def story(server: RedisServer) -> None:
-        stores = [
-            AsyncFailoverStore(
-                open_async_store(address_of(server)), nodes=NODES, pause=PAUSE, longest_pause=LONGEST_PAUSE
-            )
-            for _ in range(NODES)
-        ]
+        stores = [AsyncFailoverStore(open_async_store(address_of(server)), **OPTIONS) for _ in range(NODES)]
         stop = threading.Event()
 
         async def load(store: AsyncFailoverStore) -> Answers:

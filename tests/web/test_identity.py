@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from headgate.web.address import AddressReader
 from headgate.web.apikey import ApiKeys, Holder, digest
-from headgate.web.errors import AmbiguousIdentity
-from headgate.web.identity import Identifier
+from headgate.web.errors import AmbiguousIdentity, InvalidSettings
+from headgate.web.identity import Identifier, Identity, Payloads
 from headgate.web.jwk import VerificationKey
-from headgate.web.jwt import Issuer, TokenVerifier
+from headgate.web.jwt import Issuer, TokenVerifier, VerifiedClaims
 from tests.web.tokens import CLAIMS, NOW, SECRET, forged, signed
 
 KEY = b"sk_live_4eC39HqLyjWDarjtT1zdp7dc"
@@ -70,6 +71,26 @@ def test_where_both_say_who_the_user_is_the_api_key_wins() -> None:
     assert who.principal == {"apikey": "mobile", "user": "u1", "tenant": "t1", "ip": PEER}
 
 
+def test_a_user_gets_no_tenant_and_no_tier_by_the_token_of_another() -> None:
+    """Else one token of a high tier would lift the limits of many keys."""
+    keys = ApiKeys({digest(KEY): Holder("mobile", user="u1")})
+    dear = bearer(signed(CLAIMS | {"org": "t2", "plan": "premium"}))
+    who = Identifier(api_keys=keys, tokens=TOKENS).identify(PEER, api_key() + dear, NOW)
+    assert (who.principal, who.tier) == ({"apikey": "mobile", "user": "u1", "ip": PEER}, "")
+    assert (who.source, who.unproven) == ("apikey", "")
+
+
+@pytest.mark.parametrize("before", [b"Basic dTpw,", b"Basic dTpw ", b"X", b"Bearer a.b.c,", b"Bearer a.b.c "])
+def test_a_token_that_a_proxy_has_found_behind_something_else_is_refused(before: bytes) -> None:
+    """The service behind might go by what comes first. Proxies make one line of two."""
+    identifier = Identifier(verified=[VerifiedClaims("issuer", {"user": "sub"})])
+    address, told = AddressReader().read(PEER, []), {"issuer": {"sub": "ada"}}
+    alone, joined = (b"authorization", b"Bearer h.c.s"), (b"authorization", before + b"Bearer h.c.s")
+    assert identifier.identify_at(address, [alone], NOW, b"", told).principal["user"] == "ada"
+    with pytest.raises(AmbiguousIdentity):
+        identifier.identify_at(address, [joined], NOW, b"", told)
+
+
 def test_a_trusted_proxy_says_where_the_client_is() -> None:
     who = FULL.identify("10.0.0.1", [(b"x-forwarded-for", b"6.6.6.6, 2001:db8:1:2::3")], NOW)
     assert who.principal == {"ip": "2001:db8:1:2::/64"}
@@ -86,8 +107,8 @@ def test_a_trusted_proxy_says_where_the_client_is() -> None:
         (bearer(b"junk"), "jwt", "this is not a signed token"),
         (bearer(signed(CLAIMS | {"exp": 1})), "jwt", "the token has expired"),
         (bearer(forged({"alg": "none"}, CLAIMS)), "jwt", "the token is not signed by the algorithm of its key"),
-        ([(b"authorization", b"Basic dTpw")], "jwt", "not a bearer token"),
-        ([(b"authorization", b"n1 Bearer " + signed())], "jwt", "not a bearer token"),
+        ([(b"authorization", b"Basic dTpw")], "jwt", "of another scheme"),
+        ([(b"authorization", b"n1 Bearer " + signed())], "jwt", "of another scheme"),
         ([(b"authorization", b"")], "jwt", "not a bearer token"),
     ],
 )
@@ -95,6 +116,87 @@ def test_what_is_not_verified_counts_for_nothing(lines: Lines, name: str, why: s
     who = FULL.identify(PEER, lines, NOW)
     assert (dict(who.principal), who.source, who.tier) == ({"ip": PEER}, "ip", "")
     assert who.reasons[name] == why
+
+
+@pytest.mark.parametrize(
+    ("lines", "unproven"),
+    [
+        ([], ""),
+        (api_key() + bearer(signed()), ""),
+        (api_key(b"wrong"), "apikey"),
+        (api_key(b""), "apikey"),
+        (bearer(b"junk"), "jwt"),
+        ([(b"authorization", b"\xff x")], "jwt"),
+        ([(b"authorization", b"Basic dTpw")], ""),
+        (api_key() + bearer(b"junk"), "jwt"),
+        (api_key(b"wrong") + bearer(signed()), "apikey"),
+    ],
+)
+def test_a_credential_that_was_presented_and_proves_nothing_is_told(lines: Lines, unproven: str) -> None:
+    assert FULL.identify(PEER, lines, NOW).unproven == unproven
+
+
+@pytest.mark.parametrize(("token", "unproven"), [(KEY, ""), (signed(), ""), (b"wrong", "apikey")])
+def test_where_keys_and_tokens_share_a_header_one_of_them_is_enough(token: bytes, unproven: str) -> None:
+    keys = ApiKeys({digest(KEY): Holder("mobile")}, "authorization", "Bearer")
+    assert Identifier(AddressReader(), keys, TOKENS).identify(PEER, bearer(token), NOW).unproven == unproven
+
+
+BY_QUERY = Identifier(AddressReader(), ApiKeys({digest(KEY): Holder("mobile")}, query="api_key"))
+
+
+@pytest.mark.parametrize(
+    ("query", "unproven"),
+    [
+        (b"", ""),
+        (b"a=b", ""),
+        (b"API_KEY=x", ""),
+        (b"xapi_key=x", ""),
+        (b"api_key=" + KEY, None),
+        (b"a=b&%61pi%5fkey=" + KEY + b"&c", None),
+        (b"api_key=%73" + KEY[1:], None),
+        (b"api_key=", "apikey"),
+        (b"api_key", "apikey"),
+        (b"api_key=wrong", "apikey"),
+        (b"api_key=%ff%", "apikey"),
+    ],
+)
+def test_a_key_may_come_in_the_query(query: bytes, unproven: str | None) -> None:
+    who = BY_QUERY.identify(PEER, [], NOW, query)
+    assert (who.principal.get("apikey"), who.unproven) == (("mobile", "") if unproven is None else (None, unproven))
+
+
+@pytest.mark.parametrize(
+    ("lines", "query"),
+    [(api_key(), b"api_key=" + KEY), ([], b"api_key=a&api_key=a"), ([], b"api_key=" + KEY + b"&api%5Fkey=")],
+)
+def test_several_keys_are_refused_wherever_they_are(lines: Lines, query: bytes) -> None:
+    with pytest.raises(AmbiguousIdentity, match="several API keys"):
+        BY_QUERY.identify(PEER, lines, NOW, query)
+
+
+def told(payloads: Payloads, lines: Lines = [], **settings: Any) -> Identity:  # noqa: B006  it is not changed
+    """Who asks, by what a proxy tells."""
+    identifier = Identifier(AddressReader(), None, settings.get("tokens"), settings.get("verified", [VerifiedClaims()]))
+    return identifier.identify_at(identifier.addresses.attested("127.0.0.1", None), lines, NOW, b"", payloads)
+
+
+def test_claims_that_a_proxy_has_verified_are_believed_and_no_others() -> None:
+    assert told({"headgate": {"sub": "42"}}).principal == {"user": "42", "ip": "unknown"}
+    assert told({"other": {"sub": "42"}}).principal == {"ip": "unknown"}
+    assert told({"headgate": {"sub": "42"}}, bearer(b"junk")).unproven == ""
+    assert told({}, bearer(signed())).unproven == "jwt"
+    assert told({}, bearer(signed()), tokens=TOKENS).principal["user"] == "42"
+    assert told({"headgate": {"sub": ["42"]}}).unproven == "jwt"
+
+
+def test_a_proxy_that_tells_of_several_tokens_is_not_believed_about_any() -> None:
+    several = [VerifiedClaims("one", realm="a"), VerifiedClaims("two", realm="b")]
+    assert told({"two": {"sub": "42"}}, verified=several).principal["user"] == "b:42"
+    with pytest.raises(AmbiguousIdentity, match="several issuers"):
+        told({"one": {"sub": "1"}, "two": {"sub": "2"}}, verified=several)
+    with pytest.raises(InvalidSettings, match="a key and a realm"):
+        Identifier(verified=[VerifiedClaims("one"), VerifiedClaims("two")])
 
 
 def test_what_is_not_configured_is_not_looked_at() -> None:

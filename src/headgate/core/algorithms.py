@@ -59,7 +59,7 @@ class Algorithm(StrEnum):
 
     @property
     def code(self) -> str:
-        """Two or three letters for keys."""
+        """Two to four letters, for keys, and for the name of its step in Lua."""
         return _CODES[self]
 
     @property

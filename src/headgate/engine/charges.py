@@ -20,7 +20,8 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.core.plan import MAX_COST, Call, Charge, Limit, Plan, Verb
-from headgate.engine.ruling import Ruling
+from headgate.engine.ruling import Receipt, Ruling
+from headgate.policy.selection import Selection
 from headgate.stores.circuits import DECIDED_HERE, Reason
 
 _VERSION = 1
@@ -59,6 +60,8 @@ class NamedCharge(NamedTuple):
 
 def charge_of(ruling: Ruling) -> str:
     """Return the text that names what a ruling took; empty if it took nothing."""
+    if isinstance(ruling.selection, Receipt):
+        return ruling.selection.charge
     found = dict(_found(ruling))
     if not found:
         return ""
@@ -97,7 +100,7 @@ def _decoded(text: str) -> bytes:
 def _found(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
     """Yield the limits that a ruling took from, and what each said."""
     selection, decision = ruling.selection, ruling.decision
-    if selection is not None:
+    if isinstance(selection, Selection) and not ruling.is_joint:
         told = [decision] if decision is not None and decision.taken else []
         yield from zip(selection.enforced.plan, [part for each in told for part in each.limits], strict=False)
         shadow = iter(ruling.shadow)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from headgate.clock import Clock
+from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.engine.body import AsyncBody
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
@@ -94,6 +96,16 @@ class Engine(_Ruled):
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
         return self._drive(self._verbs.check_once(request, idempotency_key))
+
+    def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
+        """Check several requests, each on its own: one ruling for each, or the error that `check` would raise."""
+        return tuple([self._outcome(request) for request in requests])
+
+    def _outcome(self, request: Request) -> Ruling | UsageError:
+        try:
+            return self.check(request)
+        except UsageError as error:
+            return error
 
     def peek(self, request: Request) -> Ruling:
         """Say what `check` would answer; take nothing."""
@@ -224,6 +236,16 @@ class AsyncEngine(_Ruled, AsyncBody):
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """See `Engine.check_once`."""
         return await self._drive(self._verbs.check_once(request, idempotency_key))
+
+    async def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
+        """See `Engine.check_batch`; a store on the network hears of all of them at once."""
+        return tuple(await asyncio.gather(*map(self._outcome, requests)))
+
+    async def _outcome(self, request: Request) -> Ruling | UsageError:
+        try:
+            return await self.check(request)
+        except UsageError as error:
+            return error
 
     async def peek(self, request: Request) -> Ruling:
         """See `Engine.peek`."""

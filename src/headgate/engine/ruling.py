@@ -11,6 +11,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.policy.explain import Explanation
+from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
 
 
@@ -19,6 +20,14 @@ class RuleDecision(msgspec.Struct, frozen=True, gc=False):
 
     rule_id: str
     decision: Decision
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What a client of the service keeps of a check, for a refund."""
+
+    request: Request
+    charge: str
+    """See `headgate.engine.charges`; empty if nothing was taken."""
 
 
 class Ruling(msgspec.Struct, frozen=True, gc=False):
@@ -38,14 +47,16 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     matched: bool = False
     """Whether any rule matched, the default included."""
     reason: str = ""
-    """Why, for those on a list, for a cost that could never pass among several requests (see `together`), and, by the
-    service, for a rule that does not exist."""
+    """Why, for those on a list, for a cost that could never pass among several requests (see `together`), for what
+    nobody could decide and, by the service, for a rule that does not exist."""
     version: int = 0
     """Of the policy."""
     unmatched_principals: tuple[str, ...] = ()
     """Names of principals that the request has and no rule and no list knows: perhaps misspelt."""
-    selection: Selection | None = None
-    """The limits that were asked, for a refund; None for one of several requests that pass together."""
+    selection: Selection | Receipt | None = None
+    """The limits that were asked, or what a client of the service has instead, for a refund."""
+    is_joint: bool = False
+    """Whether it is about one of several requests that pass together: then it does not say what was taken."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -65,6 +76,8 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     @property
     def degraded(self) -> str:
         """Why the store did not decide; empty if it did, or did not have to."""
+        if self.verdict is Verdict.UNDECIDED:
+            return self.reason
         return self.decision.degraded if self.decision is not None else ""
 
 
@@ -112,8 +125,8 @@ def shadow_decisions(shadow: Sequence[Limits], decisions: Iterable[Decision]) ->
     """Return what the limits of shadow rules say, by one decision for each rule."""
     told: list[RuleDecision] = []
     for limits, each in zip(shadow, decisions, strict=True):
-        parts = rule_decisions(limits.rules, each)
-        told += [RuleDecision(part.rule_id, refused(part.decision)) for part in parts] if limits.too_small else parts
+        for rule, part in zip(limits.rules, each.parts or (each,), strict=True):
+            told.append(RuleDecision(rule, refused(part) if limits.too_small else part))
     return tuple(told)
 
 

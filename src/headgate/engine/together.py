@@ -78,7 +78,7 @@ def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
         decision = each.decision(known[each.verb])
         ruling = ruling_of(each.selection, decision, policy.version, shadow)
         reason = each.too_much(beyond) if beyond else ""
-        rulings.append(msgspec.structs.replace(ruling, reason=reason or ruling.reason, selection=None))
+        rulings.append(msgspec.structs.replace(ruling, reason=reason or ruling.reason, is_joint=True))
     return tuple(rulings)
 
 

@@ -291,9 +291,10 @@ class Verbs:
     def _refunded(self, ruling: Ruling) -> Flow[Ruling]:
         """Give back what a ruling took, to the limits that it took it from; says what they have then."""
         selection, refunds = ruling.selection, []
-        if selection is None:
+        if not isinstance(selection, Selection) or ruling.is_joint:
             raise UsageError(
-                "one of several requests that passed together is refunded by its request, not by its ruling"
+                "one of several requests that passed together is refunded by its request, not by its ruling; "
+                "and the ruling of a client by that client"
             )
         if ruling.decision is not None:
             refunds.append(Refund(selection.enforced.plan, ruling.decision))
@@ -327,24 +328,24 @@ class Verbs:
         return reset
 
 
-def checked_mode(on_store_failure: object) -> Mode:
+def checked_mode(given: object, name: str = "on_store_failure") -> Mode:
     """Return a mode by its name."""
     for mode in Mode:
-        if on_store_failure == mode:
+        if given == mode:
             return mode
-    raise InvalidStore(f"on_store_failure must be one of {', '.join(Mode)}, not {short(on_store_failure)}")
+    raise InvalidStore(f"{name} must be one of {', '.join(Mode)}, not {short(given)}")
 
 
 def check_of(selection: Selection, cost: int) -> Call | None:
     """Return the one call that checks what applies to a request; None if it takes none, or more than one."""
-    shadow: tuple[Plan, ...] = ()
-    if selection.shadow:
-        if any(limits.too_small for limits in selection.shadow):
-            return None
-        shadow = tuple([limits.plan for limits in selection.shadow])
-    elif not selection.enforced.plan:
+    if not cost or not selection.matched:
         return None
-    return Call(Verb.CHECK, selection.enforced.plan, cost, b"", None, shadow) if cost else None
+    shadow = []
+    for limits in selection.shadow:
+        if limits.too_small:
+            return None
+        shadow.append(limits.plan)
+    return Call(Verb.CHECK, selection.enforced.plan, cost, b"", None, tuple(shadow))
 
 
 def ruled(selection: Selection, what: Call, version: int, idempotency_key: str = "") -> Flow[Ruling]:

@@ -7,17 +7,18 @@ others: refusals, several rules at once, shadows and decisions without the store
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from headgate.clock import BUCKETS, FINEST_NS, bucket_of
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
 from headgate.core.quota import SECOND
-from headgate.engine import AsyncEngine, Reset, Ruling
+from headgate.engine import AsyncEngine, Reset, RuleDecision, Ruling
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import Denials, Principals, fields
+from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slice, Slots
@@ -26,7 +27,7 @@ from headgate.policy.envoy.matching import Match, Matching, Outcome
 from headgate.policy.envoy.tree import DescriptorRule
 from headgate.policy.facts import facts_of
 from headgate.policy.request import PRINCIPALS, Request, principal_name
-from headgate.policy.selection import Verdict
+from headgate.policy.selection import Selection, Verdict
 
 MOST_SERIES = 25_000
 """The most series of a table; rules that come later are counted together, as `OTHER`."""
@@ -35,6 +36,8 @@ MOST_BY_VALUE = 1000
 OTHER = "other"
 ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED = "allowed", "denied", "shadow_allowed", "shadow_denied"
 DEGRADED = "degraded"
+_LEAVE_EVERY = 30
+"""Seconds after which what principals asked for is left for the process that supervises."""
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _ACCESS = logging.getLogger("headgate.access")
 _RESETS = logging.getLogger("headgate.resets")
@@ -49,6 +52,7 @@ class Recorder:
         principals: what is shown of those who asked; default: digests.
         denials_per_second: the most log lines in a second about refusals by one rule; 0: none.
         access_log: whether every call is logged.
+        principal_use: whether it is counted how much single principals ask for, for somebody who takes that.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Recorder:
         principals: Principals | None = None,
         denials_per_second: int = 10,
         access_log: bool = False,
+        principal_use: bool = False,
     ) -> None:
         self._principals = principals = principals or Principals()
         self._node = NodeCounters(slots, slot)
@@ -82,6 +87,8 @@ class Recorder:
             name: table.cell_of(metrics.UNMATCHED_PRINCIPALS, name) for name in (*sorted(PRINCIPALS), OTHER)
         }
         self._logs_calls = access_log
+        self._use = PrincipalUse() if principal_use else None
+        self._until_left = _LEAVE_EVERY
 
     def watch(self, engine: Watched) -> None:
         """Show also what an engine knows of its rules and its store."""
@@ -107,6 +114,10 @@ class Recorder:
         for name in ruling.unmatched_principals:
             known = principal_name(name)
             cells[self._unmatched[known if known in PRINCIPALS else OTHER]] += 1
+        if self._use is not None and isinstance(selection := ruling.selection, Selection):
+            self._use.asked(selection.enforced.plan, request.cost)
+            for limits in selection.shadow:
+                self._use.asked(limits.plan, request.cost)
         if decision is None or decision.parts or decision.degraded or ruling.shadow:
             self._count(ruling, request, api)
         elif not ruling.allowed:
@@ -195,6 +206,16 @@ class Recorder:
         self._cells[self._unlogged] += self._denials.second()
         self._hot.second()
         self._node.show(self._hot.top())
+        if self._use is not None:
+            self._use.second()
+            self._until_left -= 1
+            if not self._until_left and self._node.has_siblings:
+                self._until_left = _LEAVE_EVERY
+                self._node.leave(self._use.take())
+
+    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
+        """Return what principals asked for since the last time, if this process is alone; see `PrincipalUse.take`."""
+        return self._use.take(everything=everything) if self._use is not None else []
 
     def metrics(self, accept: bytes | None = None) -> tuple[bytes, bytes]:
         """Return the content type and the body of ``/metrics``, for all workers together.
@@ -218,6 +239,8 @@ class Recorder:
     def close(self) -> None:
         """Let go of the shared files; what was counted stays in them."""
         self._copies.refresh()
+        if self._use is not None and self._node.has_siblings:
+            self._node.leave(self._use.take(everything=True))
         self._node.close()
 
     def _time(self, elapsed_ns: int) -> None:
@@ -240,23 +263,35 @@ class Recorder:
 
     def _count(self, ruling: Ruling, request: Request, api: str) -> None:
         """Count a decision the longer way."""
-        if ruling.decision is None:
+        decision, count = ruling.decision, self._series.count
+        if decision is None:
             self._unlimited(ruling.verdict)
             if ruling.allowed and not ruling.shadow:
                 return
-        for rule, is_allowed in _by_rule((each.rule_id, each.decision.allowed) for each in ruling.limits):
-            if not is_allowed:
-                self._series.count(rule, DENIED)
-            elif ruling.allowed:
-                self._series.count(rule, ALLOWED)
-            if ruling.degraded:
-                self._series.count(rule, DEGRADED)
-        for rule, is_allowed in _by_rule((each.rule_id, each.decision.allowed) for each in ruling.shadow):
-            self._series.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
+        elif ruling.allowed:
+            for rule in dict.fromkeys(ruling.rules):
+                count(rule, ALLOWED)
+        else:
+            refused = [rule for rule, part in zip(ruling.rules, decision.limits, strict=True) if not part.allowed]
+            for rule in dict.fromkeys(refused):
+                count(rule, DENIED)
+        if ruling.degraded:
+            for rule in dict.fromkeys(ruling.rules):
+                count(rule, DEGRADED)
+        if ruling.shadow:
+            self._count_tried(ruling.shadow)
         if not ruling.allowed:
-            retry_after_us = ruling.decision.retry_after_us if ruling.decision is not None else None
+            retry_after_us = decision.retry_after_us if decision is not None else None
             reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
             self._refused(ruling.rule_id, request, api, retry_after_us, reason)
+
+    def _count_tried(self, shadow: Sequence[RuleDecision]) -> None:
+        """Count what shadow rules say: no, if one of a rule's limits says no."""
+        tried: dict[str, bool] = {}
+        for each in shadow:
+            tried[each.rule_id] = tried.get(each.rule_id, True) and each.decision.allowed
+        for rule, is_allowed in tried.items():
+            self._series.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
 
     def _unlimited(self, verdict: str) -> None:
         self._cells[self._verdicts[verdict]] += 1
@@ -271,14 +306,6 @@ class Recorder:
             self._hot.denied(rule, value, weight)
         if is_logged:
             self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
-
-
-def _by_rule(decisions: Iterable[tuple[str, bool]]) -> Iterable[tuple[str, bool]]:
-    """Return what each rule says: no, if one of its limits says no."""
-    found: dict[str, bool] = {}
-    for rule, is_allowed in decisions:
-        found[rule] = found.get(rule, True) and is_allowed
-    return found.items()
 
 
 def _value_of(request: Request, rule_id: str, engine: AsyncEngine | None) -> str:

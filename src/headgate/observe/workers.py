@@ -26,6 +26,7 @@ from headgate.core.errors import UsageError
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
 from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind
+from headgate.observe.principal_use import WindowUse, leave, left_in
 from headgate.observe.table import SIZE, CounterTable, Series, TableReader
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -104,6 +105,16 @@ class NodeCounters:
         hot = merged_lists(lists)
         return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
 
+    @property
+    def has_siblings(self) -> bool:
+        """Whether this process is a worker, or the only one of its node."""
+        return self._own is not None
+
+    def leave(self, uses: list[WindowUse]) -> None:
+        """Leave what principals asked for, for the process that supervises the workers."""
+        if self._own and self._slots:
+            leave(self._slots.directory, self._own.number, uses)
+
     def close(self) -> None:
         """Let go of the memory."""
         with self._reading:
@@ -123,14 +134,18 @@ class NodeCounters:
             slots = self._slots.alive()
         for slot in slots:
             if slot != self._own.number:
-                try:
-                    yield _decode(_hot_file(self._slots, slot).read_bytes())
-                except FileNotFoundError:  # it has nothing to show yet
-                    yield HotList()
+                yield _hot_list(self._slots, slot)
 
 
 def _hot_file(slots: Slots, slot: int) -> Path:
     return slots.directory / f"{slot}.hot"
+
+
+def _hot_list(slots: Slots, slot: int) -> HotList:
+    try:
+        return _decode(_hot_file(slots, slot).read_bytes())
+    except FileNotFoundError:  # it has nothing to show yet
+        return HotList()
 
 
 class Slice(NamedTuple):
@@ -169,6 +184,16 @@ class Slots:
         """Return the slots of the workers that live."""
         self._look()
         return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
+
+    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  there is nothing else
+        """Return what workers have left of what principals asked for, and remove it. Raises OSError."""
+        return list(left_in(self.directory))
+
+    def hot_keys(self) -> bytes:
+        """Return what is hot in workers, in JSON: as each of them has shown it last."""
+        lists = [_hot_list(self, slot) for slot in self.alive()]
+        hot = merged_lists(lists)
+        return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
 
     def close(self) -> None:
         """Let go of the files of others."""

@@ -1,4 +1,4 @@
-"""The policy: all rules, tiers, users and lists as one immutable value. A request in, its plan out.
+"""The policy: all rules, tiers, users and lists as one immutable value. A request in, a selection out.
 
 What a request gets:
 
@@ -295,7 +295,7 @@ class Policy:
         steps = kind.steps if kind is not None else None
         if steps is None or not steps.since <= now < steps.until or (self._users and self._is_special(principal)):
             return self._planned(request, _facts(request, known.endpoint, form), known, now, asking=asking)
-        found = _facts(request, known.endpoint, form) if steps.needs_facts else principal
+        found = _facts(request, known.endpoint, form) if steps.needs_facts else _counted(principal, form)
         return steps.selection(found, cost, cost if asking else 0, form.unmatched)
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
@@ -407,7 +407,7 @@ class Policy:
                 Applied(rule, rule.terms(kind.tier, given.get(rule.id), now), is_enforced and self.enforcing)
                 for rule, is_enforced in kind.applying(outcome)
             ]
-            steps = Steps(applying, form.principals if form.is_plain and not form.has_ip else ())
+            steps = Steps(applying, form.principals if form.is_plain else ())
             if is_usual:
                 kind.steps = steps
             else:
@@ -466,6 +466,14 @@ def _facts(request: Request, endpoint: _Endpoint, form: _Form) -> Mapping[str, s
     if form.has_ip:
         facts[IP] = counted_by(facts[IP])
     return facts
+
+
+def _counted(principal: Mapping[str, str], form: _Form) -> Mapping[str, str]:
+    """Return principals as they are counted, each of which has its own name."""
+    if not form.has_ip:
+        return principal
+    address = counted_by(principal[IP])
+    return principal if address == principal[IP] else {**principal, IP: address}
 
 
 def _on_list(name: str, entry: Entry, facts: Mapping[str, str], address: str) -> str:

@@ -110,9 +110,12 @@ def loads_json(text: str | bytes, *, name: str = "rules") -> Ruleset:
     return _loaded(data, Locator(name), twice[:MOST]).ruleset
 
 
-def from_data(data: object, *, name: str = "rules") -> Ruleset:
-    """Read rules from what `json.loads` or YAML give: dict, list, str, int, float, bool, None."""
-    return _loaded(data, Locator(name), []).ruleset
+def from_data(data: object, *, name: str = "rules", where: Locator | None = None) -> Ruleset:
+    """Read rules from what `json.loads` or YAML give: dict, list, str, int, float, bool, None.
+
+    `where` knows the lines of data that is a part of another file.
+    """
+    return _loaded(data, where or Locator(name), []).ruleset
 
 
 def rule_from_data(data: object) -> Rule:

@@ -24,12 +24,14 @@ class UnknownRule(InvalidRequest):
         rule_id: the name that was given.
     """
 
-    def __init__(self, rule_id: str, known: Collection[str] = ()) -> None:
-        super().__init__(rule_id, known)
-        self.rule_id, self._known = rule_id, known
+    def __init__(self, rule_id: str, known: Collection[str] = (), text: str = "") -> None:
+        super().__init__(rule_id, known, text)
+        self.rule_id, self._known, self._text = rule_id, known, text
 
     def __str__(self) -> str:
         """Say which rules there are; made only when somebody reads it, since clients choose how often it is raised."""
+        if self._text:  # it was said elsewhere
+            return self._text
         if self.rule_id in self._known:
             return f"rule {short(self.rule_id)} is disabled"
         some = ", ".join(islice(self._known, _SHOWN)) or "none"

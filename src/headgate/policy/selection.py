@@ -18,7 +18,7 @@ from headgate.core.plan import MAX_COST, Limit, Plan, checked_cost
 from headgate.core.quota import Quota
 from headgate.policy.facts import EVERYBODY, together
 from headgate.policy.prepared import FOREVER, Applied
-from headgate.policy.request import ENDPOINT, GLOBAL, IP
+from headgate.policy.request import ENDPOINT, GLOBAL
 
 
 class Verdict(StrEnum):
@@ -32,6 +32,8 @@ class Verdict(StrEnum):
     """Let it pass: it is on the allow list."""
     DENIED = "denied"
     """Refuse it without asking: it is on the deny list."""
+    UNDECIDED = "undecided"
+    """Nobody could decide: a client of a service that is away, and whose rules it never had. No policy says this."""
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
@@ -110,8 +112,8 @@ class Steps:
         counted = {name for applied in applying for name in applied.rule.dimensions}
         if all(applied.rule.dimension == GLOBAL or GLOBAL not in applied.rule.dimensions for applied in applying):
             counted.discard(GLOBAL)
-        self.needs_facts = not counted <= set(principals).difference({IP, ENDPOINT})
-        """Whether requests are counted by more than by principals as they are given."""
+        self.needs_facts = not counted <= set(principals).difference({ENDPOINT})
+        """Whether requests are counted by more than by principals; an address is one in the form it is counted by."""
 
     def selection(self, facts: Mapping[str, str], cost: int, asked: int, unmatched: tuple[str, ...]) -> Selection:
         """Return what is to be done about a request.

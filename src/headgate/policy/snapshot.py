@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -93,7 +93,7 @@ class SnapshotWriter:
     def __init__(self, folder: Path, source: str) -> None:
         self._folder, self._source = folder, source
         self._generation, self._length = "", 0
-        self._left: tuple[_Mark, _Mark] | None = None
+        self._left: tuple[FileMark, FileMark] | None = None
 
     def resume(self) -> int:
         """Go on where another writer has ended; returns the revision of its files. Raises InvalidRule, OSError."""
@@ -117,9 +117,9 @@ class SnapshotWriter:
         """Write everything anew. Raises OSError."""
         generation = token_hex(8)
         file = _File(_FORM, generation, whole.revision, self._source, whole.document)
-        _replace(self._folder / WHOLE, msgspec.json.encode(file))
+        replace_file(self._folder / WHOLE, msgspec.json.encode(file))
         header = msgspec.json.encode(_Header(generation)) + b"\n"
-        _replace(self._folder / JOURNAL, header)
+        replace_file(self._folder / JOURNAL, header)
         self._generation, self._length = generation, len(header)
         self._left = self._marks()
 
@@ -148,13 +148,12 @@ class SnapshotWriter:
         if not self.is_intact():
             return False
         whole = SnapshotReader(self._folder).read()
-        for change in changes.changes:
-            put(whole.document, change)
+        put(whole.document, changes.changes)
         self.write(Whole(changes.revision, whole.document))
         return True
 
-    def _marks(self) -> tuple[_Mark, _Mark]:
-        return _mark(self._folder / WHOLE), _mark(self._folder / JOURNAL)
+    def _marks(self) -> tuple[FileMark, FileMark]:
+        return mark_of(self._folder / WHOLE), mark_of(self._folder / JOURNAL)
 
     def _is_whole_journal(self, generation: str) -> bool:
         """Whether there is a journal of this generation that ends with a whole line, so that others can follow."""
@@ -175,7 +174,7 @@ class SnapshotReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.name = str(folder / WHOLE)
-        self._seen: _Mark | None = None
+        self._seen: FileMark | None = None
         self._is_said = False
         self.generation, self._offset, self.revision = "", 0, 0
         self.damage = ""
@@ -184,7 +183,7 @@ class SnapshotReader:
     def read(self) -> Whole:
         """Return everything as it is now, up to the damage if there is one. Raises InvalidRule if it cannot be had."""
         try:
-            seen = _mark(self._folder / WHOLE)
+            seen = mark_of(self._folder / WHOLE)
             file = _read_file((self._folder / WHOLE).read_bytes())
         except OSError as error:
             raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
@@ -195,8 +194,7 @@ class SnapshotReader:
         self._seen, self.generation, self._offset, self.revision = seen, file.generation, 0, file.revision
         self.damage, self._is_said = "", False
         document = file.document
-        for change in self._news():
-            put(document, change)
+        put(document, self._news())
         return Whole(self.revision, document)
 
     def changed(self) -> Whole | Changes | None:
@@ -205,7 +203,7 @@ class SnapshotReader:
         Raises InvalidRule, once for each damage.
         """
         try:
-            mark = _mark(self._folder / WHOLE)
+            mark = mark_of(self._folder / WHOLE)
         except OSError as error:
             self._say(f"{self.name}: {error.strerror or error}")
             return None
@@ -303,9 +301,7 @@ class SnapshotSource:
         if all(change.kind == USER for change in news.changes):
             document = {"version": 1, **_about_users(self._last, given)}
             return self._last.with_users(self._users(given, from_data(document, name=self.name)))
-        for change in news.changes:
-            if change.kind != USER:
-                put(self._others, change)
+        put(self._others, [change for change in news.changes if change.kind != USER])
         rules = from_data(self._others, name=self.name)
         document = {"version": 1, **_about_users(rules, given)}
         users = self._users(given, from_data(document, name=self.name))
@@ -371,22 +367,24 @@ def _about_users(ruleset: Ruleset, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"rules": [to_data(rule) for rule in rules], "tiers": tiers, "users": bodies, **default, **tier}
 
 
-def put(document: dict[str, Any], change: BodyChange) -> None:
-    """Make a change in the data of a rules file."""
-    kind, name, body = change
-    if kind == "setting":
-        document.pop(name, None)
-        if body is not None:
-            document[name] = body
-    elif kind == "rule":
-        rules = document.setdefault("rules", [])
-        place = next((index for index, rule in enumerate(rules) if rule.get("id") == name), len(rules))
-        rules[place : place + 1] = [] if body is None else [_named(name, body)]
-    else:
-        table = document.setdefault(f"{kind}s", {})
-        table.pop(name, None)
-        if body is not None:
-            table[name] = body
+def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:
+    """Make changes in the data of a rules file, one after the other. New rules follow those that are there."""
+    rules: dict[Any, Any] = {}
+    if by_rule := [change for change in changes if change.kind == "rule"]:
+        rules = {rule.get("id", place): rule for place, rule in enumerate(document.get("rules", ()))}
+    for _, name, body in by_rule:
+        if body is None:
+            rules.pop(name, None)
+        else:
+            rules[name] = _named(name, body)
+    if by_rule:
+        document["rules"] = list(rules.values())
+    for kind, name, body in changes:
+        if kind != "rule":
+            table = document if kind == "setting" else document.setdefault(f"{kind}s", {})
+            table.pop(name, None)
+            if body is not None:
+                table[name] = body
 
 
 def _named(name: str, body: Any) -> Any:
@@ -394,16 +392,17 @@ def _named(name: str, body: Any) -> Any:
     return {"id": name, **body} if is_nameless else body
 
 
-_Mark: TypeAlias = tuple[int, int, int]
+FileMark: TypeAlias = tuple[int, int, int]
 """What tells one content of a file from another: inode, time of change in ns, size."""
 
 
-def _mark(path: Path) -> _Mark:
+def mark_of(path: Path) -> FileMark:
+    """Return what a file has now. Raises OSError."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that readers find the old one or the new one, and never half of it, even after a power cut."""
     new = path.with_name(f"{path.name}.new")
     try:

@@ -64,7 +64,8 @@ def moment(*, as_written: bool = False) -> Scalar:
 
     def means(value: str) -> int | str:
         try:
-            moment_us = (datetime.fromisoformat(value.upper()) - _EPOCH) // timedelta(microseconds=1)
+            given = datetime.fromisoformat(value.upper()).astimezone(UTC)  # which may be in the year 10000
+            moment_us = (given - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
             raise Meaningless(f"{value!r} is not a moment: {error}", _MOMENTS) from None
         if moment_us < 0:

@@ -26,7 +26,10 @@ from collections import OrderedDict
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from operator import itemgetter
+from typing import TypeAlias
+
+import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
@@ -41,7 +44,13 @@ MAX_ENTRIES = 10_000
 _MARKS = 1 << 15
 _PLACES = _MARKS - 1
 """The bits of a hash that say where a mark is."""
+_FREELY = 1000
+"""So many refusals are kept of whoever is refused. More would not stay in the processor's caches."""
+_MOMENT = 20
+"""Bits of a time in microseconds that are within the same moment, of about a second."""
 _FOREVER = 1 << 62
+_where = itemgetter(0, 1)
+"""Returns the space and the principal of a limit."""
 _CHECK, _PEEK = Verb.CHECK, Verb.PEEK  # a name is found faster than a member
 
 
@@ -73,7 +82,8 @@ class CachedStore:
         peeks: how many seconds the answer to a peek may be repeated; 0 for never.
         denials: how many seconds a refusal may be repeated, at most until the moment that it names; 0 for never. See
             this module on what that costs.
-        max_entries: the most answers kept of either kind. Beyond them the oldest are dropped.
+        max_entries: the most answers kept of either kind. Beyond them a new one takes the place of the oldest. From
+            1000 on, a refusal is kept only if the same was refused a moment ago.
     """
 
     def __init__(
@@ -154,37 +164,68 @@ class AsyncCachedStore:
         await self._store.close()
 
 
-_Sent: TypeAlias = tuple[int, int]
-"""When a question was sent: the tick, and its number among questions and touches."""
+_Sent: TypeAlias = tuple[int, int, int]
+"""When a question was sent: the tick, its number among questions and touches, and its key; 0 where that is not made."""
 
 
-class _Kept(NamedTuple):
-    """An answer, and when it may be repeated."""
+class _Kept(msgspec.Struct, frozen=True, gc=False):
+    """An answer, and what says whether it may be repeated."""
 
     call: Call
     """The question."""
     decision: Decision
     number: int
     """That of the question."""
-    places: list[int]
-    """Of the limits of the question."""
+    sent: int
+    """The tick at which it was sent."""
     since: int
     """The tick at which the answer came."""
-    until: int
-
-
-_Key: TypeAlias = tuple[object, ...]
 
 
 class _Answers:
-    """Answers of one kind, by what tells most questions apart; each says itself what the question was."""
+    """Answers of one kind, by the hash of what tells most questions apart; each says itself what the question was.
 
-    __slots__ = ("hits", "kept", "longest_us", "misses")
+    While there are few, every answer is kept. One more, or what takes the place of an older one to the same question,
+    is kept only if the same question was answered a moment ago: most who are refused do not come back within
+    the time for which that is repeated, and to keep what nobody asks for costs more than to answer it. Where answers
+    are `fleeting`, the oldest makes room for any other.
 
-    def __init__(self, longest_us: int) -> None:
-        self.longest_us = longest_us
-        self.kept: OrderedDict[_Key, _Kept] = OrderedDict()
+    Args:
+        longest_us: for how long one may be repeated.
+        most: how many are kept.
+        fleeting: see above.
+    """
+
+    __slots__ = ("_fleeting", "_lock", "_most", "_recent", "hits", "kept", "longest_us", "misses")
+
+    def __init__(self, longest_us: int, most: int, *, fleeting: bool) -> None:
+        self.longest_us, self._most, self._fleeting = longest_us, most, fleeting
+        self.kept: OrderedDict[int, _Kept] = OrderedDict()
         self.hits = self.misses = 0
+        # Keys, each with the time in which its question was answered.
+        self._recent = array("q", bytes(0 if fleeting or not longest_us else 8 * _MARKS))
+        self._lock = new_lock()
+
+    def has_room(self, key: int, tick: int) -> bool:
+        """Is the answer to a question to be kept? Takes note that there was one."""
+        if self._fleeting or (len(self.kept) < self._most and len(self.kept) < _FREELY and key not in self.kept):
+            return True
+        place, mark = key & _PLACES, key ^ tick >> _MOMENT
+        if self._recent[place] == mark:
+            return True
+        self._recent[place] = mark
+        return False
+
+    def keep(self, key: int, kept: _Kept) -> None:
+        with self._lock:
+            self.kept.pop(key, None)  # the new one is the youngest
+            if len(self.kept) >= self._most:
+                self.kept.popitem(last=False)
+            self.kept[key] = kept
+
+    def clear(self) -> None:
+        with self._lock:
+            self.kept.clear()
 
 
 class _Cache:
@@ -195,48 +236,54 @@ class _Cache:
     not matter whether it came before or after a limit was touched, nor is it necessary to know which answers there are,
     or are yet to come. A refusal touches nothing.
 
-    Nearly all calls are checks that pass, so these are to cost next to nothing: no key is made where no answer is kept,
-    marks are only read where one is found, and only who keeps an answer takes the lock.
+    Nearly all calls are checks that pass, or are refused to somebody who does not ask again, so these are to cost next
+    to nothing: no key is made where no answer is kept, all that is known of an answer is worked out when it is found,
+    and only those that keep one take the lock.
     """
 
     def __init__(self, store: Store | AsyncStore, peeks: float, denials: float, max_entries: int) -> None:
-        self._most = whole("max_entries", max_entries, 1, 1 << 40, InvalidStore)
-        self._peeks = _Answers(microseconds("peeks", peeks, or_none=True))
-        self._denials = _Answers(microseconds("denials", denials, or_none=True))
+        most = whole("max_entries", max_entries, 1, 1 << 40, InvalidStore)
+        self._peeks = _Answers(microseconds("peeks", peeks, or_none=True), most, fleeting=True)
+        self._denials = _Answers(microseconds("denials", denials, or_none=True), most, fleeting=False)
         self._sharded, self._ticks = isinstance(store, Sharded), store.clock.ticks
-        self._uncached = _Answers(0)
         self._numbers, self._marks = count(1), array("q", bytes(8 * _MARKS))
-        self._lock = new_lock()
 
     def ask(self, call: Call) -> Decision | _Sent:
         """Return the answer to a question if that is known, else what to say at the end of it."""
-        now, verb = self._ticks(), call.verb
-        answers = self._denials if verb is _CHECK else self._peeks if verb is _PEEK else self._uncached
-        if answers.longest_us:
-            kept = answers.kept.get(_key(call)) if answers.kept else None
-            if kept is not None and kept.since <= now < kept.until and kept.call == call and self._is_good(kept):
-                answers.hits += 1
-                return _aged(kept.decision, now - kept.since)
+        now, verb, key = self._ticks(), call.verb, 0
+        answers = self._denials if verb is _CHECK else self._peeks if verb is _PEEK else None
+        if answers is not None and answers.longest_us:
+            if answers.kept:
+                key = _key(call)
+                kept = answers.kept.get(key)
+                is_recent = kept is not None and kept.since <= now < kept.sent + answers.longest_us
+                if kept is not None and is_recent and self._is_good(kept, call, now):
+                    answers.hits += 1
+                    return _aged(kept.decision, now - kept.since)
             answers.misses += 1
-        return now, next(self._numbers)
+        return now, next(self._numbers), key
 
     def end(self, call: Call, sent: _Sent, decision: Decision | None) -> None:
         """Learn from how a question ended. Without an answer, nobody knows what was done."""
         verb = call.verb
         if decision is not None and (verb is _PEEK or (verb is _CHECK and not decision.allowed)):
-            self._keep(call, sent, decision)
+            tick, number, key = sent
+            answers = self._denials if verb is _CHECK else self._peeks
+            if answers.longest_us:
+                key = key or _key(call)
+                if answers.has_room(key, tick) and self._is_repeatable(call, decision):
+                    answers.keep(key, _Kept(call, decision, number, tick, self._ticks()))
             return
         number, marks = next(self._numbers), self._marks
-        for space, principal, _ in call.plan:
-            marks[hash((space, principal)) & _PLACES] = number
+        for where in map(_where, call.plan):
+            marks[hash(where) & _PLACES] = number
         for plan in call.shadow:
-            for space, principal, _ in plan:
-                marks[hash((space, principal)) & _PLACES] = number
+            for where in map(_where, plan):
+                marks[hash(where) & _PLACES] = number
 
     def clear(self) -> None:
-        with self._lock:
-            self._peeks.kept.clear()
-            self._denials.kept.clear()
+        self._peeks.clear()
+        self._denials.clear()
 
     def statistics(self) -> CacheStatistics:
         """Return what happened so far, for metrics."""
@@ -244,32 +291,26 @@ class _Cache:
         entries = len(peeks.kept) + len(denials.kept)
         return CacheStatistics(peeks.hits, peeks.misses, denials.hits, denials.misses, entries)
 
-    def _keep(self, call: Call, sent: _Sent, decision: Decision) -> None:
-        """Keep the answer to a question, if it may be repeated."""
-        answers = self._denials if call.verb is _CHECK else self._peeks
-        if not answers.longest_us or decision.degraded or any(each.degraded for each in decision.shadow):
-            return
-        if self._sharded and answers is self._denials and len({limit.principal for limit in call.plan}) > 1:
-            return  # it may be due to what another try has taken for a moment, and gives back
-        tick, number = sent
-        places = [hash(limit[:2]) & _PLACES for plan in (call.plan, *call.shadow) for limit in plan]
-        until = tick + min(answers.longest_us, _steady_us(decision))
-        kept, key = _Kept(call, decision, number, places, self._ticks(), until), _key(call)
-        with self._lock:
-            answers.kept.pop(key, None)  # the new one is the youngest
-            if len(answers.kept) >= self._most:
-                answers.kept.popitem(last=False)
-            answers.kept[key] = kept
+    def _is_repeatable(self, call: Call, decision: Decision) -> bool:
+        """May an answer be repeated at all?"""
+        if decision.degraded or any(each.degraded for each in decision.shadow):
+            return False
+        # By several servers, a refusal may be due to what another try has taken for a moment, and gives back.
+        return not self._sharded or call.verb is _PEEK or len({limit.principal for limit in call.plan}) <= 1
 
-    def _is_good(self, kept: _Kept) -> bool:
-        """Was no limit of the question touched since it was sent?"""
-        marks = self._marks
-        return max([marks[place] for place in kept.places], default=0) <= kept.number
+    def _is_good(self, kept: _Kept, call: Call, now: int) -> bool:
+        """Is this the answer to that question, is what it says still so, and was no limit of it touched since?"""
+        if kept.call != call or now >= kept.sent + _steady_us(kept.decision):
+            return False
+        touched = [
+            self._marks[hash(where) & _PLACES] for plan in (call.plan, *call.shadow) for where in map(_where, plan)
+        ]
+        return max(touched, default=0) <= kept.number
 
 
-def _key(call: Call) -> _Key:
+def _key(call: Call) -> int:
     """Return what tells questions apart, but for quotas and shadow plans: those are compared."""
-    return (call.cost, *[limit[:2] for limit in call.plan])
+    return hash((call.cost, *map(_where, call.plan)))
 
 
 def _steady_us(decision: Decision) -> int:

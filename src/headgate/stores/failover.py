@@ -30,11 +30,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypedDict, Unpack
 
-from headgate.core.decision import Decision, marked
+from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Charge, Family, Limit, Plan, Verb, shadowed
+from headgate.core.plan import Call, Family, Limit, Plan, Verb, shadowed
 from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Sharded, Store
@@ -248,8 +248,9 @@ class _Failover:
         if self.fallback.is_curious:
             if call.plan:
                 self.fallback.saw(call.plan, decision)
-            for plan, tried in zip(call.shadow, decision.shadow, strict=True):
-                self.fallback.saw(plan, tried)
+            if call.shadow:
+                for plan, tried in zip(call.shadow, decision.shadow, strict=True):
+                    self.fallback.saw(plan, tried)
         return decision
 
     def failed(self, passage: Passage, error: BaseException) -> Absence:
@@ -277,13 +278,10 @@ class _Failover:
             return drive(shadowed(call), lambda each: self.decide(each, absence))
         if call.verb is _RESET:
             raise absence.to_raise()
-        reason = absence.reason
-        if call.verb is Verb.REFUND and not _is_given_back_here(call.charge, reason):
-            call = Call(Verb.PEEK, call.plan, 1)
-        decision = self.fallback.answer(call, absence.passage.wait_us())
+        decision = self.fallback.instead(call, absence.reason, absence.passage.wait_us())
         with self.circuits.lock:
-            self.degraded[self.fallback.mode_of(call.plan), reason] += 1
-        return marked(decision, reason)
+            self.degraded[self.fallback.mode_of(call.plan), absence.reason] += 1
+        return decision
 
     def statistics(self) -> Statistics:
         circuits = self.circuits
@@ -298,10 +296,3 @@ class _Failover:
                 MappingProxyType(seen),
                 circuits.late,
             )
-
-
-def _is_given_back_here(charge: Charge | None, reason: Reason) -> bool:
-    """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
-    if charge is None:
-        return reason is not Reason.OUTCOME_UNKNOWN
-    return charge.degraded in DECIDED_HERE

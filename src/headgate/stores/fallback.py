@@ -17,16 +17,16 @@ from functools import lru_cache
 import msgspec
 
 from headgate.clock import Clock
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, marked
 from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.key import Principal
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Limit, Plan, Verb, combine, decide
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, decide
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
-from headgate.stores.circuits import Reason
+from headgate.stores.circuits import DECIDED_HERE, Reason
 from headgate.stores.memory import MemoryStore
 
 MAX_SEEN = 50_000
@@ -83,6 +83,12 @@ class Fallback:
                 answers = _allowed(part.plan) if mode is Mode.ALLOW else _denied(part.plan, wait_us)
             found.update(zip(places, answers, strict=True))
         return combine([found[place] for place in range(len(modes))])
+
+    def instead(self, call: Call, reason: Reason, wait_us: int) -> Decision:
+        """Answer a call, and say why the store did not. What the store took, or perhaps gave back, stays taken."""
+        if call.verb is Verb.REFUND and not _is_given_back_here(call.charge, reason):
+            call = Call(Verb.PEEK, call.plan, 1)
+        return marked(self.answer(call, wait_us), reason)
 
     def saw(self, plan: Plan, decision: Decision) -> None:
         """Note what the store itself has decided; also of limits that have another mode now."""
@@ -176,6 +182,13 @@ def _left(quota: Quota, seen_at: int, used: int, now: int) -> int:
     state, _ = quota.step(None, min(used, quota.capacity), seen_at)
     _, decision = quota.step(state, 0, max(now, seen_at))
     return decision.remaining
+
+
+def _is_given_back_here(charge: Charge | None, reason: Reason) -> bool:
+    """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
+    if charge is None:
+        return reason is not Reason.OUTCOME_UNKNOWN
+    return charge.degraded in DECIDED_HERE
 
 
 def _refused(decision: Decision, wait_us: int) -> Decision:

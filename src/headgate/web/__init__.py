@@ -22,7 +22,7 @@ from headgate.web.apikey import ApiKeys, Holder, digest
 from headgate.web.headers import EXPOSED, ResponseHeaders, raw
 from headgate.web.identity import Identifier, Identity
 from headgate.web.jwk import VerificationKey
-from headgate.web.jwt import Issuer, TokenVerifier
+from headgate.web.jwt import Issuer, TokenVerifier, VerifiedClaims
 
 __all__ = [
     "EXPOSED",
@@ -35,6 +35,7 @@ __all__ = [
     "ResponseHeaders",
     "TokenVerifier",
     "VerificationKey",
+    "VerifiedClaims",
     "digest",
     "problem",
     "raw",

@@ -27,6 +27,7 @@ from enum import StrEnum
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from itertools import islice
+from socket import AF_INET, inet_pton
 from typing import TypeAlias
 
 import msgspec
@@ -43,6 +44,7 @@ UNKNOWN = "unknown"
 LONGEST = 128
 """More characters than any written address, its zone and port included, has."""
 _PORT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_IPV4 = int(AF_INET)
 _LISTS = {b"x-forwarded-for": plain_elements, b"forwarded": forwarded_elements}
 
 
@@ -65,6 +67,8 @@ class Finding(StrEnum):
     """What a trusted proxy should have written is not an address."""
     TOO_LONG = "too_long"
     """Nothing but trusted addresses as far as anybody looks."""
+    ATTESTED = "attested"
+    """A trusted proxy told it apart from what its client sent."""
 
 
 _Found: TypeAlias = tuple[IpAddress | None, Finding]
@@ -154,6 +158,15 @@ class AddressReader:
         key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
         return ClientAddress(key, client, node, finding)
 
+    def trusts(self, peer: str | None) -> bool:
+        """Whether a peer is a proxy whose word about its client is taken."""
+        return bool(self.hops) or (parse(peer) if peer else None) in self._networks
+
+    def attested(self, peer: str | None, client: IpAddress | None) -> ClientAddress:
+        """Return the address of a client as a proxy that is trusted told it; None if the client has none."""
+        key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
+        return ClientAddress(key, client, parse(peer) if peer else None, Finding.ATTESTED)
+
     def _find(self, peer: IpAddress | None, values: Sequence[bytes]) -> _Found:
         if not self.hops and peer not in self._networks:
             return peer, Finding.UNTRUSTED_PEER
@@ -234,6 +247,10 @@ def parse(text: str) -> IpAddress | None:
 
 @lru_cache(maxsize=4096)  # most peers are known; a flood of others costs what it would cost without
 def _parse(text: str) -> IpAddress | None:
+    try:
+        return IpAddress(text, 4, int.from_bytes(inet_pton(_IPV4, text)), 32)  # most are; there is one way to write it
+    except (OSError, ValueError):
+        pass
     if text.startswith("["):
         host, closed, port = text[1:].partition("]")
         if not closed or ":" not in host or not (not port or (port[0] == ":" and _is_port(port[1:]))):

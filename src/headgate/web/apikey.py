@@ -20,13 +20,16 @@ from hashlib import sha256
 
 from headgate.core.numbers import short
 from headgate.web.errors import InvalidSettings
-from headgate.web.lines import header_name
+from headgate.web.lines import header_name, parameter_name
 
 LONGEST = 512
 """The most bytes of an API key."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(rb"[!-+\--~]{1,%d}" % LONGEST)  # no comma: two lines that a proxy made one are no key
 _SCHEME = re.compile(r"[A-Za-z0-9-]{0,32}")
+_OF_A_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9-]* +[!-~][ -~]*")
+OTHER_SCHEME = "of another scheme"
+"""What there is to say about a credential that is well-formed, and meant for somebody else."""
 _NOBODY = "0" * 64
 
 
@@ -66,12 +69,17 @@ class ApiKeys:
     """Of the keyed digest; default: none."""
     verified_upstream: bool = False
     """Whether any key may be believed because a gateway in front refuses unknown ones."""
+    query: str = ""
+    """Or the query parameter that has the key; default: none. What is in addresses is in logs, too: prefer headers."""
 
     name: bytes = field(init=False, repr=False)
     """The header to collect, in lower case."""
+    parameter: bytes = field(init=False, repr=False)
+    """The query parameter to look for; empty for none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", header_name(self.header))
+        object.__setattr__(self, "parameter", parameter_name(self.query) if self.query else b"")
         object.__setattr__(self, "known", dict(self.known))
         if not isinstance(self.scheme, str) or not _SCHEME.fullmatch(self.scheme):
             raise InvalidSettings(f"scheme is a word such as 'Bearer', not {short(self.scheme)}")
@@ -88,7 +96,13 @@ class ApiKeys:
     def find(self, value: bytes) -> tuple[Holder | None, str]:
         """Return whose key the value of the header is, with its name filled in, and what there is to say about it."""
         key = credential(value, self.scheme)
-        if key is None or not _KEY.fullmatch(key):
+        if key is None:
+            return None, OTHER_SCHEME if is_of_a_scheme(value) else "malformed"
+        return self.find_key(key)
+
+    def find_key(self, key: bytes) -> tuple[Holder | None, str]:
+        """Return the same for a key itself, such as that of a query."""
+        if not _KEY.fullmatch(key):
             return None, "malformed"
         presented = digest(key, self.secret)
         if self.verified_upstream:
@@ -109,6 +123,11 @@ def credential(value: bytes, scheme: str) -> bytes | None:
         return value
     word, _, rest = value.partition(b" ")
     return rest.strip(b" ") if word.lower() == scheme.lower().encode() else None
+
+
+def is_of_a_scheme(value: bytes) -> bool:
+    """Whether the value of Authorization is a word and something after it, as every scheme has them."""
+    return _OF_A_SCHEME.fullmatch(value.strip(b" \t")) is not None
 
 
 def is_fit(text: str) -> bool:

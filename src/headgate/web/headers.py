@@ -139,6 +139,7 @@ class HeaderWriter(Generic[Field]):
         "_legacy",
         "_limit",
         "_no_store",
+        "_policies",
         "_policy",
         "_reason",
         "_remaining",
@@ -155,13 +156,15 @@ class HeaderWriter(Generic[Field]):
         self._is_prepared, self.lists_limits = self._encode is ietf.draft_11, self._encode is not ietf.nothing
         self._legacy, self._is_epoch = settings.legacy, settings.reset_format == "epoch"
         self._spelling = spelling
-        self._limit, self._remaining = spelling("X-RateLimit-Limit"), _numbers(spelling("X-RateLimit-Remaining"))
+        self._limit, self._remaining = spelling("X-RateLimit-Limit"), spelling("X-RateLimit-Remaining")
         self._reset, self._delay = _numbers(spelling("X-RateLimit-Reset")), spelling("X-RateLimit-Delay")
         self._states = {state: spelling("X-RateLimit-State")(str(state)) for state in Pressure}
         self._retry_after, self._no_store = _numbers(spelling("Retry-After")), spelling("Cache-Control")("no-store")
         self._degraded = spelling("X-RateLimit-Degraded")("true")
         self._reason = spelling("X-RateLimit-Degraded-Reason")
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
+        self._policies: dict[tuple[str, ...], Field] = {}
+        """RateLimit-Policy of several limits, by what it has of each."""
 
     def prepare(self, name: str, quota: Quota) -> LimitFields[Field]:
         """Return what headers about a limit have in common. Raises InvalidHeader for a name that is not writable."""
@@ -193,7 +196,7 @@ class HeaderWriter(Generic[Field]):
             reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
             if self._is_epoch and not reset_at:
                 raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
-            fields = [limit.limit, self._remaining[decision.remaining], self._reset[reset]]
+            fields = [limit.limit, self._remaining(f"{decision.remaining}"), self._reset[reset]]
         if decision.delay_us:
             fields.append(self._delay(_decimal(decision.delay_us)))
         state, parts = decision.state, decision.parts
@@ -222,13 +225,20 @@ class HeaderWriter(Generic[Field]):
             names = [limit.name for limit in limits]
             return [self._spelling(name)(value) for name, value in self._encode(decision.limits, names, partitions)]
         states = [ietf.state_item(limit.quoted, part) for limit, part in zip(limits, decision.parts, strict=True)]
-        return self._policy(", ".join([limit.policy_item for limit in limits])), self._state(", ".join(states))
+        items = tuple([limit.policy_item for limit in limits])
+        policy = self._policies.get(items)
+        if policy is None:
+            if len(self._policies) >= MOST_PREPARED:
+                self._policies.clear()
+            policy = self._policies[items] = self._policy(", ".join(items))
+        return policy, self._state(", ".join(states))
 
 
 class Numbers(dict[int, Field]):
     """Keeps fields of one name by the numbers in them, of `MOST_PREPARED` at most: then it begins anew.
 
-    What is left of limits, and when they are reset, are the same few numbers for most who ask within a second.
+    When limits are reset is one of few numbers for most who ask within a second. What is left of them is not, where
+    many share one: then each answer would have a new number.
 
     Args:
         write: makes a field of a number.

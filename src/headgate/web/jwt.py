@@ -81,15 +81,7 @@ class Issuer:
         if len(self._by_id) < len(self.keys) or ("" in self._by_id and len(self.keys) > 1):
             raise InvalidSettings("an issuer's keys have different ids; only a single key may have none")
         whole("leeway_s", self.leeway_s, 0, 600, InvalidSettings)
-        if not isinstance(self.realm, str) or not _REALM.fullmatch(self.realm):
-            raise InvalidSettings(f"a realm has up to 64 of A-Z a-z 0-9 . _ -, unlike {short(self.realm)}")
-        if "user" not in self.claims:
-            raise InvalidSettings("claims must say which claim names the user, such as {'user': 'sub'}")
-        for what, claim in self.claims.items():
-            if what in _TAKEN or not _FIELD.fullmatch(what) or not isinstance(claim, str) or not claim:
-                raise InvalidSettings(
-                    f"claims cannot tell {short(what)} by {short(claim)}; such as {{'tenant': 'org'}}"
-                )
+        _check_meaning(self.claims, self.realm)
 
     def key(self, key_id: object) -> VerificationKey | None:
         """Return the key that a token names, if it is there; a token may keep silent where there is only one key."""
@@ -105,16 +97,7 @@ class Issuer:
         if self.issuer and claims.get("iss") != self.issuer:
             raise InvalidToken("issuer", "the token is of another issuer")
         self._check_audience(claims.get("aud"))
-        told = {}
-        for what, claim in self.claims.items():
-            value = claims.get(claim)
-            if value is None and what != "user":
-                continue
-            text = str(value) if type(value) is int and abs(value) < 1 << 63 else value
-            if not isinstance(text, str) or not is_fit(text):
-                raise InvalidToken("claim", f"the token has no claim {claim!r} that could name the {what}")
-            told[what] = f"{self.realm}:{text}" if self.realm and what != "tier" else text
-        return told
+        return _told(claims, self.claims, self.realm)
 
     def _check_times(self, claims: Mapping[str, Any], now: int) -> None:
         leeway = self.leeway_s * 1_000_000
@@ -187,6 +170,55 @@ class TokenVerifier:
         if issuer is None:
             raise InvalidToken("issuer", "the token's issuer is not known")
         return issuer
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedClaims:
+    """What the claims of tokens mean that a proxy has verified: Envoy's filter jwt_authn tells them in its metadata.
+
+    Raises:
+        InvalidSettings: a setting is not acceptable.
+    """
+
+    key: str = "headgate"
+    """Under which name the proxy tells them; in Envoy, the provider's ``payload_in_metadata``."""
+    claims: Mapping[str, str] = field(default_factory=lambda: dict(_STANDARD))
+    """As those of an `Issuer`."""
+    realm: str = ""
+    """The same."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claims", dict(self.claims))
+        _check_meaning(self.claims, self.realm)
+
+    def read(self, claims: Mapping[str, Any]) -> dict[str, str]:
+        """Return what verified claims tell, or raise InvalidToken. That the token is current is the proxy's word."""
+        return _told(claims, self.claims, self.realm)
+
+
+def _check_meaning(claims: Mapping[str, str], realm: str) -> None:
+    """Refuse settings that do not say who the user is, or say what no token can tell. Raises InvalidSettings."""
+    if not isinstance(realm, str) or not _REALM.fullmatch(realm):
+        raise InvalidSettings(f"a realm has up to 64 of A-Z a-z 0-9 . _ -, unlike {short(realm)}")
+    if "user" not in claims:
+        raise InvalidSettings("claims must say which claim names the user, such as {'user': 'sub'}")
+    for what, claim in claims.items():
+        if what in _TAKEN or not _FIELD.fullmatch(what) or not isinstance(claim, str) or not claim:
+            raise InvalidSettings(f"claims cannot tell {short(what)} by {short(claim)}; such as {{'tenant': 'org'}}")
+
+
+def _told(claims: Mapping[str, Any], meaning: Mapping[str, str], realm: str) -> dict[str, str]:
+    """Return what claims tell, by the names of those that do. Raises InvalidToken."""
+    told = {}
+    for what, claim in meaning.items():
+        value = claims.get(claim)
+        if value is None and what != "user":
+            continue
+        text = str(value) if type(value) is int and abs(value) < 1 << 63 else value
+        if not isinstance(text, str) or not is_fit(text):
+            raise InvalidToken("claim", f"the token has no claim {claim!r} that could name the {what}")
+        told[what] = f"{realm}:{text}" if realm and what != "tier" else text
+    return told
 
 
 def _key(header: Mapping[str, Any], issuer: Issuer) -> VerificationKey:

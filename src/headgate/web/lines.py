@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
+from urllib.parse import unquote_to_bytes
 
 from headgate.core.numbers import short
 from headgate.web.errors import InvalidSettings
@@ -21,6 +22,7 @@ Lines = Iterable[tuple[bytes, bytes]]
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]{1,64}")
 LONGEST = 4096
 """Bytes of a header that are looked at, from the right."""
+_PARAMETER = re.compile(r"[A-Za-z0-9_.~-]{1,64}")
 _PAIR = re.compile(r'([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=(?:([!#$%&\'*+.^_`|~0-9A-Za-z-]+)|"((?:[^"\\]|\\.)*)")')
 _ESCAPED = re.compile(r"\\(.)")
 
@@ -42,6 +44,30 @@ def collect(lines: Lines, wanted: Container[bytes]) -> dict[bytes, list[bytes]]:
         if name in wanted:
             found.setdefault(name, []).append(value)
     return found
+
+
+def parameter_name(name: object) -> bytes:
+    """Return `name` as `parameters` looks for it; raise InvalidSettings unless it can be that of a query parameter."""
+    if not isinstance(name, str) or not _PARAMETER.fullmatch(name):
+        raise InvalidSettings(f"a query parameter has 1 to 64 of A-Z a-z 0-9 _ . ~ -, unlike {short(name)}")
+    return name.encode()
+
+
+def parameters(query: bytes, name: bytes) -> list[bytes]:
+    """Return the values of a query parameter, decoded, in order; its name may be spelt with percent signs as well."""
+    return [unquote_to_bytes(value) for _, value in _pairs(query, name)]
+
+
+def spellings(query: bytes, name: bytes) -> list[bytes]:
+    """Return the name of a query parameter as it is spelt, each time that it is there."""
+    return [key for key, _ in _pairs(query, name)]
+
+
+def _pairs(query: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
+    if name not in query and b"%" not in query:
+        return []
+    pairs = [(key, value) for key, _, value in [pair.partition(b"=") for pair in query.split(b"&")]]
+    return [pair for pair in pairs if pair[0] == name or (b"%" in pair[0] and unquote_to_bytes(pair[0]) == name)]
 
 
 def right_end(values: Sequence[bytes]) -> tuple[str, bool]:

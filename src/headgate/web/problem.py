@@ -128,13 +128,14 @@ def reduced_capacity(decision: Decision, names: Sequence[str] = (), *, instance:
     return Problem(_SERVICE_UNAVAILABLE, reduced(decision, _prepared(decision, names), instance))
 
 
-def bad_request(detail: str, errors: Sequence[tuple[str, str]] = (), *, instance: str = "") -> Problem:
+def bad_request(detail: str, errors: Sequence[tuple[str, str]] = (), *, instance: str = "", code: str = "") -> Problem:
     """Describe a request that cannot be understood: 400. `errors` are pairs (where, what is wrong).
 
-    Where is a JSON pointer, or the name of a header or parameter.
+    Where is a JSON pointer, or the name of a header or parameter. The code, if any, is for programs.
     """
     faults = tuple([_Fault(plain(pointer), plain(what)) for pointer, what in errors])
-    return Problem(400, _encoded(_Document(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults)))
+    told = _Document(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults, code=code)
+    return Problem(400, _encoded(told))
 
 
 def of_status(status: int, detail: str = "", *, instance: str = "") -> Problem:
@@ -178,6 +179,8 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Seconds, as in Retry-After."""
     degraded: str = ""
     errors: tuple[_Fault, ...] = ()
+    code: str = ""
+    """Which mistake it is, for programs."""
 
 
 def _prepared(decision: Decision, names: Sequence[str]) -> list[LimitTexts]:

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -73,20 +72,29 @@ class Load:
         """Return what those were told who began to ask after `moment`."""
         return [told for told in self.history if told.began >= moment]
 
-    def until_answered(self, numbers: Iterable[int], count: int = 1, seconds: float = GIVE_UP) -> None:
-        """Wait until each of these plans was decided `count` times by the store, asked from now on."""
-        began, wanted = time.monotonic(), set(numbers)
-        decided, at = Counter[int](), len(self.history)
+    def until_answered(
+        self, numbers: Iterable[int], count: int = 1, seconds: float | None = None, since: float | None = None
+    ) -> None:
+        """Wait until each of these plans was decided `count` times by the store, asked since a moment, or from now on.
 
-        def seen() -> bool:
-            nonlocal at
+        Without a number of `seconds` this may take its time, on a busy machine, as long as decisions go on.
+        """
+        missing = dict.fromkeys(numbers, count)
+        began, at = (time.monotonic(), len(self.history)) if since is None else (since, 0)
+        give_up = time.monotonic() + (seconds or GIVE_UP)
+        while missing:
             assert not any(caller.done() for caller in self._callers), "a caller has failed"
+            assert time.monotonic() < give_up, f"no decisions about {missing}"
             news = self.history[at:]
             at += len(news)
-            decided.update(told.number for told in news if told.began >= began and is_decided(told.answer))
-            return all(decided[number] >= count for number in wanted)
-
-        until(seen, "decisions go on", seconds)
+            for told in news:
+                if told.number in missing and told.began >= began and is_decided(told.answer):
+                    missing[told.number] -= 1
+                    if not missing[told.number]:
+                        del missing[told.number]
+                    if seconds is None:
+                        give_up = time.monotonic() + GIVE_UP
+            time.sleep(0.01)
 
     def errors(self, numbers: Iterable[int] | None = None) -> list[StoreError]:
         wanted = range(len(self.plans)) if numbers is None else set(numbers)

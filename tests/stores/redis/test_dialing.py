@@ -142,7 +142,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
 def test_a_name_that_is_found_too_late_is_there_for_the_next_call(
     server: RedisServer, opened: Open, names: SlowNames
 ) -> None:
-    store, plan = opened(f"redis://{HOST}:{server.port}?timeout=5&connect_timeout=0.1&connections=1"), a_plan()
+    store, plan = opened(f"redis://{HOST}:{server.port}?timeout=5&connect_timeout=0.5&connections=1"), a_plan()
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="cannot connect"):
             store.run(Call(Verb.CHECK, plan))

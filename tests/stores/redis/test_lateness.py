@@ -83,7 +83,7 @@ def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServe
 
 def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> None:
     async def run() -> None:
-        inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=0.2&connections=1"))
+        inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=1&connections=1"))
         store = AsyncFailoverStore(inner)
         try:
             await inner.run(Call(Verb.PEEK, FAMILY.plan("ada")))
@@ -122,8 +122,8 @@ def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer)
     async def run() -> None:
         plan = TEN.plan("ada")
         async with hurried(own) as (store, between):
-            assert (await store.run(Call(Verb.CHECK, plan))).remaining == 9
-            with closing(open_store(f"redis://127.0.0.1:{own.port}/0")) as other:
+            assert (await store.within(60).run(Call(Verb.CHECK, plan))).remaining == 9
+            with closing(open_store(own.address)) as other:
                 assert other.run(Call(Verb.CHECK, plan, 8)).remaining == 1
             between.open.clear()
             decision = await store.run(Call(Verb.CHECK, plan))
@@ -137,7 +137,8 @@ def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer)
             assert (decision.allowed, decision.degraded) == (False, Reason.OUTCOME_UNKNOWN), "and now none is"
             between.open.set()
             await until_late(store, 2)
-            assert (await store.run(Call(Verb.CHECK, plan))).degraded == "", "the connection is the same, and in step"
+            decision = await store.within(60).run(Call(Verb.CHECK, plan))
+            assert decision.degraded == "", "the connection is the same, and in step"
 
     asyncio.run(run())
 

@@ -75,6 +75,9 @@ class Address:
     names: Names = field(default_factory=Names, repr=False, compare=False)
     """Finds where hosts are; the same for all servers of a store."""
 
+    def __hash__(self) -> int:
+        return hash((self.host, self.port, self.path))  # servers are looked up in every call: enough to tell them apart
+
     def at(self, host: str, port: int) -> Address:
         """Return the address of another server that is talked to in the same way."""
         return replace(self, host=host, port=port, label="")

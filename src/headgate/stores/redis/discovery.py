@@ -107,23 +107,25 @@ class SlotMap:
         reasons = []
         for server in (*sample(others, len(others)), *sample(self._seeds, len(self._seeds))):
             reply = yield server, _MAP
-            if owners := _owners(server, reply):
-                self._owners = [owners.get(slot) for slot in range(SLOTS)]
-                self.nodes, self.trouble = frozenset(owners.values()), ""
+            if held := _held(server, reply):
+                owners: list[Address | None] = [None] * SLOTS
+                for slots, node in held:
+                    owners[slots.start : slots.stop] = [node] * len(slots)
+                self._owners, self.nodes, self.trouble = owners, frozenset(node for _, node in held), ""
                 return
             reasons.append(f"{reply}" if isinstance(reply, Exception) else f"{server}: it knows no slots")
         self.trouble = f"no server of the cluster tells where its slots are: {'; '.join(reasons)}"
 
 
-def _owners(server: Address, reply: object) -> dict[int, Address]:
+def _held(server: Address, reply: object) -> list[tuple[range, Address]]:
     """Read a slot map: ranges of slots, each with its servers, the primary first. Wrong entries are left out."""
-    owners: dict[int, Address] = {}
+    held = []
     for entry in reply if isinstance(reply, list) else []:
         match entry:
             case [int(first), int(last), [host, int(port), *_], *_] if 0 <= first <= last < SLOTS and 0 < port < 65536:
                 known = isinstance(host, bytes) and host not in {b"", b"?"}
                 node = server.at(host.decode(errors="replace") if known else server.host, port)
-                owners.update(dict.fromkeys(range(first, last + 1), node))
+                held.append((range(first, last + 1), node))
             case _:
                 continue
-    return owners
+    return held

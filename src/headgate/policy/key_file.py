@@ -1,0 +1,78 @@
+"""Keys that open the decision plane, on this machine's disk: as a database has them, and workers read them.
+
+They are beside the rules of the same database (`headgate.policy.snapshot`), in ``keys.json``: digests, never keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headgate.core.errors import InvalidRule
+from headgate.policy.snapshot import FileMark, mark_of, replace_file
+
+KEYS = "keys.json"
+
+
+class SharedKey(msgspec.Struct, frozen=True):
+    """A key that opens the decision plane."""
+
+    id: str
+    digest: str
+    """The SHA-256 of the key, in hexadecimal."""
+    expires_at: int | None = None
+    """Microseconds since the epoch; None: never."""
+
+
+_decode = msgspec.json.Decoder(tuple[SharedKey, ...]).decode
+
+
+def write_keys(folder: Path, keys: tuple[SharedKey, ...]) -> None:
+    """Leave in a folder which keys open the decision plane. Raises OSError."""
+    replace_file(folder / KEYS, msgspec.json.encode(keys))
+
+
+class KeySource:
+    """The keys in a folder that are good now, as a source that is followed (`headgate.live.Source`).
+
+    Args:
+        folder: where the file is; a folder without one has no keys.
+        clock: what time it is, in microseconds since the epoch; for tests.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], int] | None = None) -> None:
+        self._path, self.name = folder / KEYS, str(folder / KEYS)
+        self._now = clock or (lambda: time.time_ns() // 1000)
+        self._seen: FileMark | None = None
+        self._ends: int | None = None  # when the next key expires
+
+    def read(self) -> tuple[SharedKey, ...]:
+        """Return them. Raises InvalidRule."""
+        try:
+            self._seen = self._mark()
+            found = _decode(self._path.read_bytes()) if self._seen is not None else ()
+        except OSError as error:
+            raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
+        except msgspec.MsgspecError as error:
+            raise InvalidRule(f"{self.name}: is damaged: {error}") from None
+        now = self._now()
+        good = tuple([key for key in found if key.expires_at is None or now < key.expires_at])
+        self._ends = min([key.expires_at for key in good if key.expires_at is not None], default=None)
+        return good
+
+    def changed(self) -> tuple[SharedKey, ...] | None:
+        """Return them if the file is another one, or one of them has expired. Raises InvalidRule, once for each."""
+        is_over = self._ends is not None and self._now() >= self._ends
+        if self._mark() == self._seen and not is_over:
+            return None
+        self._ends = None  # what cannot be read is not tried again until it is another file
+        return self.read()
+
+    def _mark(self) -> FileMark | None:
+        try:
+            return mark_of(self._path)
+        except OSError:
+            return None
