@@ -11,13 +11,18 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import hpack
+
+from headgate.server.wire.http2 import frames
+from tests.server.wire.http2.conversation import GREETING, Frame, split, unchecked
+
 PATIENCE = 60.0
 _SILENCE = 1.0
 """Seconds after which a proxy is taken to wait for the rest of a request."""
 
 
 class Upstream(socketserver.ThreadingTCPServer):
-    """Answers whatever a proxy passes on, and keeps the first line of each request."""
+    """Answers whatever a proxy passes on, and keeps the first line of each request, and its header."""
 
     daemon_threads = True
 
@@ -25,6 +30,8 @@ class Upstream(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port = self.server_address[1]
         self.served: list[bytes] = []
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+        """Of each request, names in lower case."""
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -41,6 +48,8 @@ class _Handler(socketserver.StreamRequestHandler):
         if not lines:
             return False
         self.server.served.append(lines[0].strip())
+        pairs = [line.split(b":", 1) for line in lines[1:] if b":" in line]
+        self.server.headers.append([(name.lower(), value.strip()) for name, value in pairs])
         fields = dict(line.lower().strip().split(b":", 1) for line in lines[1:] if b":" in line)
         if b"chunked" in fields.get(b"transfer-encoding", b""):
             while size := int(self.rfile.readline(), 16):
@@ -91,6 +100,39 @@ def _received(client: socket.socket) -> bytes:
         client.shutdown(socket.SHUT_WR)  # not at once: a proxy may take it for a client that is gone
         client.settimeout(PATIENCE)
         return client.recv(65536)
+
+
+def sent_over_http2(port: int, fields: list[tuple[bytes, bytes]], trailers: bytes = b"") -> bytes:
+    """Send the fields of a request as they are, and return the status of what is answered; empty for a reset.
+
+    Args:
+        port: of the proxy.
+        fields: of the header.
+        trailers: a block of those that follow; default: none.
+    """
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        client.sendall(GREETING + frames.headers(1, unchecked(fields), end=not trailers))
+        if trailers:
+            client.sendall(frames.headers(1, trailers, end=True))
+        while True:
+            for frame in _whole(received):
+                if frame.kind == frames.HEADERS:
+                    return bytes(dict(hpack.Decoder().decode(frame.payload, raw=True))[b":status"])
+                if frame.kind in {frames.RST_STREAM, frames.GOAWAY}:
+                    return b""
+            part = client.recv(65536)
+            if not part:
+                return b""
+            received += part
+
+
+def _whole(received: bytes) -> list[Frame]:
+    """Return the frames that have come as a whole."""
+    end = 0
+    while (rest := received[end:])[3:] and len(rest) >= (size := frames.HEADER_SIZE + int.from_bytes(rest[:3])):
+        end += size
+    return split(received[:end])
 
 
 def post(target: bytes = b"/orders/7", lines: Iterable[bytes] = (), *, method: bytes = b"POST") -> bytes:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from headgate.engine import AsyncEngine
 from headgate.observe.recorder import Recorder
+from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
 from headgate.server.api.routes import CHECK, application
 from headgate.server.decisions import Decisions
@@ -46,7 +47,7 @@ class Service:
         self.clock = ManualClock()
         self.loop = asyncio.new_event_loop()
         clock = self.clock if store == "memory" else None
-        self.engine = AsyncEngine(load(rules), store=store, clock=clock, on_store_failure=failure)
+        self.engine = AsyncEngine(Policy(load(rules), version=1), store=store, clock=clock, on_store_failure=failure)
         self.recorder = Recorder()
         self.decisions = Decisions(self.engine, self.recorder)
         self.readiness = Readiness(self.engine)

@@ -16,7 +16,8 @@ import pytest
 from headgate.core.errors import UsageError
 from headgate.live import Live
 from headgate.policy.envoy import Descriptor
-from headgate.server.configuration import Configuration, LiveIdentifier
+from headgate.server.clients import noted
+from headgate.server.configuration import Configuration, live_identity
 from headgate.server.settings import Settings
 from headgate.web.apikey import digest
 from headgate.web.identity import Identifier
@@ -47,7 +48,7 @@ def descriptors_number(found: Configuration) -> int:
 
 
 def identity_number(found: Configuration) -> int:
-    names = [found.identifier.identify(None, [(b"x-api-key", b"%d" % each)], 0).source for each in (1, 2)]
+    names = [found.identifier().identify(None, [(b"x-api-key", b"%d" % each)], 0).source for each in (1, 2)]
     return names.index("apikey") + 1
 
 
@@ -223,9 +224,11 @@ def test_a_certificate_is_not_used_before_its_key_has_come(tmp_path: Path, caplo
         assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def identity(folder: Path, keys: str) -> LiveIdentifier:
+def identity(folder: Path, keys: str) -> Live[Identifier]:
     (folder / "identity.yaml").write_text(keys)
-    return LiveIdentifier(Settings(identity=str(folder / "identity.yaml")))
+    live = live_identity(Settings(identity=str(folder / "identity.yaml")))
+    assert live is not None
+    return live
 
 
 def test_a_file_of_keys_that_an_identity_file_names_is_followed_too(tmp_path: Path) -> None:
@@ -247,21 +250,21 @@ def test_a_file_of_keys_that_an_identity_file_names_is_followed_too(tmp_path: Pa
 
 def test_without_a_file_clients_are_known_by_address() -> None:
     found = Configuration(Settings())
-    assert isinstance(found.identifier, Identifier)
+    assert found.identifier().credentials == set()
     assert [*found.lives()] == ["rules"]
 
 
 def test_why_a_credential_proves_nothing_is_told_to_those_who_look_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    live, lines = identity(tmp_path, KINDS["identity"].written(2)), [(b"x-api-key", b"1")]
-    assert live.addresses.source == "x-forwarded-for"
+    identifier, lines = identity(tmp_path, KINDS["identity"].written(2)).value, [(b"x-api-key", b"1")]
+    assert identifier.addresses.source == "x-forwarded-for"
     with caplog.at_level(logging.INFO, "headgate.server"):
-        live.identify("192.0.2.1", lines, 0)
+        noted(identifier.identify("192.0.2.1", lines, 0))
     assert not caplog.records
     with caplog.at_level(logging.DEBUG, "headgate.server"):
-        live.identify("192.0.2.1", lines, 0)
-        live.identify("192.0.2.1", [], 0)
+        noted(identifier.identify("192.0.2.1", lines, 0))
+        noted(identifier.identify("192.0.2.1", [], 0))
     assert [record.getMessage() for record in caplog.records] == ["a client's apikey proves nothing: unknown key"]
 
 
@@ -273,3 +276,24 @@ def test_caller_keys_that_cannot_be_read_are_a_reason_not_to_start(tmp_path: Pat
     file.write_bytes(written)
     with pytest.raises(UsageError, match=said):
         Configuration(Settings(caller_keys=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [
+        ("jwt_metadata: [{}]", ""),
+        (f"api_keys: {{header: x-client-key, keys: [{{sha256: {digest('a')}}}]}}", ""),
+        (f"api_keys: {{keys: [{{sha256: {digest('a')}}}]}}", "x-api-key"),
+        ("tokens: [{algorithms: [ES256], jwks: jwks.json}]", "authorization"),
+    ],
+)
+def test_with_caller_keys_clients_cannot_send_theirs_where_proxies_do(tmp_path: Path, identity: str, said: str) -> None:
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid="one")]}))
+    (tmp_path / "callers").write_text(f"proxy {digest('b')}\n")
+    (tmp_path / "identity.yaml").write_text(f"version: 1\n{identity}\n")
+    settings = Settings(caller_keys=str(tmp_path / "callers"), identity=str(tmp_path / "identity.yaml"))
+    if not said:
+        assert Configuration(settings).identifier()
+        return
+    with pytest.raises(UsageError, match=f"with caller keys, {said} of a request is the proxy's"):
+        Configuration(settings)

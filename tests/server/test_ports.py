@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.server.ports import Port, listen, stand_aside, stop_accepting
+from headgate.server.ports import Port, listen, listen_at, stand_aside, stop_accepting
 from tests.servers import until
 
 
@@ -44,6 +45,24 @@ def test_a_port_in_use_is_refused_even_where_it_could_be_shared(count: int, othe
 def test_a_host_that_is_not_here_is_refused(host: str) -> None:
     with pytest.raises(UsageError):
         listen("http", host, 0)
+
+
+def test_each_worker_has_a_unix_socket_of_its_own(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.sock", "b.sock")]
+    port = listen_at("grpc", paths)
+    try:
+        for path, listening in zip(paths, port.sockets, strict=True):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path)
+                accepted, _ = listening.accept()
+                accepted.close()
+            assert not stop_accepting(listening)
+        with pytest.raises(UsageError, match=r"cannot listen at .*a\.sock for grpc: Address already in use"):
+            listen_at("grpc", paths)
+    finally:
+        port.close()
+    with pytest.raises(UsageError, match="too long"):
+        listen_at("grpc", [str(tmp_path / ("a" * 200))])
 
 
 def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:

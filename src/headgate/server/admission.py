@@ -11,7 +11,7 @@
     one that floods the node takes nothing from the others.
 *   **A bound of calls that last**, such as watching its health. They are counted apart: nobody knows when they end, so
     they may not fill what is for requests. A tenth as many may be open, of which a connection may have a tenth.
-*   **Keys of callers**, if there is a file of them: see `CallerKeys`.
+*   **Keys of callers**, of a file or of the admin plane, if they are asked for: see `CallerKeys`.
 
 Whoever asks for health, readiness or metrics is let in always: a node that is busy is not dead.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Final
 from weakref import WeakValueDictionary
@@ -49,6 +49,8 @@ EXEMPT: Final = frozenset(
 CALLER_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 """Where callers send their keys."""
 _LONGEST_FILE = 1_048_576
+_NO_KEY = "0" * 64
+"""The digest of no key."""
 _LOG = logging.getLogger("headgate.server")
 _LOG_EVERY = 10.0
 """Seconds between messages about requests that are refused: once for a flood."""
@@ -359,12 +361,14 @@ class CallerKeys:
     key as ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``; over gRPC these are metadata.
     """
 
-    __slots__ = ("_bearer", "_plain", "count")
+    __slots__ = ("_bearer", "_plain", "known")
 
-    def __init__(self, known: dict[str, Holder]) -> None:
-        self._bearer = ApiKeys(known, header="authorization", scheme="Bearer")
-        self._plain = ApiKeys(known)
-        self.count = len(known)
+    def __init__(self, known: Mapping[str, Holder]) -> None:
+        self.known = known
+        """Whose key it is, by digest."""
+        listed = known or {_NO_KEY: Holder("nobody")}
+        self._bearer = ApiKeys(listed, header="authorization", scheme="Bearer")
+        self._plain = ApiKeys(listed)
 
     @classmethod
     def parse(cls, text: str, name: str) -> CallerKeys:

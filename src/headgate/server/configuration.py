@@ -6,30 +6,32 @@ Each of them follows its files while the service runs, by itself and, at once, w
 
 from __future__ import annotations
 
-import logging
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import UsageError
-from headgate.live import FileSource, Live, Source
+from headgate.live import EVERY, FileSource, Live, Source
 from headgate.policy.envoy import LiveDescriptors
+from headgate.policy.key_file import KeySource, SharedKey
 from headgate.policy.live import LivePolicy, NoRules, rules_file
 from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import SnapshotSource, snapshot_folder
 from headgate.server.admission import CALLER_HEADERS, CallerKeys
-from headgate.server.api.forward_auth import LOOPBACK, Identifies
+from headgate.server.clients import LOOPBACK
+from headgate.server.deprecations import load_deprecations
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity
-from headgate.server.settings import Settings
+from headgate.server.settings import KEYS_OF_DATABASE, Settings
 from headgate.server.wire.tls import Tls, TlsFiles
 from headgate.web.address import AddressReader
-from headgate.web.identity import Identifier, Identity
-from headgate.web.lines import Lines
+from headgate.web.apikey import Holder
+from headgate.web.deprecation import Deprecations
+from headgate.web.identity import Identifier
 
-_LOG = logging.getLogger("headgate.server")
-_UNREMARKABLE = {"not configured", "absent", "known key", "verified"}
+_KEYS_EVERY = 0.2
+"""Seconds between two looks at the keys of a database: what is revoked there is refused within a second."""
 EXAMPLE = Path(__file__).with_name("example-rules.yaml")
 """Rules for those who have none yet."""
 
@@ -43,8 +45,10 @@ class Configuration:
 
     def __init__(self, settings: Settings) -> None:
         self.tls = _tls(settings)
-        self.identifier = identifier_of(settings)
-        """Finds out who the clients of proxies are."""
+        self._identity = live_identity(settings)
+        self._by_address = Identifier(AddressReader(FORWARDED_FOR, trusted=settings.trusted_proxies or LOOPBACK))
+        self.deprecations = deprecations_of(settings)
+        """Paths that are going to go; read once."""
         rules = rules_of(settings)
         self.rules = LivePolicy(rules, enforcing=settings.enforcement)
         self.snapshot = rules if isinstance(rules, SnapshotSource) else None
@@ -56,8 +60,12 @@ class Configuration:
         self.callers: Live[CallerKeys] | None = None
         """Who may ask; None for everybody."""
         if settings.caller_keys:
-            source = FileSource(settings.caller_keys, lambda path: CallerKeys.parse(text_of(path), str(path)))
-            self.callers = Live(source, lambda keys, _: keys, what="caller keys")
+            every = _KEYS_EVERY if settings.database else EVERY
+            self.callers = Live(CallerSource(settings), lambda keys, _: keys, what="caller keys", every=every)
+
+    def identifier(self) -> Identifier:
+        """Return what finds out now who the clients of proxies are: by address alone, where no file says more."""
+        return self._by_address if self._identity is None else self._identity.value
 
     def lives(self) -> Mapping[str, Live[Any]]:
         """Return all that may change, by what it is called in metrics."""
@@ -67,8 +75,8 @@ class Configuration:
         yield "rules", self.rules
         if self.descriptors is not None:
             yield "descriptors", self.descriptors
-        if isinstance(self.identifier, LiveIdentifier):
-            yield "identity", self.identifier
+        if self._identity is not None:
+            yield "identity", self._identity
         if self.callers is not None:
             yield "caller_keys", self.callers
         if self.tls is not None:
@@ -90,31 +98,6 @@ class Configuration:
             live.close()
 
 
-class LiveIdentifier(Live[Identifier]):
-    """Finds out who asks, as an `Identifier` does, by a file that may change, as may the files of keys it names."""
-
-    def __init__(self, settings: Settings) -> None:
-        def load(path: Path) -> Identifier:
-            return _checked(load_identity(path, settings.trusted_proxies, source.also), settings)
-
-        source = FileSource(settings.identity, load)
-        super().__init__(source, lambda identifier, _: identifier, what="identity settings")
-
-    @property
-    def addresses(self) -> AddressReader:
-        """What finds the address of a client."""
-        return self.value.addresses
-
-    def identify(self, peer: str | None, lines: Lines, now: int) -> Identity:
-        """Return who sent a request; see `Identifier.identify`. Why a credential proved nothing is in the debug log."""
-        identity = self.value.identify(peer, lines, now)
-        if _LOG.isEnabledFor(logging.DEBUG):
-            for credential in ("apikey", "jwt"):
-                if (reason := identity.reasons[credential]) not in _UNREMARKABLE:
-                    _LOG.debug("a client's %s proves nothing: %s", credential, reason)
-        return identity
-
-
 def rules_of(settings: Settings) -> Source[Ruleset]:
     """Return where the rules come from: the example only where there is nothing else to decide by."""
     if settings.rules:
@@ -124,16 +107,68 @@ def rules_of(settings: Settings) -> Source[Ruleset]:
     return NoRules() if settings.envoy_config else rules_file(EXAMPLE)
 
 
-def identifier_of(settings: Settings) -> Identifies:
-    """Return what finds out who the clients of proxies are. Raises UsageError."""
-    if settings.identity:
-        return LiveIdentifier(settings)
-    return Identifier(AddressReader(FORWARDED_FOR, trusted=settings.trusted_proxies or LOOPBACK))
+class CallerSource:
+    """The keys of callers, of a file, of the database, or of both, as a source that is followed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._file: FileSource[CallerKeys] | None = None
+        if settings.caller_keys != KEYS_OF_DATABASE:
+            self._file = FileSource(settings.caller_keys, lambda path: CallerKeys.parse(text_of(path), str(path)))
+        self._shared = KeySource(snapshot_folder(settings.database, settings.data_dir)) if settings.database else None
+        self.name = " and ".join(source.name for source in (self._file, self._shared) if source) or KEYS_OF_DATABASE
+        self._of_file: Mapping[str, Holder] = {}
+        self._of_database: Mapping[str, Holder] = {}
+        self._is_new = False
+        """Whether there are keys that were not returned yet: a file that is wrong keeps nobody else's key in force."""
+
+    def read(self) -> CallerKeys:
+        """Return all that are good now. Raises UsageError, OSError."""
+        if self._shared:
+            self._of_database = _holders(self._shared.read())
+        if self._file:
+            self._of_file = self._file.read().known
+        return self._together()
+
+    def changed(self) -> CallerKeys | None:
+        """Return them if they are others. Raises UsageError, OSError."""
+        shared = self._shared.changed() if self._shared else None
+        if shared is not None:
+            self._of_database, self._is_new = _holders(shared), True
+        file = self._file.changed() if self._file else None
+        if file is not None:
+            self._of_file, self._is_new = file.known, True
+        return self._together() if self._is_new else None
+
+    def _together(self) -> CallerKeys:
+        self._is_new = False
+        return CallerKeys({**self._of_database, **self._of_file})
+
+
+def _holders(keys: Iterable[SharedKey]) -> dict[str, Holder]:
+    return {key.digest: Holder(key.id) for key in keys}
+
+
+def deprecations_of(settings: Settings) -> Deprecations:
+    """Return which paths of the HTTP APIs are going to go. Raises InvalidRules."""
+    return load_deprecations(settings.deprecations) if settings.deprecations else Deprecations()
+
+
+def live_identity(settings: Settings) -> Live[Identifier] | None:
+    """Return who the clients of proxies are, by a file that may change, as may the files of keys that it names."""
+    if not settings.identity:
+        return None
+
+    def load(path: Path) -> Identifier:
+        return _checked(load_identity(path, settings.trusted_proxies, source.also), settings)
+
+    source = FileSource(settings.identity, load)
+    return Live(source, lambda identifier, _: identifier, what="identity settings")
 
 
 def _checked(identifier: Identifier, settings: Settings) -> Identifier:
     """Return it, unless it takes from clients what callers send. Raises UsageError."""
-    taken = CALLER_HEADERS & identifier.credentials
+    read = {identifier.api_keys.name} if identifier.api_keys else set()
+    taken = CALLER_HEADERS & (read | {b"authorization"} if identifier.tokens else read)
     if settings.caller_keys and taken:
         raise UsageError(
             f"{settings.identity}: with caller keys, {' and '.join(sorted(name.decode() for name in taken))} of a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack
 from socket import socket
@@ -15,17 +16,19 @@ from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe import metrics
 from headgate.observe.logs import Principals
+from headgate.observe.principal_use import WindowUse
 from headgate.observe.readings import of_live, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
 from headgate.observe.tracing import Tracing
 from headgate.observe.workers import Slice, Slots
-from headgate.server import rls, rpc
+from headgate.server import authz, rls, rpc
 from headgate.server.admission import AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.questions import Timestamps
-from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, application, statuses_of
+from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, RULES, application, statuses_of
 from headgate.server.configuration import Configuration
 from headgate.server.decisions import Decisions
+from headgate.server.deprecations import announcing
 from headgate.server.ports import room_for, stand_aside, stop_accepting
 from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
@@ -42,6 +45,9 @@ _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
 _STORE_PATIENCE = 0.25
 """Seconds that a node waits for its store before it serves."""
+_YOUNG = 20_000
+"""Objects that may be there before those in circles are looked for: more than all requests in flight are made of. They
+are over in a moment, and to look at them again and again would take one request in twenty."""
 _HANDSHAKES = 0.05
 """Seconds for connections to come that are being made when a node stops listening."""
 APIS: Mapping[bytes, str] = {
@@ -49,14 +55,17 @@ APIS: Mapping[bytes, str] = {
     REFUND: "refund",
     RESET: "reset",
     BATCH: "batch",
+    RULES: "rules",
     FORWARD_AUTH: "forward_auth",
     b"/json": "json",
     rls.SHOULD_RATE_LIMIT: "rls",
+    authz.CHECK: "ext_authz",
     f"/{SERVICE}/CheckRateLimit".encode(): "grpc_check",
     f"/{SERVICE}/CheckRateLimitBatch".encode(): "grpc_batch",
     f"/{SERVICE}/GetRemainingQuota".encode(): "grpc_quota",
     f"/{SERVICE}/ResetLimit".encode(): "grpc_reset",
     f"/{SERVICE}/RefundCharge".encode(): "grpc_refund",
+    f"/{SERVICE}/GetRules".encode(): "grpc_rules",
 }
 """The names of APIs in metrics, by path."""
 
@@ -91,6 +100,7 @@ class Node:
             principals=Principals(plain=settings.log_principals == "plain"),
             denials_per_second=settings.log_denials,
             access_log=settings.log_access,
+            principal_use=bool(settings.database),
         )
         callers = files.callers
         self._admission = AdmissionController(
@@ -148,6 +158,10 @@ class Node:
         """Return what the workers of this node have counted; a thread may ask."""
         return self._recorder.slices()
 
+    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
+        """Return what principals asked for since the last time, if this node has no workers beside it."""
+        return self._recorder.taken_use(everything=everything)
+
     async def open(self, sockets: Mapping[str, socket]) -> None:
         """Serve on sockets that are bound, by what is spoken there: "http" and "grpc".
 
@@ -157,12 +171,13 @@ class Node:
         self._files.start()
         self._begin(self._publish())
         self._sockets = sockets
-        handler = traced_handler(self._http(), self._tracing)
+        handler = traced_handler(announcing(self._http(), self._files.deprecations), self._tracing)
         methods = traced_methods(self._grpc(), self._tracing)
         statuses = statuses_of(ForwardAuth(deny_status=self._settings.deny_status))
         await meeting
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again
+        gc.set_threshold(_YOUNG)
         await self._listener.serve_http(handler, sockets["http"], self._files.tls, statuses)
         await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
@@ -248,7 +263,9 @@ class Node:
             reflection=self._settings.grpc_reflection,
             charge=self._admission.charge,
         )
-        return ours | rls.methods(self._envoy)
+        headers = ResponseHeaders(reset_format=self._settings.reset_format)
+        authorization = authz.AuthorizationService(self._decisions, self._files.identifier, headers)
+        return ours | rls.methods(self._envoy) | authz.methods(authorization)
 
     async def _meet_stores(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
@@ -264,7 +281,7 @@ class Node:
     async def _publish(self) -> None:
         while True:
             self._recorder.publish()
-            await asyncio.sleep(_PUBLISH_EVERY)
+            await asyncio.sleep(_PUBLISH_EVERY - time.time() % _PUBLISH_EVERY)  # windows end with whole seconds
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -18,6 +18,7 @@ import logging
 import resource
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
@@ -73,6 +74,20 @@ def listen(name: str, host: str, port: int, count: int = 1) -> Port:
         raise UsageError(_explained(error, name, host, port)) from None
 
 
+def listen_at(name: str, paths: Sequence[str]) -> Port:
+    """Listen on Unix sockets, one for each worker: whoever may enter their folder may connect. Raises UsageError."""
+    port = Port(name, tuple(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in paths))
+    for bound, path in zip(port.sockets, paths, strict=True):
+        try:
+            bound.bind(path)
+        except OSError as error:  # it is there, or longer than the system allows
+            port.close()
+            raise UsageError(f"cannot listen at {path} for {name}: {error.strerror or error}") from None
+        bound.setblocking(False)
+        _listening(bound)
+    return port
+
+
 def examine(name: str, host: str, port: int) -> bool:
     """Find out whether a port could be listened on, without doing so. Raises UsageError, which says why it could not.
 
@@ -94,12 +109,12 @@ def stop_accepting(listening: socket.socket) -> bool:
 
     Clients that try to connect get no answer, and are refused when the socket is closed, or served by whoever listens
     on the port then. Where the system cannot do this (it is not Linux, or has no memory left for filters of users
-    without privileges), new ones keep coming until it is closed.
+    without privileges), new ones keep coming until it is closed. So they do on a Unix socket.
 
     Returns:
         Whether it takes no more of them.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or listening.family == socket.AF_UNIX:
         return False
     code = b"".join(
         operation.to_bytes(2, sys.byteorder) + bytes((then, otherwise)) + value.to_bytes(4, sys.byteorder)

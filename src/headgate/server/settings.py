@@ -22,6 +22,8 @@ LOG_FORMATS = ("text", "json")
 LOG_PRINCIPALS = ("digest", "plain")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WORKERS = 256
+KEYS_OF_DATABASE = "database"
+"""As `caller_keys`: only keys of the admin plane, of the role check. With a file they open as well."""
 
 
 class InvalidSetting(UsageError):
@@ -96,6 +98,9 @@ class Settings:
     client_timestamps: str = "check"
     """What is done about a client's timestamp that is far from our clock: "check" refuses it."""
 
+    deprecations: str = ""
+    """A file that says which versions of the HTTP APIs are going to go; empty if none is."""
+
     workers: int = 1
     drain_seconds: float = 25.0
     """How long requests in progress may take to end after SIGTERM."""
@@ -107,7 +112,7 @@ class Settings:
     max_connections: int = 10_000
     """The same."""
     caller_keys: str = ""
-    """A file of those who may ask; empty for everybody who can reach the port."""
+    """A file of those who may ask, or `KEYS_OF_DATABASE`; empty for everybody who can reach the port."""
 
     log_format: str = "text"
     log_level: str = "info"
@@ -217,9 +222,11 @@ class Settings:
             )
 
     def _check_files(self) -> None:
-        for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys", "identity"):
+        if self.caller_keys == KEYS_OF_DATABASE and not self.database and (self.rules or self.envoy_config):
+            raise InvalidSetting("caller_keys", "there is no database, so there are no keys of one: give a file")
+        for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys", "identity", "deprecations"):
             path = getattr(self, name)
-            if path and not Path(path).exists():
+            if path and not Path(path).exists() and (name, path) != ("caller_keys", KEYS_OF_DATABASE):
                 raise InvalidSetting(name, f"there is no file {short(path)}")
         if self.envoy_config and not Path(self.envoy_config).is_dir():
             raise InvalidSetting("envoy_config", f"there is no folder {short(self.envoy_config)}")

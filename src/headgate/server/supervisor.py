@@ -95,7 +95,11 @@ class Supervisor:
 
     async def run(self) -> None:
         """Return when all workers have ended after SIGTERM or SIGINT. Raises CannotStart."""
-        handle_signals(asyncio.get_running_loop(), self._stop, self._reload, self._enforce)
+        handle_signals(asyncio.get_running_loop(), self.stop, self.reload, self.enforce)
+        await self.supervise()
+
+    async def supervise(self) -> None:
+        """Return when all workers have ended after `stop`; signals are left to others. Raises CannotStart."""
         refusals: Sequence[BaseException] = ()
         try:
             async with self._beside(), asyncio.TaskGroup() as slots:
@@ -164,7 +168,7 @@ class Supervisor:
         except TimeoutError:
             pass
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Drain all workers; when asked again, end them."""
         if self._stopping.is_set():
             _LOG.warning("stopped at once: requests in progress are cut off")
@@ -179,12 +183,14 @@ class Supervisor:
             worker.send(signal.SIGTERM)
         asyncio.get_running_loop().call_later(self._settings.drain_seconds + _GRACE, self._kill)
 
-    def _reload(self) -> None:
+    def reload(self) -> None:
+        """Let all workers look again at their files."""
         for worker in self._workers.values():
             if worker.serves:  # before, it would be its end
                 worker.send(signal.SIGHUP)
 
-    def _enforce(self, enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
+    def enforce(self, enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
+        """Let limits refuse, or let every rule be a shadow."""
         self._enforcing = enforcing
         log_enforcement(_LOG, enforcing=enforcing)
         for worker in self._workers.values():

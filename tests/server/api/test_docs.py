@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
+from headgate.protos import message_class
 from headgate.server import rpc
-from headgate.server.protos import message_class
 from headgate.server.wire.grpc.calls import UnaryCall
 from headgate.server.wire.messages import HttpResponse
 from tests.server.serving import Service, fields, serving
@@ -27,6 +27,7 @@ INPUTS = {
     "ResetLimit": "ResetRequest",
     "RefundCharge": "RefundRequest",
     "CheckRateLimitBatch": "CheckBatchRequest",
+    "GetRules": "RulesRequest",
 }
 
 

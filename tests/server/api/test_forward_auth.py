@@ -169,13 +169,13 @@ def test_the_host_is_an_attribute_if_the_settings_say_so() -> None:
 def test_who_asks_may_prove_it_with_a_key() -> None:
     keys = ApiKeys({digest("secret-of-ada"): Holder("ada")})
     reader = AddressReader("x-forwarded-for", trusted=["127.0.0.0/8"])
-    with serving(RULES, forward_auth=ForwardAuth(identifier=Identifier(reader, keys))) as service:
+    with serving(RULES, forward_auth=ForwardAuth(identifier=lambda: Identifier(reader, keys))) as service:
         response = asked(service, [*NGINX, ("X-Api-Key", "secret-of-ada")])
         assert '"keys"' in fields(response)["ratelimit"]
         assert asked(service, [*NGINX, ("X-Api-Key", "a"), ("X-Api-Key", "b")]).status == 400
 
 
-@pytest.mark.parametrize("options", [{"deny_status": 200}, {"kind": "both"}, {"identifier": Identifier()}])
+@pytest.mark.parametrize("options", [{"deny_status": 200}, {"kind": "both"}, {"identifier": Identifier}])
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings):
         ForwardAuth(**options)

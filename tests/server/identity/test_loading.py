@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from headgate.policy.problems import Findings, InvalidRules, ProblemKind
 from headgate.policy.yaml_text import Document
-from headgate.server.api.forward_auth import LOOPBACK
+from headgate.server.clients import LOOPBACK
 from headgate.server.identity.loading import FILE, identity_schema, load_identity
 from headgate.web.apikey import digest
 from headgate.web.identity import Identifier
@@ -89,6 +89,20 @@ def test_keys_are_where_the_file_says_and_their_digests_may_be_in_capitals(folde
     identifier = loaded(folder, text)
     assert asked(identifier, ("authorization", "Key ak_1"))[0] == {"apikey": DIGEST[:32], "ip": "127.0.0.1"}
     assert asked(identifier, ("authorization", "ak_1"))[0] == {"ip": "127.0.0.1"}
+
+
+def test_keys_may_come_in_the_query(folder: Path) -> None:
+    identifier = loaded(folder, f"version: 1\napi_keys: {{query: key, keys: [{{sha256: {DIGEST}, name: a}}]}}\n")
+    assert identifier.identify("127.0.0.1", [], NOW, b"b=c&key=ak_1").principal["apikey"] == "a"
+
+
+def test_claims_that_envoy_tells_have_a_meaning(folder: Path) -> None:
+    text = "version: 1\njwt_metadata:\n  - {key: one, realm: a}\n  - {key: two, realm: b, claims: {tier: plan}}\n"
+    identifier = loaded(folder, text)
+    address = identifier.addresses.attested("127.0.0.1", None)
+    one = identifier.identify_at(address, [], NOW, b"", {"one": {"sub": "42", "plan": "pro"}})
+    two = identifier.identify_at(address, [], NOW, b"", {"two": {"sub": "42", "plan": "pro"}})
+    assert [(each.principal["user"], each.tier) for each in (one, two)] == [("a:42", ""), ("b:42", "pro")]
 
 
 def test_tokens_are_verified_by_a_key_as_pem(folder: Path) -> None:
@@ -178,6 +192,11 @@ tokens:
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, claims: [a]}}\n", "such as {user: sub"),
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, realm: 'a b'}}\n", "1 to 64 of"),
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, leeway_s: 601}}\n", "from 0 to 600"),
+        ("version: 1\njwt_metadata: {key: a}\n", "yaml:2:15: jwt_metadata: .* such as .{claims: {user: sub}}"),
+        ("version: 1\njwt_metadata: [{}, {key: b}]\n", "jwt_metadata: .* each a key and a realm"),
+        ("version: 1\njwt_metadata: [{realm: a}, {realm: b}]\n", "jwt_metadata: .* each a key and a realm"),
+        ("version: 1\njwt_metadata: [{claims: {ip: a}}]\n", "'ip' cannot be a key here"),
+        (f"version: 1\napi_keys: {{query: 'a b', keys: [{{sha256: {DIGEST}}}]}}", "a query parameter"),
         (f"{ISSUER}&a {{algorithms: [ES256], jwks: jwks.json}}\n  - *a\n", "several issuers need"),
     ],
 )
@@ -226,7 +245,8 @@ def test_a_private_key_is_refused_and_not_repeated(folder: Path) -> None:
 
 
 _WORDS = st.sampled_from(
-    "version addresses api_keys tokens header trusted hops keys sha256 name tier issuer audience algorithms jwks pem "
+    "version addresses api_keys tokens jwt_metadata query key header trusted hops keys sha256 name tier issuer "
+    "audience algorithms jwks pem "
     f"claims user realm leeway_s x-a peer ES256 HS256 jwks.json es256.pem . 10.0.0.0/8 unix {DIGEST}".split()
 )
 _DATA = st.recursive(
@@ -244,9 +264,9 @@ def test_the_schema_is_one_and_has_the_example() -> None:
     SCHEMA.validate(Document(EXAMPLE.read_text(), "identity.yaml").data)
 
 
-@given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=3, max_size=3))
+@given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=4, max_size=4))
 def test_schema_and_loader_agree_about_the_form(data: dict[str, Any], sections: list[Any]) -> None:
-    names = ("addresses", "api_keys", "tokens")
+    names = ("addresses", "api_keys", "tokens", "jwt_metadata")
     written = {"version": 1, **data, **dict(zip(names, sections, strict=True))}
     findings = Findings()
     FILE.read(written, (), findings)
@@ -254,7 +274,7 @@ def test_schema_and_loader_agree_about_the_form(data: dict[str, Any], sections: 
     assert SCHEMA.is_valid(written) is is_well_formed
 
 
-@given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=3, max_size=3))
+@given(data=st.dictionaries(_WORDS, _DATA, max_size=4), sections=st.lists(_DATA, min_size=4, max_size=4))
 def test_no_file_does_worse_than_to_be_refused(
     data: dict[str, Any], sections: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -262,7 +282,7 @@ def test_no_file_does_worse_than_to_be_refused(
     folder.mkdir(exist_ok=True)
     (folder / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid="ec")]}))
     (folder / "es256.pem").write_bytes(public_pem("ES256"))
-    names = ("addresses", "api_keys", "tokens")
+    names = ("addresses", "api_keys", "tokens", "jwt_metadata")
     given_sections = {name: section for name, section in zip(names, sections, strict=True) if section is not None}
     try:
         loaded(folder, json.dumps({"version": 1, **data, **given_sections}))

@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headgate.protos import RateLimitRequest
 from headgate.server.configuration import EXAMPLE
-from headgate.server.protos import RateLimitRequest
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from tests.server.process.service import SECONDS, Clients, altered, service
 from tests.servers import RedisServer, redis_server, until

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headgate.server.protos import message_class
+from headgate.protos import message_class
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from tests.observe.readings import value
 from tests.proxy import proxy

@@ -12,9 +12,9 @@ from typing import Any, Self
 import grpc
 import pytest
 
+from headgate.protos import RateLimitRequest, message_class
 from headgate.server.admission import AdmissionController
 from headgate.server.api.routes import BATCH
-from headgate.server.protos import RateLimitRequest, message_class
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from headgate.testing import ManualClock
 from headgate.web.apikey import digest
@@ -25,7 +25,7 @@ HEALTH = b"/grpc.health.v1.Health/Check"
 
 
 def test_beyond_the_ceiling_requests_are_refused_and_counted() -> None:
-    with service("--max-checks-per-second", "20") as found:
+    with service("--max-checks-per-second", "1") as found:
         connection = HTTPConnection("127.0.0.1", found.started().http_port, timeout=SECONDS)
         try:
             answers = [asked(connection, "u1") for _ in range(50)]
@@ -121,7 +121,7 @@ def channel_to(*options: str) -> Iterator[grpc.Channel]:
 
 
 def test_over_grpc_refusals_say_when_to_try_again() -> None:
-    with channel_to("--max-checks-per-second", "20") as channel:
+    with channel_to("--max-checks-per-second", "1") as channel:
         failures = [called(channel, SHOULD_RATE_LIMIT) for _ in range(50)]
         assert None in failures
         refused = next(failure for failure in failures if failure is not None)

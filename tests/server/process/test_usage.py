@@ -16,6 +16,7 @@ from headgate.admin import usage
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
+from headgate.cli import admin_client
 from headgate.cli.__main__ import main
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import redis_server, until
@@ -94,5 +95,19 @@ def test_nothing_that_was_decided_is_missing(
         table = capsys.readouterr().out.splitlines()
         assert table[0].split("  ")[0] == "SINCE"
         assert {line.split()[1] for line in table[1:]} == {"orders", "seen"}
+        monkeypatch.setattr(admin_client, "_PAGE", 1)
+        assert main(["rules", "get", "--json"]) == 0
+        assert [rule["id"] for rule in json.loads(capsys.readouterr().out)] == ["orders", "seen"]
+        assert main(["rules", "what-if", "orders", "--limit", "3", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert 4 <= found["units"] <= 12  # what the worker that was killed had not handed on is lost
+        assert (found["refused"], found["touched"], found["principals"]) == (found["units"] - 3, 1, 1)
+        assert main(["rules", "what-if", "orders", "--limit", "3", "--window", "1d", "--in-force", "10"]) == 0
+        told = capsys.readouterr().out.splitlines()
+        units = found["units"]
+        assert told[0] == f"3 instead of 10 would have refused {units - 3} of {units} units, to 1 of 1 principals"
+        assert told[1:] == ["assumed: clients ask as they did, also where they would have been refused"]
+        assert main(["rules", "what-if", "orders", "--limit", "3", "--window", "often"]) == 2
+        assert "--window is a length of time" in capsys.readouterr().err
         end(one)
     assert totals(url)["orders", "allowed"] == 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.server.protos import RateLimitRequest, RateLimitResponse
+from headgate.protos import RateLimitRequest, RateLimitResponse
 
 Pairs = Sequence[tuple[str, str]]
 OK, OVER_LIMIT = 1, 2

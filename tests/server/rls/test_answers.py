@@ -20,7 +20,7 @@ from headgate.engine.descriptors import Answered
 from headgate.policy.envoy import Descriptor, Outcome, load, passed_metadata
 from headgate.policy.envoy import combine as answer_of
 from headgate.policy.selection import Verdict
-from headgate.server.protos import RateLimitResponse
+from headgate.protos import RateLimitResponse
 from headgate.server.rls import RlsOptions
 from headgate.server.rls.answers import MOST_REFUSALS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
 from headgate.web.headers import MOST_PREPARED, ResponseHeaders

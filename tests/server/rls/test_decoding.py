@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.policy.envoy.request import Descriptor, Override
-from headgate.server.protos import RateLimitRequest
+from headgate.protos import RateLimitRequest
 from headgate.server.rls.decoding import MOST, MalformedMessage, RlsQuestion, decode
 from tests.server.rls.messages import asked, descriptor
 

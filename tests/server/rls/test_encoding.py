@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.policy.envoy.answering import Code
-from headgate.server.protos import framed
+from headgate.protos import entry, framed
 from headgate.server.rls import encoding
 from tests.server.rls.messages import answered
 
@@ -23,7 +23,7 @@ METADATA: st.SearchStrategy[Any] = st.recursive(
 
 
 def entries(fields: dict[str, Any]) -> bytes:
-    return b"".join([encoding.entry(key, value) for key, value in fields.items()])
+    return b"".join([entry(key, value) for key, value in fields.items()])
 
 
 @given(st.sampled_from(Code), st.tuples(UINT32, st.integers(1, 7), TEXT), UINT32, st.integers(0, 2**40))

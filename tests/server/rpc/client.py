@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from headgate.server.protos import message_class
+from headgate.protos import message_class
 
 SECONDS = 30
 _V1 = "grpc.reflection.v1"

@@ -12,7 +12,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.engine import Ruling
 from headgate.policy.selection import Verdict
-from headgate.server.protos import message_class
+from headgate.protos import message_class
 from headgate.server.rpc.answers import RpcAnswers
 from headgate.web.headers import MOST_PREPARED
 from tests.server.api.test_answers import rulings

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from headgate.protos import message_class
 from headgate.server import rpc
-from headgate.server.protos import message_class
 from headgate.server.wire.grpc.calls import UnaryCall
 from tests.server.serving import Service, serving
 from tests.servers import free_port
 
 SERVING, NOT_SERVING = 1, 2
-NAMED = {"": SERVING, "headgate.v1.RateLimiter": SERVING, "envoy.service.ratelimit.v3.RateLimitService": SERVING}
+NAMED = dict.fromkeys(
+    (
+        "",
+        "headgate.v1.RateLimiter",
+        "envoy.service.ratelimit.v3.RateLimitService",
+        "envoy.service.auth.v3.Authorization",
+    ),
+    SERVING,
+)
 _HealthListResponse = message_class("grpc.health.v1.HealthListResponse")
 
 

@@ -14,6 +14,7 @@ from tests.server.rpc.client import SECONDS, Client
 OURS = "headgate.v1.RateLimiter"
 HEALTH = "grpc.health.v1.Health"
 ENVOYS = "envoy.service.ratelimit.v3.RateLimitService"
+AUTHORIZATION = "envoy.service.auth.v3.Authorization"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 ORDER = {"identifier": "u1", "dimension": "USER", "endpoint": "/orders/7", "method": "POST"}
 
@@ -67,7 +68,7 @@ def test_a_key_in_the_metadata_counts_a_request_once(client: Client) -> None:
 @pytest.mark.parametrize("version", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
 def test_a_client_learns_from_the_server_what_it_offers(served: Listening, version: str) -> None:
     with Client(served.grpc, version) as client:
-        assert {OURS, HEALTH, ENVOYS, f"{version}.ServerReflection"} <= {*client.services()}
+        assert {OURS, HEALTH, ENVOYS, AUTHORIZATION, f"{version}.ServerReflection"} <= {*client.services()}
         for service in client.services():
             assert client.learn(service).methods
 
@@ -96,7 +97,7 @@ def test_reflection_answers_each_question_in_order(client: Client) -> None:
     assert (answers[0].valid_host, answers[0].original_request.host) == ("h", "h")
 
 
-@pytest.mark.parametrize("service", ["", OURS, ENVOYS, "headgate.store"])
+@pytest.mark.parametrize("service", ["", OURS, ENVOYS, AUTHORIZATION, "headgate.store"])
 def test_health_is_known_for_each_service(client: Client, service: str) -> None:
     assert client.call(HEALTH, "Check", service=service).status == SERVING
 
@@ -110,7 +111,7 @@ def test_the_health_of_what_is_not_there_is_not_found(client: Client) -> None:
 def test_all_services_are_listed(client: Client) -> None:
     statuses = client.call(HEALTH, "List").statuses
     assert {name: status.status for name, status in statuses.items()} == dict.fromkeys(
-        ("", OURS, ENVOYS, "headgate.store"), SERVING
+        ("", OURS, ENVOYS, AUTHORIZATION, "headgate.store"), SERVING
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.protos import message_class
 from headgate.server import node, rpc
 from headgate.server.api.questions import Timestamps
-from headgate.server.protos import message_class
 from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.testing import ManualClock

@@ -55,6 +55,17 @@ class Server:
         """Run a coroutine in the loop of the listener."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
 
+    def pass_time(self, seconds: float) -> None:
+        """Look at all connections as they are now, and as if so many seconds had passed since."""
+
+        async def look() -> None:
+            now = self.loop.time()
+            for moment in (now, now + seconds):
+                for connection in list(self.listener._registry.connections):
+                    connection.look(moment)
+
+        self.run(look())
+
     def begin(self, work: Coroutine[Any, Any, T]) -> Callable[[], T]:
         """Begin to run a coroutine; what is returned waits for its end."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)

@@ -25,7 +25,7 @@ from headgate.server.wire.eager import start
 from headgate.server.wire.grpc.calls import Methods, StatusCode
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.hpack import encode
-from headgate.server.wire.limits import WireLimits
+from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
 from tests.servers import until
 
@@ -258,9 +258,13 @@ class TestPatience:
 
     @pytest.mark.parametrize("sent", [b"", GET])
     def test_nothing_at_all(self, sent: bytes) -> None:
-        with serving(WireLimits(idle_time=0.1)) as server, connect(server.http()) as idle:
+        with serving() as server, connect(server.http()) as idle:
+            until(lambda: server.listener.connections == 1, "it is there")
             idle.sendall(sent)
-            assert statuses(read_all(idle)) == ([200] if sent else [])
+            answer = read_responses(idle) if sent else b""
+            assert statuses(answer) == ([200] if sent else [])
+            server.pass_time(DEFAULT.idle_time + 1)
+            assert read_all(idle) == b""
 
     def test_a_preface_that_trickles(self) -> None:
         with serving(WireLimits(header_time=0.1)) as server, connect(server.http()) as slow:
@@ -295,7 +299,7 @@ class TestPatience:
                 assert len(curl(f"http://127.0.0.1:{port}/")) == 100_000
 
     def test_a_handler_has_the_time_it_needs(self) -> None:
-        with serving(WireLimits(header_time=0.02, body_time=0.02, idle_time=0.02, write_time=0.02)) as server:
+        with serving() as server:
             turnstile = Turnstile(server)
 
             async def serve(_: HttpRequest) -> HttpResponse:
@@ -306,7 +310,9 @@ class TestPatience:
             with connect(port) as first, connect(port) as second:
                 first.sendall(GET)
                 turnstile.wait()
-                assert read_all(second) == b""  # the other is idle, and more looks have passed than it takes
+                until(lambda: server.listener.connections == 2, "both are there")
+                server.pass_time(10_000)
+                assert read_all(second) == b"", "the other is idle"
                 turnstile.open()
                 assert read_responses(first).endswith(b"late")
 
@@ -357,12 +363,11 @@ def test_a_large_last_response_reaches_a_client_that_takes_its_time() -> None:
     async def much(_: HttpRequest) -> HttpResponse:
         return HttpResponse(200, b"x" * 30_000_000)
 
-    with serving(WireLimits(idle_time=0.1)) as server, connect(server.http(much)) as client:
+    with serving(WireLimits(write_time=1000)) as server, connect(server.http(much)) as client:
         client.sendall(request("Connection: close", line="GET / HTTP/1.1"))
-        until(lambda: server.listener.connections == 1, "it is there")
-        with connect(server.http()) as idle:  # several looks later
-            assert read_all(idle) == b""
-        assert len(read_all(client)) > 30_000_000
+        begun = client.recv(100)
+        server.pass_time(DEFAULT.idle_time + 1)
+        assert len(begun + read_all(client)) > 30_000_000
 
 
 def test_the_grpc_port_tells_other_clients_what_it_is() -> None:

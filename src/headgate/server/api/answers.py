@@ -18,6 +18,7 @@ limits                  what each limit says: rule_id, allowed, limit, remaining
 shadow                  the same of the limits of shadow rules, which refuse nothing
 unmatched_principals    names of principals that no rule and no list knows: nothing limits by them
 charge                  if that was asked for: what names the cost that was taken, for a refund; empty if none was
+exact                   if that was asked for: the ruling to the microsecond; see `headgate.engine.written`
 ======================  =====================================================================================
 
 What is the same in all answers about a limit is written once for each; the rest is put between. Times are counted from
@@ -26,6 +27,8 @@ before the decision: with a later time, the end of a fixed window would seem to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from headgate.core.decision import Decision
@@ -33,15 +36,16 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
+from headgate.engine.written import write
 from headgate.server.wire.messages import HttpResponse
 from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, as_bytes, policy_names
 
 JSON = (b"content-type", b"application/json")
 _BOOLEANS = {True: b"true", False: b"false"}
 _STATES = {state: state.encode() for state in Pressure}
-_LIMIT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%b,"reset_at":%b,"retry_after":%b,"state":"%b"}'
+_LIMIT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%b,"state":"%b"}'
 _DECIDED = (
-    b'{"allowed":%b,"limit":<limit>,"remaining":%b,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":<rule>,'
+    b'{"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%b,"current_count":%d,"rule_id":<rule>,'
     b'"state":"%b",%b,"limits":[%b],%b}'
 )
 """What is in angle brackets is filled in once for each limit."""
@@ -76,11 +80,11 @@ class CheckAnswers:
         self._writer = HeaderWriter(headers, as_bytes)
         self._prepared = Prepared(self._prepare)
 
-    def response(self, ruling: Ruling, now: int, *, refundable: bool = False) -> HttpResponse:
+    def response(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> HttpResponse:
         """Return the response to a request that came at `now`, in microseconds since the epoch."""
         decision = ruling.decision
         if decision is None:
-            return HttpResponse(200, self._undecided(ruling, now, refundable), (JSON,))
+            return HttpResponse(200, self.body(ruling, now, refundable=refundable, exact=exact), (JSON,))
         limit = self._prepared.of(ruling.rule_id, decision.quota)
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
         limits: list[LimitFields[tuple[bytes, bytes]]] = []
@@ -88,10 +92,13 @@ class CheckAnswers:
             parts = zip(policy_names(ruling.rules, len(decision.parts)), decision.parts, strict=True)
             limits = [self._prepared.of(name, part.quota).fields for name, part in parts]
         fields = self._writer.write(decision, limit.fields, reset_at, limits)
-        return HttpResponse(200, self._decided(ruling, decision, limit, reset_at, now, refundable), (JSON, *fields))
+        body = self._decided(ruling, decision, limit, reset_at, now, refundable)
+        return HttpResponse(200, _with_ruling(body, ruling) if exact else body, (JSON, *fields))
 
-    def body(self, ruling: Ruling, now: int, *, refundable: bool = False) -> bytes:
-        """Return the answer; on request, with what names the cost that was taken."""
+    def body(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
+        """Return the answer; on request, with what names the cost that was taken, and with the ruling."""
+        if exact:
+            return _with_ruling(self.body(ruling, now, refundable=refundable), ruling)
         decision = ruling.decision
         if decision is None:
             return self._undecided(ruling, now, refundable)
@@ -112,16 +119,14 @@ class CheckAnswers:
         allowed, wait = b"true", b"0"
         if not decision.allowed:
             allowed, wait = b"false", b"%d" % (-(-decision.retry_after_us // SECOND) or 1)
-        left, reset = b"%d" % remaining, b"%d" % reset_at
         if decision.parts:
-            parts = zip(ruling.rules, decision.parts, strict=True)
-            limits = b",".join([self._limit(rule, part, now) for rule, part in parts])
+            limits = self._limits(zip(ruling.rules, decision.parts, strict=True), now)
         else:
-            limits = limit.limit % (allowed, left, reset, wait, state)
+            limits = limit.limit % (allowed, remaining, reset_at, wait, state)
         return limit.decided % (
             allowed,
-            left,
-            reset,
+            remaining,
+            reset_at,
             wait,
             decision.limit - remaining,
             state,
@@ -140,24 +145,32 @@ class CheckAnswers:
 
     def _more(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
         """Return the last members, which most answers have nothing to say in."""
-        shadow = b",".join([self._limit(each.rule_id, each.decision, now) for each in ruling.shadow])
-        more = b'"shadow":[%b],"unmatched_principals":%b' % (shadow, _encode(ruling.unmatched_principals))
+        shadow = self._limits([(each.rule_id, each.decision) for each in ruling.shadow], now)
+        unmatched = _encode(ruling.unmatched_principals) if ruling.unmatched_principals else b"[]"
+        more = b'"shadow":[%b],"unmatched_principals":%b' % (shadow, unmatched)
         return more + b',"charge":' + _encode(charge_of(ruling)) if refundable else more
 
-    def _limit(self, rule_id: str, decision: Decision, now: int) -> bytes:
-        """Return what one of several limits says."""
-        return self._prepared.of(rule_id, decision.quota).limit % (
-            _BOOLEANS[decision.allowed],
-            b"%d" % decision.remaining,
-            b"%d" % -(-(now + decision.reset_after_us) // SECOND),
-            b"0" if decision.allowed else b"%d" % (-(-decision.retry_after_us // SECOND) or 1),
-            _STATES[decision.state],
-        )
+    def _limits(self, decisions: Iterable[tuple[str, Decision]], now: int) -> bytes:
+        """Return what each of several limits says, of which rule."""
+        limits, prepared = [], self._prepared.of
+        for rule_id, decision in decisions:
+            allowed, wait = b"true", b"0"
+            if not decision.allowed:
+                allowed, wait = b"false", b"%d" % (-(-decision.retry_after_us // SECOND) or 1)
+            reset_at = -(-(now + decision.reset_after_us) // SECOND)
+            told = allowed, decision.remaining, reset_at, wait, _STATES[decision.state]
+            limits.append(prepared(rule_id, decision.quota).limit % told)
+        return b",".join(limits)
 
     def _prepare(self, rule_id: str, quota: Quota) -> LimitAnswer:
         rule, limit = _encode(rule_id).replace(b"%", b"%%"), b"%d" % quota.capacity
         decided, element = (each.replace(b"<rule>", rule).replace(b"<limit>", limit) for each in (_DECIDED, _LIMIT))
         return LimitAnswer(decided, element, self._writer.prepare(rule_id, quota))
+
+
+def _with_ruling(body: bytes, ruling: Ruling) -> bytes:
+    """Return an answer with one more member."""
+    return b'%b,"exact":%b}' % (body[:-1], write(ruling))
 
 
 def _late(decision: Decision) -> bytes:

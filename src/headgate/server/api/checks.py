@@ -18,6 +18,7 @@ order. They are not all or nothing: each stands alone.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from time import perf_counter_ns
 
 import msgspec
@@ -25,6 +26,9 @@ import msgspec
 from headgate.core.errors import InvalidCost, StoreError, UsageError
 from headgate.engine import Ruling
 from headgate.engine.charges import InvalidCharge
+from headgate.engine.written import code_of
+from headgate.policy.compiled import Policy
+from headgate.policy.request import Request, UnknownRule
 from headgate.server.api.answers import JSON, CheckAnswers
 from headgate.server.api.questions import (
     CheckQuestion,
@@ -77,13 +81,13 @@ class Checks:
 
     async def check(self, request: HttpRequest) -> HttpResponse:
         """Answer a question."""
-        began, now = perf_counter_ns(), self._now()
+        began, now, asked = perf_counter_ns(), self._now(), None
         try:
             asked = question(request.body)
             ruling = await self._decide(asked, key_in(request.headers), now)
         except (UsageError, StoreError) as error:
-            return self._failed("check", error, began)
-        response = self._answers.response(ruling, now, refundable=asked.refundable)
+            return self._failed("check", error, began, asked)
+        response = self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact)
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
 
@@ -110,21 +114,20 @@ class Checks:
             asked = question(request.body)
             if not asked.charge:
                 raise InvalidBody("the body does not say what to give back", ("/charge", f"is missing: {_CHARGE}"))
-            ruling = await self._refunds.refund(asked.request, asked.charge)
+            ruling = await self._refunds.refund(self._request(asked), asked.charge)
         except (UsageError, StoreError) as error:
             return self._failed("refund", error, began)
         self._called("refund", "allowed", perf_counter_ns() - began)
-        return self._answers.response(ruling, now)
+        return self._answers.response(ruling, now, exact=asked.exact)
 
     async def reset(self, request: HttpRequest) -> HttpResponse:
         """Forget what somebody used. Without an endpoint and a rule: of all limits counted by who is named."""
         began = perf_counter_ns()
         try:
             asked = question(request.body)
-            if asked.request.rule_id or asked.has_endpoint:
-                reset = await self._resets.reset(asked.request)
-            else:
-                reset = await self._resets.reset_all(asked.request)
+            whose = self._request(asked)
+            is_whole = not (whose.rule_id or asked.has_endpoint)
+            reset = await (self._resets.reset_all(whose) if is_whole else self._resets.reset(whose))
         except (UsageError, StoreError) as error:
             return self._failed("reset", error, began)
         self._called("reset", "allowed", perf_counter_ns() - began)
@@ -133,14 +136,15 @@ class Checks:
 
     async def _result(self, body: bytes, key: str, now: int) -> bytes:
         """Return the answer to one question of a batch, or its problem."""
+        asked = None
         try:
             asked = question(body)
             ruling = await self._decide(asked, "" if asked.idempotency_key else key, now)
         except (UsageError, StoreError) as error:
-            return b'{"error":%b}' % problem_of(error).encode()
-        return self._answers.body(ruling, now, refundable=asked.refundable)
+            return b'{"error":%b}' % problem_of(error, asked).encode()
+        return self._answers.body(ruling, now, refundable=asked.refundable, exact=asked.exact)
 
-    async def _decide(self, asked: CheckQuestion, key: str, now: int) -> Ruling:
+    def _decide(self, asked: CheckQuestion, key: str, now: int) -> Awaitable[Ruling]:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
         if asked.charge:
             raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
@@ -153,19 +157,31 @@ class Checks:
                     ("/idempotency_key", "is the same as in the header, or only in one of them"),
                 )
             key = asked.idempotency_key
-        try:
-            if asked.consume:
-                return await self._decisions.check(asked.request, key)
-            return await self._decisions.peek(asked.request)
-        except InvalidCost as error:
-            raise InvalidBody(str(error), (f"/{asked.cost_member}", _COST)) from None
+        request = self._request(asked)
+        return self._decisions.check(request, key) if asked.consume else self._decisions.peek(request)
 
-    def _failed(self, api: str, error: UsageError | StoreError, began: int) -> HttpResponse:
+    def _request(self, asked: CheckQuestion) -> Request:
+        """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""
+        request = asked.request
+        if not request.rule_id:
+            return request
+        policy = self._decisions.engine.policy
+        if asked.exact:
+            refuse_unknown(policy, request.rule_id)
+        if not asked.client_id:
+            return request
+        named = policy.request_of(asked.client_id, request.rule_id)
+        endpoint = request.endpoint if asked.has_endpoint else named.endpoint
+        return msgspec.structs.replace(request, principal=named.principal, endpoint=endpoint)
+
+    def _failed(
+        self, api: str, error: UsageError | StoreError, began: int, asked: CheckQuestion | None = None
+    ) -> HttpResponse:
         self._called(api, "error", perf_counter_ns() - began)
         if api == "reset" and isinstance(error, StoreError):
             detail = "the store did not answer: not all is reset, perhaps nothing; send it again"
             return problem_response(of_status(503, detail))
-        return problem_response(problem_of(error))
+        return problem_response(problem_of(error, asked))
 
 
 def _questions(body: bytes) -> list[msgspec.Raw]:
@@ -180,17 +196,24 @@ def _questions(body: bytes) -> list[msgspec.Raw]:
     return batch.requests
 
 
-def problem_of(error: UsageError | StoreError) -> Problem:
-    """Return what is answered to a question that cannot be."""
+def refuse_unknown(policy: Policy, rule_id: str) -> None:
+    """Refuse a rule that does not exist, as an engine does, unless the rules say that it may be named."""
+    if rule_id and rule_id not in policy.rules and policy.ruleset.unknown_rule != "allow":
+        raise UnknownRule(rule_id, policy.rules)
+
+
+def problem_of(error: UsageError | StoreError, asked: CheckQuestion | None = None) -> Problem:
+    """Return what is answered to a question that cannot be; `asked` is what it was understood as, if it was."""
     if isinstance(error, StoreError):
         return of_status(503, "the store did not answer; nothing is known about this request")
     if isinstance(error, InvalidBody):
-        return bad_request(str(error), error.errors)
+        return bad_request(str(error), error.errors, code=error.code)
+    wrong: list[tuple[str, str]] = []
     if isinstance(error, InvalidCharge):
-        return bad_request(str(error), [("/charge", f"is {_CHARGE}")])
-    if isinstance(error, InvalidCost):
-        return bad_request(str(error), [("/cost", _COST)])
-    return bad_request(str(error))
+        wrong = [("/charge", f"is {_CHARGE}")]
+    elif isinstance(error, InvalidCost):
+        wrong = [(f"/{asked.cost_member if asked else 'cost'}", _COST)]
+    return bad_request(str(error), wrong, code=code_of(error))
 
 
 def problem_response(problem: Problem, *more: tuple[bytes, bytes]) -> HttpResponse:

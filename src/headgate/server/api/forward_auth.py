@@ -17,50 +17,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Protocol
 
-from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, UsageError
-from headgate.core.mode import Mode
 from headgate.core.numbers import short, whole
-from headgate.core.quota import SECOND, Quota
-from headgate.engine import Ruling
 from headgate.policy.request import InvalidRequest, Request
 from headgate.server.api.checks import PROBLEM, problem_of
+from headgate.server.clients import LOOPBACK, NOT_TRUSTED, ClientAnswer, ClientAnswers, Identifying, noted
 from headgate.server.decisions import Decisions
-from headgate.server.wire.messages import Fields, Headers, HttpRequest, HttpResponse
-from headgate.web.address import AddressReader, Finding
+from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse
+from headgate.web.address import AddressReader
 from headgate.web.errors import InvalidSettings
-from headgate.web.headers import (
-    HeaderWriter,
-    LimitFields,
-    Prepared,
-    ResponseHeaders,
-    as_bytes,
-    most_shown,
-    policy_names,
-)
-from headgate.web.identity import Identifier, Identity
-from headgate.web.lines import Lines, collect
-from headgate.web.problem import NOT_ADMITTED, LimitTexts, Problem, exceeded, of_status, prepare, reduced
+from headgate.web.headers import ResponseHeaders, as_bytes
+from headgate.web.identity import Identifier
+from headgate.web.lines import collect
+from headgate.web.problem import of_status
 
-LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
-"""Who is trusted unless the settings say otherwise: what runs on this machine."""
 _PASSED_ON = 429
 """The status of refusals to proxies that pass on whatever is not 2xx, and so understand all of them."""
 _KINDS = {
     "original": (b"x-original-uri", b"x-original-method", b"x-original-host"),
     "forwarded": (b"x-forwarded-uri", b"x-forwarded-method", b"x-forwarded-host"),
 }
-
-
-class Identifies(Protocol):
-    """Finds out who asks: an `Identifier`, or what stands for one."""
-
-    @property
-    def addresses(self) -> AddressReader: ...
-
-    def identify(self, peer: str | None, lines: Lines, now: int) -> Identity: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +52,7 @@ class ForwardAuth:
     """Which headers the proxy writes: ``original``, ``forwarded``, or ``either`` where only one of them comes."""
     host: bool = False
     """Whether the host is an attribute of requests. The proxy must write it: X-Original-Host or X-Forwarded-Host."""
-    identifier: Identifies | None = None
+    identifier: Identifying | None = None
     """Finds out who asks; its address reader trusts proxies. None: by address, in X-Forwarded-For."""
     headers: ResponseHeaders = field(default_factory=ResponseHeaders)
     """Which header fields answers have. They are for the proxy's client."""
@@ -89,7 +66,7 @@ class ForwardAuth:
         whole("deny_status", self.deny_status, 400, 599, InvalidSettings)
         if self.kind not in {*_KINDS, "either"}:
             raise InvalidSettings(f"kind is one of original, forwarded, either, not {short(self.kind)}")
-        if self.identifier is not None and self.identifier.addresses.source == "peer":
+        if self.identifier is not None and self.identifier().addresses.source == "peer":
             raise InvalidSettings(
                 "the peer of a forward authentication is a proxy: say where it writes the address of its client, with "
                 "AddressReader('x-forwarded-for', trusted=['10.0.0.0/8'])"
@@ -101,13 +78,12 @@ class ForwardChecks:
 
     def __init__(self, decisions: Decisions, settings: ForwardAuth) -> None:
         self._decisions, self._settings = decisions.via("forward_auth"), settings
-        reader = AddressReader("x-forwarded-for", trusted=settings.trusted)
-        self._identifier: Identifies = settings.identifier or Identifier(reader)
+        by_address = Identifier(AddressReader("x-forwarded-for", trusted=settings.trusted))
+        self._identifier = settings.identifier or (lambda: by_address)
         self._kinds = tuple(_KINDS.values()) if settings.kind == "either" else (_KINDS[settings.kind],)
         self._wanted = frozenset([name for names in self._kinds for name in names])
         self._now = decisions.engine.clock.now
-        self._writer = HeaderWriter(settings.headers, as_bytes)
-        self._prepared = Prepared(self._prepare)
+        self._answers = ClientAnswers(decisions.engine, settings.headers, as_bytes)
 
     async def check(self, request: HttpRequest) -> HttpResponse:
         """Answer 200 and no body, or the status of refusals and a problem."""
@@ -116,24 +92,23 @@ class ForwardChecks:
         try:
             asked = self._asked(request, now)
             if asked is None:
-                detail = "only proxies that the settings name as trusted may ask this"
-                return self._refused(of_status(403, detail))
+                return self._response(self._answers.refused(of_status(403, NOT_TRUSTED)))
             ruling = await self._decisions.check(asked)
             outcome = "allowed" if ruling.allowed else "denied"
         except (UsageError, StoreError) as error:
-            return self._refused(problem_of(error))
+            return self._response(self._answers.refused(problem_of(error)))
         finally:
             self._decisions.recorder.called("forward_auth", outcome, perf_counter_ns() - began)
-        if ruling.decision is not None:
-            return self._decided(ruling, ruling.decision, now)
-        return HttpResponse(200) if ruling.allowed else self._refused(of_status(403, NOT_ADMITTED))
+        return self._response(self._answers.of(ruling, now))
 
     def _asked(self, request: HttpRequest, now: int) -> Request | None:
         """Return what the proxy's client asks; None if the proxy is not trusted. Raises InvalidRequest and its kind."""
-        identity = self._identifier.identify(request.peer.address, request.headers, now)
-        if identity.address.finding is Finding.UNTRUSTED_PEER:
+        peer, identifier = request.peer.address, self._identifier()
+        if not identifier.addresses.trusts(peer):
             return None
         uri, method, host = self._original(request.headers)
+        query = uri.partition("?")[2].encode()
+        identity = noted(identifier.identify(peer, request.headers, now, query))
         attributes = {"host": host.lower()} if host and self._settings.host else {}
         client = identity.address.client
         return Request(
@@ -169,37 +144,12 @@ class ForwardChecks:
             raise InvalidRequest("the path or the method that the proxy sends is empty")
         return uri, method, host
 
-    def _refused(self, problem: Problem, fields: Fields = ()) -> HttpResponse:
-        """Return a refusal; where the proxy knows only one status for all of them, with that one."""
-        status = problem.status if self._settings.unreadable_status is None else self._settings.deny_status
-        if not any(name == b"cache-control" for name, _ in fields):
-            fields = (*fields, (b"cache-control", b"no-store"))
-        return HttpResponse(status, problem.encode(), (PROBLEM, *fields))
-
-    def _decided(self, ruling: Ruling, decision: Decision, now: int) -> HttpResponse:
-        """Return what limits say.
-
-        Header fields list only so many of them: to a proxy, a head that is too long is a failure, which may let the
-        request pass.
-        """
-        if decision.parts:
-            names = policy_names(ruling.rules, len(decision.parts))
-            parts = zip(names, decision.parts, strict=True)
-            limits = [self._prepared.of(name, part.quota) for name, part in parts]
-        else:
-            limits = [self._prepared.of(ruling.rule_id, decision.quota)]
-        shown, few = most_shown(decision, limits)
-        reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        fields = tuple(self._writer.write(shown, few[shown.index][0], reset_at, [limit[0] for limit in few]))
-        if ruling.allowed:
-            return HttpResponse(200, b"", fields)
-        texts = [limit[1] for limit in limits]
-        if decision.degraded and self._decisions.engine.mode_of(ruling.rule_id) is Mode.DENY:  # nobody's fault but ours
-            return self._refused(Problem(503, reduced(decision, texts)), fields)
-        return self._refused(Problem(429, exceeded(decision, texts)), fields)
-
-    def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[tuple[bytes, bytes]], LimitTexts]:
-        return self._writer.prepare(name, quota), prepare(name, quota)
+    def _response(self, answer: ClientAnswer[tuple[bytes, bytes]]) -> HttpResponse:
+        """Return an answer as a response; where the proxy knows only one status for refusals, with that one."""
+        if answer.problem is None:
+            return HttpResponse(200, b"", tuple(answer.fields))
+        status = answer.problem.status if self._settings.unreadable_status is None else self._settings.deny_status
+        return HttpResponse(status, answer.problem.encode(), (PROBLEM, *answer.fields))
 
 
 def _text(name: bytes, value: bytes) -> str:

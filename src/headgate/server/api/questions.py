@@ -3,10 +3,12 @@
 ==========  ===================================================================================================
 canonical   principal, endpoint, method, cost, consume, idempotency_key, timestamp, attributes, tier, rule_id
 by rule     key_type, key_value, rule_id, request_count; also endpoint, consume, idempotency_key, timestamp, tier
-by name     identifier and dimension (USER, IP, API_KEY ...) in the place of principal; the rest is canonical
+by name     identifier and dimension (USER, IP, API_KEY ...) in the place of principal; the rest is canonical.
+            With rule_id the dimension may be left out: it is the rule's
 ==========  ===================================================================================================
 
-All forms may have `refundable`, so that the answer names its charge; a refund has that as `charge`.
+All forms may have `refundable`, so that the answer names its charge; a refund has that as `charge`. With `exact` the
+answer has the ruling as well (`headgate.engine.written`), for clients that stand for an engine.
 
 A member that no form has, members of two forms, a member that is there twice: each is refused, and the refusal says
 what would be right. One reads as fast as a single form: all members are in one struct, and which of them are there says
@@ -57,12 +59,14 @@ _ACCEPTED = {
     "request_count": "a whole number from 0 to 100000",
     "refundable": "true, for an answer that names its charge, or false",
     "charge": "text: the charge that the answer to a check named, for a refund",
+    "exact": "true, for an answer that has the ruling to the microsecond as well, or false",
+    "address": "text: the client's whole address, where the principal ip is the network that it is counted by",
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_ACCEPTED, (str,)),
     **dict.fromkeys(("principal", "attributes"), (dict,)),
     **dict.fromkeys(("cost", "request_count"), (int,)),
-    **dict.fromkeys(("consume", "refundable"), (bool,)),
+    **dict.fromkeys(("consume", "refundable", "exact"), (bool,)),
     "idempotency_key": (str, type(None)),
     "timestamp": (int, float, type(None)),
 }
@@ -80,7 +84,7 @@ _NOTHING: dict[str, str] = {}
 _NO_SHORT_FORM = (UNSET,) * 5
 _FORM_1 = ("key_type", "key_value", "request_count")
 _FORM_2 = ("identifier", "dimension")
-_NOT_WITH_KEY = ("principal", "method", "cost", "attributes", *_FORM_2)
+_NOT_WITH_KEY = ("principal", "method", "cost", "attributes", "address", *_FORM_2)
 _KEY_HEADERS = frozenset({b"idempotency-key", b"x-idempotency-key"})
 _MILLISECONDS_FROM = 100_000_000_000
 """As seconds, the year 5138; as milliseconds, 1973."""
@@ -92,11 +96,12 @@ class InvalidBody(UsageError):
 
     Attributes:
         errors: where and what: pairs of a JSON pointer and a text.
+        code: that of the error that an engine raises; empty if none would. See `headgate.engine.written`.
     """
 
-    def __init__(self, message: str, *errors: tuple[str, str]) -> None:
+    def __init__(self, message: str, *errors: tuple[str, str], code: str = "") -> None:
         super().__init__(message)
-        self.errors = errors
+        self.errors, self.code = errors, code
 
 
 class CheckQuestion(msgspec.Struct, frozen=True, gc=False):
@@ -114,6 +119,10 @@ class CheckQuestion(msgspec.Struct, frozen=True, gc=False):
     """What is to be given back."""
     has_endpoint: bool = True
     """Whether the body says for which endpoint."""
+    exact: bool = False
+    """Whether the answer is to have the ruling as well; then a rule that does not exist is an error, as for engines."""
+    client_id: str = ""
+    """The value of what the rule counts by, where the body does not say what that is."""
 
 
 class Members(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -136,6 +145,8 @@ class Members(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     request_count: int | UnsetType = UNSET
     refundable: bool | UnsetType = UNSET
     charge: str | UnsetType = UNSET
+    exact: bool | UnsetType = UNSET
+    address: str | UnsetType = UNSET
 
 
 _decode = msgspec.json.Decoder(Members).decode
@@ -170,10 +181,13 @@ def _with_more(asked: Members, body: bytes) -> CheckQuestion:
     if attributes is not UNSET:
         count += len(attributes)
     refuse_repeated(body, count)
+    client_id = ""
     if members[10:15] != _NO_SHORT_FORM:
         if asked.identifier is UNSET and asked.dimension is UNSET:
             return _by_rule(asked)
         principal = _named(asked)
+        if asked.dimension is UNSET:
+            client_id = str(asked.identifier)
     elif principal is UNSET and rule_id is not UNSET:
         return _by_rule(asked)
     elif principal is UNSET:
@@ -185,9 +199,10 @@ def _with_more(asked: Members, body: bytes) -> CheckQuestion:
         _NOTHING if attributes is UNSET else attributes,
         1 if asked.cost is UNSET else asked.cost,
         "" if asked.tier is UNSET else asked.tier,
-        rule_id="" if rule_id is UNSET else rule_id or _empty("rule_id"),
+        "" if asked.address is UNSET else asked.address,
+        "" if rule_id is UNSET else rule_id or _empty("rule_id"),
     )
-    return _question(asked, request, "cost")
+    return _question(asked, request, "cost", client_id)
 
 
 def _by_rule(asked: Members) -> CheckQuestion:
@@ -217,7 +232,7 @@ def _by_rule(asked: Members) -> CheckQuestion:
     return _question(asked, request, "request_count")
 
 
-def _question(asked: Members, request: Request, cost_member: str) -> CheckQuestion:
+def _question(asked: Members, request: Request, cost_member: str, client_id: str = "") -> CheckQuestion:
     return CheckQuestion(
         request,
         asked.consume is not False,
@@ -227,11 +242,13 @@ def _question(asked: Members, request: Request, cost_member: str) -> CheckQuesti
         asked.refundable is True,
         "" if asked.charge is UNSET else asked.charge or _empty("charge"),
         asked.endpoint is not UNSET,
+        asked.exact is True,
+        client_id,
     )
 
 
 def _named(asked: Members) -> dict[str, str]:
-    """Return the principal that `identifier` and `dimension` name."""
+    """Return the principal that `identifier` and `dimension` name; none where the rule is to say the dimension."""
     foreign = _present(asked, ("principal", *_FORM_1))
     if foreign:
         raise InvalidBody(
@@ -239,6 +256,8 @@ def _named(asked: Members) -> dict[str, str]:
             *[(f"/{name}", f"does not go with {', '.join(_present(asked, _FORM_2))}") for name in foreign],
         )
     missing = [name for name in _FORM_2 if getattr(asked, name) is UNSET]
+    if missing == ["dimension"] and asked.rule_id is not UNSET:
+        return {}
     if missing:
         raise _incomplete(missing)
     dimension, value = str(asked.dimension), str(asked.identifier)

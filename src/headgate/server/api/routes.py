@@ -10,6 +10,7 @@ from headgate.server.api.checks import Checks, problem_response
 from headgate.server.api.forward_auth import ForwardAuth, ForwardChecks
 from headgate.server.api.pages import HealthPages, MetricsPages
 from headgate.server.api.questions import Timestamps
+from headgate.server.api.rules import RulesPages
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire.admission import Charge, free_of_charge
@@ -21,6 +22,7 @@ CHECK = b"/api/v1/rate-limit/check"
 RESET = b"/api/v1/rate-limit/reset"
 BATCH = b"/api/v1/rate-limit/batch"
 REFUND = b"/api/v1/rate-limit/refund"
+RULES = b"/api/v1/rate-limit/rules"
 FORWARD_AUTH = b"/api/v1/forward-auth"
 CHECK_HEADERS = ResponseHeaders(ietf="off")
 """Of a check: X-RateLimit fields that repeat its answer. The IETF's fields are left out: they would tell the client of
@@ -59,6 +61,7 @@ def application(
         RESET: (_POST, checks.reset),
         BATCH: (_POST, checks.batch),
         REFUND: (_POST, checks.refund),
+        RULES: (_GET, RulesPages(decisions.engine).rules),
         FORWARD_AUTH: (None, proxies.check),
         b"/healthz": (_GET, health.alive),
         b"/readyz": (_GET, health.ready),

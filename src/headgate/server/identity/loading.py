@@ -18,13 +18,13 @@ from headgate.policy.problems import Findings, InvalidRules, Problem, ProblemKin
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.policy.yaml_text import Document, text_of
-from headgate.server.api.forward_auth import LOOPBACK
+from headgate.server.clients import LOOPBACK
 from headgate.web.address import MAX_HOPS, AddressReader
 from headgate.web.apikey import ApiKeys, Holder
 from headgate.web.errors import InvalidSettings
 from headgate.web.identity import Identifier
 from headgate.web.jwk import FAMILIES, VerificationKey, key_set
-from headgate.web.jwt import Issuer, TokenVerifier
+from headgate.web.jwt import Issuer, TokenVerifier, VerifiedClaims
 from headgate.web.lines import header_name
 
 T = TypeVar("T")
@@ -80,6 +80,18 @@ class Holders:
         return {"type": "array", "minItems": 1, "items": HOLDER.schema()}
 
 
+_CLAIMS = Field(
+    MapOf(
+        Scalar.text("the name of a claim", most=512),
+        "claims by what they tell, such as {user: sub, tenant: org, tier: plan}",
+        keys="(?!(?:apikey|endpoint|global|ip)$)[a-z][a-z0-9_]{0,31}",
+    ),
+    "Which claims name the user, the tenant, the tier, or others that rules know; default: {user: sub}.",
+)
+_REALM = Field(
+    Scalar.text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
+    "Put before the names of its users; needed where there are several issuers.",
+)
 ISSUER = Record(
     "an issuer",
     {
@@ -97,18 +109,8 @@ ISSUER = Record(
         ),
         "jwks": Field(_FILE, "A file with the keys, as a JWK set."),
         "pem": Field(_FILE, "Or a file with the only key, as PEM."),
-        "claims": Field(
-            MapOf(
-                Scalar.text("the name of a claim", most=512),
-                "claims by what they tell, such as {user: sub, tenant: org, tier: plan}",
-                keys="(?!(?:apikey|endpoint|global|ip)$)[a-z][a-z0-9_]{0,31}",
-            ),
-            "Which claims name the user, the tenant, the tier, or others that rules know; default: {user: sub}.",
-        ),
-        "realm": Field(
-            Scalar.text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
-            "Put before the names of its users; needed where there are several issuers.",
-        ),
+        "claims": _CLAIMS,
+        "realm": _REALM,
         "leeway_s": Field(Scalar.whole(0, 600), "By how many seconds clocks may differ; default: 60."),
     },
 )
@@ -131,7 +133,22 @@ API_KEYS = Record(
         "scheme": Field(
             Scalar.text("a word such as Bearer", "[A-Za-z0-9-]{1,32}", 32, numbers=False), "The word before it, if any."
         ),
+        "query": Field(
+            Scalar.text("the name of a query parameter, such as api_key", "[A-Za-z0-9_.~-]{1,64}", 64, numbers=False),
+            "Or the query parameter in which they send it.",
+        ),
         "keys": Field(Holders(), "The keys that are accepted, by their digests.", required=True),
+    },
+)
+JWT_METADATA = Record(
+    "claims that Envoy tells",
+    {
+        "key": Field(
+            Scalar.text("a name such as headgate", most=64, numbers=False),
+            "What payload_in_metadata of the provider in Envoy is; default: headgate.",
+        ),
+        "claims": _CLAIMS,
+        "realm": _REALM,
     },
 )
 FILE = Record(
@@ -143,6 +160,10 @@ FILE = Record(
         "tokens": Field(
             ListOf(ISSUER, "a list of issuers, each with algorithms and jwks or pem"),
             "Whose tokens (JWT) clients may have.",
+        ),
+        "jwt_metadata": Field(
+            ListOf(JWT_METADATA, "a list such as [{claims: {user: sub}}]"),
+            "Tokens that Envoy's filter jwt_authn verifies before it asks.",
         ),
     },
     extensions=True,
@@ -195,7 +216,19 @@ class _Building:
         addresses = self._addresses(read.get("addresses", {}), trusted)
         api_keys = self._api_keys(read["api_keys"]) if "api_keys" in read else None
         tokens = self._tokens(read["tokens"]) if "tokens" in read else None
-        return None if addresses is None else Identifier(addresses, api_keys, tokens)
+        verified = [
+            self._made(
+                ("jwt_metadata", index),
+                VerifiedClaims,
+                given.get("key", "headgate"),
+                _USER | given.get("claims", {}),
+                given.get("realm", ""),
+            )
+            for index, given in enumerate(read.get("jwt_metadata", ()))
+        ]
+        if addresses is None or self._findings.count:
+            return None
+        return self._made(("jwt_metadata",), Identifier, addresses, api_keys, tokens, verified)
 
     def _addresses(self, given: Mapping[str, Any], elsewhere: Sequence[str]) -> AddressReader | None:
         path, header = ("addresses",), given.get("header", FORWARDED_FOR)
@@ -227,7 +260,9 @@ class _Building:
         self._made(("api_keys", "header"), header_name, header)
         if self._findings.count:
             return None
-        return self._made(("api_keys",), ApiKeys, known, header, given.get("scheme", ""))
+        return self._made(
+            ("api_keys",), lambda: ApiKeys(known, header, given.get("scheme", ""), query=given.get("query", ""))
+        )
 
     def _tokens(self, given: Sequence[Mapping[str, Any]]) -> TokenVerifier | None:
         issuers = [self._issuer(("tokens", index), issuer) for index, issuer in enumerate(given)]

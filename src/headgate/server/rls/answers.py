@@ -25,11 +25,20 @@ from headgate.policy.envoy import Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
-from headgate.server.protos import varint
+from headgate.protos import entry, varint
 from headgate.server.rls import encoding
-from headgate.server.rls.encoding import OK, OVER_LIMIT, entry
+from headgate.server.rls.encoding import OK, OVER_LIMIT
 from headgate.web import problem
-from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, most_shown, policy_names, worst
+from headgate.web.headers import (
+    MOST_PREPARED,
+    HeaderWriter,
+    LimitFields,
+    Prepared,
+    ResponseHeaders,
+    most_shown,
+    policy_names,
+    worst,
+)
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
 MOST_REFUSALS = 1024
@@ -95,10 +104,13 @@ class _Answers:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
         self._body, self._has_metadata, self._per_unit, self._about = options.body, options.metadata, per_unit, about
         self._prepared = Prepared(self._prepare)
-        self._refusals = Memory[tuple[object, ...], tuple[LimitPieces, RlsAnswer]](MOST_REFUSALS)
-        """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
-        is prepared of the limit, so that nothing else gets its identity. To find one takes half of putting it together,
-        without which a refusal would take more than 1.1 times an admission."""
+        self._several = Memory[tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces]]](MOST_PREPARED)
+        """What is prepared of limits that are told together, by their names and quotas; with these, so that no others
+        get their identity."""
+        self._refusals = Memory[tuple[object, ...], tuple[Sequence[LimitPieces], RlsAnswer]](MOST_REFUSALS)
+        """The last refusals: within a second, limits refuse everybody in the same words. With what is prepared of the
+        limits, so that nothing else gets its identity. To find one takes half of putting it together, without which a
+        refusal would take more than 1.1 times an admission."""
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
@@ -142,19 +154,19 @@ class _Answers:
             is_ours: whether a refusal is our own fault.
         """
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
+        limits: Sequence[LimitPieces] = (limit,)
+        if decision.parts:
+            decision, limits = most_shown(decision, self._listed(names, decision.parts))
         refusal: tuple[object, ...] = ()
-        if not allowed and not decision.parts:
+        if not allowed:
             times = -(-decision.retry_after_us // SECOND), -(-decision.reset_after_us // SECOND), reset_at
-            refusal = id(limit), statuses, metadata, decision.remaining, times, decision.degraded, is_ours
+            about = id(limits) if decision.parts else id(limits[0])
+            refusal = about, statuses, metadata, decision.remaining, times, decision.degraded, is_ours
+            if decision.parts:
+                refusal += decision.index, *map(_words, decision.parts)
             known = self._refusals.get(refusal)
             if known is not None:
                 return known[1]
-        limits: Sequence[LimitPieces] = (limit,)
-        if decision.parts:
-            numbered = policy_names([_policy_name(name) for name in names], len(names))
-            parts = zip(numbered, decision.parts, strict=True)
-            limits = [self._prepared.of(name, part.quota) for name, part in parts]
-            decision, limits = most_shown(decision, limits)
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None and limit.fields is not None:
             listed = [each.fields for each in limits if each.fields is not None] if decision.parts else ()
@@ -166,8 +178,19 @@ class _Answers:
         pieces.append(metadata)
         answer = RlsAnswer(allowed, b"".join(pieces))
         if refusal:
-            self._refusals.keep(refusal, (limit, answer))
+            self._refusals.keep(refusal, (limits, answer))
         return answer
+
+    def _listed(self, names: Sequence[str], parts: Sequence[Decision]) -> Sequence[LimitPieces]:
+        """Return what is prepared of several limits; the same object for the same ones."""
+        quotas = [part.quota for part in parts]
+        key = (*names, *map(id, quotas))
+        known = self._several.get(key)
+        if known is None:
+            numbered = policy_names([_policy_name(name) for name in names], len(names))
+            limits = [self._prepared.of(name, quota) for name, quota in zip(numbered, quotas, strict=True)]
+            known = self._several.keep(key, (quotas, limits))
+        return known[1]
 
     def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
         """Return the answer to what passes without a limit."""
@@ -336,6 +359,12 @@ class TreeAnswers(_Answers):
         names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
         theirs = [entry(name, value) for name, value in given.items() if not names.get(name)]
         return self._metadata(b"".join(theirs) + ours)
+
+
+def _words(part: Decision) -> tuple[object, ...]:
+    """Return all that a refusal by several limits says of one of them."""
+    retry_after, reset_after = -(-part.retry_after_us // SECOND), -(-part.reset_after_us // SECOND)
+    return part.allowed, part.remaining, retry_after, reset_after, part.state
 
 
 def _policy_name(name: str) -> str:

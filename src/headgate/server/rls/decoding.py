@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from headgate.core.errors import UsageError
 from headgate.policy.envoy.request import MAX_UINT32, Descriptor, Override
-from headgate.server.protos import RateLimitRequest
+from headgate.protos import RateLimitRequest
 
 MOST = 256
 """Descriptors of a request, and entries of a descriptor. Envoy's actions make a handful of each."""

@@ -5,20 +5,16 @@ Written by hand, as `decoding` is: most of an answer is the same as that of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from struct import pack
-from typing import Any
+from collections.abc import Callable
 
 from headgate.policy.envoy.answering import Code
-from headgate.server.protos import framed, varint
+from headgate.protos import framed, varint
 
 OK = b"\x08\x01"
 """The beginning of an answer: its overall code."""
 OVER_LIMIT = b"\x08\x02"
 BODY = b"\x2a"
 """The tag of `raw_body`."""
-_DEEPEST = 32
-"""Of lists and mappings within each other, in metadata."""
 _SHORT = 64
 """Values of header fields with fewer bytes have what comes before them prepared, their length included."""
 _SMALL = tuple([bytes([number]) for number in range(128)])
@@ -68,25 +64,6 @@ def header(name: str) -> Callable[[str], bytes]:
     return write
 
 
-def entry(key: str, value: Any, depth: int = 0) -> bytes:
-    """Return an entry of the `dynamic_metadata`: text, numbers, booleans, lists and mappings."""
-    return framed(b"\x0a", framed(b"\x0a", str(key).encode()) + framed(b"\x12", _value(value, depth)))
-
-
 def metadata(entries: bytes) -> bytes:
     """Return the field `dynamic_metadata`, which an access log or a later filter may read."""
     return framed(b"\x32", entries)
-
-
-def _value(value: Any, depth: int) -> bytes:
-    if isinstance(value, str):
-        return framed(b"\x1a", value.encode())
-    if isinstance(value, bool):
-        return b"\x20\x01" if value else b"\x20\x00"
-    if isinstance(value, int | float):
-        return b"\x11" + pack("<d", value)
-    if depth < _DEEPEST and isinstance(value, Mapping):
-        return framed(b"\x2a", b"".join([entry(key, each, depth + 1) for key, each in value.items()]))
-    if depth < _DEEPEST and isinstance(value, list | tuple):
-        return framed(b"\x32", b"".join([framed(b"\x0a", _value(each, depth + 1)) for each in value]))
-    return b"\x08\x00" if value is None else framed(b"\x1a", str(value).encode())

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from headgate.core.errors import UsageError
 from headgate.policy.request import InvalidRequest
-from headgate.server.protos import RateLimitRequest, RateLimitResponse
+from headgate.protos import RateLimitRequest, RateLimitResponse
 from headgate.server.rls.decoding import question_of
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.calls import RpcError

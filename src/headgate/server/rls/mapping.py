@@ -16,7 +16,7 @@ all others, such as ``generic_key``                              attributes of t
 
 Aliases are those of `headgate.policy.request`. The domain becomes the attribute ``domain``; also an attribute is
 ``masked_remote_address``. Rules may ask for attributes with `when`, and count by them. If a name comes twice, the first
-one counts. An empty value of a principal is as none: nobody is counted by it.
+one counts. An empty value of a principal is ignored: nobody is counted by it.
 
 Whoever writes Envoy's configuration vouches for the values: a user should come from a verified token (``jwt_claim``,
 or metadata of the JWT filter), not from a header that the client chose. The tier decides which limits there are, so it

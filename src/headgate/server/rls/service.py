@@ -89,7 +89,8 @@ class RateLimitService:
     Args:
         recorder: what counts and times calls, and decisions by trees.
         decisions: by Headgate's rules; None for none.
-        trees: the configuration of envoyproxy/ratelimit; None for none. Without either, everything passes.
+        trees: what decides by the configuration of envoyproxy/ratelimit; None for none. Without either, everything
+            passes.
         options: what answers tell besides the decision.
         trust_tier: see `headgate.server.rls.mapping`.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
@@ -117,7 +118,7 @@ class RateLimitService:
         self._by_trees = TreeAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
         self._recurring = RecurringQuestions()
         self._policy = None if trees is None else trees.policy
-        """Of the trees, when what recurs was matched."""
+        """That of the trees by which recurring questions were matched."""
 
     @property
     def recorder(self) -> Recorder:
@@ -126,7 +127,7 @@ class RateLimitService:
 
     @property
     def trees(self) -> AsyncDescriptorEngine | None:
-        """The configuration of envoyproxy/ratelimit, if there is one."""
+        """What decides by the configuration of envoyproxy/ratelimit, if there is one."""
         return self._trees
 
     async def should_rate_limit(self, call: UnaryCall) -> bytes:
@@ -149,7 +150,7 @@ class RateLimitService:
         return answer.raw
 
     def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> Coroutine[Any, Any, RlsAnswer]:
-        """Return what answers who asks.
+        """Return the coroutine that answers a question.
 
         Raises:
             InvalidRequest: there is no domain, or no descriptor.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headgate.protos import FILES
 from headgate.server.api.questions import Timestamps
 from headgate.server.decisions import Decisions
-from headgate.server.protos import FILES
 from headgate.server.readiness import Readiness
 from headgate.server.rpc import health, ratelimiter
 from headgate.server.rpc.health import Health
@@ -45,6 +45,7 @@ def methods(
             ours + b"ResetLimit": limiter.reset,
             ours + b"RefundCharge": limiter.refund,
             ours + b"CheckRateLimitBatch": limiter.batch,
+            ours + b"GetRules": limiter.rules,
             healths + b"Check": watched.check,
             healths + b"List": watched.list,
         },

@@ -16,11 +16,13 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
-from headgate.server.protos import framed, varint
+from headgate.engine.written import write
+from headgate.protos import framed, varint
 from headgate.web.headers import Numbers, Prepared
 
 _ALLOWED, _DEGRADED, _MATCHED = b"\x08\x01", b"\x48\x01", b"\x58\x01"
-_REASON, _DELAY, _LIMITS, _SHADOW, _UNMATCHED, _CHARGE = b"\x52", b"\x61", b"\x6a", b"\x72", b"\x7a", b"\x82\x01"
+_REASON, _DELAY, _LIMITS, _SHADOW, _UNMATCHED = b"\x52", b"\x61", b"\x6a", b"\x72", b"\x7a"
+_CHARGE, _EXACT = b"\x82\x01", b"\x8a\x01"
 _STATES = {Pressure.NORMAL: b"", Pressure.WARNING: b"\x40\x01", Pressure.THROTTLED: b"\x40\x02"}
 _STATES_OF_LIMITS = {Pressure.NORMAL: b"", Pressure.WARNING: b"\x38\x01", Pressure.THROTTLED: b"\x38\x02"}
 _64_BITS = 2**64 - 1
@@ -49,13 +51,14 @@ class RpcAnswers:
         self._count, self._remaining = _numbers(b"\x10"), _numbers(b"\x20")
         self._reset_at, self._retry_after = _numbers(b"\x28"), _numbers(b"\x30")
 
-    def of(self, ruling: Ruling, now: int, *, refundable: bool = False) -> bytes:
+    def of(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
         """Return the answer to a request that came at `now`, in microseconds since the epoch.
 
         Args:
             ruling: what was decided.
             now: the time before the decision.
             refundable: whether the answer names the cost that was taken.
+            exact: whether it has the ruling itself; see `headgate.engine.written`.
         """
         decision, pieces = ruling.decision, [_ALLOWED] if ruling.allowed else []
         if decision is None:
@@ -83,6 +86,8 @@ class RpcAnswers:
             pieces += [framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals]
         if refundable and (charge := charge_of(ruling)):
             pieces.append(framed(_CHARGE, charge.encode()))
+        if exact:
+            pieces.append(framed(_EXACT, write(ruling)))
         return b"".join(pieces)
 
     def _limit(self, rule_id: str, decision: Decision, now: int) -> bytes:

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from google.protobuf.message import DecodeError
 
-from headgate.server.protos import message_class
+from headgate.protos import message_class
 from headgate.server.readiness import Readiness
 from headgate.server.wire.grpc.calls import MessageStream, RpcError, StatusCode, UnaryCall
 

@@ -10,11 +10,13 @@ from google.protobuf.message import DecodeError
 
 from headgate.core.errors import StoreError, UsageError
 from headgate.engine import Ruling
+from headgate.engine.written import code_of
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
-from headgate.server.api.checks import MOST
+from headgate.protos import framed, message_class
+from headgate.server.api.checks import MOST, refuse_unknown
 from headgate.server.api.questions import Timestamps, key_in
+from headgate.server.api.rules import RulesPages, matches
 from headgate.server.decisions import Decisions
-from headgate.server.protos import framed, message_class
 from headgate.server.rpc.answers import RpcAnswers
 from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire import eager
@@ -29,8 +31,11 @@ _ResetResponse = message_class("headgate.v1.ResetResponse")
 _RefundRequest = message_class("headgate.v1.RefundRequest")
 _CheckBatchRequest = message_class("headgate.v1.CheckBatchRequest")
 _CheckResult = message_class("headgate.v1.CheckResult")
+_RulesRequest = message_class("headgate.v1.RulesRequest")
 _RESULTS = _RESPONSE = b"\x0a"
 """The tags of the results of a batch, and of the response in a result."""
+_ETAG, _DOCUMENT = b"\x0a", b"\x12"
+"""Those of the rules."""
 _DIMENSIONS = {1: "user", 2: "ip", 3: "apikey"}
 _NOTHING: dict[str, str] = {}
 
@@ -45,7 +50,7 @@ class RateLimiter:
     """
 
     def __init__(self, decisions: Decisions, timestamps: Timestamps, charge: Charge = free_of_charge) -> None:
-        self._charge, self._answers = charge, RpcAnswers()
+        self._charge, self._answers, self._documents = charge, RpcAnswers(), RulesPages(decisions.engine)
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
 
@@ -60,7 +65,7 @@ class RateLimiter:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
         self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
-        return self._answers.of(ruling, now, refundable=message.refundable)
+        return self._answers.of(ruling, now, refundable=message.refundable, exact=message.exact)
 
     async def quota(self, call: UnaryCall) -> bytes:
         """Say what a check would answer, and take nothing."""
@@ -77,6 +82,10 @@ class RateLimiter:
     async def batch(self, call: UnaryCall) -> bytes:
         """Check many at once."""
         return await self._counted("grpc_batch", self._batch(call))
+
+    async def rules(self, call: UnaryCall) -> bytes:
+        """Give out the rules in force, unless the client has them."""
+        return await self._counted("grpc_rules", self._rules(call))
 
     async def _counted(self, api: str, answering: Coroutine[Any, Any, bytes]) -> bytes:
         """Answer a call that is not a check, and note how it ended: allowed, if it was answered."""
@@ -95,21 +104,28 @@ class RateLimiter:
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
         ruling = await self._for(call).peek(request)
-        return self._answers.of(ruling, now)
+        return self._answers.of(ruling, now, exact=message.exact)
 
     async def _reset(self, call: UnaryCall) -> bytes:
         message = _parsed(_ResetRequest, call.message)
         request, named = self._request(message, 1), message.rule_id or message.endpoint
         decisions = self._for(call)
         reset = await (decisions.reset(request) if named else decisions.reset_all(request))
-        return _encoded(_ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared))
+        return _encoded(
+            _ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared, reason=reset.reason)
+        )
 
     async def _refund(self, call: UnaryCall) -> bytes:
         now, message = self._now(), _parsed(_RefundRequest, call.message)
         if not message.charge:
             raise InvalidRequest("charge is missing: it is in the response to a check that was refundable")
         ruling = await self._decisions.refund(self._request(message, 1), message.charge)
-        return self._answers.of(ruling, now)
+        return self._answers.of(ruling, now, exact=message.exact)
+
+    async def _rules(self, call: UnaryCall) -> bytes:
+        asked, found = _parsed(_RulesRequest, call.message), await self._documents.document()
+        document = b"" if matches(asked.etag, found.etag) else found.body
+        return framed(_ETAG, found.etag.encode()) + (framed(_DOCUMENT, document) if document else b"")
 
     async def _batch(self, call: UnaryCall) -> bytes:
         now, requests = self._now(), _parsed(_CheckBatchRequest, call.message).requests
@@ -133,13 +149,16 @@ class RateLimiter:
             ruling = await self._check(decisions, message, message.idempotency_key or key, now)
         except (UsageError, StoreError) as error:
             failed = _rpc_error(error)
-            return _encoded(_CheckResult(error={"code": int(failed.code), "message": failed.message}))
-        return framed(_RESPONSE, self._answers.of(ruling, now, refundable=message.refundable))
+            reason = code_of(error) if isinstance(error, UsageError) else ""
+            return _encoded(_CheckResult(error={"code": int(failed.code), "message": failed.message, "reason": reason}))
+        answer = self._answers.of(ruling, now, refundable=message.refundable, exact=message.exact)
+        return framed(_RESPONSE, answer)
 
     async def _check(self, decisions: Decisions, message: Any, key: str, now: int) -> Ruling:
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
-        return await decisions.check(self._request(message, message.cost or 1), key)
+        request = self._request(message, message.cost or 1)
+        return await (decisions.peek(request) if message.peek else decisions.check(request, key))
 
     def _for(self, call: UnaryCall) -> Decisions:
         """Return what decides in time for a caller: the store has three quarters of its deadline, as Envoy's has.
@@ -153,6 +172,8 @@ class RateLimiter:
     def _request(self, message: Any, cost: int) -> Request:
         """Return what a message asks, whichever it is."""
         identifier, dimension, rule_id = message.identifier, message.dimension, message.rule_id
+        if message.exact:
+            refuse_unknown(self._decisions.engine.policy, rule_id)
         endpoint = message.endpoint or "/"
         principal = dict(message.principal) if message.principal else {}
         if identifier and rule_id and not dimension and not principal:
@@ -160,10 +181,10 @@ class RateLimiter:
             principal, endpoint = dict(named.principal), message.endpoint or named.endpoint
         elif identifier or dimension:
             _name(principal, identifier, dimension)
-        elif not (principal or rule_id or message.endpoint or message.attributes):
+        elif not (principal or rule_id or message.endpoint or message.attributes or message.exact):
             raise InvalidRequest("the message does not say who asks: it has a principal, or identifier and dimension")
         attributes = dict(message.attributes) if message.attributes else _NOTHING
-        return Request(principal, endpoint, message.method, attributes, cost, message.tier, rule_id=rule_id)
+        return Request(principal, endpoint, message.method, attributes, cost, message.tier, message.address, rule_id)
 
 
 def _name(principal: dict[str, str], identifier: str, dimension: int) -> None:
@@ -194,8 +215,8 @@ def _encoded(message: Any) -> bytes:
 
 
 def _rpc_error(error: UsageError | StoreError) -> RpcError:
-    if isinstance(error, UnknownRule):
-        return RpcError(StatusCode.NOT_FOUND, str(error))
     if isinstance(error, UsageError):
-        return RpcError(StatusCode.INVALID_ARGUMENT, str(error))
+        status = StatusCode.NOT_FOUND if isinstance(error, UnknownRule) else StatusCode.INVALID_ARGUMENT
+        code = code_of(error)
+        return RpcError(status, str(error), ((b"headgate-error", code.encode()),) if code else ())
     return RpcError(StatusCode.UNAVAILABLE, "the store did not answer", ((b"grpc-retry-pushback-ms", b"1000"),))

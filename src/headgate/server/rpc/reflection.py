@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from headgate.server.protos import message_class
+from headgate.protos import message_class
 from headgate.server.wire.grpc.calls import MessageStream, RpcError, StatusCode
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")

@@ -10,17 +10,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc_tools
+import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
-from headgate.server.protos import COMPILED, FILES, message_class
+from headgate.protos import COMPILED, FILES, message_class
 
-FOLDER = Path(str(files("headgate.server.protos")))
+FOLDER = Path(str(files("headgate.protos")))
 PATHS = (
     "envoy/type/v3/ratelimit_unit.proto",
     "envoy/config/core/v3/base.proto",
     "envoy/extensions/common/ratelimit/v3/ratelimit.proto",
     "envoy/service/ratelimit/v3/rls.proto",
+    "envoy/config/core/v3/address.proto",
+    "envoy/type/v3/http_status.proto",
+    "google/rpc/status.proto",
+    "envoy/service/auth/v3/attribute_context.proto",
+    "envoy/service/auth/v3/external_auth.proto",
     "headgate/v1/ratelimiter.proto",
     "grpc/health/v1/health.proto",
     "grpc/reflection/v1/reflection.proto",
@@ -49,13 +55,13 @@ def _without_json_names(messages: Any) -> None:
 
 
 def test_what_is_kept_is_what_protoc_reads_in_the_files() -> None:
-    """If this fails after a .proto file was changed: python -m tests.server.test_protos."""
+    """If this fails after a .proto file was changed: python -m tests.test_protos."""
     assert FileDescriptorSet.FromString((FOLDER / COMPILED).read_bytes()) == compiled()
 
 
 def test_every_file_is_kept() -> None:
     written = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.proto")}
-    assert written == set(PATHS) == {file.name for file in FILES if not file.name.startswith("google/")}
+    assert written == set(PATHS) == {file.name for file in FILES if not file.name.startswith("google/protobuf/")}
 
 
 def test_they_get_along_with_others_of_the_same_names_in_the_default_pool() -> None:
@@ -66,7 +72,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 other = FileDescriptorProto(name="envoy/service/ratelimit/v3/rls.proto", package="envoy.service.ratelimit.v3")
 other.message_type.add(name="RateLimitRequest").field.add(name="other", number=1, type=5, label=1)
 descriptor_pool.Default().AddSerializedFile(other.SerializeToString())
-from headgate.server.protos import message_class
+from headgate.protos import message_class
 RateLimitRequest = message_class("envoy.service.ratelimit.v3.RateLimitRequest")
 assert RateLimitRequest(domain="d").SerializeToString() == b"\\x0a\\x01d"
 """
@@ -92,6 +98,47 @@ def test_fields_of_envoys_messages_have_the_numbers_of_the_protocol() -> None:
         "hits_addend": 3,
         "is_negative_hits": 4,
     }
+
+
+ENVOYS_NUMBERS = {
+    "envoy.config.core.v3.SocketAddress": {"address": 2, "port_value": 3},
+    "envoy.config.core.v3.Address": {"socket_address": 1, "pipe": 2},
+    "envoy.config.core.v3.HeaderValue": {"key": 1, "value": 2, "raw_value": 3},
+    "envoy.config.core.v3.HeaderValueOption": {"header": 1, "append_action": 3},
+    "envoy.config.core.v3.Metadata": {"filter_metadata": 1},
+    "envoy.service.auth.v3.AttributeContext": {
+        "source": 1,
+        "request": 4,
+        "context_extensions": 10,
+        "metadata_context": 11,
+    },
+    "envoy.service.auth.v3.AttributeContext.HttpRequest": {
+        "method": 2,
+        "headers": 3,
+        "path": 4,
+        "host": 5,
+        "header_map": 13,
+    },
+    "envoy.service.auth.v3.OkHttpResponse": {
+        "headers": 2,
+        "headers_to_remove": 5,
+        "response_headers_to_add": 6,
+        "query_parameters_to_remove": 8,
+    },
+    "envoy.service.auth.v3.DeniedHttpResponse": {"status": 1, "headers": 2, "body": 3},
+    "envoy.service.auth.v3.CheckResponse": {
+        "status": 1,
+        "denied_response": 2,
+        "ok_response": 3,
+        "dynamic_metadata": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ENVOYS_NUMBERS)
+def test_so_have_those_of_authorization(name: str) -> None:
+    fields = message_class(name).DESCRIPTOR.fields
+    assert {field.name: field.number for field in fields} == ENVOYS_NUMBERS[name]
 
 
 if __name__ == "__main__":

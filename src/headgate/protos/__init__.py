@@ -2,9 +2,9 @@
 
 `descriptors.binpb` is what protoc reads in the .proto files beside it; a test compares them. To write it again::
 
-    python -m tests.server.test_protos
+    python -m tests.test_protos
 
-What is answered on the hot path is written by hand, with `varint` and `framed`.
+What is answered on the hot path is written by hand, with `varint`, `framed` and `entry`.
 
 The messages are in a pool of their own: other packages, such as xds-protos, put files of the same names into protobuf's
 default pool, where two of them would not get along.
@@ -12,7 +12,9 @@ default pool, where two of them would not get along.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
+from struct import pack
 from typing import Any
 
 from google.protobuf import duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2
@@ -22,12 +24,14 @@ from google.protobuf.message_factory import GetMessageClass
 
 COMPILED = "descriptors.binpb"
 _SMALL = tuple([bytes([number]) for number in range(128)])
+_DEEPEST = 32
+"""Of lists and mappings within each other, in a `google.protobuf.Struct`."""
 _GOOGLE = (duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
 
 
 def _described() -> list[FileDescriptorProto]:
     google = [FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb) for module in _GOOGLE]
-    compiled = files("headgate.server.protos").joinpath(COMPILED).read_bytes()
+    compiled = files("headgate.protos").joinpath(COMPILED).read_bytes()
     return [*google, *FileDescriptorSet.FromString(compiled).file]
 
 
@@ -66,3 +70,22 @@ def varint(number: int) -> bytes:
 def framed(tag: bytes, content: bytes) -> bytes:
     """Return a field with bytes, or with a message."""
     return tag + varint(len(content)) + content
+
+
+def entry(key: str, value: Any, depth: int = 0) -> bytes:
+    """Return an entry of a `google.protobuf.Struct`: text, a number, a boolean, a list or a mapping."""
+    return framed(b"\x0a", framed(b"\x0a", str(key).encode()) + framed(b"\x12", _value(value, depth)))
+
+
+def _value(value: Any, depth: int) -> bytes:
+    if isinstance(value, str):
+        return framed(b"\x1a", value.encode())
+    if isinstance(value, bool):
+        return b"\x20\x01" if value else b"\x20\x00"
+    if isinstance(value, int | float):
+        return b"\x11" + pack("<d", value)
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return framed(b"\x2a", b"".join([entry(key, each, depth + 1) for key, each in value.items()]))
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return framed(b"\x32", b"".join([framed(b"\x0a", _value(each, depth + 1)) for each in value]))
+    return b"\x08\x00" if value is None else framed(b"\x1a", str(value).encode())

@@ -1,0 +1,74 @@
+"""The rules in force, for clients that decide by them while the service is away: ``GET /api/v1/rate-limit/rules``.
+
+::
+
+    {"version": 3, "enforcing": true, "rules": {"version": 1, "rules": [...], "users": {...}, ...}}
+
+`rules` is what a file of rules has, as JSON. It is as private as that file: who may ask is who may ask for checks. The
+ETag is the same for all workers and nodes that have the same rules, whatever they call their version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.engine import AsyncEngine
+from headgate.policy.compiled import Policy
+from headgate.policy.dumping import to_data
+from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
+
+_JSON = (b"content-type", b"application/json")
+_PRIVATE = (b"cache-control", b"private, no-cache")
+
+
+class RulesDocument(NamedTuple):
+    """Rules as they are sent."""
+
+    etag: str
+    """With its quotation marks."""
+    body: bytes
+
+
+class RulesPages:
+    """Gives out the rules of an engine, written once for each version of them.
+
+    Args:
+        engine: whose rules.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._of: Policy | None = None
+        self._writing: asyncio.Future[RulesDocument] | None = None
+
+    async def document(self) -> RulesDocument:
+        """Return the rules in force; they are written in a thread, since they may be many."""
+        policy, writing = self._engine.policy, self._writing
+        if writing is None or self._of is not policy or (writing.done() and writing.exception() is not None):
+            loop = asyncio.get_running_loop()
+            self._of, self._writing = policy, loop.run_in_executor(None, _written, policy)
+            writing = self._writing
+        return await asyncio.shield(writing)
+
+    async def rules(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the rules, or with 304 if the client has them."""
+        document = await self.document()
+        fields: Fields = ((b"etag", document.etag.encode()), _PRIVATE)
+        if matches((request.header(b"if-none-match") or b"").decode("latin-1"), document.etag):
+            return HttpResponse(304, b"", fields)
+        return HttpResponse(200, document.body, (_JSON, *fields))
+
+
+def matches(sent: str, etag: str) -> bool:
+    """Whether what a client has, by its If-None-Match, is what has this ETag."""
+    return any(each.strip().removeprefix("W/") in {"*", etag} for each in sent.split(",") if each.strip())
+
+
+def _written(policy: Policy) -> RulesDocument:
+    rules = msgspec.json.encode({"enforcing": policy.enforcing, "rules": to_data(policy.ruleset)})
+    etag = f'"{sha256(rules).hexdigest()[:32]}"'
+    return RulesDocument(etag, b'{"version":%d,%b' % (policy.version, rules[1:]))

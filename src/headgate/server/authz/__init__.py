@@ -1,0 +1,20 @@
+"""Envoy's external authorization, envoy.service.auth.v3, over gRPC: who asks, and whether the request may pass.
+
+From the wire up, one subject each: `questions`, what Envoy tells about a request; `service`, who it is, and what is
+decided; `answers`, what Envoy is to do with the request, or to tell its client.
+"""
+
+from __future__ import annotations
+
+from headgate.server.authz.service import AuthorizationService
+from headgate.server.wire.grpc.calls import Methods
+
+__all__ = ["CHECK", "AuthorizationService", "methods"]
+
+CHECK = b"/envoy.service.auth.v3.Authorization/Check"
+
+
+def methods(service: AuthorizationService) -> Methods:
+    """Return the methods of the service, for the gRPC port."""
+    unreadable = service.unreadable("its message is too long, or compressed in an unknown way")
+    return Methods({CHECK: service.check}, unreadable={CHECK: unreadable})

@@ -1,0 +1,163 @@
+"""What Envoy is answered, as it goes over the wire: a `CheckResponse`, written by hand from prepared pieces.
+
+A request that passes gets who sent it in headers that its upstream can trust, `UPSTREAM`; whatever else of that name
+its client sent is removed, in any spelling that a server might take for it. The client gets the header fields of its
+limits either way, and a problem document if it is refused. Metadata tells access logs and later filters who asked, and
+what was decided by which rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND
+from headgate.engine import Ruling
+from headgate.protos import entry, framed, varint
+from headgate.server.clients import ClientAnswer
+from headgate.server.wire.grpc.calls import StatusCode
+from headgate.web.identity import Identity
+from headgate.web.problem import CONTENT_TYPE, Problem
+
+PREFIX = "x-headgate-"
+"""Of headers that tell upstreams who asks."""
+UPSTREAM = ("user", "apikey", "tenant", "tier")
+"""What they tell."""
+_CODES = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+}
+"""The status of an answer by that of its response; of others, UNAVAILABLE."""
+_STATUS, _DENIED, _OK, _METADATA = b"\x0a", b"\x12", b"\x0a\x00\x1a", b"\x22"
+_REQUEST_HEADER, _REMOVED_HEADER, _RESPONSE_HEADER, _REMOVED_PARAMETER = b"\x12", b"\x2a", b"\x32", b"\x42"
+_HEADER, _BODY = b"\x12", b"\x1a"
+_OVERWRITES = b"\x18\x02"
+"""The append action: what is there of that name is replaced."""
+_SHORT = 64
+"""Values with fewer bytes have what comes before them prepared, their length included."""
+_LEGIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
+_is_legible = re.compile("[!-$&-~]*").fullmatch
+
+
+def header(name: str) -> Callable[[str], bytes]:
+    """Return what writes a `HeaderValueOption` of this name, without its tag: a spelling of `headgate.web`."""
+    opening = framed(b"\x0a", name.encode()) + b"\x12"
+
+    def before(size: int) -> bytes:
+        """Return what comes before a value of so many bytes."""
+        value = opening + varint(size)
+        option = b"\x0a" + varint(len(value) + size) + value
+        return varint(len(option) + size + len(_OVERWRITES)) + option
+
+    openings = [before(size) for size in range(_SHORT)]
+
+    def write(value: str) -> bytes:
+        raw = value.encode()
+        size = len(raw)
+        return (openings[size] if size < _SHORT else before(size)) + raw + _OVERWRITES
+
+    return write
+
+
+def _told(key: str) -> Callable[[str], bytes]:
+    """Return what writes an entry of the metadata that has text."""
+    openings = [entry(key, " " * size)[: -size or None] for size in range(_SHORT)]
+
+    def write(value: str) -> bytes:
+        raw = value.encode()
+        size = len(raw)
+        return openings[size] + raw if size < _SHORT else entry(key, value)
+
+    return write
+
+
+_CONTENT_TYPE = _HEADER + header("Content-Type")(CONTENT_TYPE)
+_ALLOWED, _REFUSED, _FAILED = (entry("outcome", outcome) for outcome in ("allowed", "denied", "error"))
+_STATES = {state: entry("state", str(state)) for state in Pressure}
+_rule_id, _ip = _told("rule_id"), _told("ip")
+_WHO = [
+    (what, header(PREFIX + what), framed(_REMOVED_HEADER, f"{PREFIX}{what}".encode()), _told(what)) for what in UPSTREAM
+]
+"""For each: what sets its header, what removes it, and what tells it in metadata."""
+
+
+def allowed(told: ClientAnswer[bytes], ruling: Ruling, identity: Identity, removed: bytes) -> bytes:
+    """Return the answer to a request that passes.
+
+    Args:
+        told: the header fields that its client gets.
+        ruling: what the rules say.
+        identity: who asks.
+        removed: what of the request its upstream does not get; see `removal`.
+    """
+    upstream, metadata = b"", _ALLOWED + _about(ruling) + _ip(identity.address.key)
+    for what, set_header, remove_header, tell in _WHO:
+        value = identity.tier if what == "tier" else identity.principal.get(what)
+        if value:
+            upstream += _REQUEST_HEADER + set_header(legible(value))
+            metadata += tell(value)
+        else:
+            upstream += remove_header
+    response = upstream + removed + _tagged(_RESPONSE_HEADER, told.fields)
+    return framed(_OK, response) + framed(_METADATA, metadata)
+
+
+def refused(
+    told: ClientAnswer[bytes], problem: Problem, ruling: Ruling | None = None, identity: Identity | None = None
+) -> bytes:
+    """Return the answer to a request that does not.
+
+    Args:
+        told: the header fields that its client gets.
+        problem: why, and with which status.
+        ruling: what the rules say, if they were asked.
+        identity: who asks, if that is known.
+    """
+    metadata = _FAILED if ruling is None else _REFUSED + _about(ruling)
+    if identity is not None:
+        metadata += _ip(identity.address.key)
+        for what, _, _, tell in _WHO:
+            value = identity.tier if what == "tier" else identity.principal.get(what)
+            if value:
+                metadata += tell(value)
+    code = _CODES.get(problem.status, StatusCode.UNAVAILABLE)
+    status = framed(b"\x0a", b"\x08" + varint(problem.status))
+    response = status + _CONTENT_TYPE + _tagged(_HEADER, told.fields) + framed(_BODY, problem.encode())
+    return framed(_STATUS, b"\x08" + varint(code)) + framed(_DENIED, response) + framed(_METADATA, metadata)
+
+
+def removal(headers: Iterable[bytes], parameters: Iterable[bytes] = ()) -> bytes:
+    """Return what removes headers, and query parameters as they are spelt, from a request that passes."""
+    removed = [framed(_REMOVED_HEADER, name) for name in headers]
+    return b"".join([*removed, *(framed(_REMOVED_PARAMETER, name) for name in parameters)])
+
+
+def legible(value: str) -> str:
+    """Return a value as a header may have it: printable ASCII; all else, spaces and % included, as URLs have it."""
+    return value if _is_legible(value) else quote(value, safe=_LEGIBLE)
+
+
+def _tagged(tag: bytes, fields: Iterable[bytes]) -> bytes:
+    return b"".join([tag + field for field in fields])
+
+
+def _about(ruling: Ruling) -> bytes:
+    """Return the metadata about what was decided."""
+    about = _STATES[ruling.state]
+    if ruling.rule_id:
+        about += _rule_id(ruling.rule_id)
+    if ruling.reason:
+        about += entry("reason", ruling.reason)
+    if ruling.shadow and (denied := [each.rule_id for each in ruling.shadow if not each.decision.allowed]):
+        about += entry("shadow_denied", denied)
+    decision = ruling.decision
+    if decision is not None:
+        if decision.degraded:
+            about += entry("degraded", decision.degraded)
+        if decision.delay_us:
+            about += entry("delay", decision.delay_us / SECOND)
+    return about

@@ -1,0 +1,134 @@
+"""Clients of proxies: who finds out who they are, and what they are told, whichever way their proxy asks.
+
+A proxy asks by forward authentication (`headgate.server.api.forward_auth`), Envoy also by its external authorization
+(`headgate.server.authz`). Both pass on the answer to their client: header fields, and a problem document if it is
+refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from headgate.core.decision import Decision
+from headgate.core.mode import Mode
+from headgate.core.quota import SECOND, Quota
+from headgate.engine import AsyncEngine, Ruling
+from headgate.policy.compiled import Memory
+from headgate.web.headers import (
+    HeaderWriter,
+    LimitFields,
+    Prepared,
+    ResponseHeaders,
+    Spelling,
+    most_shown,
+    policy_names,
+)
+from headgate.web.identity import Identifier, Identity
+from headgate.web.problem import NOT_ADMITTED, LimitTexts, Problem, exceeded, of_status, prepare, reduced
+
+Field = TypeVar("Field")
+MOST_REFUSALS = 1024
+"""Answers that are kept, of less than a kilobyte each."""
+LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
+"""Which proxies are trusted unless the settings say otherwise: what runs on this machine."""
+NOT_TRUSTED = "only proxies that the settings name as trusted may ask this"
+Identifying: TypeAlias = Callable[[], Identifier]
+"""Returns what finds out who asks, as the settings are now. One request is to be asked about by one of them."""
+_UNREMARKABLE = {"not configured", "absent", "of another scheme", "known key", "verified"}
+_LOG = logging.getLogger("headgate.server")
+
+
+class ClientAnswer(msgspec.Struct, Generic[Field], frozen=True, gc=False):
+    """What a client is told: that it may pass, or why not."""
+
+    fields: Sequence[Field] = ()
+    """Of the header of its response."""
+    problem: Problem | None = None
+    """Why it may not; None if it may."""
+
+
+class ClientAnswers(Generic[Field]):
+    """Answers clients of proxies.
+
+    Header fields list only so many limits: to a proxy, a head that is too long is a failure, which may let the request
+    pass.
+
+    Args:
+        engine: whose rulings are told.
+        headers: which header fields answers have.
+        spelling: how a field is written for the proxy.
+    """
+
+    def __init__(self, engine: AsyncEngine, headers: ResponseHeaders, spelling: Spelling[Field]) -> None:
+        self._mode_of = engine.mode_of
+        self._writer = HeaderWriter(headers, spelling)
+        self._prepared = Prepared(self._prepare)
+        self._no_store = spelling("Cache-Control")("no-store")
+        self._refusals = Memory[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_REFUSALS)
+        """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
+        is prepared of the limit, so that nothing else gets its identity."""
+
+    def of(self, ruling: Ruling, now: int) -> ClientAnswer[Field]:
+        """Return what follows from a ruling on a request that came at `now`, in microseconds since the epoch."""
+        if ruling.decision is not None:
+            return self._decided(ruling, ruling.decision, now)
+        return ClientAnswer() if ruling.allowed else self.refused(of_status(403, NOT_ADMITTED))
+
+    def refused(self, problem: Problem) -> ClientAnswer[Field]:
+        """Return the refusal of what no limit was asked about."""
+        return ClientAnswer((self._no_store,), problem)
+
+    def _decided(self, ruling: Ruling, decision: Decision, now: int) -> ClientAnswer[Field]:
+        """Return what limits say."""
+        if not ruling.allowed and not decision.parts:
+            return self._refused_by_one(ruling, decision, now)
+        if decision.parts:
+            names = policy_names(ruling.rules, len(decision.parts))
+            parts = zip(names, decision.parts, strict=True)
+            limits = [self._prepared.of(name, part.quota) for name, part in parts]
+        else:
+            limits = [self._prepared.of(ruling.rule_id, decision.quota)]
+        shown, few = most_shown(decision, limits)
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
+        fields = self._writer.write(shown, few[shown.index][0], reset_at, [limit[0] for limit in few])
+        if ruling.allowed:
+            return ClientAnswer(fields)
+        return ClientAnswer(fields, _problem(decision, [limit[1] for limit in limits], is_ours=self._is_ours(ruling)))
+
+    def _refused_by_one(self, ruling: Ruling, decision: Decision, now: int) -> ClientAnswer[Field]:
+        """Return the refusal by a single limit, as it was put together before if it was."""
+        limit = self._prepared.of(ruling.rule_id, decision.quota)
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
+        times = -(-decision.retry_after_us // SECOND), -(-decision.reset_after_us // SECOND), reset_at
+        is_ours = self._is_ours(ruling)
+        key = id(limit), decision.remaining, times, decision.state, decision.degraded, is_ours
+        known = self._refusals.get(key)
+        if known is None:
+            fields = self._writer.write(decision, limit[0], reset_at, [limit[0]])
+            answer = ClientAnswer(fields, _problem(decision, [limit[1]], is_ours=is_ours))
+            known = self._refusals.keep(key, (limit, answer))
+        return known[1]
+
+    def _is_ours(self, ruling: Ruling) -> bool:
+        """Whether a refusal is due to the store, under a mode that refuses then: nobody's fault but ours."""
+        return ruling.degraded != "" and self._mode_of(ruling.rule_id) is Mode.DENY
+
+    def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[Field], LimitTexts]:
+        return self._writer.prepare(name, quota), prepare(name, quota)
+
+
+def _problem(decision: Decision, texts: Sequence[LimitTexts], *, is_ours: bool) -> Problem:
+    return Problem(503, reduced(decision, texts)) if is_ours else Problem(429, exceeded(decision, texts))
+
+
+def noted(identity: Identity) -> Identity:
+    """Return who asks; why a credential proved nothing is in the debug log."""
+    if _LOG.isEnabledFor(logging.DEBUG):
+        for credential in ("apikey", "jwt"):
+            if (reason := identity.reasons[credential]) not in _UNREMARKABLE:
+                _LOG.debug("a client's %s proves nothing: %s", credential, reason)
+    return identity

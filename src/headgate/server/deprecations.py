@@ -1,0 +1,73 @@
+"""Deprecations files: which paths of the HTTP APIs, of both planes, are going to go, so that their answers say so."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+
+from headgate.policy.problems import Findings, InvalidRules, ProblemKind, in_order
+from headgate.policy.schema import Field, ListOf, Record, Scalar
+from headgate.policy.times import moment
+from headgate.policy.yaml_text import Document, text_of
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
+from headgate.web.deprecation import Deprecation, Deprecations
+
+_ENTRY = Record(
+    "a deprecation",
+    {
+        "path": Field(
+            Scalar.text("a path such as /api/v1", "/[A-Za-z0-9._~/-]{0,200}", 201, numbers=False),
+            "What is going to go: this path, and all below it.",
+            required=True,
+        ),
+        "deprecated": Field(moment(), "Since when, or from when on, it should not be used.", required=True),
+        "sunset": Field(moment(), "When it stops to answer."),
+        "link": Field(
+            Scalar.text("an address such as https://example.com/v2", "https?://[!#-;=?-~]{1,500}", 510, numbers=False),
+            "Where it says what to do instead.",
+        ),
+    },
+)
+FILE = Record(
+    "a deprecations file",
+    {
+        "version": Field(Scalar.version(1), "The version of this form: write version: 1.", required=True),
+        "deprecations": Field(
+            ListOf(_ENTRY, "a list such as [{path: /api/v1, deprecated: 2027-01-01T00:00:00Z}]"),
+            "What is going to go.",
+            required=True,
+        ),
+    },
+)
+
+
+def load_deprecations(path: str | PathLike[str]) -> Deprecations:
+    """Return what a file says. Raises InvalidRules, with all the problems."""
+    document = Document(text_of(path), fspath(path), "a deprecations file")
+    findings = Findings(document)
+    read = FILE.read(document.data, (), findings)
+    entries: dict[str, Deprecation] = {}
+    for index, given in enumerate(read["deprecations"] if read is not None and not findings.count else ()):
+        entry = Deprecation(**given)
+        place = ("deprecations", index)
+        if entry.path in entries:
+            findings.add((*place, "path"), f"{entry.path} is in the list twice", kind=ProblemKind.MEANING)
+        if entry.sunset is not None and entry.sunset < entry.deprecated:
+            wrong = "is before the path is deprecated"
+            findings.add((*place, "sunset"), wrong, "a moment after `deprecated`", kind=ProblemKind.MEANING)
+        entries[entry.path] = entry
+    if read is None or findings.count or document.problems:
+        raise InvalidRules(in_order([*document.problems, *findings.problems()]))
+    return Deprecations(tuple(entries.values()))
+
+
+def announcing(handler: Handler, deprecations: Deprecations) -> Handler:
+    """Return a handler whose answers say that their path is going to go, where it is."""
+    if not deprecations:
+        return handler
+
+    async def announced(request: HttpRequest) -> HttpResponse:
+        response = await handler(request)
+        fields = deprecations.fields(request.path.decode("latin-1"))
+        return HttpResponse(response.status, response.body, (*response.headers, *fields)) if fields else response
+
+    return announced
