@@ -10,8 +10,18 @@ import pytest
 from tests.postgres import PostgresServer, postgres_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> Iterator[None]:
+    """A database may take its time on a busy machine; where that is what a test is about, it says how much."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("database", "follower", "usage"):
+            patch.setattr(f"headgate.admin.{module}.PATIENCE", 60.0)
+        yield
+
+
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
+    """Who stops it starts it again."""
     with postgres_server() as server:
         yield server
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.admin.api import application
+from headgate.admin.api import application, document
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
@@ -36,8 +37,15 @@ DOCUMENT: dict[str, Any] = {
 class Admin:
     """A client with keys of all roles."""
 
-    def __init__(self, client: httpx.AsyncClient, keys: dict[str, str], catalog: Catalog, engine: AsyncEngine) -> None:
-        self.client, self.keys, self.catalog, self.engine = client, keys, catalog, engine
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        keys: dict[str, str],
+        catalog: Catalog,
+        engine: AsyncEngine,
+        service: AdminService,
+    ) -> None:
+        self.client, self.keys, self.catalog, self.engine, self.service = client, keys, catalog, engine, service
 
     async def ask(
         self, method: str, path: str, body: Any = None, *, role: str = "admin", **headers: str
@@ -61,11 +69,12 @@ async def plane(url: str, reads: str = "100000/day", writes: str = "100000/day")
     await catalog.apply(DOCUMENT, Actor("start-up"))
     texts = {str(role): (await keys.create(str(role), role, Actor("start-up"))).text for role in KeyRole}
     engine = AsyncEngine(from_data(DOCUMENT))
-    app = application(AdminService(catalog, engine, keys, database=database), reads=reads, writes=writes)
+    service = AdminService(catalog, engine, keys, database=database)
+    app = application(service, reads=reads, writes=writes)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-            yield Admin(client, texts, catalog, engine)
+            yield Admin(client, texts, catalog, engine, service)
     finally:
         await engine.close()
         await database.close()
@@ -190,6 +199,19 @@ class TestRules:
 
         on(url, work)
 
+    def test_a_user_is_not_moved_to_a_tier_that_nothing_has(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            for tier, said in (("golf", "did you mean 'gold'?"), ("of a rule", "there are gold")):
+                answer = await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})
+                assert answer.status_code == 400
+                assert said in answer.json()["detail"]
+            rule = {"id": "special", "limit": 9, "window": "1h", "tier": "of a rule"}
+            assert (await admin.ask("POST", "/api/v1/rules", rule)).status_code == 201
+            for tier in ("of a rule", "gold", ""):
+                assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
+
+        on(url, work)
+
     def test_ids_with_slashes_are_escaped_in_paths(self, url: str) -> None:
         async def work(admin: Admin) -> None:
             assert (await admin.ask("GET", "/api/v1/rules/team%2Fa")).json()["limit"] == 9
@@ -310,6 +332,7 @@ class TestUsers:
             {"rule_id": "orders-user", "limit": "many"},
             {"rule_id": "orders-user", "limit": 1, "until": "2001-01-01T00:00:00Z"},
             {"rule_id": "orders-user", "limit": 1, "until": "tomorrow"},
+            {"rule_id": "orders-user", "limit": 1, "until": "9999-12-31T23:59:59-12:00"},
             {"rule_id": "orders-user", "limit": 1, "unti": "2030-01-01T00:00:00Z"},
             {"rule_id": 7, "limit": 1},
         ],
@@ -321,6 +344,14 @@ class TestUsers:
             assert (await admin.catalog.document()).document["users"] == {}
 
         on(sqlite, work)
+
+
+def test_the_form_of_the_log_stays_as_it_was() -> None:
+    """The service has said how it logs; what its API is made with leaves that alone."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    document.__wrapped__()
+    assert (root.handlers, root.level) == before
 
 
 class TestTheRest:
@@ -372,6 +403,13 @@ class TestTheRest:
             key = {"authorization": f"Bearer {admin.keys['admin']}", "content-type": "application/json"}
             huge = await admin.client.put("/api/v1/rules/x", content=b" " * (MAX_BODY + 1), headers=key)
             assert huge.status_code == 413
+            assert "10,485,760" in huge.text
+            most = await admin.client.post("/api/v1/apply", content=b"#" * (MAX_BODY - 1) + b"\n", headers=key)
+            assert most.status_code == 400, most.text
+            packed = await admin.client.put(
+                "/api/v1/rules/x", content=b"{}", headers=key | {"content-encoding": "gzip"}
+            )
+            assert packed.status_code == 415
 
             async def endless() -> AsyncIterator[bytes]:
                 for _ in range(12):
@@ -379,10 +417,25 @@ class TestTheRest:
 
             chunked = await admin.client.put("/api/v1/rules/x", content=endless(), headers=key)
             assert chunked.status_code == 413
+            assert "10,485,760" in chunked.text
             for raw in (b"{", b"\xff\xfe", b"nul", b"[" * 100_000, b'{"limit": 1e999}', b""):
                 answer = await admin.client.put("/api/v1/rules/x", content=raw, headers=key)
                 assert answer.status_code == 400, raw[:20]
                 assert answer.headers["content-type"] == "application/problem+json"
+
+        on(sqlite, work)
+
+    @pytest.mark.parametrize("path", ["/api/v1/tiers/gold", "/api/v1/settings/default_tier"])
+    def test_null_replaces_nothing(self, sqlite: str, path: str) -> None:
+        """In particular, it does not delete what was to be replaced."""
+
+        async def work(admin: Admin) -> None:
+            body = {"orders-user": {"limit": 9}} if "tiers" in path else "gold"
+            made = await admin.ask("PUT", path, body)
+            assert made.is_success, made.text
+            headers = {"authorization": f"Bearer {admin.keys['admin']}"}
+            assert (await admin.client.put(path, content=b"null", headers=headers)).status_code == 400
+            assert (await admin.ask("GET", path)).json()["value"] == body
 
         on(sqlite, work)
 

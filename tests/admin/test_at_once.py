@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from headgate.admin.audit import Actor
@@ -81,5 +82,52 @@ def test_no_update_is_lost_between_editors(url: str) -> None:
             trail = (await admin.ask("GET", "/api/v1/audit?subject=orders-user&limit=1000")).json()["items"]
             assert [entry["after"]["limit"] for entry in trail] == list(range(5 + changes, 4, -1))
             assert (await admin.ask("GET", "/api/v1/audit/verify")).json()["intact"] is True
+
+    asyncio.run(main())
+
+
+def test_no_override_is_lost_between_editors_of_one_user(url: str) -> None:
+    """Two services on one database, none of whose editors knows of a version: all that is accepted is kept."""
+    document = {"version": 1, "rules": [{"id": f"r{number}", "limit": 1, "window": "1m"} for number in range(10)]}
+
+    async def main() -> None:
+        async with plane(url) as here, plane(url) as there:
+            assert (await here.ask("POST", "/api/v1/apply", document)).status_code == 200
+
+            async def overridden(number: int) -> str:
+                rule_id, side = f"r{number}", (here, there)[number % 2]
+                done = await side.ask("POST", "/api/v1/users/42/override", {"rule_id": rule_id, "limit": 2})
+                assert done.status_code in {200, 503}, done.text
+                return rule_id if done.status_code == 200 else ""
+
+            accepted = {name for name in await asyncio.gather(*map(overridden, range(10))) if name}
+            (user,) = (await here.ask("GET", "/api/v1/users")).json()["items"]
+            assert accepted
+            assert user["overrides"].keys() == accepted
+
+    asyncio.run(main())
+
+
+def test_whoever_replaces_a_rule_is_told_of_his_own(url: str) -> None:
+    """Also while others delete it: never that it does not exist, and that it is new exactly if it was."""
+
+    async def main() -> None:
+        async with plane(url) as here, plane(url) as there:
+            body, path = {"endpoint": "/race", "window": "1m", "limit": 1}, "/api/v1/rules/race"
+
+            async def replaced(number: int) -> int:
+                done = await here.ask("PUT", path, body | {"limit": 10 + number}, role="editor")
+                assert done.status_code in {200, 201, 503}, done.text
+                assert done.status_code == 503 or done.json()["limit"] == 10 + number
+                return done.status_code
+
+            async def deleted() -> int:
+                return (await there.ask("DELETE", path)).status_code
+
+            done = await asyncio.gather(*[each for number in range(10) for each in (replaced(number), deleted())])
+            history = (await here.ask("GET", f"{path}/versions")).json()["items"]
+            bodies = [None, *[version["body"] for version in reversed(history)]]
+            made = [now for before, now in pairwise(bodies) if before is None and now]
+            assert done.count(201) == len(made)
 
     asyncio.run(main())

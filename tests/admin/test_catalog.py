@@ -13,8 +13,9 @@ from sqlalchemy import select, text
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog, ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
+from headgate.admin.catalog import Catalog, UnknownObject, VersionConflict, operations_between
 from headgate.admin.database import Database
+from headgate.admin.objects import ObjectKind, Operation
 from headgate.admin.tables import overrides
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
@@ -357,8 +358,7 @@ def test_whatever_is_applied_after_whatever_is_in_force_then(url: str, documents
             else:
                 assert changes.revision == revision
                 assert bool(changes.changes) == (revision != seen)
-                for change in changes.changes:
-                    put(before, change)
+                put(before, changes.changes)
                 assert without_times(before) == without_times(found)
             seen = revision
 

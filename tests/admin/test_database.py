@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ from sqlalchemy import text
 
 from headgate.admin import usage
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog, ObjectKind, Operation
+from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database, DatabaseError, DatabaseReadOnly, DatabaseUnavailable, SchemaMismatch
+from headgate.admin.objects import ObjectKind, Operation
 from headgate.admin.tables import metadata
 from headgate.core.errors import UsageError
+from headgate.observe.principal_use import WindowUse
 from tests.servers import free_port
 
 
@@ -36,7 +39,7 @@ def on(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
 class TestOpening:
     def test_an_empty_database_gets_its_tables(self, url: str) -> None:
         async def look(database: Database) -> None:
-            assert await database.schema() == "0002"
+            assert await database.schema() == "0003"
 
         on(url, look)
         on(url, look)  # and opened again, it has them
@@ -101,14 +104,15 @@ class TestMigrations:
     def test_the_tables_of_usage_come_and_go_with_rules_in_place(self, url: str) -> None:
         async def work(database: Database) -> None:
             await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
-            batch = usage.UsageBatch(1, 0, {("a", "allowed"): 1})
+            use = WindowUse("a", 60_000_000, 5, 0, 0, {7: 1})
+            batch = usage.UsageBatch(1, 0, {("a", "allowed"): 1}, [use])
             await usage.add(database, "me", [batch], 0)
-            for _ in range(2):
-                await database.downgrade("0001")
-                with pytest.raises(DatabaseError, match="usage_"):
-                    await usage.add(database, "me", [batch], 0)
+            for version, missing in (("0002", "use_windows"), ("0001", "usage_")):
+                await database.downgrade(version)
+                with pytest.raises(DatabaseError, match=missing):
+                    await usage.add(database, f"after {version}", [batch], 0)
                 await database.upgrade()
-                await usage.add(database, "me", [batch], 0)
+                await usage.add(database, f"after {version}", [batch], 0)
             assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
 
         on(url, work)
@@ -130,7 +134,7 @@ class TestMigrations:
             with pytest.raises(RuntimeError, match="half-way"):
                 await database.downgrade("base")
             assert len(dropped) == 3
-            assert await database.schema() == "0002"
+            assert await database.schema() == "0003"
             assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
 
         on(url, work)
@@ -210,6 +214,19 @@ class TestTransactions:
             await database.close()
 
         asyncio.run(main())
+
+    def test_a_server_that_does_not_answer_is_said_to_be_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("headgate.admin.database.PATIENCE", 0.2)
+
+        async def main(port: int) -> None:
+            database = Database(f"postgresql://somebody@127.0.0.1:{port}/any")
+            with pytest.raises(DatabaseUnavailable, match="no answer in time"):
+                async with database.reading():
+                    pass
+            await database.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            asyncio.run(main(silent.getsockname()[1]))
 
 
 async def _nothing(_: Database) -> None:

@@ -15,9 +15,10 @@ from sqlalchemy import text
 
 from headgate.admin import follower as following
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog, ObjectKind, Operation
+from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database, DatabaseError
 from headgate.admin.follower import Follower, nodes_of
+from headgate.admin.objects import ObjectKind, Operation
 from headgate.policy.snapshot import SnapshotReader
 from tests.postgres import PostgresServer
 

@@ -25,6 +25,7 @@ from headgate.admin.routes import operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
+from headgate.web.deprecation import Deprecations
 
 API = "/api/v1"
 
@@ -70,8 +71,13 @@ def _restored(app: ASGIApp) -> ASGIApp:
     return restored
 
 
-def application(admin: AdminService, *, reads: str = READS, writes: str = WRITES) -> App:
-    """Return the ASGI application of an admin plane; each key may read, and write, so often."""
+def application(
+    admin: AdminService, *, reads: str = READS, writes: str = WRITES, deprecations: Deprecations | None = None
+) -> App:
+    """Return the ASGI application of an admin plane; each key may read, and write, so often.
+
+    Answers at paths that are going to go say so.
+    """
     app = Litestar(
         _HANDLERS,
         dependencies={"admin": Provide(lambda: admin, sync_to_thread=False)},
@@ -79,11 +85,12 @@ def application(admin: AdminService, *, reads: str = READS, writes: str = WRITES
         middleware=[_restored],
         openapi_config=None,
         request_class=JsonRequest,
+        request_max_body_size=None,  # the gatekeeper's bound is the one that counts
         logging_config=None,
     )
     app.state.document = document()
     app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
-    return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes)
+    return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes, deprecations=deprecations)
 
 
 @cache
@@ -91,7 +98,8 @@ def document() -> bytes:
     """Return the OpenAPI document, as JSON."""
     described = OpenAPIConfig("Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name)
     nothing = {"admin": Provide(lambda: None, sync_to_thread=False)}
-    return msgspec.json.encode(document_of(Litestar(_HANDLERS, dependencies=nothing, openapi_config=described)))
+    app = Litestar(_HANDLERS, dependencies=nothing, openapi_config=described, logging_config=None)
+    return msgspec.json.encode(document_of(app))
 
 
 _HANDLERS: list[Any] = [

@@ -19,7 +19,6 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.tables import audit, audit_start
-from headgate.admin.tables import revision as revision_table
 
 RETENTION_DAYS = 90
 _PAGE = 1000
@@ -77,12 +76,6 @@ async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: 
         rows.append(row)
     if rows:
         await connection.execute(insert(audit), rows)
-
-
-async def revision_of(connection: AsyncConnection) -> int:
-    """Return the revision that is in force."""
-    number: int = (await connection.execute(select(revision_table.c.number))).scalar_one()
-    return number
 
 
 async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:

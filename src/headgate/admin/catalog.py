@@ -13,24 +13,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Table, delete, func, insert, literal, or_, select, update
+from sqlalchemy import Table, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor, texts_of
 from headgate.admin.database import Database
+from headgate.admin.objects import (
+    TABLES,
+    Body,
+    ObjectKind,
+    ObjectVersion,
+    Operation,
+    Stored,
+    condition,
+    document_of,
+    of_row,
+    revision_number,
+    slices,
+    stored_of,
+)
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
 from headgate.core.errors import HeadgateError
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
-from headgate.policy.model import Change, Ruleset
+from headgate.policy.model import Ruleset
 from headgate.policy.problems import InvalidRules, Problem
 from headgate.policy.snapshot import BodyChange, Changes, Whole, put
-from headgate.policy.times import moment_text
 
 CHANNEL = "headgate"
 """The channel of PostgreSQL on which every new revision is announced."""
@@ -38,62 +50,9 @@ SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_
 """What a rules file has besides rules, tiers and users."""
 KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""
-_IN_ONE_QUERY = 500
 _STAMPS = ("created_at", "updated_at")
 _ORDER = "order"
 """The kind of a change that rules follow each other in another order."""
-
-Body = dict[str, Any]
-
-
-class ObjectKind(StrEnum):
-    """What an operation is about."""
-
-    RULE = "rule"
-    TIER = "tier"
-    USER = "user"
-    SETTING = "setting"
-
-
-_TABLES: Mapping[ObjectKind, Table] = {
-    ObjectKind.RULE: rules,
-    ObjectKind.TIER: tiers,
-    ObjectKind.USER: users,
-    ObjectKind.SETTING: settings,
-}
-
-
-class Operation(NamedTuple):
-    """One thing to change."""
-
-    kind: ObjectKind
-    id: str
-    body: Any | None
-    """What it is to be, in the form of a rules file; None: it is to be deleted."""
-    expected: int | None = None
-    """The version that this replaces: 0 for something new, None for whatever there is."""
-
-
-class Stored(NamedTuple):
-    """Something in force."""
-
-    kind: ObjectKind
-    id: str
-    body: Any
-    version: int
-    created_at: int
-    updated_at: int
-
-
-class ObjectVersion(NamedTuple):
-    """What something was once."""
-
-    version: int
-    body: Any | None
-    """None: it was deleted then."""
-    revision: int
-    at: int
-    actor: str
 
 
 class Changed(NamedTuple):
@@ -103,6 +62,13 @@ class Changed(NamedTuple):
     """The revision that is in force now."""
     entries: tuple[audit.AuditEntry, ...]
     """What it changed; empty if everything was so already."""
+
+
+class Edited(NamedTuple):
+    """What something was, and what it is after an edit; None where it did not, or does not, exist."""
+
+    before: Stored | None
+    after: Stored | None
 
 
 class VersionConflict(HeadgateError):
@@ -138,24 +104,29 @@ class Catalog:
     async def revision(self) -> int:
         """Return the revision that is in force."""
         async with self.database.reading() as connection:
-            return await _number(connection)
+            return await revision_number(connection)
 
     async def document(self) -> Whole:
         """Return the revision that is in force, and all of it as the data of a rules file."""
         async with self.database.reading() as connection:
-            return Whole(await _number(connection), await _document(connection))
+            return Whole(await revision_number(connection), await document_of(connection))
 
     async def get(self, kind: ObjectKind, name: str) -> Stored | None:
         """Return something in force; None if it does not exist."""
         async with self.database.reading() as connection:
-            return (await _stored(connection, kind, [name])).get(name)
+            return (await stored_of(connection, kind, [name])).get(name)
 
-    async def page(self, kind: ObjectKind, *, after: str = "", most: int = 1000) -> list[Stored]:
-        """Return what is in force of one kind, in the order of ids, beginning after one."""
-        table = _TABLES[kind]
-        page = select(table).where(table.c.id > after).order_by(table.c.id).limit(most)
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> tuple[list[Stored], int]:
+        """Return some of what is in force of one kind, and how many pass the filters; see `RULE_DEFAULTS`."""
+        table = TABLES[kind]
+        column, conditions = table.c[sort.lstrip("-")], [condition(table, *each) for each in filters.items()]
+        in_order = (column.desc() if sort.startswith("-") else column, table.c.id)
+        some = select(table).where(*conditions).order_by(*in_order).offset(offset).limit(limit)
         async with self.database.reading() as connection:
-            return [_of_row(kind, row) for row in (await connection.execute(page)).mappings()]
+            total = (await connection.execute(select(func.count()).select_from(table).where(*conditions))).scalar_one()
+            return [of_row(kind, row) for row in (await connection.execute(some)).mappings()], total
 
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
         """Return all that something ever was, the newest first."""
@@ -167,7 +138,7 @@ class Catalog:
     async def changed_since(self, number: int) -> Changes | None:
         """Return what differs from an earlier revision; None if that is too long ago, or never was."""
         async with self.database.reading() as connection:
-            now = await _number(connection)
+            now = await revision_number(connection)
             oldest = (await connection.execute(select(func.min(changes.c.revision)))).scalar()
             if number > now or (number < now and (oldest is None or oldest > number + 1)):
                 return None
@@ -179,10 +150,10 @@ class Catalog:
                 names.setdefault(ObjectKind(kind), []).append(subject)
             bodies: list[BodyChange] = []
             for kind, ids in names.items():
-                stored = await _stored(connection, kind, ids)
+                stored = await stored_of(connection, kind, ids)
                 in_order = dict.fromkeys([*stored, *ids])  # new rules follow each other as they do there
                 bodies += [
-                    BodyChange(kind, name, _written(stored[name]) if name in stored else None) for name in in_order
+                    BodyChange(kind, name, stored[name].written if name in stored else None) for name in in_order
                 ]
             return Changes(now, tuple(bodies))
 
@@ -198,9 +169,8 @@ class Catalog:
                 wanted = [Operation(ObjectKind.USER, each.id, each.body) for each in given.changes]
                 document = await transaction.document_for_users(wanted)
             else:
-                document = await _document(connection, with_users=await transaction.users_concerned(touched))
-        for each in given.changes:
-            put(document, each)
+                document = await document_of(connection, with_users=await transaction.users_concerned(touched))
+        put(document, given.changes)
         return document
 
     async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
@@ -220,6 +190,26 @@ class Catalog:
         async with self.database.exclusively(dry_run=dry_run) as connection:
             return await _Transaction(connection, actor, self._now()).run(operations)
 
+    async def edit(
+        self,
+        kind: ObjectKind,
+        name: str,
+        revised: Callable[[Stored | None], Any | None],
+        actor: Actor,
+        expected: int | None = None,
+    ) -> Edited:
+        """Let something be what `revised` makes of what it is, which nobody else changes meanwhile.
+
+        `revised` gets and returns None for what does not exist; `expected` and errors are those of `change`.
+        """
+        async with self.database.exclusively() as connection:
+            before = (await stored_of(connection, kind, [name])).get(name)
+            body = revised(before)
+            if body is not None or before is not None:
+                transaction = _Transaction(connection, actor, self._now())
+                await transaction.run([Operation(kind, name, body, expected)])
+            return Edited(before, (await stored_of(connection, kind, [name])).get(name))
+
     async def apply(self, document: Body, actor: Actor, *, dry_run: bool = False, only_first: bool = False) -> Changed:
         """Let what a rules file says, and nothing else, be in force; see `change`.
 
@@ -227,10 +217,10 @@ class Catalog:
         """
         await asyncio.to_thread(from_data, document)
         async with self.database.exclusively(dry_run=dry_run) as connection:
-            number = await _number(connection)
+            number = await revision_number(connection)
             if only_first and number:
                 return Changed(number, ())
-            present = await _document(connection)
+            present = await document_of(connection)
             operations, order = (
                 await asyncio.to_thread(operations_between, present, document),
                 list(_rules_of(document)),
@@ -245,6 +235,19 @@ class Catalog:
         raise UnknownObject(f"{kind} {name!r} has no version {version}")
 
 
+class _Write(NamedTuple):
+    """What an operation really changes."""
+
+    kind: ObjectKind
+    id: str
+    body: Any | None
+    before: Stored | None
+
+    @property
+    def action(self) -> str:
+        return "delete" if self.body is None else "create" if self.before is None else "update"
+
+
 class _Transaction:
     """The making of one change."""
 
@@ -255,16 +258,16 @@ class _Transaction:
         """Do what is to be done; `order` are the ids of all rules as they are to follow each other, if that matters."""
         found = await self._found(operations)
         wanted = [each for each in operations if self._is_new(each, found.get((each.kind, each.id)))]
-        entries, number = list[audit.AuditEntry](), await _number(self._connection) + 1
+        number = await revision_number(self._connection) + 1
         ruleset = await self._ruleset(wanted) if wanted else Ruleset()
         written = await asyncio.to_thread(_canonical, wanted, ruleset)
-        for operation, body in zip(wanted, written, strict=True):
-            before = found.get((operation.kind, operation.id))
-            if before is not None and body == before.body:
-                continue
-            entries.append(await self._write(operation, body, before, number))
-            if operation.kind is ObjectKind.USER and body is not None:
-                await self._note_overrides(operation.id, ruleset.users[operation.id].overrides)
+        given = [
+            _Write(kind, name, body, found.get((kind, name)))
+            for (kind, name, *_), body in zip(wanted, written, strict=True)
+        ]
+        writes = [each for each in given if each.before is None or each.body != each.before.body]
+        entries = await self._write(writes, number)
+        await self._note_overrides(writes, ruleset)
         if order:
             entries += await self._put_in_order(order, number)
         if not entries:
@@ -282,8 +285,8 @@ class _Transaction:
         present = list((await self._connection.execute(in_order)).scalars())
         if present == list(order):
             return []
-        for position, name in enumerate(order):
-            await self._connection.execute(update(rules).where(rules.c.id == name).values(position=position))
+        moved = update(rules).where(rules.c.id == bindparam("moved")).values(position=bindparam("to"))
+        await self._connection.execute(moved, [{"moved": name, "to": place} for place, name in enumerate(order)])
         await self._connection.execute(insert(changes).values(revision=number, kind=_ORDER, subject="rules"))
         return [audit.AuditEntry("update", _ORDER, "rules", {"rules": present}, {"rules": list(order)})]
 
@@ -294,7 +297,7 @@ class _Transaction:
             names.setdefault(operation.kind, []).append(operation.id)
         found = {}
         for kind, ids in names.items():
-            for name, stored in (await _stored(self._connection, kind, ids)).items():
+            for name, stored in (await stored_of(self._connection, kind, ids)).items():
                 found[kind, name] = stored
         return found
 
@@ -316,9 +319,8 @@ class _Transaction:
             document = await self.document_for_users(operations)
         else:
             concerned = await self.users_concerned(touched)
-            document = await _document(self._connection, with_users=concerned)
-        for operation in operations:
-            put(document, BodyChange(operation.kind, operation.id, operation.body))
+            document = await document_of(self._connection, with_users=concerned)
+        put(document, [BodyChange(kind, name, body) for kind, name, body, _ in operations])
         return await asyncio.to_thread(from_data, document)
 
     async def document_for_users(self, operations: Sequence[Operation]) -> Body:
@@ -329,7 +331,7 @@ class _Transaction:
         document: Body = {"version": 1, "rules": [], "tiers": {}, "users": {}}
         if not named:
             return document
-        for stored in (await _stored(self._connection, ObjectKind.RULE, named)).values():
+        for stored in (await stored_of(self._connection, ObjectKind.RULE, named)).values():
             document["rules"].append({key: value for key, value in stored.body.items() if key != "replaces"})
         known = {rule["id"] for rule in document["rules"]}
         for row in await self._connection.execute(select(tiers.c.id, tiers.c.body)):
@@ -342,7 +344,7 @@ class _Transaction:
     async def users_concerned(self, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
         """Return the users whose overrides are about rules, or on top of tiers, that these operations touch."""
         concerned = set()
-        for names in _slices(sorted(touched[ObjectKind.RULE])):
+        for names in slices(sorted(touched[ObjectKind.RULE])):
             of_rules = select(overrides.c.user_id).distinct().where(overrides.c.rule_id.in_(names))
             concerned |= set((await self._connection.execute(of_rules)).scalars())
         of_tiers = select(overrides.c.user_id).distinct().join(users, users.c.id == overrides.c.user_id)
@@ -352,37 +354,67 @@ class _Transaction:
             named = users.c.tier.in_(sorted(touched[ObjectKind.TIER]))
         return concerned | set((await self._connection.execute(of_tiers.where(named))).scalars())
 
-    async def _write(self, operation: Operation, body: Any, before: Stored | None, number: int) -> audit.AuditEntry:
-        kind, name, table = operation.kind, operation.id, _TABLES[operation.kind]
-        last = select(func.max(versions.c.version)).where(versions.c.kind == kind, versions.c.id == name)
-        version = ((await self._connection.execute(last)).scalar() or 0) + 1
-        if body is None:
-            await self._connection.execute(delete(table).where(table.c.id == name))
-        else:
-            await self._put_row(operation, body, before, version)
-        row = {"kind": kind, "id": name, "version": version, "body": body, "revision": number}
-        await self._connection.execute(insert(versions).values(**row, at=self._now, actor=self._actor.name))
-        await self._connection.execute(insert(changes).values(revision=number, kind=kind, subject=name))
-        action = "delete" if body is None else "create" if before is None else "update"
-        return audit.AuditEntry(action, kind, name, before.body if before else None, body)
+    async def _write(self, writes: Sequence[_Write], number: int) -> list[audit.AuditEntry]:
+        """Write rows, versions and what nodes look for, in few statements however many there are."""
+        last: dict[tuple[ObjectKind, str], int] = {}
+        for kind in ObjectKind:
+            some = [each for each in writes if each.kind is kind]
+            for names in slices([each.id for each in some]):
+                known = select(versions.c.id, func.max(versions.c.version)).group_by(versions.c.id)
+                of_these = known.where(versions.c.kind == kind, versions.c.id.in_(names))
+                last |= {(kind, name): version for name, version in await self._connection.execute(of_these)}
+            await self._write_rows(TABLES[kind], some, last)
+        common = {"revision": number, "at": self._now, "actor": self._actor.name}
+        await self._insert(
+            versions,
+            [
+                {**common, "kind": kind, "id": name, "version": last.get((kind, name), 0) + 1, "body": body}
+                for kind, name, body, _ in writes
+            ],
+        )
+        await self._insert(changes, [{"revision": number, "kind": each.kind, "subject": each.id} for each in writes])
+        return [
+            audit.AuditEntry(each.action, each.kind, each.id, each.before.body if each.before else None, each.body)
+            for each in writes
+        ]
 
-    async def _put_row(self, operation: Operation, body: Any, before: Stored | None, version: int) -> None:
-        kind, name, table = operation.kind, operation.id, _TABLES[operation.kind]
-        values: Body = {"body": body, "version": version, "updated_at": self._now}
-        if kind is ObjectKind.USER:
-            values["tier"] = body.get("tier", "")
-        if kind is ObjectKind.RULE and before is None:
-            values["position"] = select(func.coalesce(func.max(rules.c.position), literal(-1)) + 1).scalar_subquery()
-        if before is None:
-            await self._connection.execute(insert(table).values(id=name, created_at=self._now, **values))
-        else:
-            await self._connection.execute(update(table).where(table.c.id == name).values(**values))
+    async def _write_rows(
+        self, table: Table, writes: Sequence[_Write], last: Mapping[tuple[ObjectKind, str], int]
+    ) -> None:
+        for names in slices([each.id for each in writes if each.body is None]):
+            await self._connection.execute(delete(table).where(table.c.id.in_(names)))
+        made, changed = list[Body](), list[Body]()
+        for kind, name, body, before in writes:
+            if body is not None:
+                row = {"id": name, "body": body, "version": last.get((kind, name), 0) + 1, "updated_at": self._now}
+                if kind is ObjectKind.USER:
+                    row["tier"] = body.get("tier", "")
+                (made if before is None else changed).append(row)
+        if made and table is rules:
+            bottom = (await self._connection.execute(select(func.max(rules.c.position)))).scalar()
+            for place, row in enumerate(made, -1 if bottom is None else bottom):
+                row["position"] = place + 1
+        await self._insert(table, [{"created_at": self._now, **row} for row in made])
+        if changed:
+            columns = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in changed[0]}
+            replaced = update(table).where(table.c.id == columns.pop("id")).values(**columns)
+            rows = [{f"new_{name}": value for name, value in row.items()} for row in changed]
+            await self._connection.execute(replaced, rows)
 
-    async def _note_overrides(self, user: str, overridden: Mapping[str, Change]) -> None:
-        await self._connection.execute(delete(overrides).where(overrides.c.user_id == user))
-        rows = [{"user_id": user, "rule_id": rule, "until": change.until} for rule, change in overridden.items()]
+    async def _note_overrides(self, writes: Sequence[_Write], ruleset: Ruleset) -> None:
+        of_users = [each.id for each in writes if each.kind is ObjectKind.USER and each.body is not None]
+        for names in slices(of_users):
+            await self._connection.execute(delete(overrides).where(overrides.c.user_id.in_(names)))
+        rows = [
+            {"user_id": user, "rule_id": rule, "until": change.until}
+            for user in of_users
+            for rule, change in ruleset.users[user].overrides.items()
+        ]
+        await self._insert(overrides, rows)
+
+    async def _insert(self, table: Table, rows: Sequence[Body]) -> None:
         if rows:
-            await self._connection.execute(insert(overrides), rows)
+            await self._connection.execute(insert(table), rows)
 
 
 def operations_between(present: Body, wanted: Body) -> list[Operation]:
@@ -440,51 +472,3 @@ def _check_id(operation: Operation) -> None:
         raise InvalidRules([Problem(f"{operation.kind} {name!r:.80} has text with characters that cannot be shown")])
     if operation.kind is ObjectKind.SETTING and name not in SETTINGS:
         raise InvalidRules([Problem(f"{name!r:.80} is not a setting", accepted=f"one of {', '.join(SETTINGS)}")])
-
-
-async def _number(connection: AsyncConnection) -> int:
-    number: int = (await connection.execute(select(revision.c.number))).scalar_one()
-    return number
-
-
-async def _document(connection: AsyncConnection, with_users: set[str] | None = None) -> Body:
-    """Return all that is in force as the data of a rules file; of users only some, if they are given."""
-    document: Body = {"version": 1}
-    in_order = select(rules).order_by(rules.c.position, rules.c.id)
-    stored = [_of_row(ObjectKind.RULE, row) for row in (await connection.execute(in_order)).mappings()]
-    document["rules"] = [_written(each) for each in stored]
-    document["tiers"] = {row.id: row.body for row in await connection.execute(select(tiers.c.id, tiers.c.body))}
-    if with_users is None:
-        document["users"] = {row.id: row.body for row in await connection.execute(select(users.c.id, users.c.body))}
-    else:
-        found = await _stored(connection, ObjectKind.USER, sorted(with_users))
-        document["users"] = {name: each.body for name, each in found.items()}
-    for row in await connection.execute(select(settings.c.id, settings.c.body)):
-        document[row.id] = row.body
-    return document
-
-
-async def _stored(connection: AsyncConnection, kind: ObjectKind, names: Sequence[str]) -> dict[str, Stored]:
-    table, found = _TABLES[kind], {}
-    for some in _slices(names):
-        in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
-        wanted = select(table).where(table.c.id.in_(some)).order_by(*in_order)
-        for row in (await connection.execute(wanted)).mappings():
-            found[row["id"]] = _of_row(kind, row)
-    return found
-
-
-def _of_row(kind: ObjectKind, row: Mapping[Any, Any]) -> Stored:
-    return Stored(kind, row["id"], row["body"], row["version"], row["created_at"], row["updated_at"])
-
-
-def _written(stored: Stored) -> Any:
-    """Return a body with what the database knows besides: of a rule, when it was made and changed."""
-    if stored.kind is not ObjectKind.RULE:
-        return stored.body
-    return {**stored.body, "created_at": moment_text(stored.created_at), "updated_at": moment_text(stored.updated_at)}
-
-
-def _slices(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Return a few names at a time: a query has only so many parameters."""
-    return (names[at : at + _IN_ONE_QUERY] for at in range(0, len(names), _IN_ONE_QUERY))

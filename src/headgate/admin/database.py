@@ -257,7 +257,9 @@ class _translated:  # noqa: N801  used as a function
         if isinstance(error, DBAPIError):
             raise _error(self._name, error) from error
         if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
-            raise DatabaseUnavailable(f"{self._name}: cannot be reached: {error or 'no answer in time'}") from error
+            raise DatabaseUnavailable(
+                f"{self._name}: cannot be reached: {str(error) or 'no answer in time'}"
+            ) from error
         if isinstance(error, json.JSONDecodeError):
             raise DatabaseError(f"{self._name}: a row is damaged: {error}") from error
         if isinstance(error, SQLAlchemyError):

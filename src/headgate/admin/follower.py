@@ -25,10 +25,13 @@ import asyncpg
 import msgspec
 from sqlalchemy import delete, insert, select, text, update
 
-from headgate.admin.catalog import CHANNEL, Catalog, ObjectKind
+from headgate.admin.catalog import CHANNEL, Catalog
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
+from headgate.admin.keys import check_keys
+from headgate.admin.objects import ObjectKind
 from headgate.admin.tables import nodes
 from headgate.core.errors import InvalidRule
+from headgate.policy.key_file import KEYS, SharedKey, write_keys
 from headgate.policy.loading import from_data
 from headgate.policy.snapshot import WHOLE, Changes, Following, SnapshotWriter, Whole, read_following, write_following
 
@@ -72,6 +75,7 @@ class Follower:
         self._now = clock or (lambda: time.time_ns() // 1000)
         self._writer = SnapshotWriter(folder, self._database.name)
         self._has_followed = False
+        self._keys: tuple[SharedKey, ...] | None = None
         before = read_following(folder)
         self._followed = Following(before.contact, 0, before.error)
         self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), self._now(), 0, 0, "")
@@ -94,6 +98,7 @@ class Follower:
             InvalidRule: what it has cannot be used, and there are no files.
         """
         try:
+            await self._take_keys()
             await self._take(await self._catalog.document())
         except (DatabaseError, InvalidRule, OSError) as error:
             if not (self._folder / WHOLE).exists():
@@ -132,6 +137,7 @@ class Follower:
 
     async def _catch_up(self) -> None:
         """Take what is new. Raises DatabaseError, InvalidRule, OSError."""
+        await self._take_keys()  # first: a key that is revoked does not wait for rules that are wrong
         changes = await self._catalog.changed_since(self.revision)
         if changes is None or _may_reorder(changes) or not self._writer.is_intact():
             await self._take(await self._catalog.document())
@@ -145,6 +151,13 @@ class Follower:
 
     def _added(self, changes: Changes) -> bool:
         return self._writer.append(changes) or self._writer.compact(changes)
+
+    async def _take_keys(self) -> None:
+        """Let workers know which keys open the decision plane, if these are others. Raises DatabaseError, OSError."""
+        keys = await check_keys(self._database)
+        if keys != self._keys or not (self._folder / KEYS).exists():
+            await asyncio.to_thread(write_keys, self._folder, keys)
+            self._keys = keys
 
     async def _take(self, whole: Whole) -> None:
         await self._check(whole.revision, whole.document)
@@ -259,7 +272,7 @@ async def _listening(database: Database, feed: _Feed) -> AsyncIterator[None]:
     try:
         connection = await asyncpg.connect(database.dsn, timeout=PATIENCE, command_timeout=PATIENCE)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise DatabaseUnavailable(f"{database.name}: cannot be reached: {error}") from error
+        raise DatabaseUnavailable(f"{database.name}: cannot be reached: {str(error) or 'no answer in time'}") from error
     try:
         connection.add_termination_listener(feed.end)
         await connection.add_listener(CHANNEL, lambda *_: feed.news.set())

@@ -17,15 +17,17 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import UnknownObject
+from headgate.admin.catalog import CHANNEL, UnknownObject
 from headgate.admin.database import Database, DatabaseError
-from headgate.admin.tables import api_keys, revision
+from headgate.admin.objects import revision_number
+from headgate.admin.tables import api_keys
 from headgate.core.errors import UsageError
+from headgate.policy.key_file import SharedKey
 
 LAST_USE_EVERY_US = 60_000_000
 """The time of a key's last use is noted at most so often."""
@@ -208,8 +210,19 @@ class AdminKeys:
             await connection.execute(update(api_keys).where(api_keys.c.id == key.id, older).values(last_used_at=now))
 
     async def _record(self, connection: AsyncConnection, entry: audit.AuditEntry, actor: Actor) -> None:
-        number = (await connection.execute(select(revision.c.number))).scalar_one()
+        number = await revision_number(connection)
         await audit.append(connection, [entry], actor, number, self._now())
+        if connection.dialect.name == "postgresql":  # whoever is told of rules looks at keys as well
+            await connection.execute(select(func.pg_notify(CHANNEL, str(number))))
+
+
+async def check_keys(database: Database) -> tuple[SharedKey, ...]:
+    """Return the keys that open the decision plane, as workers are told of them. Raises DatabaseError."""
+    columns = api_keys.c
+    chosen = select(columns.id, columns.digest, columns.expires_at).order_by(columns.id)
+    async with database.reading() as connection:
+        found = chosen.where(columns.role == KeyRole.CHECK, columns.revoked_at.is_(None))
+        return tuple([SharedKey(*row) for row in await connection.execute(found)])
 
 
 def _key(row: Any) -> ApiKey:

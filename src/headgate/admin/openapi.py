@@ -22,6 +22,7 @@ _ERRORS = {
     409: "It exists already, or the rules are in a file.",
     412: "It is of another version by now.",
     413: "The body is too large.",
+    415: "The body is compressed, or encoded in another way.",
     429: "This key, or this address, asks too often.",
     503: "The database cannot be asked; decisions go on.",
 }

@@ -9,36 +9,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
 from typing import NamedTuple
 
-import uvicorn
-
-from headgate.admin import audit, usage
+from headgate.admin import audit, usage, what_if
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import AdminKeys
+from headgate.admin.listener import AdminListener
 from headgate.admin.service import AdminService, FileRules
 from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
+from headgate.observe.principal_use import WindowUse
 from headgate.observe.workers import Slice
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import WHOLE
+from headgate.web.deprecation import Deprecations
 
-_HOURLY = 3600.0
-_PAUSE = 1.0
+_HOUSEKEEPING = 600.0
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -69,6 +68,7 @@ class AdminPlane:
         rules_file: where the rules are, without a database.
         tls: certificate and key of the REST API, as files; empty for none.
         audit_days: how long the audit trail is kept.
+        deprecations: paths of the REST API that are going to go.
     """
 
     def __init__(
@@ -80,7 +80,9 @@ class AdminPlane:
         rules_file: str = "",
         tls: tuple[str, str] = ("", ""),
         audit_days: int = audit.RETENTION_DAYS,
+        deprecations: Deprecations | None = None,
     ) -> None:
+        self._deprecations = deprecations
         self._url, self._folder, self._key = url, folder, key
         self._rules_file, self._tls, self._audit_days = rules_file, tls, audit_days
 
@@ -144,6 +146,7 @@ class AdminPlane:
         engine: AsyncEngine,
         hot_keys: Callable[[], bytes] = lambda: b"[]",
         counted: Callable[[], Iterable[Slice]] = lambda: (),
+        used: Callable[..., list[WindowUse]] = lambda **_: [],
     ) -> AsyncIterator[None]:
         """Answer on a socket, follow the database, and write usage, for as long as the block lasts.
 
@@ -152,6 +155,7 @@ class AdminPlane:
             engine: what decides.
             hot_keys: returns the keys that are asked about most, as JSON.
             counted: returns what the workers of this service have counted; asked in a thread.
+            used: returns what principals asked for since the last time; see `UsageWriter`.
         """
         database = Database(self._url) if self._url else None
         tasks: list[asyncio.Task[None]] = []
@@ -163,7 +167,7 @@ class AdminPlane:
                 follower.resume()
             except (InvalidRule, OSError) as error:  # it reads everything
                 _LOG.warning("the last good rules cannot be read any more: %s", error)
-            writer = UsageWriter(database, counted)
+            writer = UsageWriter(database, counted, used=used)
             tasks = [
                 asyncio.create_task(follower.run()),
                 asyncio.create_task(writer.run()),
@@ -174,7 +178,7 @@ class AdminPlane:
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
             admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys)
-        answering = _Answering(listening, lambda: self._config(admin))
+        answering = AdminListener(listening, lambda: application(admin, deprecations=self._deprecations), self._tls)
         serving = asyncio.create_task(answering.run())
         try:
             yield
@@ -190,70 +194,19 @@ class AdminPlane:
             if database is not None:
                 await database.close()
 
-    def _config(self, admin: AdminService) -> uvicorn.Config:
-        certificate, key = self._tls
-        return uvicorn.Config(
-            application(admin),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            h11_max_incomplete_event_size=65_536,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=5,
-            limit_concurrency=200,
-            ssl_certfile=certificate or None,
-            ssl_keyfile=key or None,
-        )
-
     async def _keep_house(self, database: Database) -> None:
-        """Remove what is kept no longer, now and every hour."""
+        """Remove what is kept no longer, and fold what is over, now and every few minutes."""
         while True:
             try:
                 async with database.exclusively() as connection:
                     now = time.time_ns() // 1000
                     removed = await audit.prune(connection, now, self._audit_days)
                     await usage.roll_up(connection, now)
+                    await what_if.fold(connection, now)
                 if removed:
                     _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
             except DatabaseError as error:
                 _LOG.debug("nothing was tidied up: %s", error)
             except Exception:  # noqa: BLE001  there is a next time
                 _LOG.exception("nothing was tidied up")
-            await asyncio.sleep(_HOURLY)
-
-
-class _Answering:
-    """The REST API on a socket, begun again should it fail: decisions do not depend on it, and nobody else would."""
-
-    def __init__(self, listening: socket, config: Callable[[], uvicorn.Config]) -> None:
-        self._listening, self._config = listening, config
-        self._ended = asyncio.Event()
-        self._server: _Server | None = None
-
-    async def run(self) -> None:
-        while not self._ended.is_set():
-            try:
-                self._server = _Server(self._config())
-                await self._server.serve([self._listening.dup()])  # it closes what it gets
-            except (Exception, SystemExit):  # noqa: BLE001  by the latter, uvicorn says that it cannot begin
-                _LOG.exception("the admin plane has failed: it begins again in %g s", _PAUSE)
-            else:
-                if not self._ended.is_set():
-                    _LOG.error("the admin plane has ended: it begins again in %g s", _PAUSE)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PAUSE):
-                    await self._ended.wait()
-
-    def end(self) -> None:
-        self._ended.set()
-        if self._server is not None:
-            self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """A server beside others in one process: signals are not its business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+            await asyncio.sleep(_HOUSEKEEPING)

@@ -103,13 +103,48 @@ _DIFFERENCE = record(
         "action": {"enum": ["create", "update", "delete"]},
         "before": {},
         "after": {},
-    }
+    },
+    last_day={"type": "object", "additionalProperties": WHOLE},
+    what_if=list_of(ref("what_if")),
 )
+_WHAT_IF = {
+    "rule_id": "orders-user",
+    "limit": 60,
+    "in_force": 100,
+    "window_seconds": 60,
+    "since": "2026-01-01T00:00:00Z",
+    "until": "2026-01-08T00:00:00Z",
+    "units": 400_000,
+    "principals": 21_000,
+    "refused": 12_400,
+    "refused_at_least": 12_400,
+    "refused_at_most": 12_400,
+    "touched": 310,
+    "standard_error": 0,
+    "sampled": 1.0,
+    "assumes": "clients ask as they did",
+    "others": [{"in_force": 1000, "units": 52_000}],
+    "hot_keys": ["#5f2b9e2a4c1d7f30"],
+}
 
 COMPONENTS: Json = {
     "stored_rule": {"type": "object", "required": ["id"], "properties": {"id": TEXT, "version": WHOLE}},
     "overrides": {"type": "object", "additionalProperties": ref("change")},
     "limit_state": _LIMIT,
+    "what_if": record(
+        {
+            **dict.fromkeys(("limit", "in_force", "units", "principals", "refused"), WHOLE),
+            **dict.fromkeys(("refused_at_least", "refused_at_most", "touched", "standard_error"), WHOLE),
+            "rule_id": TEXT,
+            "window_seconds": {"type": "number"},
+            "since": MOMENT,
+            "until": MOMENT,
+            "sampled": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "assumes": TEXT,
+            "others": list_of(record({"in_force": WHOLE, "units": WHOLE})),
+            "hot_keys": list_of(TEXT),
+        }
+    ),
     "api_key": record(_API_KEY),
     "audit_entry": record(
         {
@@ -278,6 +313,7 @@ ANSWERS: dict[str, tuple[Json, Any]] = {
     ),
     "hot_keys": ({}, []),
     "list_usage": (_page({"type": "object"}), _paged()),
+    "what_if": (ref("what_if"), _WHAT_IF),
     "list_keys": (record({"items": list_of(ref("api_key"))}), {"items": [_KEY]}),
     "create_key": (_NEW_KEY, _NEW_KEY_EXAMPLE),
     "rotate_key": (_NEW_KEY, _NEW_KEY_EXAMPLE),

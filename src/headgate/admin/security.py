@@ -29,6 +29,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
+from headgate.web.deprecation import Deprecations
 from headgate.web.problem import Problem, of_status
 
 READS, WRITES = "1000/minute", "100/minute"
@@ -78,7 +79,7 @@ class Gatekeeper:
         keys: who may.
         reads: how often a key may read.
         writes: how often a key may change something.
-        announced: header fields of every answer about a version that is going to go.
+        deprecations: paths that are going to go, of which answers say so.
     """
 
     def __init__(
@@ -88,9 +89,9 @@ class Gatekeeper:
         *,
         reads: str = READS,
         writes: str = WRITES,
-        announced: Mapping[str, str] | None = None,
+        deprecations: Deprecations | None = None,
     ) -> None:
-        self._app, self._keys, self._announced = app, keys, announced or {}
+        self._app, self._keys, self._deprecations = app, keys, deprecations or Deprecations()
         self._reads, self._writes = AsyncLimiter(reads, name="reads"), AsyncLimiter(writes, name="writes")
         self._failures = AsyncLimiter(FAILURES, name="failures")
         self._seen: dict[bytes, None] = {}  # digests of addresses and keys that were good there, the latest last
@@ -109,7 +110,8 @@ class Gatekeeper:
             return
         inner = {**scope, "path": _path(scope), "state": {**scope.get("state", {}), "request_id": request_id}}
         if inner["path"] not in PUBLIC:
-            answer.fields |= self._announced
+            announced = self._deprecations.fields(inner["path"])
+            answer.fields |= {name.decode(): value.decode() for name, value in announced}
             refusal = await self._refusal(inner, headers, answer)
             if refusal is not None:
                 await answer.refuse(refusal)
@@ -228,6 +230,8 @@ def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Pr
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > MAX_BODY:
         return of_status(413, str(BodyTooLarge()))
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        return of_status(415, "a body comes as it is, without a Content-Encoding")
     twice = [name for name in _ONCE if names.count(name) > 1]
     if twice:
         return of_status(400, f"the header {twice[0]} is there more than once")
@@ -237,10 +241,9 @@ def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Pr
     try:
         _path(scope)
         visible(unquote(query.decode("ascii"), errors="strict"))
-    except UnicodeError:
-        return of_status(400, "paths and queries are UTF-8, with % where a URL needs it")
-    except UsageError as error:
-        return of_status(400, str(error))
+    except (UnicodeError, UsageError) as error:
+        is_ours = isinstance(error, UsageError)
+        return of_status(400, str(error) if is_ours else "paths and queries are UTF-8, with % where a URL needs it")
     return None
 
 

@@ -9,32 +9,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from difflib import get_close_matches
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
-from headgate.admin import audit, usage
+import msgspec
+
+from headgate.admin import audit, usage, what_if
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import (
-    Changed,
-    ObjectKind,
-    ObjectVersion,
-    Operation,
-    Stored,
-    UnknownObject,
-)
+from headgate.admin.catalog import Changed, Edited, UnknownObject
 from headgate.admin.database import Database
 from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
+from headgate.admin.objects import RULE_DEFAULTS, ObjectKind, ObjectVersion, Operation, Stored, revision_number
 from headgate.core.decision import Decision
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.engine import AsyncEngine
 from headgate.policy.dumping import to_data
 from headgate.policy.explain import Considered
-from headgate.policy.loading import change_from_data, load, rule_from_data
+from headgate.policy.loading import change_from_data, from_data, load, rule_from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.request import Request
 from headgate.policy.snapshot import Whole
 from headgate.policy.times import moment_text
 
+_WEEK_US = 7 * usage.DAY_US
+_MOST_TIERS = 100
+_NAMED = 5
+"""Principals that an answer names."""
 SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
 
 
@@ -57,9 +58,22 @@ class RuleCatalog(Protocol):
 
     async def get(self, kind: ObjectKind, name: str) -> Stored | None: ...
 
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> tuple[list[Stored], int]: ...
+
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]: ...
 
     async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed: ...
+
+    async def edit(
+        self,
+        kind: ObjectKind,
+        name: str,
+        revised: Callable[[Stored | None], Any | None],
+        actor: Actor,
+        expected: int | None = None,
+    ) -> Edited: ...
 
     async def apply(self, document: dict[str, Any], actor: Actor, *, dry_run: bool = False) -> Changed: ...
 
@@ -91,16 +105,27 @@ class FileRules:
         body = bodies_of(to_data(self._ruleset()), kind).get(name)
         return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
 
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> tuple[list[Stored], int]:
+        """Return some of what is in force of one kind, and how many pass the filters."""
+        bodies = bodies_of(to_data(self._ruleset()), kind)
+        found = [name for name, body in bodies.items() if _passes(name, body, filters)]
+        if sort.lstrip("-") != "position":
+            found.sort(reverse=sort.startswith("-"))
+        some = [Stored(kind, name, bodies[name], self._version(), 0, 0) for name in found[offset : offset + limit]]
+        return some, len(found)
+
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
         """Return what is known of earlier versions: nothing."""
         stored = await self.get(kind, name)
         return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
 
-    async def change(self, *_: object, **__: object) -> Changed:
+    async def change(self, *_: object, **__: object) -> NoReturn:
         """Refuse, with RulesInFile."""
         raise RulesInFile(self._path)
 
-    apply = roll_back = change
+    edit = apply = roll_back = change
 
 
 class ResultPage(NamedTuple):
@@ -145,17 +170,10 @@ class AdminService:
         self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
     ) -> ResultPage:
         """Return some of what is in force, as far as every filter is equal to a field."""
-        _, document = await self.rules.document()
-        items = [
-            {"id": name, **body} if kind in {ObjectKind.RULE, ObjectKind.USER} else {"id": name, "value": body}
-            for name, body in bodies_of(document, kind).items()
-        ]
-        items = [item for item in items if _passes(item, filters)]
-        key, descending = sort.lstrip("-"), sort.startswith("-")
-        if key != "position":
-            items.sort(key=lambda item: str(item.get(key, "")), reverse=descending)
-        end = offset + limit
-        return ResultPage(items[offset:end], len(items), end if end < len(items) else None)
+        found, total = await self.rules.page(kind, filters, sort, offset, limit)
+        has_fields, end = kind in {ObjectKind.RULE, ObjectKind.USER}, offset + limit
+        items = [{"id": each.id, **(each.written if has_fields else {"value": each.body})} for each in found]
+        return ResultPage(items, total, end if end < total else None)
 
     async def get(self, kind: ObjectKind, name: str) -> Stored:
         """Return something in force. Raises UnknownObject."""
@@ -172,9 +190,10 @@ class AdminService:
             named = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
             body = {"id": name, **body} if named else body
             rule_from_data(body)
-        before = await self.rules.get(kind, name)
-        await self.rules.change([Operation(kind, name, body, expected)], actor)
-        return await self.get(kind, name), before is None
+        if body is None:
+            raise UsageError(f"null is not a {kind}; DELETE is what deletes one")
+        before, after = await self.rules.edit(kind, name, lambda _: body, actor, expected)
+        return cast("Stored", after), before is None
 
     async def delete(self, kind: ObjectKind, name: str, expected: int | None, actor: Actor) -> None:
         """Delete something. Raises as `Catalog.change` does."""
@@ -183,19 +202,72 @@ class AdminService:
     async def apply(self, text: str, actor: Actor, *, dry_run: bool) -> dict[str, Any]:
         """Let a whole rules file be in force; says what that changes, and, if it is tried, how much that is used."""
         wanted = await asyncio.to_thread(load, text)
+        present = (await self.rules.document()).document if dry_run else {}
         changed = await self.rules.apply(await asyncio.to_thread(to_data, wanted), actor, dry_run=dry_run)
         differences: list[dict[str, Any]] = [
             {"kind": each.kind, "id": each.subject, "action": each.action, "before": each.before, "after": each.after}
             for each in changed.entries
         ]
         if dry_run and self._database is not None:
-            rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
-            async with self._database.reading() as connection:
-                used = await usage.totals(connection, rules, self._now() - usage.DAY_US)
+            await self._say_whom_it_touches(self._database, differences, present, wanted)
+        return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
+
+    async def _say_whom_it_touches(
+        self, database: Database, differences: list[dict[str, Any]], present: dict[str, Any], wanted: Ruleset
+    ) -> None:
+        """Add to changes of rules and tiers how often they decide, and what their other limits would have refused."""
+        before = await asyncio.to_thread(from_data, {**present, "users": {}})
+        limits = what_if.changes_between(before, wanted)
+        rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
+        now = self._now()
+        async with database.reading() as connection:
+            used = await usage.totals(connection, rules, now - usage.DAY_US)
             for each in differences:
                 if each["kind"] == ObjectKind.RULE:
                     each["last_day"] = used[each["id"]]
-        return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
+                    changed = [change for (_, rule), found in limits.items() if rule == each["id"] for change in found]
+                elif each["kind"] == ObjectKind.TIER:
+                    own = {key: found for key, found in limits.items() if key[0] == each["id"] and key[1] not in rules}
+                    changed = [change for found in own.values() for change in found]
+                else:
+                    continue
+                once = {(change.rule, change.in_force, change.quota): change for change in changed}
+                each["what_if"] = [
+                    self._with_hot_keys(await change.answer(connection, now - _WEEK_US, now))
+                    for change in once.values()
+                ]
+
+    async def what_if(
+        self,
+        name: str,
+        limit: int,
+        *,
+        window_us: int | None,
+        in_force: int | None,
+        since: int | None,
+        until: int | None,
+    ) -> dict[str, Any]:
+        """Say what another limit of a rule would have refused, in the last 7 days if nothing else is said.
+
+        Raises UnknownObject, and UsageError for a limit or a window that makes no sense.
+        """
+        rule = rule_from_data((await self.get(ObjectKind.RULE, name)).body)
+        change = what_if.limit_change(rule, limit, window_us, in_force)
+        until = self._now() if until is None else until
+        since = until - _WEEK_US if since is None else since
+        async with self._kept().reading() as connection:
+            return self._with_hot_keys(await change.answer(connection, since, until))
+
+    def _with_hot_keys(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Name principals that the limit would refuse now, of those that are asked about most at this service."""
+        report = msgspec.json.decode(self.hot_keys())
+        asked = report.get("hot", []) if isinstance(report, dict) else []
+        hot = [
+            each["key"]
+            for each in asked
+            if each["rule"] == answer["rule_id"] and each["per_second"] * answer["window_seconds"] > answer["limit"]
+        ]
+        return {**answer, "hot_keys": hot[:_NAMED]}
 
     # Users
 
@@ -205,36 +277,63 @@ class AdminService:
         return dict(stored.body) if stored else {}
 
     async def set_tier(self, name: str, tier: str, actor: Actor) -> dict[str, Any]:
-        """Move a user to a tier; empty: to none."""
-        body = {key: value for key, value in (await self.user(name)).items() if key != "tier"}
-        return await self._put_user(name, ({"tier": tier} if tier else {}) | body, actor)
+        """Move a user to a tier; empty: to none. Raises UsageError for one that no rule and no tier has."""
+        if tier and self._database is not None:
+            await self._check_tier(tier)
+
+        def moved(user: dict[str, Any]) -> None:
+            user.pop("tier", None)
+            if tier:
+                user["tier"] = tier
+
+        return await self._edit_user(name, moved, actor)
+
+    async def _check_tier(self, tier: str) -> None:
+        """Raise UsageError unless a tier of this name, or a rule for it, is there: it would mean nothing."""
+        if await self.rules.get(ObjectKind.TIER, tier) is not None:
+            return
+        if (await self.page(ObjectKind.RULE, {"tier": tier}, "position", 0, 1)).total:
+            return
+        known = [item["id"] for item in (await self.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS)).items]
+        near = get_close_matches(tier, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+        raise UsageError(f"there is no tier {tier!r:.80}, and no rule for one: {hint}")
 
     async def set_override(self, name: str, rule_id: str, change: Any, actor: Actor) -> dict[str, Any]:
         """Change a rule for one user, perhaps only for a time. Raises UsageError for a time that is over."""
         until = change_from_data(change).until
         if until is not None and until <= self._now():
             raise UsageError("an override that has ended already changes nothing: until is in the past")
-        body = await self.user(name)
-        body["overrides"] = {**body.get("overrides", {}), rule_id: change}
-        return await self._put_user(name, body, actor)
+
+        def overridden(user: dict[str, Any]) -> None:
+            user["overrides"] = {**user.get("overrides", {}), rule_id: change}
+
+        return await self._edit_user(name, overridden, actor)
 
     async def end_override(self, name: str, rule_id: str, actor: Actor) -> dict[str, Any]:
         """End the override of one rule, or, if none is named, of all. Raises UnknownObject if there is none."""
-        body = await self.user(name)
-        overrides = body.pop("overrides", {})
-        if not overrides or (rule_id and rule_id not in overrides):
-            what = f"no override of rule {rule_id!r}" if rule_id else "no override"
-            raise UnknownObject(f"user {name!r:.200} has {what}")
-        left = {rule: change for rule, change in overrides.items() if rule_id and rule != rule_id}
-        return await self._put_user(name, body | ({"overrides": left} if left else {}), actor)
 
-    async def _put_user(self, name: str, body: dict[str, Any], actor: Actor) -> dict[str, Any]:
-        stored = await self.rules.get(ObjectKind.USER, name)
-        expected = stored.version if stored else 0
-        if not body and stored is None:
-            return {}
-        await self.rules.change([Operation(ObjectKind.USER, name, body or None, expected)], actor)
-        return await self.user(name)
+        def ended(user: dict[str, Any]) -> None:
+            overrides = user.pop("overrides", {})
+            if not overrides or (rule_id and rule_id not in overrides):
+                what = f"no override of rule {rule_id!r}" if rule_id else "no override"
+                raise UnknownObject(f"user {name!r:.200} has {what}")
+            left = {rule: change for rule, change in overrides.items() if rule_id and rule != rule_id}
+            if left:
+                user["overrides"] = left
+
+        return await self._edit_user(name, ended, actor)
+
+    async def _edit_user(self, name: str, edit: Callable[[dict[str, Any]], None], actor: Actor) -> dict[str, Any]:
+        """Change what is special about a user, whom the database forgets if nothing is any more."""
+
+        def revised(stored: Stored | None) -> dict[str, Any] | None:
+            user = dict(stored.body) if stored else {}
+            edit(user)
+            return user or None
+
+        _, after = await self.rules.edit(ObjectKind.USER, name, revised, actor)
+        return dict(after.body) if after else {}
 
     async def user_limits(self, name: str) -> dict[str, Any]:
         """Return the limits that count a user, what they are for that user, and their present state."""
@@ -284,7 +383,7 @@ class AdminService:
         if done and self._database is not None:
             async with self._database.exclusively() as connection:
                 entry = audit.AuditEntry("reset", "user", name, None, {"rules": done})
-                await audit.append(connection, [entry], actor, await audit.revision_of(connection), self._now())
+                await audit.append(connection, [entry], actor, await revision_number(connection), self._now())
         return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
 
     # Looking
@@ -384,19 +483,13 @@ def _shown(principal: str | bytes) -> str:
     return principal if isinstance(principal, str) else f"sha256:{principal.hex()}"
 
 
-def _passes(item: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
-    for name, wanted in filters.items():
-        if name == "search":
-            text = f"{item.get('id', '')} {item.get('name', '')} {item.get('endpoint', '')}".lower()
-            if str(wanted).lower() not in text:
+def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:
+    for field, wanted in filters.items():
+        if field == "search":
+            if not any(
+                wanted.lower() in text.lower() for text in (name, body.get("name", ""), body.get("endpoint", ""))
+            ):
                 return False
-        elif name == "enabled":
-            if item.get("enabled", True) is not wanted:
-                return False
-        elif item.get(name, _DEFAULTS.get(name, "")) != wanted:
+        elif body.get(field, RULE_DEFAULTS.get(field, "")) != wanted:
             return False
     return True
-
-
-_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket"}
-"""What a rule has that does not say."""

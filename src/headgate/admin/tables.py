@@ -14,6 +14,8 @@ file, the API and the database; columns beside a body are there to be searched b
     api_keys                        digests of keys, never keys
     nodes                           who runs which revision
     usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
+    use_windows, use_principals     what principals in a sample asked for, in each window, until that is over
+    use_histograms                  how many principals asked for how much, in all windows that began in an hour
     usage_writers                   which batch of each service is in there, so that none is added twice
 """
 
@@ -165,6 +167,35 @@ def _usage(name: str) -> Table:
 
 
 usage_minutes, usage_hours = _usage("usage_minutes"), _usage("usage_hours")
+
+
+def _use(name: str, *columns: Column[Any]) -> Table:
+    """Return a table about the windows of a rule."""
+    return Table(
+        name,
+        metadata,
+        Column("rule_id", RULE_ID, primary_key=True),
+        Column("window_us", BigInteger, primary_key=True, autoincrement=False),
+        Column("in_force", BigInteger, primary_key=True, autoincrement=False),  # the limit that was
+        Column("at", BigInteger, primary_key=True, autoincrement=False),  # when it began, or the first of several
+        *columns,
+        Index(f"ix_{name}_at", "at"),
+    )
+
+
+use_windows = _use("use_windows", Column("level", Integer, nullable=False))  # the sample: one of 2 ** level
+use_principals = _use(
+    "use_principals",
+    Column("principal", BigInteger, primary_key=True, autoincrement=False),  # a digest
+    Column("units", BigInteger, nullable=False),
+)
+use_histograms = _use(
+    "use_histograms",
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("low", BigInteger, primary_key=True, autoincrement=False),  # so many units, or a little more
+    Column("principals", BigInteger, nullable=False),
+    Column("units", BigInteger, nullable=False),
+)
 usage_writers = Table(
     "usage_writers",
     metadata,

@@ -2,7 +2,7 @@
 
 Nothing is counted for this: a service looks once a minute at what its workers have counted anyway, and adds the
 differences to the database. There they are kept by minute for `MINUTES_DAYS`, then by hour, and are dropped after
-`HOURS_DAYS`.
+`HOURS_DAYS`. With them goes what single principals asked for, which is counted: see `headgate.admin.what_if`.
 
 While the database is away, batches wait. There is a bound to that; what goes beyond it is lost, and is said to be.
 A batch that was sent but never acknowledged is not added twice: the database knows the last one of each service.
@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,9 +24,11 @@ from sqlalchemy import BigInteger, Table, cast, delete, func, literal_column, se
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate.admin import what_if
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.tables import usage_hours, usage_minutes, usage_writers
 from headgate.observe import metrics
+from headgate.observe.principal_use import WindowUse
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.table import values_of
 from headgate.observe.workers import Slice
@@ -60,6 +62,13 @@ class UsageBatch(NamedTuple):
     sequence: int
     at: int
     counts: Counts
+    uses: Sequence[WindowUse] = ()
+    """What principals asked for; see `headgate.admin.what_if`."""
+
+    @property
+    def size(self) -> int:
+        """How many rows it makes."""
+        return len(self.counts) + sum(1 + len(use.principals) for use in self.uses)
 
 
 class UsageWriter:
@@ -68,6 +77,7 @@ class UsageWriter:
     Args:
         database: where to.
         counted: returns what the workers have counted since they began; asked in a thread.
+        used: returns what principals asked for since the last time, or, at the end, all that there is yet.
         clock: what time it is, in microseconds since the epoch; for tests.
         most: see `MOST_WAITING`.
     """
@@ -78,9 +88,10 @@ class UsageWriter:
         counted: Callable[[], Iterable[Slice]],
         clock: Callable[[], int] | None = None,
         *,
+        used: Callable[..., list[WindowUse]] = lambda **_: [],
         most: int = MOST_WAITING,
     ) -> None:
-        self._database, self._counted, self._most = database, counted, most
+        self._database, self._counted, self._used, self._most = database, counted, used, most
         self._now = clock or (lambda: time.time_ns() // 1000)
         self._id, self._sequence = secrets.token_hex(8), 0
         self._since = self._now()
@@ -105,7 +116,7 @@ class UsageWriter:
 
     async def finish(self) -> None:
         """Write what is left, once and in a few seconds; says what that could not be done with."""
-        await self.sample()
+        await self.sample(is_last=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 await self.write()
@@ -113,18 +124,19 @@ class UsageWriter:
             first = moment_text(self._waiting[0].at)
             _LOG.warning("usage was lost: %d decisions since %s could not be written", self.waiting, first)
 
-    async def sample(self) -> None:
+    async def sample(self, *, is_last: bool = False) -> None:
         """Take what was counted since the last time; it belongs to the minute of that."""
         try:
             seen, counts = await asyncio.to_thread(self._difference)  # of many rules, perhaps: decisions do not wait
+            uses = self._used(everything=is_last)
         except OSError as error:  # the next look finds all of it
             _LOG.warning("what the workers have counted cannot be read now: %s", error)
             return
         self._seen = seen  # only now: whoever is cancelled above has taken nothing
         at, self._since = self._since - self._since % MINUTE_US, self._now()
-        if counts:
+        if counts or uses:
             self._sequence += 1
-            self._waiting.append(UsageBatch(self._sequence, at, counts))
+            self._waiting.append(UsageBatch(self._sequence, at, counts, uses))
             self._bound()
 
     def _difference(self) -> tuple[_Seen, Counts]:
@@ -147,10 +159,10 @@ class UsageWriter:
         return seen, counts
 
     def _bound(self) -> None:
-        size = sum(len(batch.counts) for batch in self._waiting)
+        size = sum(batch.size for batch in self._waiting)
         while len(self._waiting) > MOST_BATCHES or (size > self._most and len(self._waiting) > 1):
             batch = self._waiting.popleft()
-            size -= len(batch.counts)
+            size -= batch.size
             lost = sum(batch.counts.values())
             self.lost += lost
             _LOG.warning("usage was lost: %d decisions of %s waited too long", lost, moment_text(batch.at))
@@ -175,10 +187,10 @@ class UsageWriter:
         some: list[UsageBatch] = []
         size = 0
         for batch in self._waiting:
-            if some and size + len(batch.counts) > _ROWS:
+            if some and size + batch.size > _ROWS:
                 break
             some.append(batch)
-            size += len(batch.counts)
+            size += batch.size
         return some
 
 
@@ -188,13 +200,16 @@ async def add(database: Database, writer: str, batches: Iterable[UsageBatch], no
         known = select(usage_writers.c.sequence).where(usage_writers.c.id == writer)
         last = (await connection.execute(known)).scalar() or 0
         sums: Counter[tuple[int, str, str]] = Counter()
+        uses: list[WindowUse] = []
         for batch in batches:
             if batch.sequence > last:
                 last = batch.sequence
+                uses += batch.uses
                 for (rule, outcome), count in batch.counts.items():
                     sums[batch.at, rule, outcome] += count
-        if not sums:
+        if not sums and not uses:
             return
+        await what_if.add(connection, uses, now)
         rows = [  # in one order, so that two writers never wait for each other
             {"at": at, "rule_id": rule, "outcome": outcome, "count": count}
             for (at, rule, outcome), count in sorted(sums.items())

@@ -15,8 +15,8 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import PathParameter, QueryParameter
 
 from headgate.admin.audit import Actor, texts_of
-from headgate.admin.catalog import ObjectKind
 from headgate.admin.keys import ApiKey
+from headgate.admin.objects import ObjectKind
 from headgate.admin.security import BodyTooLarge, actor_name, visible
 from headgate.admin.service import AdminService
 from headgate.core.errors import HeadgateError, UsageError
@@ -123,4 +123,4 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def _no_number(name: str) -> None:
-    raise UsageError(f"the body is not JSON: {name} is not a number")
+    raise ValueError(f"{name} is not a number")

@@ -8,8 +8,9 @@ from litestar import get
 from litestar.params import QueryParameter
 
 from headgate.admin.keys import KeyRole
-from headgate.admin.routes.asking import Admin, Json, Limit, Offset
+from headgate.admin.routes.asking import Admin, Json, Limit, Offset, RuleId
 from headgate.admin.usage import OUTCOMES, STEPS
+from headgate.observe.principal_use import LONGEST_WINDOW_US
 
 Moment = Annotated[int | None, QueryParameter(ge=0, le=2**53, description="Microseconds since the epoch.")]
 RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", description="The id of a rule.")]
@@ -36,4 +37,23 @@ async def list_usage(
     return (await admin.usage(filters, step, offset, limit))._asdict()
 
 
-ROUTES = (list_usage,)
+@get("/rules/{rule_id:str}/what-if", opt={"role": KeyRole.VIEWER}, summary="What another limit would have refused")
+async def what_if(
+    admin: Admin,
+    rule_id: RuleId,
+    limit: Annotated[int, QueryParameter(ge=1, le=2**53 - 1, description="Units in a window.")],
+    window_seconds: Annotated[int | None, QueryParameter(ge=1, le=LONGEST_WINDOW_US // 1_000_000)] = None,
+    in_force: Annotated[int | None, QueryParameter(ge=1, le=2**53 - 1, description="Whose limit was this.")] = None,
+    since: Moment = None,
+    until: Moment = None,
+) -> Json:
+    """Say what another limit of a rule would have refused, by what single principals asked for in its windows.
+
+    That is in the last 7 days, or between two other moments; for those whose limit was that of the rule, or another one
+    that was in force for them, as a tier's. `window_seconds` says which window, of a rule that has several.
+    """
+    window_us = None if window_seconds is None else window_seconds * 1_000_000
+    return await admin.what_if(rule_id, limit, window_us=window_us, in_force=in_force, since=since, until=until)
+
+
+ROUTES = (list_usage, what_if)

@@ -9,8 +9,8 @@ from litestar import Request, delete, get, post, put
 from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.catalog import ObjectKind
 from headgate.admin.keys import KeyRole
+from headgate.admin.objects import ObjectKind
 from headgate.admin.routes.asking import Admin, Json, Limit, Offset, UserId, actor_of
 from headgate.core.errors import UsageError
 from headgate.policy.request import Request as Asked

@@ -1,0 +1,136 @@
+"""What a database keeps of rules, tiers, users and settings: rows, each with a body in the form of a rules file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Table, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.tables import revision, rules, settings, tiers, users
+from headgate.policy.times import moment_text
+
+RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
+"""What a rule has that does not say; filters look at it so. Fields not named here are empty then."""
+_IN_ONE_QUERY = 500
+
+Body = dict[str, Any]
+
+
+class ObjectKind(StrEnum):
+    """What an operation is about."""
+
+    RULE = "rule"
+    TIER = "tier"
+    USER = "user"
+    SETTING = "setting"
+
+
+TABLES: Mapping[ObjectKind, Table] = {
+    ObjectKind.RULE: rules,
+    ObjectKind.TIER: tiers,
+    ObjectKind.USER: users,
+    ObjectKind.SETTING: settings,
+}
+
+
+class Operation(NamedTuple):
+    """One thing to change."""
+
+    kind: ObjectKind
+    id: str
+    body: Any | None
+    """What it is to be, in the form of a rules file; None: it is to be deleted."""
+    expected: int | None = None
+    """The version that this replaces: 0 for something new, None for whatever there is."""
+
+
+class Stored(NamedTuple):
+    """Something in force."""
+
+    kind: ObjectKind
+    id: str
+    body: Any
+    version: int
+    created_at: int
+    updated_at: int
+
+    @property
+    def written(self) -> Any:
+        """The body with what the database knows besides: of a rule, when it was made and changed."""
+        if self.kind is not ObjectKind.RULE:
+            return self.body
+        return {**self.body, "created_at": moment_text(self.created_at), "updated_at": moment_text(self.updated_at)}
+
+
+class ObjectVersion(NamedTuple):
+    """What something was once."""
+
+    version: int
+    body: Any | None
+    """None: it was deleted then."""
+    revision: int
+    at: int
+    actor: str
+
+
+async def revision_number(connection: AsyncConnection) -> int:
+    """Return the revision that is in force."""
+    number: int = (await connection.execute(select(revision.c.number))).scalar_one()
+    return number
+
+
+async def document_of(connection: AsyncConnection, with_users: set[str] | None = None) -> Body:
+    """Return all that is in force as the data of a rules file; of users only some, if they are given."""
+    document: Body = {"version": 1}
+    in_order = select(rules).order_by(rules.c.position, rules.c.id)
+    stored = [of_row(ObjectKind.RULE, row) for row in (await connection.execute(in_order)).mappings()]
+    document["rules"] = [each.written for each in stored]
+    document["tiers"] = {row.id: row.body for row in await connection.execute(select(tiers.c.id, tiers.c.body))}
+    if with_users is None:
+        document["users"] = {row.id: row.body for row in await connection.execute(select(users.c.id, users.c.body))}
+    else:
+        found = await stored_of(connection, ObjectKind.USER, sorted(with_users))
+        document["users"] = {name: each.body for name, each in found.items()}
+    for row in await connection.execute(select(settings.c.id, settings.c.body)):
+        document[row.id] = row.body
+    return document
+
+
+async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Sequence[str]) -> dict[str, Stored]:
+    """Return what is in force of one kind, by id, as far as it is named; rules in their order."""
+    table, found = TABLES[kind], {}
+    for some in slices(names):
+        in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
+        wanted = select(table).where(table.c.id.in_(some)).order_by(*in_order)
+        for row in (await connection.execute(wanted)).mappings():
+            found[row["id"]] = of_row(kind, row)
+    return found
+
+
+def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
+    """Return what holds for rows whose field is equal to a value or, as ``search``, for those in whose text it is."""
+    if name == "search":
+        texts = [table.c.id, *[func.coalesce(table.c.body[field].as_string(), "") for field in ("name", "endpoint")]]
+        return or_(*[func.lower(text).contains(wanted.lower(), autoescape=True) for text in texts])
+    given: ColumnElement[Any]
+    if name in table.c:
+        given = table.c[name]
+    else:
+        field = table.c.body[name]
+        said = field.as_boolean() if isinstance(wanted, bool) else field.as_string()
+        given = func.coalesce(said, RULE_DEFAULTS.get(name, ""))
+    equal: ColumnElement[bool] = given == wanted
+    return equal
+
+
+def of_row(kind: ObjectKind, row: Mapping[Any, Any]) -> Stored:
+    """Return what a row says."""
+    return Stored(kind, row["id"], row["body"], row["version"], row["created_at"], row["updated_at"])
+
+
+def slices(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    """Return a few names at a time: a query has only so many parameters."""
+    return (names[at : at + _IN_ONE_QUERY] for at in range(0, len(names), _IN_ONE_QUERY))

@@ -1,0 +1,325 @@
+"""What another limit would have refused, from how much single principals have asked for.
+
+::
+
+    use_windows, use_principals      of windows that are not over: each principal of the sample, by its digest
+            |  fold, when a window is over
+    use_histograms                   how many principals asked for how much, by the hour; after 30 days by the day
+
+A histogram counts principals in buckets by the units that they asked for in a window. Up to 63 units each number has a
+bucket of its own; beyond, a bucket is at most 1/32 as wide as the numbers in it are large. A limit of N would have
+refused what each principal asked for beyond N. That is known exactly from the number of principals and the sum of units
+of every bucket but the one that N is in; for that one there are bounds.
+
+Where the sample is one principal of 2 ** level, each stands for as many, and chance adds an error of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, sqrt
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Table, and_, case, cast, delete, func, literal_column, select, union_all
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.tables import use_histograms, use_principals, use_windows
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import UsageError
+from headgate.core.quota import Quota
+from headgate.observe.principal_use import WindowUse, measured_window, passed_over
+from headgate.policy.model import Change, Rule, Ruleset
+from headgate.policy.times import length_text, moment_text
+
+LATE_US = 900_000_000
+"""What comes later than so long after its window has ended is not added any more."""
+FINE_DAYS, KEPT_DAYS = 30, 365
+"""Days that histograms are kept by the hour, and at all."""
+_EXACT_BITS = 6
+EXACT_BELOW = 1 << _EXACT_BITS
+"""Units up to which each number has a bucket of its own."""
+HOUR_US, DAY_US = 3_600_000_000, 86_400_000_000
+_SERIES = ("rule_id", "window_us", "in_force", "at")
+_ROWS = 5000
+_POSITIONS = (1 << 63) - 1
+
+
+class UseBucket(NamedTuple):
+    """Principals of a sample who asked for about the same in a window, in one window or several."""
+
+    level: int
+    """One principal of 2 ** level is in the sample."""
+    low: int
+    """The least units of one of them; see `width_of`."""
+    principals: int
+    units: int
+
+
+class Estimate(NamedTuple):
+    """What a limit would have refused. Principals are counted once in each window in which they asked."""
+
+    units: int
+    """That were asked for."""
+    principals: int
+    refused: int
+    """Units beyond the limit."""
+    at_least: int
+    at_most: int
+    """Between these it is surely, as far as the sample goes; they are equal where buckets say it exactly."""
+    touched: int
+    """Principals that asked for more than the limit, of which those near the limit are estimated."""
+    standard_error: int
+    """By how many units chance may have moved `refused`, typically; 0 where all principals were looked at."""
+    sampled: float
+    """The share of principals and windows that was looked at, at least: 1 for all."""
+
+
+def width_of(low: int) -> int:
+    """Return how many numbers the bucket has that begins with one."""
+    return 1 if low < EXACT_BELOW else 1 << (low.bit_length() - _EXACT_BITS)
+
+
+def low_of(units: int) -> int:
+    """Return the number that the bucket of another begins with."""
+    return units - units % width_of(units)
+
+
+def estimated(buckets: Iterable[UseBucket], limit: int, window_us: int) -> Estimate:
+    """Return what a limit, for windows of this length, would have refused."""
+    units = principals = touched = sampled = 0
+    low = high = variance = 0.0
+    stands_for = passed_over(window_us)
+    for bucket in buckets:
+        each = stands_for << bucket.level
+        sampled = max(sampled, each)
+        units, principals = units + bucket.units * each, principals + bucket.principals * each
+        least, most, above = _refused(bucket, limit)
+        low, high, touched = low + least * each, high + most * each, touched + above * each
+        if bucket.principals:
+            mean = (least + most) / 2 / bucket.principals
+            variance += bucket.principals * mean * mean * each * (each - 1)
+    refused = round((low + high) / 2)
+    return Estimate(
+        units, principals, refused, int(low), ceil(high), touched, ceil(sqrt(variance)), 1 / sampled if sampled else 1.0
+    )
+
+
+def _refused(bucket: UseBucket, limit: int) -> tuple[float, float, int]:
+    """Return the least and the most that a limit refuses of a bucket, and of how many principals."""
+    _, low, principals, units = bucket
+    top = low + width_of(low) - 1
+    if limit >= top:
+        return 0, 0, 0
+    if limit < low:
+        beyond = units - limit * principals
+        return beyond, beyond, principals
+    at_most = (units - low * principals) * (top - limit) / (top - low)  # all of them at one end or the other
+    touched = min(principals, ceil(principals * (top - limit) / (top - low + 1)))
+    return max(0, units - limit * principals), at_most, touched
+
+
+class LimitChange(NamedTuple):
+    """Another limit of a rule, for those for whom one was in force."""
+
+    rule: str
+    quota: Quota
+    """With the other limit."""
+    in_force: int
+
+    @property
+    def window_us(self) -> int:
+        """The length of the windows that are looked at; see `measured_window`."""
+        return measured_window(self.quota)
+
+    async def answer(self, connection: AsyncConnection, since: int, until: int) -> dict[str, Any]:
+        """Say what the limit would have refused between two moments."""
+        found = await use_of(connection, self.rule, self.window_us, since, until)
+        limit = self.quota.limit * self.window_us // self.quota.window_us  # of windows shorter than a second, several
+        estimate = estimated(found.get(self.in_force, ()), limit, self.window_us)
+        others = {in_force: estimated(use, limit, self.window_us).units for in_force, use in found.items()}
+        return {
+            "rule_id": self.rule,
+            "limit": self.quota.limit,
+            "in_force": self.in_force,
+            "window_seconds": self.quota.window_us / 1_000_000,
+            "since": moment_text(since),
+            "until": moment_text(until),
+            "units": estimate.units,
+            "principals": estimate.principals,
+            "refused": estimate.refused,
+            "refused_at_least": estimate.at_least,
+            "refused_at_most": estimate.at_most,
+            "touched": estimate.touched,
+            "standard_error": estimate.standard_error,
+            "sampled": estimate.sampled,
+            "assumes": self._assumption(),
+            "others": [
+                {"in_force": in_force, "units": units}
+                for in_force, units in others.items()
+                if in_force != self.in_force
+            ],
+        }
+
+    def _assumption(self) -> str:
+        quota, window_us = self.quota, self.window_us
+        assumed = "clients ask as they did, also where they would have been refused"
+        if quota.algorithm is Algorithm.FIXED_WINDOW and quota.calendar is None and window_us == quota.window_us:
+            return assumed
+        assumed += f"; use is counted in fixed windows of {length_text(window_us)}, as {quota} does not count it"
+        return f"{assumed}; its burst is not regarded" if quota.burst else assumed
+
+
+def changes_between(before: Ruleset, after: Ruleset) -> dict[tuple[str, str], list[LimitChange]]:
+    """Return the limits that differ between two sets of rules, by tier, empty for the rule's own, and rule."""
+    found: dict[tuple[str, str], list[LimitChange]] = {}
+    old, new = _quotas(before), _quotas(after)
+    for key in sorted(old.keys() & new.keys()):
+        limits = {measured_window(quota): quota.limit for quota in reversed(old[key])}
+        for quota in new[key]:
+            in_force = limits.get(measured_window(quota)) if measured_window(quota) else None
+            if in_force is not None and in_force != quota.limit:
+                found.setdefault(key, []).append(LimitChange(key[1], quota, in_force))
+    return found
+
+
+def _quotas(ruleset: Ruleset) -> dict[tuple[str, str], tuple[Quota, ...]]:
+    """Return what is in force, by tier and rule."""
+    rules = {rule.id: rule for rule in ruleset.rules}
+    found = {("", rule.id): rule.quotas for rule in ruleset.rules}
+    for tier, changes in ruleset.tiers.items():
+        found |= {(tier, rule): change.apply(rules[rule].quotas) for rule, change in changes.items() if rule in rules}
+    return found
+
+
+def limit_change(rule: Rule, limit: int, window_us: int | None = None, in_force: int | None = None) -> LimitChange:
+    """Return another limit of a rule, for one of its windows if it has several. Raises UsageError, InvalidQuota."""
+    quotas = {quota.window_us: quota for quota in reversed(rule.quotas) if measured_window(quota)}
+    lengths = ", ".join(f"{window // 1_000_000 or window / 1_000_000:g} s" for window in sorted(quotas))
+    if not quotas:
+        raise UsageError(f"of rule {rule.id} it is not known who asks for how much: its windows are too long")
+    if window_us is None and len(quotas) > 1:
+        raise UsageError(f"rule {rule.id} has several windows: say which of {lengths} is meant")
+    quota = quotas.get(window_us) if window_us is not None else next(iter(quotas.values()))
+    if quota is None:
+        raise UsageError(f"rule {rule.id} has no such window: it has {lengths}")
+    other = Change(limit=limit).apply((quota,))[0]
+    return LimitChange(rule.id, other, quota.limit if in_force is None else in_force)
+
+
+async def add(connection: AsyncConnection, uses: Iterable[WindowUse], now: int) -> None:
+    """Add what principals asked for to what others have seen, except where that comes too late."""
+    windows: dict[tuple[str, int, int, int], int] = {}
+    sums: dict[tuple[str, int, int, int, int], int] = {}
+    for use in uses:
+        if use.at + use.window_us + LATE_US <= now:
+            continue
+        key = use.rule, use.window_us, use.limit, use.at
+        windows[key] = max(windows.get(key, 0), use.level)
+        for principal, units in use.principals.items():
+            sums[*key, principal] = sums.get((*key, principal), 0) + units
+    headers = [dict(zip(_SERIES, key, strict=True), level=level) for key, level in sorted(windows.items())]
+    rows = [  # in one order, so that two who write never wait for each other
+        dict(zip((*_SERIES, "principal"), key, strict=True), units=units) for key, units in sorted(sums.items())
+    ]
+    level = use_windows.c.level
+    for some in _slices(headers):
+        put = _insert(connection, use_windows)
+        higher = case((level < put.excluded.level, put.excluded.level), else_=level)
+        await connection.execute(put.on_conflict_do_update(index_elements=_SERIES, set_={"level": higher}), some)
+    for some in _slices(rows):
+        put = _insert(connection, use_principals)
+        units_ = use_principals.c.units + put.excluded.units
+        keys = (*_SERIES, "principal")
+        await connection.execute(put.on_conflict_do_update(index_elements=keys, set_={"units": units_}), some)
+
+
+async def fold(connection: AsyncConnection, now: int) -> None:
+    """Let windows that are over become a part of histograms, old histograms coarser, and the oldest go.
+
+    To be done in one transaction, while nobody else does.
+    """
+    principals, windows, histograms = use_principals.c, use_windows.c, use_histograms.c
+    over = principals.at + principals.window_us + 2 * LATE_US <= now
+    await _add_to_histograms(connection, _bucketed(principals.at - principals.at % _whole(HOUR_US), over))
+    await connection.execute(delete(use_principals).where(over))
+    await connection.execute(delete(use_windows).where(windows.at + windows.window_us + 2 * LATE_US <= now))
+    fine = (now - FINE_DAYS * DAY_US) // DAY_US * DAY_US
+    by_hour = and_(histograms.at < fine, histograms.at % _whole(DAY_US) != 0)
+    day = (histograms.at - histograms.at % _whole(DAY_US)).label("at")
+    keys = histograms.rule_id, histograms.window_us, histograms.in_force, day, histograms.level, histograms.low
+    rows = select(*keys, histograms.principals, histograms.units).where(by_hour)
+    await _add_to_histograms(connection, _summed(rows))
+    await connection.execute(delete(use_histograms).where(by_hour))
+    await connection.execute(delete(use_histograms).where(histograms.at < now - KEPT_DAYS * DAY_US))
+
+
+async def use_of(
+    connection: AsyncConnection, rule: str, window_us: int, since: int, until: int
+) -> dict[int, list[UseBucket]]:
+    """Return what was asked of a rule between two moments, by the limit that was in force.
+
+    Windows count that have begun before the end, and were not over at the beginning; where they are folded, all of an
+    hour or a day.
+    """
+    of_rule = use_histograms.c.rule_id == rule, use_histograms.c.window_us == window_us
+    while_ = use_histograms.c.at > since - max(window_us, HOUR_US), use_histograms.c.at < until
+    past = select(use_histograms).where(*of_rule, *while_)
+    principals = use_principals.c
+    open_ = principals.at > since - window_us, principals.at < until
+    present = _bucketed(principals.at, principals.rule_id == rule, principals.window_us == window_us, *open_)
+    both = union_all(past, present).subquery()
+    keys = both.c.in_force, both.c.level, both.c.low
+    query = select(*keys, _sum(both.c.principals), _sum(both.c.units)).group_by(*keys).order_by(*keys)
+    found: dict[int, list[UseBucket]] = {}
+    for in_force, *bucket in await connection.execute(query):
+        found.setdefault(in_force, []).append(UseBucket(*bucket))
+    return found
+
+
+def _bucketed(at: Any, *conditions: Any) -> Any:
+    """Return the query that makes histograms of what principals asked for, of those whom all who counted looked at."""
+    principals, windows = use_principals.c, use_windows.c
+    same = and_(*(principals[name] == windows[name] for name in _SERIES))
+    in_sample = principals.principal <= _whole(_POSITIONS).op(">>", return_type=BigInteger())(windows.level)
+    width = case(*((principals.units < high, _whole(width)) for high, width in _WIDTHS), else_=_whole(_WIDTHS[-1][1]))
+    low = (principals.units - principals.units % width).label("low")
+    keys = principals.rule_id, principals.window_us, principals.in_force, at.label("at"), windows.level, low
+    rows = select(*keys, _whole(1).label("principals"), principals.units)
+    return _summed(rows.join_from(use_principals, use_windows, same).where(in_sample, *conditions))
+
+
+_WIDTHS = [(1 << bits, 1 << (bits - _EXACT_BITS)) for bits in range(_EXACT_BITS, 63)]
+"""Below which number buckets are how wide."""
+
+
+def _summed(rows: Any) -> Any:
+    """Return the query that adds up rows of histograms that are about the same."""
+    each = rows.subquery().c
+    keys = [each[name] for name in (*_SERIES, "level", "low")]
+    summed = select(*keys, _sum(each.principals).label("principals"), _sum(each.units).label("units"))
+    return summed.group_by(*keys)
+
+
+async def _add_to_histograms(connection: AsyncConnection, rows: Any) -> None:
+    columns = use_histograms.c
+    keys = [*_SERIES, "level", "low"]
+    put = _insert(connection, use_histograms).from_select([*keys, "principals", "units"], rows)
+    more = {name: columns[name] + put.excluded[name] for name in ("principals", "units")}
+    await connection.execute(put.on_conflict_do_update(index_elements=keys, set_=more))
+
+
+def _whole(number: int) -> Any:
+    return literal_column(str(number), BigInteger)  # as text: a parameter would not be the same one when it groups
+
+
+def _sum(column: Any) -> Any:
+    return cast(func.sum(column), BigInteger)  # PostgreSQL would make it a decimal number
+
+
+def _insert(connection: AsyncConnection, table: Table) -> Any:
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+
+
+def _slices(rows: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (rows[at : at + _ROWS] for at in range(0, len(rows), _ROWS))
