@@ -1,0 +1,121 @@
+"""How flows of a `Pacer` are run: by threads and by tasks, with or without a store that processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from headgate.core.decision import Decision
+from headgate.core.errors import UsageError
+from headgate.core.numbers import short
+from headgate.core.plan import Call
+from headgate.core.quota import SECOND
+from headgate.flows import drive, drive_async
+from headgate.sdk.pacing import Answer, Outgoing, Pacer, RateLimited, Refusal, Step
+from headgate.stores import open_resilient_async_store, open_resilient_store
+from headgate.stores.base import AsyncStore, Store
+from headgate.stores.memory import MemoryStore
+from headgate.waiting import Pause, TaskTicket, ThreadTicket
+from headgate.web.ietf import Headers
+
+STATUS = 429
+
+
+class Paced:
+    """Exchanges requests for answers, in threads.
+
+    Args:
+        pacer: what is known of servers; default: one of its own.
+        store: what processes share: the address of a store, or a store.
+        raises: whether to raise `RateLimited` where the answer is a refusal, the server's or ours.
+    """
+
+    def __init__(self, pacer: Pacer | None, store: str | Store | None, *, raises: bool) -> None:
+        self.pacer = _checked(pacer)
+        self._raises = raises
+        self._store = None if store is None else open_resilient_store(store)
+
+    def exchange(self, request: Outgoing, send: Callable[[], Answer]) -> Answer | Refusal:
+        """Have `send` called when the limits allow it."""
+        ticket, clock, store = ThreadTicket(), self.pacer.clock, self._store
+
+        def do(step: Step) -> Decision | Answer | None:
+            if isinstance(step, Pause):
+                clock.wait(ticket.event, step.until)
+                return None
+            if isinstance(step, Call):
+                return store.run(step) if store else None
+            return send()
+
+        return _told(drive(self.pacer.exchange(request, ticket, is_shared=store is not None), do), raises=self._raises)
+
+    def close(self) -> None:
+        """Release what the store holds."""
+        if self._store:
+            self._store.close()
+
+
+class AsyncPaced:
+    """The same in an event loop, which it never blocks."""
+
+    def __init__(self, pacer: Pacer | None, store: str | AsyncStore | MemoryStore | None, *, raises: bool) -> None:
+        self.pacer = _checked(pacer)
+        self._raises = raises
+        self._store = None if store is None else open_resilient_async_store(store)
+
+    async def exchange(self, request: Outgoing, send: Callable[[], Awaitable[Answer]]) -> Answer | Refusal:
+        """Have `send` called when the limits allow it. Cancelling leaves the line."""
+        ticket, clock, store = TaskTicket(), self.pacer.clock, self._store
+
+        async def do(step: Step) -> Decision | Answer | None:
+            if isinstance(step, Pause):
+                await clock.wait_async(ticket.event, step.until)
+                return None
+            if isinstance(step, Call):
+                return await store.run(step) if store else None
+            return await send()
+
+        flow = self.pacer.exchange(request, ticket, is_shared=store is not None)
+        return _told(await drive_async(flow, do), raises=self._raises)
+
+    async def close(self) -> None:
+        """Release what the store holds."""
+        if self._store:
+            await self._store.close()
+
+
+def own_answer(refusal: Refusal) -> tuple[Headers, bytes]:
+    """Return headers and body of the 429 that stands for a request that was not sent."""
+    seconds = -(-refusal.retry_after_us // SECOND)
+    body = msgspec.json.encode(
+        {
+            "type": "about:blank",
+            "title": "Too Many Requests",
+            "status": STATUS,
+            "detail": f"not sent: by what the server said of its limits, it would be refused for {seconds} s",
+        }
+    )
+    headers = [
+        ("Content-Type", "application/problem+json"),
+        ("Content-Length", str(len(body))),
+        ("Retry-After", str(seconds)),
+        ("Cache-Control", "no-store"),
+        ("X-RateLimit-Source", "client"),
+    ]
+    return headers, body
+
+
+def _told(outcome: Answer | Refusal, *, raises: bool) -> Answer | Refusal:
+    """Return the answer, be it a refusal of the server, or the refusal of what was not sent."""
+    if not isinstance(outcome, Refusal):
+        return outcome
+    if raises:
+        raise RateLimited(outcome.retry_after_us / SECOND, outcome.answer and outcome.answer.response)
+    return outcome.answer or outcome
+
+
+def _checked(pacer: Pacer | None) -> Pacer:
+    if pacer is not None and not isinstance(pacer, Pacer):
+        raise UsageError(f"pacer is a headgate.sdk.Pacer, not {short(pacer)}")
+    return pacer or Pacer()

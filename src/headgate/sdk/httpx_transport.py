@@ -1,0 +1,147 @@
+"""Transports for httpx that send what the limits of a server allow, when they allow it.
+
+::
+
+    client = httpx.Client(transport=HttpxTransport())
+    client = httpx.AsyncClient(transport=AsyncHttpxTransport(store="redis://localhost"))
+
+A client that is given a transport leaves its other options of connections to it: give them to the transport inside,
+``HttpxTransport(httpx.HTTPTransport(http2=True))``.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from headgate.sdk.edges import STATUS, AsyncPaced, Paced, own_answer
+from headgate.sdk.pacing import Answer, Outgoing, Pacer, Refusal
+from headgate.stores.base import AsyncStore, Store
+from headgate.stores.memory import MemoryStore
+
+
+class HttpxTransport(httpx.BaseTransport):
+    """Sends requests of an `httpx.Client`.
+
+    Args:
+        transport: what sends them; default: httpx's own.
+        pacer: what is known of servers, and how long to wait; default: one of its own.
+        store: what processes share, such as ``"redis://localhost"``: they stay within a limit together.
+        raises: whether to raise `RateLimited` where the answer is a refusal for the sake of a limit.
+
+    A request that would have to wait for longer than `Pacer.max_wait` is answered with 429 at once. If it was not even
+    sent, the answer has the header ``X-RateLimit-Source: client``.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        pacer: Pacer | None = None,
+        store: str | Store | None = None,
+        raises: bool = False,
+    ) -> None:
+        self._transport = transport or httpx.HTTPTransport()
+        self._paced = Paced(pacer, store, raises=raises)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request when the limits allow it."""
+        refused: list[httpx.Response] = []
+
+        def send() -> Answer:
+            while refused:
+                refused.pop().close()
+            response = self._transport.handle_request(request)
+            refused.append(response)
+            return _answer(response)
+
+        return _response(self._paced.exchange(_outgoing(request), send), request)
+
+    def close(self) -> None:
+        """Close the transport inside, and the store."""
+        self._transport.close()
+        self._paced.close()
+
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._transport.__exit__(exc_type, exc_value, traceback)
+        self._paced.close()
+
+
+class AsyncHttpxTransport(httpx.AsyncBaseTransport):
+    """Sends requests of an `httpx.AsyncClient`; see `HttpxTransport`."""
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        pacer: Pacer | None = None,
+        store: str | AsyncStore | MemoryStore | None = None,
+        raises: bool = False,
+    ) -> None:
+        self._transport = transport or httpx.AsyncHTTPTransport()
+        self._paced = AsyncPaced(pacer, store, raises=raises)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request when the limits allow it."""
+        refused: list[httpx.Response] = []
+
+        async def send() -> Answer:
+            while refused:
+                await refused.pop().aclose()
+            response = await self._transport.handle_async_request(request)
+            refused.append(response)
+            return _answer(response)
+
+        return _response(await self._paced.exchange(_outgoing(request), send), request)
+
+    async def aclose(self) -> None:
+        """Close the transport inside, and the store."""
+        await self._transport.aclose()
+        await self._paced.close()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._transport.__aexit__(exc_type, exc_value, traceback)
+        await self._paced.close()
+
+
+def _outgoing(request: httpx.Request) -> Outgoing:
+    url = request.url
+    return Outgoing(
+        request.method.upper(),
+        f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}",
+        url.raw_path.decode("ascii", "replace"),
+        {name.lower(): value for name, value in request.headers.items()},
+        isinstance(request.stream, httpx.ByteStream),
+    )
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, response.headers.multi_items(), response)
+
+
+def _response(outcome: Answer | Refusal, request: httpx.Request) -> httpx.Response:
+    if isinstance(outcome, Refusal):
+        headers, body = own_answer(outcome)
+        return httpx.Response(STATUS, headers=headers, content=body, request=request)
+    response: httpx.Response = outcome.response
+    return response

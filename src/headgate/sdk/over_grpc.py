@@ -1,0 +1,217 @@
+"""Asking a node over gRPC, with grpcio, on one connection.
+
+Calls are made by the blocking API, whose futures never block: it has one thread for all event loops of a process, where
+the asynchronous one has to be of a single loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from headgate.core.errors import (
+    InvalidCost,
+    InvalidKey,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from headgate.engine.ruling import Reset
+from headgate.engine.written import WrittenRuling, error_of
+from headgate.policy.request import Request
+from headgate.protos import framed, message_class
+from headgate.sdk.settings import Credentials, NodeAddress
+from headgate.sdk.transport import BatchTooLarge, CallerRefused, FetchedRules, Outcome, Question, checked
+
+_SERVICE = "headgate.v1.RateLimiter"
+_METHODS = ("CheckRateLimitBatch", "RefundCharge", "ResetLimit", "GetRules")
+_OPTIONS = (
+    ("grpc.enable_retries", 0),  # what may be asked again is known here
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # of many rules
+)
+_CheckRequest = message_class("headgate.v1.CheckRequest")
+_CheckBatchResponse = message_class("headgate.v1.CheckBatchResponse")
+_RefundRequest = message_class("headgate.v1.RefundRequest")
+_QuotaResponse = message_class("headgate.v1.QuotaResponse")
+_ResetRequest = message_class("headgate.v1.ResetRequest")
+_ResetResponse = message_class("headgate.v1.ResetResponse")
+_RulesRequest = message_class("headgate.v1.RulesRequest")
+_RulesResponse = message_class("headgate.v1.RulesResponse")
+_HealthRequest = message_class("grpc.health.v1.HealthCheckRequest")
+_HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
+_REQUESTS = b"\x0a"
+"""The tag of the requests of a batch."""
+_PUSHBACK = "grpc-retry-pushback-ms"
+_MISTAKES = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+_STRANGER = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+_BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+
+
+def encoded(question: Question) -> bytes:
+    """Return a question as it is sent. Raises InvalidRequest, InvalidKey, InvalidCost."""
+    request = checked(question.request)
+    fields = (
+        _fields(request) if not question.client_id else {"identifier": question.client_id, "rule_id": request.rule_id}
+    )
+    if type(request.cost) is not int:
+        raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
+    peek = not question.consume or request.cost == 0
+    try:
+        message = _CheckRequest(
+            cost=request.cost, idempotency_key=question.idempotency_key, exact=True, peek=peek, **fields
+        )
+        written: bytes = message.SerializeToString()
+    except UnicodeEncodeError as error:
+        raise InvalidKey(f"a request is made of Unicode text: {error}") from None
+    except ValueError as error:
+        raise InvalidCost(f"cost must be a whole number up to 100000, not {request.cost}: {error}") from None
+    return written
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    return {
+        "principal": dict(request.principal),
+        "endpoint": request.endpoint,
+        "method": request.method,
+        "attributes": dict(request.attributes),
+        "tier": request.tier,
+        "address": request.address,
+        "rule_id": request.rule_id,
+    }
+
+
+class GrpcTransport:
+    """A node that is asked over gRPC.
+
+    Args:
+        endpoint: where it is.
+        identity: whom to trust, and who calls.
+    """
+
+    def __init__(self, endpoint: NodeAddress, identity: Credentials) -> None:
+        self._endpoint = endpoint
+        self._metadata = tuple(identity.headers.items())
+        if endpoint.is_tls:
+            identity.context()  # says what is wrong with the files
+            ca, key, cert = (_content(name) for name in (identity.ca, identity.key or identity.cert, identity.cert))
+            credentials = grpc.ssl_channel_credentials(ca, key, cert)
+            self._channel = grpc.secure_channel(endpoint.place, credentials, options=_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(endpoint.place, options=_OPTIONS)
+        paths = {name: f"/{_SERVICE}/{name}" for name in _METHODS} | {"Check": "/grpc.health.v1.Health/Check"}
+        self._methods: dict[str, Any] = {name: self._channel.unary_unary(path) for name, path in paths.items()}
+
+    async def check(self, questions: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
+        batch = b"".join([framed(_REQUESTS, each) for each in questions])
+        results = self._read(await self._called("CheckRateLimitBatch", batch, seconds), _CheckBatchResponse).results
+        if len(results) != len(questions):
+            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(questions)} questions")
+        return [
+            error_of(each.error.reason, each.error.message)
+            if each.HasField("error")
+            else self._ruling(each.response.exact)
+            for each in results
+        ]
+
+    async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
+        message = _RefundRequest(charge=charge, exact=True, **_fields(checked(request)))
+        answer = await self._called("RefundCharge", message.SerializeToString(), seconds)
+        return self._ruling(self._read(answer, _QuotaResponse).exact)
+
+    async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
+        fields = _fields(checked(request)) | ({"endpoint": ""} if is_whole else {})
+        message = _ResetRequest(exact=True, **fields)
+        answer = self._read(await self._called("ResetLimit", message.SerializeToString(), seconds), _ResetResponse)
+        return Reset(tuple(answer.rules), tuple(answer.shared), answer.reason)
+
+    async def rules(self, etag: str, seconds: float) -> FetchedRules | None:
+        message = _RulesRequest(etag=etag)
+        answer = self._read(await self._called("GetRules", message.SerializeToString(), seconds), _RulesResponse)
+        if not answer.document:
+            return None
+        try:
+            found = msgspec.json.decode(answer.document, type=FetchedRules)
+        except (ValueError, RecursionError) as error:
+            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
+        return msgspec.structs.replace(found, etag=answer.etag)
+
+    async def ready(self, seconds: float) -> None:
+        answer = self._read(await self._called("Check", _HealthRequest().SerializeToString(), seconds), _HealthResponse)
+        if answer.status != 1:
+            raise StoreBusy(f"{self._endpoint} does not serve: it drains, or starts")
+
+    async def close(self) -> None:
+        self._channel.close()
+
+    async def _called(self, method: str, message: bytes, seconds: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        call = self._methods[method].future(message, timeout=seconds, metadata=self._metadata)
+        call.add_done_callback(lambda _: _wake(loop, ended))
+        try:
+            await ended
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        try:
+            answer: bytes = call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            raise self._error(call) from None
+        return answer
+
+    def _error(self, call: Any) -> StoreError | UsageError:
+        """Return what a call that has failed says about the question."""
+        status, details = call.code(), call.details() or ""
+        trailers = {name: value for name, value in call.trailing_metadata() or () if isinstance(value, str)}
+        said = f"{self._endpoint} answers {status.name}: {details}"
+        if status in _MISTAKES:
+            return error_of(trailers.get("headgate-error", ""), details)
+        if status in _STRANGER:
+            return CallerRefused(said)
+        if status in _BUSY and _PUSHBACK in trailers:
+            return StoreBusy(said)
+        if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return BatchTooLarge(said)
+        surely_not = status is grpc.StatusCode.UNIMPLEMENTED or "failed to connect" in details.lower()
+        return StoreUnavailable(said) if surely_not else OutcomeUnknown(said)
+
+    def _ruling(self, exact: str) -> WrittenRuling:
+        if not exact:
+            raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: it is an older version, or not Headgate")
+        try:
+            return msgspec.json.decode(exact, type=WrittenRuling)
+        except (ValueError, RecursionError) as error:
+            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
+
+    def _read(self, answer: bytes, kind: Any) -> Any:
+        try:
+            return kind.FromString(answer)
+        except ValueError as error:
+            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
+
+
+def _content(name: str) -> bytes | None:
+    return Path(name).read_bytes() if name else None
+
+
+def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    """Say in its loop that a call has ended, unless nobody is there any more."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_end, ended)
+
+
+def _end(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)

@@ -1,0 +1,234 @@
+"""Asking a node over HTTP/1.1, with httpx, on connections that are kept."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import httpx
+import msgspec
+
+from headgate.core.errors import (
+    InvalidCost,
+    InvalidKey,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from headgate.engine.ruling import Reset
+from headgate.engine.written import WrittenRuling, error_of
+from headgate.policy.request import Request
+from headgate.sdk.settings import Credentials, NodeAddress
+from headgate.sdk.transport import BatchTooLarge, CallerRefused, FetchedRules, Outcome, Question, checked
+
+_BATCH, _REFUND, _RESET = "/api/v1/rate-limit/batch", "/api/v1/rate-limit/refund", "/api/v1/rate-limit/reset"
+_RULES, _READY = "/api/v1/rate-limit/rules", "/readyz"
+_LIMITS = httpx.Limits(max_connections=16, max_keepalive_connections=4, keepalive_expiry=240)
+"""The service keeps idle connections for 300 seconds: it is never the one that hangs up."""
+LARGEST_ANSWER = 64 * 1024 * 1024
+"""Bytes of an answer, at most: as many as over gRPC, for the rules of a large service."""
+T = TypeVar("T")
+
+
+class _Question(msgspec.Struct, omit_defaults=True):
+    """A question as JSON; see docs/api.md."""
+
+    principal: Mapping[str, str] | msgspec.UnsetType = msgspec.UNSET
+    endpoint: str | msgspec.UnsetType = msgspec.UNSET
+    method: str = ""
+    attributes: Mapping[str, str] = {}
+    cost: int = 1
+    tier: str = ""
+    address: str = ""
+    rule_id: str = ""
+    consume: bool = True
+    idempotency_key: str = ""
+    identifier: str = ""
+    charge: str = ""
+    exact: bool = False
+
+
+class _Fault(msgspec.Struct):
+    pointer: str = ""
+    detail: str = ""
+
+
+class _Problem(msgspec.Struct):
+    """Why the service did not decide: RFC 9457."""
+
+    title: str = ""
+    detail: str = ""
+    code: str = ""
+    errors: tuple[_Fault, ...] = ()
+
+    def __str__(self) -> str:
+        places = [f"{each.pointer or 'the request'} {each.detail}" for each in self.errors]
+        return "; ".join([self.detail or self.title, *places])
+
+
+class _Result(msgspec.Struct):
+    exact: WrittenRuling | None = None
+    error: _Problem | None = None
+
+
+class _Results(msgspec.Struct):
+    results: tuple[_Result, ...]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encoded(question: Question) -> bytes:
+    """Return a question as it is sent. Raises InvalidRequest, InvalidCost."""
+    request = checked(question.request)
+    written = _question(request, question.consume, question.idempotency_key)
+    if question.client_id:
+        written.principal, written.identifier = msgspec.UNSET, question.client_id
+        written.endpoint = msgspec.UNSET
+    try:
+        return _encode(written)
+    except UnicodeEncodeError as error:
+        raise InvalidKey(f"a request is made of Unicode text: {error}") from None
+
+
+def _question(request: Request, consume: bool = True, key: str = "", charge: str = "") -> _Question:  # noqa: FBT001, FBT002
+    if type(request.cost) is not int:
+        raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
+    about = request.method, request.attributes, request.cost, request.tier, request.address, request.rule_id
+    return _Question(dict(request.principal), request.endpoint, *about, consume, key, charge=charge, exact=True)
+
+
+class _Answer(NamedTuple):
+    """What a node answers."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+
+class HttpTransport:
+    """A node that is asked over HTTP.
+
+    Args:
+        endpoint: where it is.
+        identity: whom to trust, and who calls.
+    """
+
+    def __init__(self, endpoint: NodeAddress, identity: Credentials) -> None:
+        tls = identity.context() if endpoint.is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._http = httpx.AsyncHTTPTransport(verify=tls, limits=_LIMITS, trust_env=False)
+        self._endpoint = endpoint
+        self._urls = {path: httpx.URL(f"{endpoint}{path}") for path in (_BATCH, _REFUND, _RESET, _RULES, _READY)}
+        self._headers = httpx.Headers({"host": endpoint.place, "content-type": "application/json", **identity.headers})
+
+    async def check(self, questions: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
+        body = await self._posted(_BATCH, b'{"requests":[%b]}' % b",".join(questions), seconds)
+        results = self._read(body, _Results).results
+        if len(results) != len(questions):
+            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(questions)} questions")
+        return [self._outcome(each) for each in results]
+
+    async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
+        body = await self._posted(_REFUND, _encode(_question(checked(request), charge=charge)), seconds)
+        outcome = self._outcome(self._read(body, _Result))
+        if isinstance(outcome, UsageError):
+            raise outcome
+        return outcome
+
+    async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
+        question = _question(checked(request))
+        if is_whole:
+            question.endpoint = msgspec.UNSET
+        return self._read(await self._posted(_RESET, _encode(question), seconds), Reset)
+
+    async def rules(self, etag: str, seconds: float) -> FetchedRules | None:
+        response = await self._exchanged("GET", _RULES, None, seconds, {"if-none-match": etag} if etag else {})
+        if response.status == 304:
+            return None
+        if response.status != 200:
+            raise self._problem(response)
+        found = self._read(response.content, FetchedRules)
+        return msgspec.structs.replace(found, etag=response.headers.get("etag", ""))
+
+    async def ready(self, seconds: float) -> None:
+        response = await self._exchanged("GET", _READY, None, seconds)
+        if response.status != 200:
+            raise self._problem(response)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _posted(self, path: str, body: bytes, seconds: float) -> bytes:
+        response = await self._exchanged("POST", path, body, seconds)
+        if response.status != 200:
+            raise self._problem(response)
+        return response.content
+
+    async def _exchanged(
+        self, method: str, path: str, body: bytes | None, seconds: float, more: Mapping[str, str] | None = None
+    ) -> _Answer:
+        headers = httpx.Headers({**self._headers, **more}) if more else self._headers
+        times = {"connect": seconds / 2, "read": seconds, "write": seconds, "pool": seconds}  # then another is asked
+        request = httpx.Request(method, self._urls[path], headers=headers, content=body, extensions={"timeout": times})
+        try:
+            response = await self._http.handle_async_request(request)
+            return _Answer(response.status_code, response.headers, await self._content(response))
+        except httpx.PoolTimeout:
+            raise StoreBusy(f"{self._endpoint} is asked on all connections") from None
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise StoreUnavailable(f"{self._endpoint} cannot be reached: {error or type(error).__name__}") from None
+        except httpx.HTTPError as error:
+            raise OutcomeUnknown(f"{self._endpoint} did not answer: {error or type(error).__name__}") from None
+
+    async def _content(self, response: httpx.Response) -> bytes:
+        """Read the body of an answer, unless it is one that the service would never give."""
+        content = bytearray()
+        try:
+            if "content-encoding" in response.headers:  # which may be far larger than it looks
+                raise OutcomeUnknown(
+                    f"{self._endpoint} answers, but compressed: that is not Headgate, or a proxy of yours"
+                )
+            async for some in response.aiter_raw():
+                content += some
+                if len(content) > LARGEST_ANSWER:
+                    raise OutcomeUnknown(f"{self._endpoint} answers with more than {LARGEST_ANSWER} bytes")
+        finally:
+            await response.aclose()
+        return bytes(content)
+
+    def _problem(self, response: _Answer) -> StoreError | UsageError:
+        """Return what an answer that is not one says about the question."""
+        try:
+            problem = msgspec.json.decode(response.content, type=_Problem)
+        except (ValueError, RecursionError):
+            problem = _Problem(title=httpx.codes.get_reason_phrase(response.status))
+        status = response.status
+        said = f"{self._endpoint} answers {status}: {problem}"
+        match status:
+            case 400:
+                return error_of(problem.code, str(problem))
+            case 401 | 403:
+                return CallerRefused(said)
+            case 413:
+                return BatchTooLarge(said)
+            case 429 | 503:
+                return StoreBusy(said)
+            case 404 | 405:
+                return StoreUnavailable(f"{said}; is it Headgate?")
+        return OutcomeUnknown(said)
+
+    def _outcome(self, result: _Result) -> Outcome:
+        if result.exact is not None:
+            return result.exact
+        if result.error is not None:
+            return error_of(result.error.code, str(result.error))
+        raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: it is an older version, or not Headgate")
+
+    def _read(self, body: bytes, form: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=form)
+        except (ValueError, RecursionError) as error:
+            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None

@@ -1,0 +1,105 @@
+"""An adapter for requests that sends what the limits of a server allow, when they allow it.
+
+::
+
+    session = requests.Session()
+    session.mount("https://", RequestsAdapter())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from urllib.parse import urlsplit
+
+import requests
+from requests.adapters import BaseAdapter, HTTPAdapter
+from urllib3 import HTTPResponse
+
+from headgate.sdk.edges import STATUS, Paced, own_answer
+from headgate.sdk.pacing import Answer, Outgoing, Pacer, Refusal
+from headgate.stores.base import Store
+
+
+class RequestsAdapter(BaseAdapter):
+    """Sends requests of a `requests.Session`.
+
+    Args:
+        adapter: what sends them; default: one of requests' own.
+        pacer: what is known of servers, and how long to wait; default: one of its own.
+        store: what processes share, such as ``"redis://localhost"``: they stay within a limit together.
+        raises: whether to raise `RateLimited` where the answer is a refusal for the sake of a limit.
+
+    A request that would have to wait for longer than `Pacer.max_wait` is answered with 429 at once. If it was not even
+    sent, the answer has the header ``X-RateLimit-Source: client``.
+    """
+
+    def __init__(
+        self,
+        adapter: BaseAdapter | None = None,
+        *,
+        pacer: Pacer | None = None,
+        store: str | Store | None = None,
+        raises: bool = False,
+    ) -> None:
+        super().__init__()
+        self._adapter = adapter or HTTPAdapter()
+        self._paced = Paced(pacer, store, raises=raises)
+
+    def send(  # noqa: PLR0917  the signature is that of requests
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,  # noqa: FBT001, FBT002
+        timeout: float | tuple[float, float] | tuple[float, None] | None = None,
+        verify: bool | str = True,  # noqa: FBT001, FBT002
+        cert: bytes | str | tuple[bytes | str, bytes | str] | None = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        """Send a request when the limits allow it."""
+        refused: list[requests.Response] = []
+
+        def send() -> Answer:
+            while refused:
+                refused.pop().close()
+            response = self._adapter.send(request, stream, timeout, verify, cert, proxies)
+            refused.append(response)
+            return Answer(response.status_code, _fields(response), response)
+
+        outcome = self._paced.exchange(_outgoing(request), send)
+        if isinstance(outcome, Refusal):
+            return _own(request, outcome)
+        response: requests.Response = outcome.response
+        return response
+
+    def close(self) -> None:
+        """Close the adapter inside, and the store."""
+        self._adapter.close()
+        self._paced.close()
+
+
+def _own(request: requests.PreparedRequest, refusal: Refusal) -> requests.Response:
+    headers, body = own_answer(refusal)
+    raw = HTTPResponse(
+        BytesIO(body), dict(headers), STATUS, reason="Too Many Requests", preload_content=False, decode_content=False
+    )
+    return HTTPAdapter().build_response(request, raw)
+
+
+def _outgoing(request: requests.PreparedRequest) -> Outgoing:
+    url = urlsplit(str(request.url))
+    return Outgoing(
+        str(request.method).upper(),
+        f"{url.scheme}://{url.netloc.rpartition('@')[2]}",
+        url.path,
+        {name.lower(): _text(value) for name, value in request.headers.items()},
+        request.body is None or isinstance(request.body, bytes | str),
+    )
+
+
+def _fields(response: requests.Response) -> list[tuple[str, str]]:
+    raw = response.raw
+    return list(raw.headers.items()) if raw is not None else list(response.headers.items())
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

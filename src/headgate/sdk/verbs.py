@@ -1,0 +1,160 @@
+"""What a client can be asked, without waiting: each verb is a flow of steps; see `headgate.flows`.
+
+A step is a number of questions, which may travel together, or an *errand*, which is all else. The clients, which differ
+in how they wait, drive them. What the service did not answer, the stand-in does; only who resets has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from msgspec import structs
+from msgspec.structs import force_setattr
+
+from headgate.core.errors import InvalidQuota, OutcomeUnknown, UsageError
+from headgate.engine.ruling import Explained, Passed, Receipt, Reset, Ruling, joined, passed
+from headgate.engine.written import WrittenRuling
+from headgate.policy.explain import explain
+from headgate.policy.facts import check_text
+from headgate.policy.request import Request, UnknownRule
+from headgate.sdk.session import Send
+from headgate.sdk.settings import ClientSettings
+from headgate.sdk.standing_in import StandIn
+from headgate.sdk.transport import Outcome, Question, Unanswered
+from headgate.stores.circuits import Reason
+
+T = TypeVar("T")
+
+
+class Errand(NamedTuple):
+    """Something that is asked by itself."""
+
+    send: Send
+    is_repeatable: bool = False
+
+
+FRESH_RULES = "fresh rules"
+"""The step that sees to it that the rules are those that are in force."""
+Step: TypeAlias = Sequence[Question] | Errand | str
+Flow: TypeAlias = Generator[Step, Sequence[Any], T]
+
+
+class ClientVerbs:
+    """The verbs of a client.
+
+    Args:
+        settings: of the client.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.stand_in = StandIn(settings)
+        self._clock = settings.clock
+
+    def check(self, request: Request, idempotency_key: str = "") -> Flow[Ruling]:
+        (outcome,) = yield (Question(request, idempotency_key=idempotency_key),)
+        return self._checked(request, outcome, idempotency_key)
+
+    def check_batch(self, requests: Sequence[Request]) -> Flow[tuple[Ruling | UsageError, ...]]:
+        outcomes = yield tuple([Question(request) for request in requests])
+        return tuple([self._or_error(request, each) for request, each in zip(requests, outcomes, strict=True)])
+
+    def peek(self, request: Request) -> Flow[Ruling]:
+        (outcome,) = yield (Question(request, consume=False),)
+        ruling = self._ruling(request, outcome)
+        return self.stand_in.peek(request, ruling) if isinstance(ruling, Unanswered) else ruling
+
+    def is_passed(self, client_id: str, rule_id: str) -> Flow[Passed]:
+        check_text(client_id=client_id, rule_id=rule_id)
+        request, now = Request(rule_id=rule_id), self._clock.now()
+        (outcome,) = yield (Question(request, client_id=client_id),)
+        ruling = self._ruling(request, outcome)
+        if isinstance(ruling, Unanswered):
+            return self.stand_in.is_passed(client_id, rule_id, ruling)
+        return passed(ruling, now)
+
+    def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
+        if not isinstance(request, Ruling):
+            if not charge:
+                right = "refund(ruling), or refund(request, charge_of(ruling))"
+                raise UsageError(f"a client gives back what a charge names: {right}")
+            return (yield from self._refunded(Receipt(request, charge)))
+        receipt, decision = request.selection, request.decision
+        if not isinstance(receipt, Receipt):
+            return self.stand_in.refund(request)  # it was decided here
+        taken = decision.taken if decision is not None else 0
+        answer = yield from self._refunded(receipt)
+        if decision is not None:
+            force_setattr(decision, "taken", taken if receipt.charge else 0)
+        return answer
+
+    def _refunded(self, receipt: Receipt) -> Flow[Ruling]:
+        """Give back what a receipt names, and have it name nothing any more, unless it was surely not given back."""
+
+        async def send(transport: Any, _: object, seconds: float) -> Sequence[WrittenRuling]:
+            return [await transport.refund(request, charge, seconds)]
+
+        request, charge = receipt.request, receipt.charge
+        if not charge:
+            return (yield from self.peek(request))
+        force_setattr(receipt, "charge", "")
+        (outcome,) = yield Errand(send)
+        answer = self._ruling(request, outcome)
+        if not isinstance(answer, Unanswered):
+            return answer
+        if answer.reason is not Reason.OUTCOME_UNKNOWN:
+            force_setattr(receipt, "charge", charge)
+        return self.stand_in.peek(structs.replace(request, cost=1), answer)
+
+    def reset(self, request: Request, *, is_whole: bool = False) -> Flow[Reset]:
+        async def send(transport: Any, _: object, seconds: float) -> Sequence[Reset]:
+            return [await transport.reset(request, seconds, is_whole=is_whole)]
+
+        if is_whole:  # whatever it is for
+            request = Request(request.principal, tier=request.tier)
+        self.stand_in.forget(request, is_whole=is_whole)
+        (outcome,) = yield Errand(send, is_repeatable=True)
+        reset: Reset = _had(outcome)
+        return reset
+
+    def explain(self, request: Request) -> Flow[Explained]:
+        (absence,) = yield FRESH_RULES
+        policy = self.stand_in.policy if isinstance(absence, Unanswered) else _had(absence)
+        explanation = explain(policy, request, self._clock.now())
+        return joined(explanation, (yield from self.peek(request)))
+
+    def _checked(self, request: Request, outcome: Outcome | Unanswered, idempotency_key: str = "") -> Ruling:
+        ruling = self._ruling(request, outcome)
+        if isinstance(ruling, Unanswered):
+            return self.stand_in.check(request, ruling, idempotency_key)
+        self.stand_in.saw(ruling, request)
+        return ruling
+
+    def _or_error(self, request: Request, outcome: Outcome | Unanswered) -> Ruling | UsageError:
+        try:
+            return self._checked(request, outcome)
+        except UsageError as error:
+            return error
+
+    def _ruling(self, request: Request, outcome: Outcome | Unanswered) -> Ruling | Unanswered:
+        """Return what the service decided; raises what it says is wrong."""
+        if isinstance(outcome, UnknownRule):
+            raise UnknownRule(request.rule_id, text=str(outcome))
+        if isinstance(outcome, UsageError):
+            raise outcome
+        if isinstance(outcome, Unanswered):
+            return outcome
+        try:
+            return outcome.ruling(request)
+        except InvalidQuota as error:
+            unknown = OutcomeUnknown(f"the service answers, but not like Headgate: {error}")
+            return Unanswered(Reason.OUTCOME_UNKNOWN, unknown, 1)
+
+
+def _had(outcome: Any) -> Any:
+    """Return what the service said; raises that it did not, or what it says is wrong."""
+    if isinstance(outcome, Unanswered):
+        raise outcome.error
+    if isinstance(outcome, UsageError):
+        raise outcome
+    return outcome

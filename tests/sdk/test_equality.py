@@ -1,0 +1,253 @@
+"""A client says what an engine says: the same requests, asked of both, at the same times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from headgate import Engine, Request, UsageError, load_rules
+from headgate.engine import Explained, Ruling
+from headgate.engine.charges import charge_of
+from headgate.sdk import AsyncClient, Client
+from headgate.testing import ManualClock
+from tests.server.listening import listening
+
+RULES = """
+version: 1
+default_tier: free
+rules:
+  - {id: orders, dimension: user, endpoint: /orders/**, methods: [POST], limit: 3, window: 1m, algorithm: fixed_window}
+  - {id: burst, dimension: user, endpoint: /orders/**, limit: 10, window: 1h, burst: 5, warn_percent: 50,
+     calm_percent: 20}
+  - id: several
+    dimension: ip
+    endpoint: /several
+    limits: [{limit: 2, window: 1s, algorithm: gcra}, {limit: 5, window: 1m, algorithm: sliding_window_counter}]
+  - {id: log, dimension: apikey, endpoint: /log, limit: 4, window: 1m, algorithm: sliding_window_log}
+  - {id: queue, dimension: user, endpoint: /queue, limit: 60, window: 1m, algorithm: leaky_bucket, queue: true}
+  - {id: month, dimension: user, endpoint: /month, limit: 4, window: month, calendar: Europe/Berlin}
+  - {id: steps, dimension: user, endpoint: /steps, limit: 7, window: 1m, refill_every: 10s}
+  - {id: trial, dimension: user, endpoint: /orders/**, limit: 1, window: 1m, shadow: true}
+  - {id: small-trial, dimension: user, endpoint: /several, limit: 1, window: 1m, shadow: true}
+  - {id: everybody, dimension: global, endpoint: /global, limit: 20, window: 1m}
+  - {id: tenant, dimension: tenant, endpoint: /tenant, limit: 3, window: 1m, when: {region: eu}}
+  - {id: both, dimension: [user, ip], endpoint: /both, limit: 2, window: 1m}
+tiers:
+  free: {burst: {limit: 5}}
+  gold: {orders: {limit: 30}}
+users:
+  vip: {tier: gold, overrides: {queue: {limit: 120}}}
+deny: [{ip: 192.0.2.0/24}]
+allow: [{user: root}]
+"""
+ENDPOINTS = ["/orders/7", "/several", "/log", "/queue", "/month", "/steps", "/global", "/tenant", "/both", "/none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same rules, in this process and behind a service."""
+
+    engine: Engine
+    client: Client
+    address: str
+    clock: ManualClock
+
+    def both(self, verb: str, *args: Any) -> Any:
+        """Ask both, and return what they said, which is the same."""
+        mine, theirs = (_told(asked, verb, *args) for asked in (self.engine, self.client))
+        assert theirs == mine, (verb, args)
+        return mine
+
+
+def _told(asked: Engine | Client, verb: str, *args: Any) -> Any:
+    try:
+        return comparable(getattr(asked, verb)(*args))
+    except UsageError as error:
+        return comparable(error)
+
+
+def comparable(answer: Any) -> Any:
+    """An answer without what belongs to who gave it: how it finds the charge, and shadows where nobody looks."""
+    match answer:
+        case Ruling():
+            decision = answer.decision
+            if decision is not None:  # a refusal is false
+                decision = msgspec.structs.replace(decision, shadow=())
+            return msgspec.structs.replace(answer, selection=None, decision=decision)
+        case Explained():
+            states = {rule: tuple(map(comparable, each)) for rule, each in answer.states.items()}
+            return answer.explanation, comparable(answer.ruling), states
+        case UsageError():
+            return type(answer)
+        case tuple() if answer and isinstance(answer[0], Ruling | UsageError):
+            return tuple(map(comparable, answer))
+    return msgspec.structs.replace(answer, shadow=()) if hasattr(answer, "retry_after_us") else answer
+
+
+@pytest.fixture(scope="module", params=["http", "grpc"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    clock = ManualClock()
+    with listening(RULES, clock=clock) as service:
+        address = {"http": f"http://127.0.0.1:{service.http}", "grpc": f"grpc://127.0.0.1:{service.grpc}"}[
+            request.param
+        ]
+        with (
+            Engine(load_rules(RULES), clock=clock) as engine,
+            Client(address, clock=clock, timeout=30) as client,
+        ):
+            yield Pair(engine, client, address, clock)
+
+
+def principals() -> st.SearchStrategy[dict[str, str]]:
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "user": st.sampled_from(["ada", "vip", "root", "eve"]),
+            "ip": st.sampled_from(["203.0.113.9", "192.0.2.7", "2001:db8::1"]),
+            "api_key": st.sampled_from(["k1"]),
+            "colour": st.sampled_from(["red"]),
+        },
+    )
+
+
+def requests() -> st.SearchStrategy[Request]:
+    return st.builds(
+        Request,
+        principals(),
+        st.sampled_from(ENDPOINTS),
+        st.sampled_from(["", "GET", "post"]),
+        st.sampled_from([{}, {"region": "eu", "tenant": "acme"}]),
+        st.sampled_from([0, 1, 1, 1, 2, 3, 50]),
+        st.sampled_from(["", "", "gold"]),
+        st.sampled_from(["", "", "192.0.2.1"]),
+        st.sampled_from(["", "", "", "orders", "several", "nowhere"]),
+    )
+
+
+settings.register_profile(
+    "onwards",
+    deadline=None,
+    phases=[Phase.generate],  # both go on from where they are: what was found is not found again from the start
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+ONWARDS = settings.get_profile("onwards")
+VERBS = st.sampled_from(["check", "check", "check", "peek", "reset", "reset_all", "explain"])
+
+
+@settings(ONWARDS, max_examples=60)
+@given(asked=st.lists(st.tuples(VERBS, requests(), st.integers(0, 20_000_000)), min_size=1, max_size=12))
+def test_whatever_is_asked_the_answers_are_equal(pair: Pair, asked: list[tuple[str, Request, int]]) -> None:
+    for verb, request, later in asked:
+        whole = Request(request.principal, tier=request.tier)
+        pair.both(verb, whole if verb == "reset_all" else request)
+        pair.clock.advance(later)
+
+
+@settings(ONWARDS, max_examples=20)
+@given(asked=st.lists(requests(), max_size=20))
+def test_a_batch_has_an_answer_or_an_error_for_each(pair: Pair, asked: list[Request]) -> None:
+    assert len(pair.both("check_batch", asked)) == len(asked)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("endpoint", ["/orders/9", "/several", "/log", "/none"])
+def test_what_a_ruling_took_is_given_back_once(pair: Pair, endpoint: str, by_name: bool) -> None:  # noqa: FBT001
+    request = Request({"user": "grace", "ip": "198.51.100.1", "apikey": "k2"}, endpoint, "POST", cost=2)
+    before = pair.both("peek", request)
+    told: list[Any] = []
+    for each in (pair.engine, pair.client):
+        ruling = each.check(request)
+        if by_name and charge_of(ruling):
+            told.append(comparable(each.refund(request, charge_of(ruling))))
+        else:
+            answers = [comparable(each.refund(ruling)) for _ in range(2)]
+            told.append([comparable(ruling), *[msgspec.structs.replace(each, shadow=()) for each in answers]])
+    assert told[0] == told[1]
+    assert pair.both("peek", request) == before
+
+
+def test_a_request_that_is_sent_again_is_counted_once(pair: Pair) -> None:
+    request = Request({"user": "once"}, "/orders/1", "POST")
+    first = pair.both("check_once", request, "order-1")
+    assert pair.both("check_once", request, "order-1").decision.remaining == first.decision.remaining
+
+
+@pytest.mark.parametrize(
+    ("client_id", "rule_id"),
+    [
+        ("ada", "orders"),
+        ("203.0.113.5", "several"),
+        ("x", "everybody"),
+        ("ada", "nowhere"),
+        ("ada", "both"),
+        ("", "log"),
+    ],
+)
+def test_one_rule_is_asked_by_its_id(pair: Pair, client_id: str, rule_id: str) -> None:
+    pair.both("is_passed", client_id, rule_id)
+    pair.both("is_passed", client_id, rule_id)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request({"user": ""}),
+        Request({"user": 42}),  # type: ignore[dict-item]
+        Request({"user": b"42"}),  # type: ignore[dict-item]
+        Request({"user": "u"}, endpoint=None),  # type: ignore[arg-type]
+        Request({"user": "u"}, cost=-1),
+        Request({"user": "u"}, cost=1.5),  # type: ignore[arg-type]
+        Request({"user": "u"}, cost=100_001),
+        Request({"user": "u"}, "/orders/1", "NOT A METHOD"),
+        Request({"ip": "not an address"}, "/several"),
+        Request({"user": "u" * 70_000}, "/orders/1"),
+        Request({"user": "\ud800"}, "/orders/1"),
+        Request({"user": "u"}, "/orders/1", cost=2**70),
+        "not a request",
+    ],
+)
+def test_what_cannot_be_decided_is_the_same_error(pair: Pair, request_: Any) -> None:
+    assert issubclass(pair.both("check", request_), UsageError)
+
+
+def test_the_error_has_the_words_of_the_service(pair: Pair) -> None:
+    with pytest.raises(UsageError, match="cost 50 is above the capacity of 3/minute fixed_window"):
+        pair.client.check(Request({"user": "u"}, "/orders/1", "POST", cost=50))
+
+
+def test_those_on_the_deny_list_are_refused_without_a_decision(pair: Pair) -> None:
+    ruling = pair.client.check(Request({"ip": "192.0.2.9"}, "/none"))
+    assert (ruling.allowed, ruling.verdict, ruling.decision, ruling.degraded) == (False, "denied", None, "")
+    assert "192.0.2.0/24" in ruling.reason
+
+
+def test_a_request_alone_is_not_enough_for_a_refund(pair: Pair) -> None:
+    with pytest.raises(UsageError, match=r"charge_of\(ruling\)"):
+        pair.client.refund(Request({"user": "u"}))
+
+
+def test_callers_in_an_event_loop_are_told_the_same(pair: Pair) -> None:
+    async def ask() -> None:
+        request = Request({"user": "lovelace", "ip": "203.0.113.77"}, "/orders/3", "POST")
+        async with AsyncClient(pair.address, clock=pair.clock, timeout=30) as client:
+            for verb in ("check", "peek", "explain", "reset", "check", "reset_all"):
+                theirs = comparable(await getattr(client, verb)(request))
+                assert theirs == comparable(getattr(pair.engine, verb)(request)), verb
+            assert await client.is_passed("zz", "orders") == pair.engine.is_passed("zz", "orders")
+            ruling = await client.check_once(request, "k")
+            assert comparable(ruling) == comparable(pair.engine.check_once(request, "k"))
+            refunded = await client.refund(ruling)
+            assert refunded.decision is not None
+            pair.engine.refund(request)
+            assert client.policy.ruleset == pair.engine.policy.ruleset
+            assert len(await client.check_batch([request, request])) == 2
+            pair.engine.check_batch([request, request])
+
+    asyncio.run(ask())

@@ -1,0 +1,331 @@
+"""A service that is killed, hangs, comes back or is slow, under load: a client always answers, and within its share."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from headgate import Request, Ruling, StoreError, StoreUnavailable
+from headgate.engine.charges import charge_of
+from headgate.policy.selection import Verdict
+from headgate.sdk import AsyncClient, Client
+from headgate.testing import ManualClock
+from tests.proxy import Proxy, proxy
+from tests.server.listening import Listening, listening
+from tests.server.process.service import SECONDS, Service, service
+from tests.servers import free_port, until
+
+RULES = """
+version: 1
+rules:
+  - {id: orders, dimension: user, endpoint: /orders, limit: 1000, window: 365d, algorithm: fixed_window}
+  - {id: free, dimension: user, endpoint: /free, limit: 5, window: 365d, on_store_failure: allow}
+  - {id: strict, dimension: user, endpoint: /strict, limit: 5, window: 365d, on_store_failure: deny}
+  - {id: trial, dimension: user, endpoint: /orders, limit: 1, window: 365d, shadow: true}
+deny: [{ip: 192.0.2.0/24}]
+"""
+SHARE = 250
+"""Of 1000, for one of 4."""
+TRANSPORTS = pytest.mark.parametrize("scheme", ["http", "grpc"])
+ORDER = Request({"user": "ada"}, "/orders")
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> str:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return str(path)
+
+
+def port_of(found: Service | Listening, scheme: str) -> int:
+    if isinstance(found, Service):
+        return found.http_port if scheme == "http" else found.grpc_port
+    return found.http if scheme == "http" else found.grpc
+
+
+class Load:
+    """Threads that check, one after the other, for the length of a with block."""
+
+    def __init__(self, client: Client, threads: int = 6) -> None:
+        self._client, self._end = client, threading.Event()
+        self.rulings: list[Ruling] = []
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def _run(self) -> None:
+        while not self._end.wait(0.002):
+            try:
+                self.rulings.append(self._client.check(ORDER))
+            except BaseException as error:  # noqa: BLE001  that there is none is what is tested
+                self.errors.append(error)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(SECONDS)
+        assert not any(thread.is_alive() for thread in self._threads), "a check hangs"
+
+    def sees(self, what: Callable[[Ruling], bool], times: int = 20) -> None:
+        """Wait for rulings of a kind, from now on."""
+        begin = len(self.rulings)
+        until(lambda: sum(map(what, self.rulings[begin:])) >= times, "such rulings", SECONDS)
+
+
+def is_degraded(ruling: Ruling) -> bool:
+    return ruling.degraded != ""
+
+
+def is_by_service(ruling: Ruling) -> bool:
+    return ruling.degraded == ""
+
+
+def admitted_here(rulings: list[Ruling]) -> int:
+    return sum(ruling.allowed for ruling in rulings if ruling.degraded)
+
+
+@TRANSPORTS
+def test_a_service_that_is_killed_and_started_again(rules: str, scheme: str) -> None:
+    port = free_port()
+    options = ("--rules", rules, f"--{scheme}-port", str(port))
+    with Client(f"{scheme}://127.0.0.1:{port}", nodes=4) as client, service(*options) as found:
+        found.started()
+        with Load(client) as load:
+            until(lambda: client.explain(ORDER), "the client has rules", SECONDS)
+            load.sees(is_by_service)
+            found.signal(signal.SIGKILL)
+            found.ended()
+            load.sees(is_degraded)
+            until(lambda: load.rulings[-1].degraded == "circuit_open", "nobody waits any more", SECONDS)
+            with service(*options) as again:
+                again.started()
+                load.sees(is_by_service)
+    assert load.errors == []
+    assert 0 < admitted_here(load.rulings) <= SHARE
+    assert {ruling.verdict for ruling in load.rulings} == {Verdict.LIMITED}
+
+
+@TRANSPORTS
+def test_a_service_that_hangs_and_one_that_is_slow(rules: str, scheme: str) -> None:
+    with (
+        service("--rules", rules) as found,
+        proxy(port_of(found.started(), scheme)) as between,
+        Client(f"{scheme}://127.0.0.1:{between.port}", nodes=4, timeout=0.2) as client,
+    ):
+        until(lambda: client.explain(ORDER).ruling.degraded == "", "the client has rules", SECONDS)
+        with Load(client) as load:
+            load.sees(is_by_service)
+            found.signal(signal.SIGSTOP)
+            load.sees(is_degraded, 50)
+            found.signal(signal.SIGCONT)
+            load.sees(is_by_service)
+            between.open.clear()
+            load.sees(is_degraded, 50)
+            between.open.set()
+            load.sees(is_by_service)
+    assert load.errors == []
+    assert admitted_here(load.rulings) <= SHARE
+    reasons = Counter(ruling.degraded for ruling in load.rulings)
+    assert reasons["outcome_unknown"] > 0
+    assert reasons["circuit_open"] > 0
+
+
+@TRANSPORTS
+def test_of_several_nodes_one_is_away(rules: str, scheme: str) -> None:
+    with service("--rules", rules) as first, service("--rules", rules) as second:
+        ports = [port_of(each.started(), scheme) for each in (first, second)]
+        addresses = [f"{scheme}://127.0.0.1:{port}" for port in (free_port(), *ports)]
+        with Client(*addresses, nodes=4, timeout=5) as client:
+            for _ in range(20):
+                assert client.check(ORDER).degraded == ""
+            until(lambda: client.check(ORDER) and client.statistics()[addresses[0]].state != "closed", "it is left out")
+            assert {client.statistics()[each].state for each in addresses[1:]} == {"closed"}
+            with Load(client) as load:
+                load.sees(is_by_service)
+                second.signal(signal.SIGKILL)
+                second.ended()
+                load.sees(is_by_service, 100)
+        assert load.errors == []
+        assert {ruling.degraded for ruling in load.rulings} <= {"", "outcome_unknown"}
+
+
+@pytest.fixture(params=["http", "grpc"])
+def away(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
+    """Makes clients of a service that goes away once they have its rules."""
+    made: list[Client] = []
+
+    def client(**options: Any) -> Client:
+        with listening(RULES) as found:
+            made.append(Client(f"{request.param}://127.0.0.1:{port_of(found, request.param)}", timeout=5, **options))
+            assert made[-1].explain(ORDER).ruling.degraded == ""
+        return made[-1]
+
+    yield client
+    for each in made:
+        each.close()
+
+
+def test_while_the_service_is_away_each_rule_has_its_mode(away: Callable[..., Client]) -> None:
+    client = away(nodes=4)
+    assert [client.check(Request({"user": "u"}, "/free")).allowed for _ in range(7)] == [True] * 7
+    assert not client.check(Request({"user": "u"}, "/strict")).allowed
+    rulings = [client.check(ORDER) for _ in range(SHARE + 1)]
+    assert [ruling.allowed for ruling in rulings] == [True] * SHARE + [False]
+    assert all(ruling.degraded and ruling.rule_id == "orders" and ruling.shadow for ruling in rulings)
+    assert client.check(Request({"ip": "192.0.2.1"}, "/orders")).verdict is Verdict.DENIED
+    assert client.check(Request({"user": "u"}, "/none")).verdict is Verdict.UNLIMITED
+    assert client.mode_of("strict") == "deny"
+
+
+def test_what_was_decided_here_is_given_back_here(away: Callable[..., Client]) -> None:
+    client = away(nodes=500)
+    ruling = client.check(ORDER)
+    assert ruling.allowed
+    assert client.check(ORDER).allowed
+    assert not client.check(ORDER)
+    refunded = client.refund(ruling)
+    assert refunded.decision is not None
+    assert refunded.decision.remaining == 1
+    assert client.check(ORDER).allowed
+
+
+def test_what_the_service_took_is_not_given_back_while_it_is_away_and_can_be_later() -> None:
+    clock = ManualClock()
+    with listening(RULES, clock=clock) as found:
+        between = Proxy(found.http)
+        with Client(f"http://127.0.0.1:{between.port}", timeout=5, clock=clock) as client:
+            ruling = client.check(ORDER)
+            charge = charge_of(ruling)
+            between.close()
+            until(lambda: client.peek(ORDER).degraded == "storage_unavailable", "nothing listens")
+            assert client.refund(ruling).degraded
+            assert charge_of(ruling) == charge != ""
+            assert ruling.decision is not None
+            assert ruling.decision.taken == 1
+        with Client(f"http://127.0.0.1:{found.http}", timeout=5, clock=clock) as client:
+            assert remaining(client.refund(ruling)) == 1000
+            assert (charge_of(ruling), ruling.decision.taken) == ("", 0)
+
+
+def test_resets_say_that_the_service_did_not_do_them(away: Callable[..., Client]) -> None:
+    client = away(nodes=1000)
+    assert client.check(ORDER).allowed
+    assert not client.check(ORDER).allowed
+    with pytest.raises(StoreError):
+        client.reset(ORDER)
+    assert client.check(ORDER).allowed, "what was used here is forgotten all the same"
+    with pytest.raises(StoreError):
+        client.reset_all(ORDER)
+
+
+def test_the_rest_is_answered_as_well(away: Callable[..., Client]) -> None:
+    client = away()
+    assert client.peek(ORDER).degraded
+    assert client.is_passed("ada", "orders").limit == 1000
+    assert client.check_once(ORDER, "k").degraded
+    assert [bool(each) for each in client.check_batch([ORDER, ORDER])] == [True, True]
+    assert client.explain(ORDER).ruling.degraded
+    with pytest.raises(StoreError):
+        client.ready()
+
+
+@TRANSPORTS
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({}, False),
+        ({"without_rules": "allow"}, True),
+        ({"on_service_failure": "allow"}, True),
+        ({"on_service_failure": "deny", "without_rules": "allow"}, False),
+    ],
+)
+def test_without_rules_a_setting_answers_and_the_log_says_so(
+    scheme: str, options: Any, *, allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(f"{scheme}://127.0.0.1:{free_port()}", timeout=5, **options) as client:
+        ruling = client.check(ORDER)
+        assert (ruling.allowed, ruling.verdict, ruling.decision) == (allowed, Verdict.UNDECIDED, None)
+        assert ruling.degraded == "storage_unavailable"
+        assert client.peek(ORDER).allowed is allowed
+        assert client.is_passed("ada", "orders").passed is allowed
+        assert client.refund(ruling).allowed is allowed
+        with pytest.raises(StoreUnavailable, match="not known yet"):
+            _ = client.policy
+        with pytest.raises(StoreError):
+            client.explain(ORDER)
+    assert ("every request is let pass" if allowed else "every request is refused") in caplog.text
+
+
+def test_a_check_whose_answer_is_lost_is_not_asked_again_but_one_with_a_key_is() -> None:
+    clock = ManualClock()
+    with (
+        listening(RULES, clock=clock) as found,
+        proxy(found.http) as between,
+        Client(f"http://127.0.0.1:{between.port}", timeout=10, clock=clock) as client,
+    ):
+        assert client.explain(ORDER).ruling.degraded == ""
+        between.cut_after = 0
+        assert client.check(ORDER).degraded == "outcome_unknown"
+        assert remaining(client.peek(ORDER)) == 999
+        between.cut_after = 0
+        kept = client.check_once(ORDER, "order-1")
+        assert (kept.degraded, remaining(kept)) == ("", 998)
+        between.cut_after = 0
+        assert remaining(client.peek(ORDER)) == 998
+
+
+def remaining(ruling: Ruling) -> int:
+    assert ruling.decision is not None
+    return ruling.decision.remaining
+
+
+@TRANSPORTS
+def test_a_caller_that_is_cancelled_disturbs_nobody(scheme: str) -> None:
+    async def ask() -> None:
+        with listening(RULES) as found, proxy(port_of(found, scheme)) as between:
+            async with AsyncClient(f"{scheme}://127.0.0.1:{between.port}", timeout=30) as client:
+                await client.check(ORDER)
+                between.open.clear()
+                asked = [asyncio.create_task(client.check(ORDER)) for _ in range(20)]
+                await asyncio.sleep(0)
+                for task in asked[::2]:
+                    task.cancel()
+                between.open.set()
+                told = await asyncio.gather(*asked, return_exceptions=True)
+                assert [type(each) for each in told] == [asyncio.CancelledError, Ruling] * 10
+                assert all(is_by_service(each) for each in told if isinstance(each, Ruling))
+                assert is_by_service(await client.check(ORDER))
+
+    asyncio.run(ask())
+
+
+def test_a_client_in_an_event_loop_answers_while_the_service_hangs_and_after() -> None:
+    async def ask() -> None:
+        with listening(RULES) as found, proxy(found.http) as between:
+            async with AsyncClient(f"http://127.0.0.1:{between.port}", timeout=0.2, nodes=4) as client:
+                assert (await client.explain(ORDER)).ruling.degraded == ""
+                between.open.clear()
+                told: list[Ruling] = []
+                while not told or told[-1].degraded != "circuit_open":
+                    told += await asyncio.gather(*[client.check(ORDER) for _ in range(10)])
+                between.open.set()
+                while told[-1].degraded:
+                    told.append(await client.check(ORDER))
+                    await asyncio.sleep(0.01)
+                assert admitted_here(told) <= SHARE
+
+    asyncio.run(asyncio.wait_for(ask(), SECONDS))

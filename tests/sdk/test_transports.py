@@ -1,0 +1,181 @@
+"""httpx, requests and aiohttp against real servers that enforce limits: few refusals, no surprise for the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import aiohttp
+import httpx
+import pytest
+import requests
+
+from benchmarks.clients.api import Api, headgate, serving
+from headgate.core.errors import UsageError
+from headgate.sdk import AiohttpMiddleware, AsyncHttpxTransport, HttpxTransport, Pacer, RateLimited, RequestsAdapter
+from tests.sdk.simulation import STYLES
+from tests.servers import RedisServer, redis_server
+
+QUOTA = "20/2s"
+
+
+def by_httpx(url: str, count: int) -> list[int]:
+    with httpx.Client(transport=HttpxTransport()) as client, ThreadPoolExecutor(4) as threads:
+        return list(threads.map(lambda _: client.get(url).status_code, range(count)))
+
+
+def by_async_httpx(url: str, count: int) -> list[int]:
+    async def main() -> list[int]:
+        async with httpx.AsyncClient(transport=AsyncHttpxTransport()) as client:
+            answers = await asyncio.gather(*[client.get(url) for _ in range(count)])
+        return [answer.status_code for answer in answers]
+
+    return asyncio.run(main())
+
+
+def by_requests(url: str, count: int) -> list[int]:
+    with requests.Session() as session, ThreadPoolExecutor(4) as threads:
+        session.mount("http://", RequestsAdapter())
+        return list(threads.map(lambda _: session.get(url).status_code, range(count)))
+
+
+def by_aiohttp(url: str, count: int) -> list[int]:
+    async def one(session: aiohttp.ClientSession) -> int:
+        async with session.get(url) as answer:
+            return answer.status
+
+    async def main() -> list[int]:
+        async with aiohttp.ClientSession(middlewares=[AiohttpMiddleware()]) as session:
+            return await asyncio.gather(*[one(session) for _ in range(count)])
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("asked", "style"),
+    [(by_httpx, "headgate"), (by_async_httpx, "ietf"), (by_requests, "github"), (by_aiohttp, "headgate")],
+)
+def test_a_client_gets_all_it_asks_for_and_is_hardly_ever_refused(
+    asked: Callable[[str, int], list[int]], style: str
+) -> None:
+    with serving(STYLES[style], f"{QUOTA} {'fixed_window' if style == 'github' else 'token_bucket'}") as api:
+        assert asked(f"{api.url}/orders", 50) == [200] * 50
+        assert api.refused <= 1
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+PROCESS = """
+import sys, httpx
+from concurrent.futures import ThreadPoolExecutor
+from headgate.sdk import HttpxTransport
+url, store, count = sys.argv[1:]
+with httpx.Client(transport=HttpxTransport(store=store), timeout=60) as client, ThreadPoolExecutor(4) as threads:
+    print(sum(threads.map(lambda _: client.get(url).status_code == 200, range(int(count)))))
+"""
+
+
+def test_processes_that_share_a_store_stay_within_a_limit_together(redis: RedisServer) -> None:
+    with serving(headgate, "40/2s") as api:
+        command = [sys.executable, "-c", PROCESS, f"{api.url}/orders", redis.address, "30"]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+        assert [int(process.communicate(timeout=120)[0]) for process in processes] == [30] * 4
+        assert api.refused <= 6  # of 120; by themselves, each would take what is left for its own
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Api]:
+    """An API whose only unit is used, for an hour."""
+    with serving(headgate, "1/hour fixed_window") as api:
+        httpx.get(f"{api.url}/x", headers={"Authorization": "used"})
+        yield api
+
+
+def test_a_request_that_would_wait_too_long_is_answered_without_being_sent(empty: Api) -> None:
+    pacer = Pacer(max_wait=1)
+    headers = {"Authorization": "used"}
+    with httpx.Client(transport=HttpxTransport(pacer=pacer), headers=headers) as client:
+        refused = client.get(f"{empty.url}/x")  # sent: nothing was known
+        seen = len(empty.seen)
+        own = client.get(f"{empty.url}/x")
+    assert refused.status_code == own.status_code == 429
+    assert refused.text == "hello"
+    assert "x-ratelimit-source" not in refused.headers
+    assert own.headers["x-ratelimit-source"] == "client"
+    assert int(own.headers["retry-after"]) > 1
+    assert own.json()["status"] == 429
+    with requests.Session() as session:
+        session.mount("http://", RequestsAdapter(pacer=pacer))  # one pacer for several clients
+        answer = session.get(f"{empty.url}/x", headers=headers)
+        assert (answer.status_code, answer.headers["X-RateLimit-Source"]) == (429, "client")
+        assert answer.json()["title"] == "Too Many Requests"
+    assert len(empty.seen) == seen
+
+
+def test_refusals_are_raised_if_asked_for(empty: Api) -> None:
+    headers, url = {"Authorization": "used"}, f"{empty.url}/x"
+    pacer = Pacer(max_wait=1)
+    with httpx.Client(transport=HttpxTransport(pacer=pacer, raises=True), headers=headers) as client:
+        with pytest.raises(RateLimited, match="the server refused it") as refused:
+            client.get(url)
+        assert refused.value.retry_after > 1
+        assert refused.value.response.status_code == 429
+        refused.value.response.close()
+        with pytest.raises(RateLimited, match="it was not sent"):
+            client.get(url)
+
+    async def main() -> None:
+        middleware = AiohttpMiddleware(pacer=pacer)
+        async with aiohttp.ClientSession(middlewares=[middleware], headers=headers) as session:
+            with pytest.raises(RateLimited):
+                await session.get(url)
+        await middleware.close()
+
+    asyncio.run(main())
+
+
+def test_a_body_is_sent_again_as_it_was_or_not_at_all() -> None:
+    key = {"Idempotency-Key": "order-1"}
+    for content, sent in ((b"order", 2), (iter([b"or", b"der"]), 1)):
+        with serving(STYLES["delta"], "1/s") as api, httpx.Client(transport=HttpxTransport()) as client:
+            httpx.get(f"{api.url}/first")
+            answer = client.post(f"{api.url}/orders", content=content, headers=key)
+            assert answer.status_code == (200 if sent == 2 else 429)
+            assert len(api.bodies) == 1 + sent
+            assert api.bodies[1:] == [b"order"] * sent if sent == 2 else True
+
+
+def test_a_caller_that_is_cancelled_leaves_its_place_to_others() -> None:
+    async def main(url: str) -> list[int]:
+        async with httpx.AsyncClient(transport=AsyncHttpxTransport()) as client:
+            assert (await client.get(url)).status_code == 200
+            waiting = [asyncio.create_task(client.get(url)) for _ in range(6)]
+            await asyncio.sleep(0)
+            for task in waiting[:4]:
+                task.cancel()
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[:4])
+        return [answer.status_code for answer in answers[4:] if isinstance(answer, httpx.Response)]
+
+    with serving(headgate, "2/s") as api:
+        assert asyncio.run(main(f"{api.url}/orders")) == [200, 200]
+        assert api.refused == 0
+
+
+def test_a_server_that_cannot_be_reached_is_an_error_of_the_library_in_use() -> None:
+    with httpx.Client(transport=HttpxTransport()) as client:
+        for _ in range(3):
+            with pytest.raises(httpx.ConnectError):
+                client.get("http://127.0.0.1:9/")
+
+
+def test_what_is_not_a_pacer_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"pacer is a headgate\.sdk\.Pacer, not 60"):
+        HttpxTransport(pacer=60)  # type: ignore[arg-type]
