@@ -1,0 +1,242 @@
+"""Middleware for any ASGI application::
+
+    app = RateLimitMiddleware(app, limits="100/minute")
+
+Every answer has the header fields, refusals are problem documents (429). Answers are passed on as they come, piece by
+piece. The connection of a WebSocket counts as a request; one that is refused is answered as an HTTP request where the
+server can do that, and else closed before it is accepted. Messages that it receives count where `messages` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, TypeAlias, Unpack
+
+from headgate.core.numbers import short
+from headgate.integrations.answers import Refusal
+from headgate.integrations.budgets import Budget, Quotas
+from headgate.integrations.gate import AsyncGate, GateSettings
+from headgate.integrations.visit import DEFAULT, Answer, Subject, Visit
+from headgate.web.errors import InvalidSettings
+from headgate.web.headers import as_bytes
+from headgate.web.problem import CONTENT_TYPE
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+VISIT = "headgate.visit"
+"""Where a scope has the visit of its request, for whoever limits routes."""
+TRY_LATER = 1013
+"""The code with which a connection is closed that sends too many messages: "try again later", as IANA lists it."""
+_OURS = frozenset({b"x-ratelimit-limit", b"ratelimit"})
+_PROBLEM = (b"content-type", CONTENT_TYPE.encode())
+
+
+class Denied(Exception):
+    """A WebSocket connection is refused by a limit of its route: raised through the application to the middleware."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.detail)
+        self.refusal = refusal
+
+
+class RateLimitMiddleware:
+    """Limits an ASGI application; the rest of the settings are those of `GateSettings`.
+
+    Functions, such as `key`, get what `present` makes of a scope: by default, the scope itself.
+
+    Args:
+        app: the application.
+        gate: a gate that was made before, instead of settings: to reset keys, or to share it.
+        messages: how many messages a client may send over all of its WebSocket connections, such as ``"10/s"``.
+        on_message: what becomes of one too many: ``"close"`` ends the connection, ``"wait"`` lets it wait for its turn,
+            and with it all that come behind it.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        gate: AsyncGate | None = None,
+        messages: Quotas | Budget | None = None,
+        on_message: str = "close",
+        **settings: Unpack[GateSettings],
+    ) -> None:
+        if gate is not None and settings:
+            raise InvalidSettings(f"a gate that is given has its own {', '.join(settings)}")
+        if gate is not None and gate.spelling is not as_bytes:
+            raise InvalidSettings("a gate of ASGI applications is made by headgate.integrations.asgi.gate(...)")
+        if on_message not in {"close", "wait"}:
+            raise InvalidSettings(f"on_message is 'close' or 'wait', not {short(on_message)}")
+        self.app, self.gate = app, gate or AsyncGate(settings, as_bytes)
+        self._owned, self._waits = gate is None, on_message == "wait"
+        self._messages: tuple[Budget, ...] = ()
+        if messages is not None:
+            budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
+            self._messages = self.gate.checked(budget)
+
+    def present(self, scope: Scope) -> Any:
+        """Return the request as functions of the application want to see it."""
+        return scope
+
+    def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:  # noqa: ARG002  others need it
+        """Return what a request is limited by before it reaches the application, and the name of its route."""
+        return visit.gate.budgets, DEFAULT
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "http":
+            await self._http(scope, receive, send)
+        elif kind == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                if kind == "lifespan" and self._owned:
+                    await self.gate.close()
+
+    def _visit(self, scope: Scope) -> Visit:
+        client, raw_path = scope.get("client"), scope.get("raw_path")
+        path = raw_path.decode("latin-1") if raw_path else scope["path"]
+        peer = client[0] if client else None
+        visit = Visit(self.gate, Subject(self.present(scope), peer, scope["headers"], path, scope.get("method", "GET")))
+        scope[VISIT] = visit
+        return visit
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gate, visit = self.gate, self._visit(scope)
+        refusal = await gate.run(visit.enter(*self.limits_of(visit, scope)))
+        if refusal is not None:
+            scope.pop(VISIT, None)
+            await respond(refusal, scope, receive, send)
+            return
+
+        has_left = False
+
+        async def received() -> Message:
+            nonlocal has_left
+            message = await receive()
+            has_left |= message["type"] == "http.disconnect"
+            return message
+
+        async def passed_on(message: Message) -> None:
+            nonlocal has_left
+            if message["type"] == "http.response.start":
+                if visit.is_open:
+                    status = message["status"]
+                    await gate.run(visit.respond(Answer(status, message.get("headers", ())), status))
+                message = with_fields(message, visit)
+            try:
+                await send(message)
+            except OSError:
+                has_left = True
+                raise
+
+        try:
+            await self.app(scope, received, passed_on)
+        except Exception:
+            if visit.is_open and not has_left:  # who hangs up gets nothing back
+                await gate.run(visit.fail())
+            raise
+        finally:
+            scope.pop(VISIT, None)  # it knows the scope, too: without this, only the garbage collector would end both
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gate, visit = self.gate, self._visit(scope)
+        refusal = await gate.run(visit.enter(*self.limits_of(visit, scope)))
+        if refusal is not None:
+            await receive()  # that somebody wants to connect
+            await deny(refusal, scope, receive, send)
+            return
+        connection = _Connection(receive, send, visit, self._counted if self._messages else None)
+        try:
+            await self.app(scope, connection.receive, connection.send)
+        except Denied as denied:
+            if not connection.is_known:
+                await receive()
+            await deny(denied.refusal, scope, receive, send)
+        except Exception:
+            if visit.is_open and not connection.has_left:
+                await gate.run(visit.fail())
+            raise
+        finally:
+            scope.pop(VISIT, None)
+
+    async def _counted(self, subject: Subject) -> Refusal | None:
+        """Take what a message costs; if messages wait for their turn, wait for it."""
+        while True:
+            refusal = await self.gate.run(Visit(self.gate, subject).enter(self._messages))
+            if refusal is None or not self._waits or refusal.ruling is None or refusal.ruling.decision is None:
+                return refusal
+            await asyncio.sleep(refusal.ruling.decision.retry_after)
+
+
+class _Connection:
+    """A WebSocket connection, as the application sees it."""
+
+    def __init__(
+        self, receive: Receive, send: Send, visit: Visit, count: Callable[[Subject], Awaitable[Refusal | None]] | None
+    ) -> None:
+        self._receive, self._send, self._visit, self._count = receive, send, visit, count
+        self.is_known = False
+        """Whether the application has received anything yet."""
+        self.has_left = False
+        """Whether the client has hung up."""
+        self._is_closed = False
+
+    async def send(self, message: Message) -> None:
+        if self._is_closed:  # by us: there is nobody left to tell
+            return
+        await self._send(with_fields(message, self._visit) if message["type"] == "websocket.accept" else message)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.is_known = True
+        self.has_left |= message["type"] == "websocket.disconnect"
+        if message["type"] != "websocket.receive" or self._count is None or self._is_closed:
+            return message
+        refusal = await self._count(self._visit.subject)
+        if refusal is None:
+            return message
+        self._is_closed = True
+        reason = f"Too many messages. Retry in {refusal.retry_after or 1} s."
+        await self._send({"type": "websocket.close", "code": TRY_LATER, "reason": reason})
+        return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": reason}
+
+
+def gate(**settings: Unpack[GateSettings]) -> AsyncGate:
+    """Return a gate for ASGI applications, to share it between them, or to reset keys."""
+    return AsyncGate(settings, as_bytes)
+
+
+def with_fields(message: Message, visit: Visit) -> Message:
+    """Return the start of a response with the header fields, unless somebody further inside has sent them."""
+    headers = list(message.get("headers", ()))
+    if _OURS.isdisjoint([name for name, _ in headers]):
+        headers += visit.fields()
+        return {**message, "headers": headers}
+    return message
+
+
+async def respond(refusal: Refusal, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
+    """Send a refusal, or what the application wants to answer instead: an ASGI application, such as a response."""
+    if refusal.answer is not None:
+        await refusal.answer(scope, receive, send)
+        return
+    body = refusal.problem.encode()
+    headers = [_PROBLEM, (b"content-length", b"%d" % len(body)), *refusal.fields]
+    await send({"type": f"{prefix}http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": f"{prefix}http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
+
+
+async def deny(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a WebSocket connection that is not accepted yet."""
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await respond(refusal, scope, receive, send, "websocket.")
+    else:  # the server answers 403
+        await send({"type": "websocket.close", "code": TRY_LATER, "reason": refusal.detail})

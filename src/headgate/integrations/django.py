@@ -1,0 +1,244 @@
+"""Django: a middleware for all views, and a decorator for some, whether they are coroutines or not.
+
+::
+
+    MIDDLEWARE = ["headgate.integrations.django.RateLimitMiddleware", ...]
+    HEADGATE = {"limits": "100/minute", "store": "redis://localhost:6379/0"}
+
+    @limit("5/minute")
+    def search(request): ...
+
+The settings are those of `GateSettings`; functions, and the engine, may be given by their dotted path. What a view and
+all views are limited by is decided together, before the view is called. The decorator works without the middleware too;
+then only its refusals have header fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, Unpack
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
+from django import conf
+from django.core.signals import setting_changed
+from django.http import HttpRequest, HttpResponseBase
+from django.http.response import HttpResponse
+from django.utils.module_loading import import_string
+from django.views import View
+
+from headgate.core.errors import UsageError
+from headgate.integrations.answers import Refusal
+from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
+from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping
+from headgate.integrations.visit import Subject, Visit
+from headgate.integrations.wsgi import Lines, path_of
+from headgate.stores import open_store
+from headgate.web.errors import InvalidSettings
+from headgate.web.problem import CONTENT_TYPE
+
+__all__ = ["RateLimitMiddleware", "limit", "reset"]
+F = TypeVar("F", bound=Callable[..., Any])
+_BUDGETS = "__headgate_budgets__"
+"""The attribute by which a decorated view has its budgets."""
+_PATHS = ("key", "cost", "exempt", "count_when", "on_refused", "limits", "engine", "identity", "headers", "clock")
+"""Settings that may be given as the dotted path of what they are."""
+
+
+class _Site:
+    """The gates of this process: one for views that may block, one for coroutines. In memory, they count together."""
+
+    def __init__(self) -> None:
+        self._gates: dict[bool, Gatekeeping] = {}
+        self._given: dict[str, Any] | None = None
+
+    def gate(self, *, is_async: bool) -> Any:
+        """Return a gate, as the settings say."""
+        found = self._gates.get(is_async)
+        if found is None:
+            if self._given is None:
+                self._given = _given()
+            made: Any = AsyncGate if is_async else Gate
+            found = self._gates[is_async] = made(self._given)
+        return found
+
+    def forget(self, *, setting: str, **_: Any) -> None:
+        """Read the settings again: a test has changed them."""
+        if setting == "HEADGATE":
+            self._gates, self._given = {}, None
+
+
+_SITE = _Site()
+setting_changed.connect(_SITE.forget, dispatch_uid="headgate")
+
+
+def _given() -> dict[str, Any]:
+    given = getattr(conf.settings, "HEADGATE", {})
+    if not isinstance(given, dict):
+        raise InvalidSettings("HEADGATE is a dictionary, such as {'limits': '100/minute'}")
+    found = {str(name).lower(): value for name, value in given.items()}
+    for name in _PATHS:
+        value = found.get(name)
+        if isinstance(value, str) and "." in value and "/" not in value:
+            found[name] = import_string(value)
+    store = found.get("store", "memory")
+    if "engine" not in found and isinstance(store, str) and store.startswith("memory"):
+        found["store"] = open_store(store, clock=found.pop("clock", None))
+    return found
+
+
+class RateLimitMiddleware:
+    """Limits all views, and those that have limits of their own by these."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._get_response, self._is_async = get_response, iscoroutinefunction(get_response)
+        self._gate = _SITE.gate(is_async=self._is_async)
+        if self._is_async:
+            markcoroutinefunction(self)
+            self.process_view: Any = self._enter_async
+        else:
+            self.process_view = self._enter
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        _visit_of(request, self._gate)
+        return self._served_async(request) if self._is_async else self._served(request)
+
+    def _served(self, request: HttpRequest) -> HttpResponseBase:
+        gate, visit = self._gate, _visit_of(request, self._gate)
+        response: HttpResponseBase = self._get_response(request)
+        if not visit.has_entered:  # there is no view, or another middleware was quicker
+            refusal = gate.run(visit.enter(gate.budgets))
+            if refusal is not None:
+                return _response(refusal)
+        if visit.is_open:
+            gate.run(visit.respond(response, response.status_code))
+        return _with_fields(response, visit.fields())
+
+    async def _served_async(self, request: HttpRequest) -> HttpResponseBase:
+        gate, visit = self._gate, _visit_of(request, self._gate)
+        response: HttpResponseBase = await self._get_response(request)
+        if not visit.has_entered:
+            refusal = await gate.run(visit.enter(gate.budgets))
+            if refusal is not None:
+                return _response(refusal)
+        if visit.is_open:
+            await gate.run(visit.respond(response, response.status_code))
+        return _with_fields(response, visit.fields())
+
+    def _enter(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
+        visit = _visit_of(request, self._gate)
+        refusal = self._gate.run(visit.enter(*_all_of(visit, view)))
+        return None if refusal is None else _response(refusal)
+
+    async def _enter_async(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
+        visit = _visit_of(request, self._gate)
+        refusal = await self._gate.run(visit.enter(*_all_of(visit, view)))
+        return None if refusal is None else _response(refusal)
+
+
+def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
+    """Return a decorator that limits a view; see `Budget` for what it may be told.
+
+    For views that are classes: ``@method_decorator(limit("5/minute"), name="dispatch")``.
+    """
+    budget = Budget(limits=limits, **terms)
+
+    def decorate(view: F) -> F:
+        _SITE.gate(is_async=_kind_of(view)[1]).know(budget)
+        decorated: Any = _decorated(view, budget)
+        limited: F = decorated
+        return limited
+
+    return decorate
+
+
+def reset(key: str, name: str = "default", *, limits: Quotas | None = None) -> None:
+    """Forget what a key used; see `Gate.reset`."""
+    _SITE.gate(is_async=False).reset(key, name, limits=limits)
+
+
+def _decorated(view: Any, budget: Budget) -> Any:
+    """Return a view that has a budget. The middleware finds it; where that is not there, the view asks itself."""
+    budgets: list[Budget] | None = getattr(view, _BUDGETS, None)
+    if budgets is not None:
+        budgets.insert(0, budget)
+        return view
+    budgets, (route, is_async) = [budget], _kind_of(view)
+
+    @wraps(view)
+    def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        visit = _visit_of(request, _SITE.gate(is_async=False))
+        if not visit.has_asked(budgets):
+            gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
+            run = async_to_sync(gate.run) if gate.is_async else gate.run
+            refusal = run(visit.enter(_known(visit, budgets), route))
+            if refusal is not None:
+                return _response(refusal)
+        return view(request, *args, **kwargs)
+
+    @wraps(view)
+    async def limited_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        visit = _visit_of(request, _SITE.gate(is_async=True))
+        if not visit.has_asked(budgets):
+            refusal = await _SITE.gate(is_async=True).run(visit.enter(_known(visit, budgets), route))
+            if refusal is not None:
+                return _response(refusal)
+        return await view(request, *args, **kwargs)
+
+    chosen = limited_async if is_async else limited
+    setattr(chosen, _BUDGETS, budgets)
+    return chosen
+
+
+def _kind_of(view: Any) -> tuple[str, bool]:
+    """Return what a view is called, and whether it is a coroutine function; a method is that of the class it is for."""
+    instance = getattr(getattr(view, "func", None), "__self__", None)  # `method_decorator` decorates bound methods
+    if not isinstance(instance, View):
+        return name_of_function(view), iscoroutinefunction(view)
+    name, method = name_of_function(type(instance)), view.__name__
+    return name if method == "dispatch" else f"{name}.{method}", bool(instance.view_is_async)
+
+
+def _visit_of(request: HttpRequest, gate: Gatekeeping) -> Visit:
+    visit: Visit | None = getattr(request, "headgate_visit", None)
+    if visit is None:
+        meta, scope = request.META, getattr(request, "scope", None)
+        raw = scope.get("raw_path") if scope is not None else None
+        path = raw.decode("latin-1") if raw else path_of(meta) if scope is None else request.get_full_path()
+        subject = Subject(request, meta.get("REMOTE_ADDR"), Lines(meta), path, request.method or "")
+        visit = Visit(gate, subject)
+        request.headgate_visit = visit
+    return visit
+
+
+def _known(visit: Visit, budgets: Sequence[Budget]) -> Sequence[Budget]:
+    for budget in budgets:
+        visit.gate.know(budget)
+    return budgets
+
+
+def _all_of(visit: Visit, view: Any) -> tuple[Sequence[Budget], str]:
+    """Return what a view is limited by, and its name."""
+    own: list[Budget] = getattr(view, _BUDGETS, [])
+    visit.ask(own)
+    shared = () if any(budget.replaces for budget in own) else visit.gate.budgets
+    return (*shared, *_known(visit, own)), name_of_function(getattr(view, "view_class", view))
+
+
+def _response(refusal: Refusal) -> HttpResponseBase:
+    if refusal.answer is not None:
+        if not isinstance(refusal.answer, HttpResponseBase):
+            raise UsageError(f"on_refused returns a response, or None, not {refusal.answer!r}")
+        return refusal.answer
+    response = HttpResponse(refusal.problem.encode(), status=refusal.status, content_type=CONTENT_TYPE)
+    return _with_fields(response, refusal.fields)
+
+
+def _with_fields(response: HttpResponseBase, fields: Sequence[tuple[str, str]]) -> HttpResponseBase:
+    if "X-RateLimit-Limit" not in response.headers and "RateLimit" not in response.headers:
+        for name, value in fields:
+            response.headers[name] = value
+    return response

@@ -1,0 +1,209 @@
+"""FastAPI and Starlette: limits for all routes by a middleware, for some by a dependency or a decorator.
+
+::
+
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, limits="100/minute")
+
+    @app.get("/search", dependencies=[Depends(limit("5/minute"))])
+    def search(): ...
+
+Functions, such as `key`, get the `HTTPConnection` of Starlette: the request, or the WebSocket connection.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, Unpack
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from headgate.core.errors import UsageError
+from headgate.integrations import asgi
+from headgate.integrations.answers import Refusal
+from headgate.integrations.asgi import VISIT, Denied, Receive, Scope, Send, gate
+from headgate.integrations.budgets import (
+    Budget,
+    BudgetSettings,
+    Quotas,
+    QuotasOfKey,
+    check_order,
+    name_of_function,
+    note_limited,
+)
+from headgate.integrations.gate import AsyncGate
+from headgate.integrations.visit import Visit
+from headgate.web.problem import CONTENT_TYPE
+
+__all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limited"]
+_BUDGETS = "__headgate_budgets__"
+"""The attribute by which a decorated route has its budgets."""
+_CONNECTION = "headgate_connection"
+"""The parameter by which FastAPI gives the connection to a decorated route."""
+_HANDLERS = "starlette.exception_handlers"
+"""Where a scope has the handlers of the application, by exception and by status."""
+
+
+class RateLimitMiddleware(asgi.RateLimitMiddleware):
+    """Limits all routes, and lets routes have limits of their own; see `headgate.integrations.asgi`.
+
+    Functions, such as `key`, get the request as Starlette has it. When the application starts, the limits of all routes
+    are checked: one that could not work keeps it from starting.
+    """
+
+    def present(self, scope: Scope) -> HTTPConnection:
+        return HTTPConnection(scope)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for budget in _budgets_of(scope.get("app")):
+                self.gate.know(budget)
+            check_order(_endpoints_of(scope.get("app")))
+        await super().__call__(scope, receive, send)
+
+
+class RateLimited(HTTPException):
+    """A route's own limit refuses a request.
+
+    By default it is answered by a problem document, as the middleware does. An application that registers a handler for
+    it answers as that says.
+
+    Attributes:
+        refusal: why, and what would be answered.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        headers = {name.decode(): value.decode() for name, value in refusal.fields}
+        super().__init__(refusal.status, refusal.detail, headers)
+        self.refusal = refusal
+
+
+class Limit:
+    """A limit of routes, as a dependency: ``Depends(limit("5/minute"))``.
+
+    Each route that has it has a budget of its own, unless it is given a name.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._routes: dict[int, tuple[Any, str, bool]] = {}
+        """Routes that have it, by identity: what they are called, and whether another limit replaces this one."""
+
+    async def __call__(self, connection: HTTPConnection) -> None:
+        scope = connection.scope
+        route = scope.get("route")
+        found = self._routes.get(id(route))
+        if found is None:
+            endpoint = scope.get("endpoint")
+            name = name_of_function(endpoint) if endpoint is not None else scope["path"]
+            replaced = not self.budget.replaces and any(budget.replaces for budget in _budgets_of(route))
+            found = route, name, replaced
+            if route is not None:
+                self._routes[id(route)] = found
+        if not found[2]:
+            await _enter(connection, (self.budget,), found[1])
+
+
+def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
+    """Return a dependency that limits routes; see `Budget` for what it may be told."""
+    return Limit(Budget(limits=limits, **terms))
+
+
+def limited(
+    limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]
+) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
+    """Return a decorator that limits a route; the route needs no parameter for it. Put it below that of the route.
+
+    Several of them on one route are decided together.
+    """
+    budget = Budget(limits=limits, **terms)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        if hasattr(function, _BUDGETS):
+            getattr(function, _BUDGETS).insert(0, budget)
+            return function
+        budgets, route, is_async = [budget], name_of_function(function), inspect.iscoroutinefunction(function)
+
+        @wraps(function)
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            connection = kwargs.pop(_CONNECTION, None)
+            if connection is None:  # Starlette gives it to every endpoint, as an argument
+                given = (*args, *kwargs.values())
+                connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
+            if connection is None:
+                raise UsageError(f"{route} is limited, but it was not called as a route")
+            await _enter(connection, budgets, route)
+            if is_async:
+                return await function(*args, **kwargs)
+            return await run_in_threadpool(function, *args, **kwargs)
+
+        setattr(guarded, _BUDGETS, budgets)
+        note_limited(function, guarded)
+        guarded.__signature__ = _with_connection(function)  # type: ignore[attr-defined]
+        return guarded
+
+    return decorate
+
+
+async def _enter(connection: HTTPConnection, budgets: Sequence[Budget], route: str) -> None:
+    """Take what budgets of a route cost. Raises RateLimited."""
+    scope = connection.scope
+    visit: Visit | None = scope.get(VISIT)
+    if visit is None or not isinstance(visit.gate, AsyncGate):
+        raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
+    for budget in budgets:
+        visit.gate.know(budget)
+    refusal = await visit.gate.run(visit.enter(budgets, route))
+    if refusal is None:
+        return
+    if scope["type"] == "websocket":
+        raise Denied(refusal)
+    handlers = scope.get(_HANDLERS)
+    if handlers is not None:  # answer with a problem document, unless the application has said how it answers
+        handlers[0].setdefault(RateLimited, _problem)
+    raise RateLimited(refusal)
+
+
+def _with_connection(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature by which FastAPI gives the connection to a function that has no parameter for it."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = list(signature.parameters.values())
+    if any(each.annotation is HTTPConnection for each in parameters):
+        return signature
+    place = len(parameters) - (1 if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else 0)
+    parameters.insert(place, inspect.Parameter(_CONNECTION, inspect.Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
+    return signature.replace(parameters=parameters)
+
+
+def _budgets_of(place: Any) -> Iterator[Budget]:
+    """Yield the budgets of a route, or of all routes of an application or a router."""
+    yield from getattr(getattr(place, "endpoint", None), _BUDGETS, ())
+    dependencies = list(getattr(getattr(place, "dependant", None), "dependencies", ()))
+    for dependant in dependencies:
+        if isinstance(dependant.call, Limit):
+            yield dependant.call.budget
+        dependencies += dependant.dependencies
+    for inner in getattr(place, "routes", None) or ():
+        yield from _budgets_of(inner)
+
+
+def _endpoints_of(place: Any) -> Iterator[Any]:
+    """Yield the functions of all routes of an application or a router."""
+    if hasattr(place, "endpoint"):
+        yield place.endpoint
+    for inner in getattr(place, "routes", None) or ():
+        yield from _endpoints_of(inner)
+
+
+def _problem(_: Any, error: Exception) -> Response:
+    assert isinstance(error, RateLimited)  # noqa: S101  it is the handler of no other
+    refusal = error.refusal
+    if refusal.answer is not None:
+        response: Response = refusal.answer
+        return response
+    return Response(refusal.problem.encode(), refusal.status, error.headers, CONTENT_TYPE)

@@ -1,0 +1,297 @@
+"""Servers of gRPC: interceptors, for servers with threads and for those in an event loop.
+
+::
+
+    server = grpc.server(pool, interceptors=[RateLimitInterceptor(limits="100/minute")])
+    server = grpc.aio.server(interceptors=[AsyncRateLimitInterceptor(limits="100/minute")])
+
+A refusal is RESOURCE_EXHAUSTED, with the fields of HTTP as trailing metadata, `grpc-retry-pushback-ms`, which clients
+with a retry policy heed, and a `google.rpc.RetryInfo` in the status. All other answers have the fields as well. A
+stream counts once, when it begins. Functions, such as `key`, get a `ServerCall`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+import msgspec
+
+from headgate.core.errors import UsageError
+from headgate.core.numbers import short
+from headgate.integrations.answers import Refusal
+from headgate.integrations.budgets import Budget, Quotas
+from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping, GateSettings
+from headgate.integrations.visit import Subject, Visit
+from headgate.web.errors import InvalidSettings
+
+__all__ = ["AsyncRateLimitInterceptor", "Outcome", "RateLimitInterceptor", "ServerCall"]
+_CODES = {429: grpc.StatusCode.RESOURCE_EXHAUSTED, 403: grpc.StatusCode.PERMISSION_DENIED}
+_CODES |= {503: grpc.StatusCode.UNAVAILABLE, 400: grpc.StatusCode.INVALID_ARGUMENT}
+_FAILURES = frozenset({"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"})
+"""Codes that are the server's fault, as a status of 500 and above is."""
+_METHOD = re.compile(r"/[\w.]+/(\w+|\*)")
+_RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
+
+
+class ServerCall(msgspec.Struct, frozen=True):
+    """A call, as functions of the settings see it."""
+
+    method: str
+    """Such as ``/shop.Orders/Create``."""
+    metadata: Mapping[str, Any]
+    """What the client sent; of several values of one name, the last."""
+    peer: str
+    """As gRPC has it, such as ``ipv4:203.0.113.9:4711``."""
+    message: Any
+    """The request; None where the client sends a stream."""
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """How a call ended, for `count_when`: ``lambda outcome: outcome.code is grpc.StatusCode.UNAUTHENTICATED``."""
+
+    code: grpc.StatusCode
+
+
+Methods = Mapping[str, Quotas | Budget | Sequence[Budget]]
+
+
+class _Methods:
+    """The limits of single methods, or of all methods of a service."""
+
+    def __init__(self, methods: Methods | None, gate: Gatekeeping) -> None:
+        self._budgets: dict[str, tuple[Budget, ...]] = {}
+        for method, given in (methods or {}).items():
+            if not isinstance(method, str) or not _METHOD.fullmatch(method):
+                raise InvalidSettings(
+                    f"a method is '/package.Service/Method', or '/package.Service/*', not {short(method)}"
+                )
+            found: Any = [given] if isinstance(given, Budget) else given
+            is_budgets = isinstance(found, list | tuple) and all(isinstance(each, Budget) for each in found)
+            self._budgets[method] = gate.checked(*found) if is_budgets else gate.checked(Budget(limits=found))
+
+    def of(self, gate: Gatekeeping, method: str) -> tuple[Budget, ...]:
+        own = self._budgets.get(method, ()) + self._budgets.get(f"{method.rpartition('/')[0]}/*", ())
+        return own if any(budget.replaces for budget in own) else (*gate.budgets, *own)
+
+
+class RateLimitInterceptor(grpc.ServerInterceptor):
+    """Limits the calls of a server with threads; the rest of the settings are those of `GateSettings`.
+
+    Args:
+        methods: limits of single methods besides, such as ``{"/shop.Orders/Create": "5/minute"}``.
+    """
+
+    def __init__(self, *, methods: Methods | None = None, **settings: Unpack[GateSettings]) -> None:
+        self.gate = Gate(settings, _metadata)
+        self._methods = _Methods(methods, self.gate)
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """See `grpc.ServerInterceptor`."""
+        handler, details = continuation(handler_call_details), handler_call_details
+        if handler is None:
+            return None
+
+        def one(message: Any, context: Any) -> Any:
+            visit = self._enter(details, None if handler.request_streaming else message, context)
+            code = grpc.StatusCode.CANCELLED
+            try:
+                answer = _behaviour(handler)(message, context)
+                code = _code(context) or grpc.StatusCode.OK
+            except Exception:
+                code = _code(context) or grpc.StatusCode.UNKNOWN
+                raise
+            finally:
+                self._leave(visit, context, code)
+            return answer
+
+        def many(message: Any, context: Any) -> Iterator[Any]:
+            visit = self._enter(details, None if handler.request_streaming else message, context)
+            code = grpc.StatusCode.CANCELLED
+            try:
+                yield from _behaviour(handler)(message, context)
+                code = _code(context) or grpc.StatusCode.OK
+            except Exception:
+                code = _code(context) or grpc.StatusCode.UNKNOWN
+                raise
+            finally:
+                self._leave(visit, context, code)
+
+        return _replaced(handler, many if handler.response_streaming else one)
+
+    def _enter(self, details: Any, message: Any, context: Any) -> Visit:
+        """Let a call pass, or end it."""
+        visit = _visit(self.gate, details, message, context)
+        refusal = self.gate.run(visit.enter(self._methods.of(self.gate, details.method), details.method))
+        if refusal is not None:
+            context.set_trailing_metadata(_refused(refusal))
+            context.abort(_CODES[refusal.status], refusal.detail)
+        context.set_trailing_metadata(tuple(visit.fields()))
+        return visit
+
+    def _leave(self, visit: Visit, context: Any, code: grpc.StatusCode) -> None:
+        if visit.is_open:
+            self.gate.run(visit.respond(Outcome(code), _status(code)))
+        _close(visit, context)
+
+
+class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
+    """Limits the calls of a server in an event loop, whose methods are coroutines; see `RateLimitInterceptor`."""
+
+    def __init__(self, *, methods: Methods | None = None, **settings: Unpack[GateSettings]) -> None:
+        self.gate = AsyncGate(settings, _metadata)
+        self._methods = _Methods(methods, self.gate)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        """See `grpc.aio.ServerInterceptor`."""
+        handler, details = await continuation(handler_call_details), handler_call_details
+        if handler is None:
+            return None
+        behaviour = _coroutine(handler, details.method)
+
+        async def one(message: Any, context: Any) -> Any:
+            visit = await self._enter(details, None if handler.request_streaming else message, context)
+            code = grpc.StatusCode.CANCELLED
+            try:
+                answer = await behaviour(message, context)
+                code = _code(context) or grpc.StatusCode.OK
+            except Exception:
+                code = _code(context) or grpc.StatusCode.UNKNOWN
+                raise
+            finally:
+                await self._leave(visit, context, code)
+            return answer
+
+        async def many(message: Any, context: Any) -> AsyncIterator[Any]:
+            visit = await self._enter(details, None if handler.request_streaming else message, context)
+            code = grpc.StatusCode.CANCELLED
+            try:
+                async for each in behaviour(message, context):
+                    yield each
+                code = _code(context) or grpc.StatusCode.OK
+            except Exception:
+                code = _code(context) or grpc.StatusCode.UNKNOWN
+                raise
+            finally:
+                await self._leave(visit, context, code)
+
+        return _replaced(handler, many if inspect.isasyncgenfunction(behaviour) else one)
+
+    async def _enter(self, details: Any, message: Any, context: Any) -> Visit:
+        """Let a call pass, or end it."""
+        visit = _visit(self.gate, details, message, context)
+        refusal = await self.gate.run(visit.enter(self._methods.of(self.gate, details.method), details.method))
+        if refusal is not None:
+            await context.abort(_CODES[refusal.status], refusal.detail, _refused(refusal))
+        context.set_trailing_metadata(tuple(visit.fields()))
+        return visit
+
+    async def _leave(self, visit: Visit, context: Any, code: grpc.StatusCode) -> None:
+        if visit.is_open:
+            await self.gate.run(visit.respond(Outcome(code), _status(code)))
+        _close(visit, context)
+
+
+def _behaviour(handler: Any) -> Callable[[Any, Any], Any]:
+    """Return the function of a handler, which has one of four."""
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    found: Callable[[Any, Any], Any] = next(each for each in kinds if each is not None)
+    return found
+
+
+def _coroutine(handler: Any, method: str) -> Callable[[Any, Any], Any]:
+    """Return the same for a server in an event loop, which a function of another kind would block."""
+    behaviour = _behaviour(handler)
+    if inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour):
+        return behaviour
+    raise UsageError(f"{method} is not a coroutine: it would block the event loop")
+
+
+def _replaced(handler: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
+    """Return a handler of the same kind with another function."""
+    made: Any = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[bool(handler.request_streaming), bool(handler.response_streaming)]
+    return made(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def _visit(gate: Gatekeeping, details: Any, message: Any, context: Any) -> Visit:
+    metadata, peer = tuple(details.invocation_metadata or ()), context.peer()
+    lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
+    call = ServerCall(details.method, dict(metadata), peer, message)
+    return Visit(gate, Subject(call, _address(peer), lines, details.method, "POST"))
+
+
+def _address(peer: str) -> str | None:
+    """Return the address in ``ipv4:203.0.113.9:4711`` or ``ipv6:%5B::1%5D:4711``; None for others."""
+    kind, _, address = peer.partition(":")
+    return unquote(address) if kind in {"ipv4", "ipv6"} else None
+
+
+def _metadata(name: str) -> Callable[[str], tuple[str, str]]:
+    """Spell fields as metadata."""
+    lower = name.lower()
+    return lambda value: (lower, value)
+
+
+def _close(visit: Visit, context: Any) -> None:
+    """Send the fields at the end of an answer, as they are now, beside what the method has to say there."""
+    fields = dict(visit.fields())
+    if fields:
+        told = [each for each in context.trailing_metadata() or () if each[0] not in fields]
+        context.set_trailing_metadata((*told, *fields.items()))
+
+
+def _refused(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
+    metadata = list(refusal.fields)
+    decision = refusal.ruling.decision if refusal.ruling is not None else None
+    if decision is not None:
+        wait_us = decision.retry_after_us
+        metadata.append(("grpc-retry-pushback-ms", str(-(-wait_us // 1000) or 1)))
+        metadata.append(("grpc-status-details-bin", _status_details(refusal, wait_us)))
+    return tuple(metadata)
+
+
+def _status_details(refusal: Refusal, wait_us: int) -> bytes:
+    """Return a google.rpc.Status with a RetryInfo, in protobuf: two messages that do not need a library."""
+    delay = _number(1, wait_us // 1_000_000) + _number(2, wait_us % 1_000_000 * 1000)
+    retry_info = _bytes(1, delay)
+    anything = _bytes(1, _RETRY_INFO) + _bytes(2, retry_info)
+    code: int = _CODES[refusal.status].value[0]
+    return _number(1, code) + _bytes(2, refusal.detail.encode()) + _bytes(3, anything)
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])
+
+
+def _number(field: int, number: int) -> bytes:
+    return _varint(field << 3) + _varint(number) if number else b""
+
+
+def _bytes(field: int, data: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(data)) + data
+
+
+def _code(context: Any) -> Any:
+    """Return the code that a method has set, if any; servers have it as a status or as a number."""
+    code = context.code()
+    if isinstance(code, int):
+        return next((each for each in grpc.StatusCode if each.value[0] == code), None) if code else None
+    return code
+
+
+def _status(code: grpc.StatusCode) -> int:
+    return 500 if code.name in _FAILURES else 200

@@ -1,0 +1,128 @@
+"""Litestar: a plugin for all routes, and guards for some.
+
+::
+
+    app = Litestar([search], plugins=[RateLimitPlugin(limits="100/minute")])
+
+    @get("/search", guards=[limit("5/minute")])
+    async def search() -> str: ...
+
+What a route and all routes are limited by is decided together. Litestar runs no middleware for what it does not find;
+who wants that to count puts `headgate.integrations.asgi.RateLimitMiddleware` around the application instead of the
+plugin, and guards find that as well. Functions, such as `key`, get the connection of Litestar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from litestar import Response
+from litestar.config.app import AppConfig
+from litestar.connection import ASGIConnection
+from litestar.enums import ScopeType
+from litestar.exceptions import TooManyRequestsException, WebSocketException
+from litestar.handlers import BaseRouteHandler
+from litestar.middleware import DefineMiddleware
+from litestar.plugins import InitPlugin
+
+from headgate.core.errors import UsageError
+from headgate.integrations import asgi
+from headgate.integrations.answers import Refusal
+from headgate.integrations.asgi import TRY_LATER, VISIT, Scope
+from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
+from headgate.integrations.gate import AsyncGate, GateSettings
+from headgate.integrations.visit import Visit
+from headgate.web.problem import CONTENT_TYPE
+
+__all__ = ["Limit", "RateLimitPlugin", "RateLimited", "limit"]
+
+
+class RateLimited(TooManyRequestsException):
+    """A guard refuses a request. Answered by a problem document, unless the application has a handler for it.
+
+    Attributes:
+        refusal: why, and what would be answered.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        headers = {name.decode(): value.decode() for name, value in refusal.fields}
+        super().__init__(detail=refusal.detail, status_code=refusal.status, headers=headers)
+        self.refusal = refusal
+
+
+class Limit:
+    """A limit of routes, as a guard of a handler, a controller or a router; each route has a budget of its own."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+
+    async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        visit: Visit | None = connection.scope.get(VISIT)  # type: ignore[assignment]
+        if visit is None or not isinstance(visit.gate, AsyncGate):
+            raise UsageError("a limit of a route needs the plugin: Litestar(plugins=[RateLimitPlugin(...)])")
+        if visit.has_asked((self.budget,)):
+            return
+        visit.gate.know(self.budget)
+        refusal = await visit.gate.run(visit.enter((self.budget,), name_of_function(handler.fn)))
+        if refusal is None:
+            return
+        if connection.scope["type"] is ScopeType.WEBSOCKET:
+            raise WebSocketException(detail=refusal.detail, code=TRY_LATER)
+        raise RateLimited(refusal)
+
+
+def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
+    """Return a guard that limits routes; see `Budget` for what it may be told."""
+    return Limit(Budget(limits=limits, **terms))
+
+
+class RateLimitPlugin(InitPlugin):
+    """Limits all routes; the settings are those of `GateSettings`, and `messages` as for ASGI applications."""
+
+    def __init__(
+        self, *, messages: Quotas | Budget | None = None, on_message: str = "close", **settings: Unpack[GateSettings]
+    ) -> None:
+        self.gate = asgi.gate(**settings)
+        self._options: dict[str, Any] = {"gate": self.gate, "messages": messages, "on_message": on_message}
+        _Middleware(_nothing, **self._options)  # what cannot work is told here
+
+    def on_app_init(self, app_config: AppConfig) -> AppConfig:
+        """See `InitPlugin`."""
+        middleware: Any = _Middleware
+        app_config.middleware = [DefineMiddleware(middleware, **self._options), *app_config.middleware]
+        app_config.on_shutdown = [*app_config.on_shutdown, self.gate.close]
+        app_config.exception_handlers = {RateLimited: _problem, **app_config.exception_handlers}
+        return app_config
+
+
+class _Middleware(asgi.RateLimitMiddleware):
+    """Litestar makes one for each route: all of them share the gate of the plugin."""
+
+    def present(self, scope: Scope) -> Any:
+        connection: Any = ASGIConnection
+        return connection(scope)
+
+    def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:
+        handler = scope.get("route_handler")
+        guards = handler.resolve_guards() if handler is not None else ()
+        own = [guard.budget for guard in guards if isinstance(guard, Limit)]
+        for budget in own:
+            visit.gate.know(budget)
+        visit.ask(own)
+        shared = () if any(budget.replaces for budget in own) else visit.gate.budgets
+        return (*shared, *own), name_of_function(handler.fn) if handler is not None else ""
+
+
+async def _nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+def _problem(_: Any, error: RateLimited) -> Response[Any]:
+    refusal = error.refusal
+    if refusal.answer is not None:
+        answer: Response[Any] = refusal.answer
+        return answer
+    return Response(
+        refusal.problem.encode(), status_code=refusal.status, headers=error.headers, media_type=CONTENT_TYPE
+    )

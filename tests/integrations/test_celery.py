@@ -1,0 +1,154 @@
+"""Celery, with a real worker and broker: tasks that are too many come again when they could pass, and none is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
+
+from headgate import InvalidQuota, LimitExceeded, UsageError
+from headgate.integrations.celery import TaskLimits
+from headgate.integrations.functions import CallRefused
+from headgate.testing import ManualClock
+from tests.servers import RedisServer, redis_server, until
+
+setup_logging.connect(lambda **_: None, weak=False)  # a worker leaves logging alone, as other tests want it
+RUN: list[tuple[str, float]] = []
+"""What tasks have run, and when, by a clock that never goes back."""
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def app(redis: RedisServer) -> Iterator[Celery]:
+    app = Celery("tests", broker="memory://", backend="cache+memory://")
+    app.conf.update(worker_hijack_root_logger=False, broker_transport_options={"polling_interval": 0.01})
+    limits = TaskLimits(store=redis.address)
+
+    @app.task(name="send")  # type: ignore[untyped-decorator]
+    @limits.limit("5/s capacity 1", key=lambda user: user)
+    def send(user: str) -> str:
+        RUN.append((user, time.monotonic()))
+        return user
+
+    @app.task(name="queued")  # type: ignore[untyped-decorator]
+    @limits.limit("5/s leaky_bucket queue")
+    def queued(text: str) -> str:
+        RUN.append((text, time.monotonic()))
+        return text
+
+    @app.task(name="keyless")  # type: ignore[untyped-decorator]
+    @limits.limit("5/s", key=lambda user: user)
+    def keyless(user: str | None) -> None: ...
+
+    @app.task(name="retried", bind=True, max_retries=1, default_retry_delay=0)  # type: ignore[untyped-decorator]
+    @limits.limit("100/s", key=lambda task, text: text)
+    def retried(task: Any, text: str) -> str:
+        if not task.request.retries:
+            raise task.retry()
+        return f"{text} {task.request.retries}"
+
+    with start_worker(app, concurrency=2, pool="threads", perform_ping_check=False, loglevel="error"):
+        yield app
+    app.close()
+
+
+def ran(what: str) -> list[float]:
+    return [at for name, at in RUN if name == what]
+
+
+def test_every_task_runs_and_none_before_its_turn(app: Celery) -> None:
+    results = [app.tasks["send"].delay("ada") for _ in range(4)]
+    assert [result.get(timeout=60) for result in results] == ["ada"] * 4  # the ids are those that were sent
+    times = sorted(ran("ada"))
+    assert len(times) == 4
+    assert times[3] - times[0] > 0.5  # three intervals of 200 ms, less what a clock and a thread may be late
+
+
+def test_a_queue_gives_each_task_a_time_of_its_own(app: Celery) -> None:
+    results = [app.tasks["queued"].delay("text") for _ in range(4)]
+    assert [result.get(timeout=60) for result in results] == ["text"] * 4
+    times = sorted(ran("text"))
+    assert times[3] - times[0] > 0.5
+
+
+def test_a_task_keeps_its_own_retries(app: Celery) -> None:
+    assert app.tasks["retried"].delay("again").get(timeout=60) == "again 1"
+
+
+def test_a_task_without_a_key_fails_rather_than_running_unlimited(app: Celery) -> None:
+    result = app.tasks["keyless"].delay(None)
+    with pytest.raises(CallRefused, match="does not say whom"):
+        result.get(timeout=60)
+    until(lambda: result.state == "FAILURE", "it has failed")
+
+
+def test_called_as_a_function_or_eagerly_it_raises() -> None:
+    limits = TaskLimits(limits="9/minute")
+    app = Celery("eager")
+    app.conf.task_always_eager = True
+
+    @app.task(name="eager")  # type: ignore[untyped-decorator]
+    @limits.limit("1/minute")
+    def send() -> str:
+        return "sent"
+
+    assert send() == "sent"
+    with pytest.raises(LimitExceeded):
+        send()
+    with pytest.raises(LimitExceeded):
+        send.delay().get()
+    app.close()
+
+
+def test_limits_of_a_task_are_decided_together() -> None:
+    clock = ManualClock()
+    limits = TaskLimits(clock=clock)
+
+    @limits.limit("3/hour")
+    @limits.limit("1/minute")
+    def send() -> str:
+        return "sent"
+
+    for _ in range(3):
+        assert send() == "sent"
+        for _ in range(5):  # which takes nothing of the other limit
+            with pytest.raises(LimitExceeded):
+                send()
+        clock.advance(60)
+
+
+def test_called_as_a_function_it_waits_for_its_place_in_a_queue() -> None:
+    @TaskLimits().limit("100/s leaky_bucket queue")
+    def queued() -> float:
+        return time.monotonic()
+
+    first, _, last = [queued() for _ in range(3)]
+    assert last - first > 0.01  # two intervals of 10 ms, less what a clock may be late
+
+
+def test_what_cannot_work_is_loud_where_it_is_written() -> None:
+    limits = TaskLimits()
+    with pytest.raises(InvalidQuota, match="minuet"):
+        limits.limit("5/minuet")
+    with pytest.raises(UsageError, match="no response"):
+        limits.limit("5/minute", count_when=bool)
+
+    def above() -> None: ...
+
+    with pytest.raises(UsageError, match="of one TaskLimits"):
+        TaskLimits().limit("5/minute")(limits.limit("5/minute")(above))
+
+    app = Celery(set_as_current=False)
+    with pytest.raises(UsageError, match="below the decorator of Celery"):
+        limits.limit("5/minute")(app.task(above))
+    app.close()

@@ -1,0 +1,164 @@
+"""Django, by its own test clients: views of both kinds, behind handlers of both kinds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.test.utils import override_settings
+
+from headgate import AddressReader, InvalidQuota, UnknownRule, load_rules
+from headgate.integrations.django import _SITE, RateLimitMiddleware, limit, reset
+from headgate.testing import ManualClock
+from headgate.web.errors import InvalidSettings
+from tests.integrations import site
+from tests.servers import redis_server
+
+KINDS = [False, True]
+
+
+@pytest.fixture(autouse=True)
+def _usual() -> Iterator[None]:
+    with override_settings(HEADGATE={"limits": "100/minute", "clock": ManualClock()}):
+        yield
+
+
+def asked(is_async: bool, *paths: str, **headers: str) -> list[Any]:
+    """The responses of the site, to a client of one kind."""
+    if not is_async:
+        client = Client(raise_request_exception=False)
+        return [client.get(path, headers=headers) for path in paths]
+
+    async def main() -> list[Any]:
+        client = AsyncClient(raise_request_exception=False)
+        return [await client.get(path, headers=headers) for path in paths]
+
+    return asyncio.run(main())
+
+
+def statuses(is_async: bool, *paths: str, **headers: str) -> list[int]:
+    return [response.status_code for response in asked(is_async, *paths, **headers)]
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+def test_all_views_have_the_limit_and_what_is_not_there_as_well(is_async: bool) -> None:
+    with override_settings(HEADGATE={"LIMITS": "3/minute", "CLOCK": ManualClock()}):
+        assert statuses(is_async, "/", "/nowhere", "/stream", "/", "/nowhere") == [200, 404, 200, 429, 429]
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+@pytest.mark.parametrize("path", ["/own", "/coroutine", "/items", "/items-async"])
+def test_views_of_both_kinds_have_limits_of_their_own(is_async: bool, path: str) -> None:
+    served, refused = asked(is_async, path, path)
+    assert served.headers["RateLimit-Policy"].count(";q=") == 2
+    assert (served.status_code, served.headers["X-RateLimit-Remaining"]) == (200, "0")
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "60")
+    assert refused.headers["Content-Type"] == "application/problem+json"
+    assert refused.json()["status"] == 429
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+def test_a_view_may_replace_the_limits_of_all_and_views_may_share_one(is_async: bool) -> None:
+    with override_settings(HEADGATE={"limits": "1/minute", "clock": ManualClock()}):
+        assert statuses(is_async, "/special", "/special", "/special", "/", "/") == [200, 200, 429, 200, 429]
+    with override_settings(HEADGATE={"clock": ManualClock()}):
+        assert statuses(is_async, "/shared/a", "/shared/what/ever") == [200, 429]
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+def test_failed_log_ins_count_and_errors_may_cost_nothing(is_async: bool) -> None:
+    words = ("right", "right", "right", "wrong", "right", "wrong", "right")
+    assert statuses(is_async, *[f"/login?word={word}" for word in words]) == [200, 200, 200, 401, 200, 401, 429]
+    assert statuses(is_async, "/broken", "/broken") == [500, 500]
+
+
+def test_both_kinds_of_handlers_count_in_one_place_in_memory() -> None:
+    assert statuses(False, "/own") + statuses(True, "/own") == [200, 429]
+    reset("ip:127.0.0.1", f"{site.__name__}.own", limits="1/minute")
+    assert statuses(True, "/own") + statuses(False, "/own") == [200, 429]
+
+
+def test_an_answer_streams() -> None:
+    (response,) = asked(False, "/stream")
+    assert b"".join(response.streaming_content) == b"ab"
+    assert response.headers["X-RateLimit-Remaining"] == "99"
+
+
+def refusing(request: HttpRequest, refusal: Any) -> HttpResponse:
+    if request.path == "/own":
+        raise PermissionDenied
+    return HttpResponse(refusal.detail, status=420)
+
+
+def by_header(request: HttpRequest) -> str | None:
+    user: str | None = request.headers.get("x-user")
+    return user
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+def test_functions_may_be_named_by_their_path_and_the_hook_answers_or_raises(is_async: bool) -> None:
+    given = {"limits": "1/minute", "key": f"{__name__}.by_header", "on_refused": refusing}
+    with override_settings(HEADGATE=given):
+        assert statuses(is_async, "/", "/", **{"x-user": "ada"}) == [200, 420]
+        assert statuses(is_async, "/own", "/own", **{"x-user": "bob"}) == [200, 403]
+        assert statuses(is_async, "/") == [420]  # nobody without a key
+
+
+def test_a_proxy_is_believed_only_where_that_is_said() -> None:
+    forged = {"x-forwarded-for": "192.0.2.1"}
+    with override_settings(HEADGATE={"limits": "1/minute"}):
+        assert statuses(False, "/", **forged) + statuses(False, "/") == [200, 429]
+    proxied = {"limits": "1/minute", "identity": AddressReader("x-forwarded-for", hops=1)}
+    with override_settings(HEADGATE=proxied):
+        assert statuses(False, "/", **forged) + statuses(False, "/") == [200, 200]
+
+
+def test_rules_decide_by_the_path() -> None:
+    rules = load_rules("{version: 1, rules: [{id: items, limit: 1, window: 1m, dimension: ip, endpoint: /stream}]}")
+    with override_settings(HEADGATE={"rules": rules}):
+        for name in ("default", "items"):
+            assert statuses(False, "/stream", "/stream", "/") == [200, 429, 200]
+            reset("ip:127.0.0.1", name)
+        with pytest.raises(UnknownRule, match="log-ins"):
+            limit(rule="log-ins")(site.home)
+
+
+def test_the_decorator_works_without_the_middleware() -> None:
+    requests = RequestFactory()
+    assert [site.own(requests.get("/own")).status_code for _ in range(2)] == [200, 429]
+
+    async def main() -> list[int]:
+        return [(await site.coroutine(requests.get("/coroutine"))).status_code for _ in range(2)]
+
+    assert asyncio.run(main()) == [200, 429]
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+def test_classes_have_limits_of_their_own_without_the_middleware(is_async: bool) -> None:
+    with override_settings(MIDDLEWARE=[]):
+        paths = ["/items", "/items-async", "/method"]
+        assert statuses(is_async, *paths, *paths) == [200] * 3 + [429] * 3
+
+
+def test_methods_in_threads_ask_redis_in_the_loop_that_the_middleware_is_in() -> None:
+    async def main() -> list[int]:
+        client = AsyncClient(raise_request_exception=False)
+        seen = [(await client.get("/method")).status_code for _ in range(2)]
+        await _SITE.gate(is_async=True).close()
+        return seen
+
+    with redis_server() as redis, override_settings(HEADGATE={"limits": "100/minute", "store": redis.address}):
+        assert asyncio.run(main()) == [200, 429]
+
+
+def test_what_cannot_work_is_loud_when_the_site_starts() -> None:
+    for wrong, error in (({"limits": "5/minuet"}, InvalidQuota), ("5/minute", InvalidSettings)):
+        with override_settings(HEADGATE=wrong), pytest.raises(error):
+            RateLimitMiddleware(site.home)
+    with pytest.raises(InvalidQuota, match="minuet"):
+        limit("5/minuet")

@@ -1,0 +1,315 @@
+"""FastAPI and Starlette, by their own test client: dependencies, decorators, routers, mounted applications."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Query, Request, WebSocket
+from fastapi.exception_handlers import http_exception_handler
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.websockets import WebSocketDisconnect
+
+from headgate import AsyncEngine, InvalidQuota, UnknownRule, UsageError, load_rules
+from headgate.integrations.fastapi import RateLimited, RateLimitMiddleware, limit, limited
+from headgate.testing import ManualClock
+from tests.integrations.clients import TestClient, WebSocketDenialResponse
+
+CLIENT = ("203.0.113.9", 4711)
+
+
+def application(**settings: Any) -> FastAPI:
+    app = FastAPI()
+    settings.setdefault("clock", ManualClock())
+    app.add_middleware(RateLimitMiddleware, **settings)
+    return app
+
+
+def client_of(app: Any, **options: Any) -> TestClient:
+    return TestClient(app, client=CLIENT, **options)
+
+
+def statuses(app: Any, *paths: str, **headers: str) -> list[int]:
+    client = client_of(app, headers=headers)
+    return [client.get(path).status_code for path in paths]
+
+
+def test_all_routes_have_the_limit_and_some_have_one_of_their_own() -> None:
+    app = application(limits="5/minute")
+
+    @app.get("/search", dependencies=[Depends(limit("2/minute"))])
+    def search() -> str:
+        return "found"
+
+    @app.get("/{rest:path}")
+    def anything(rest: str) -> str:
+        return rest
+
+    assert statuses(app, "/search", "/search", "/search") == [200, 200, 429]
+    assert statuses(app, "/a", "/b/c", "/d", "/e") == [200, 200, 200, 429]  # the refused search took nothing
+
+
+def test_an_answer_that_the_route_refuses_is_a_problem_document_as_well() -> None:
+    app = application()
+    app.get("/", dependencies=[Depends(limit("1/minute", name="home"))])(lambda: "hello")
+    client = client_of(app)
+    assert client.get("/").headers["ratelimit"] == '"home";r=0;t=60'
+    refused = client.get("/")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["retry-after"] == "60"
+    assert refused.json()["violated-policies"] == ["home"]
+
+
+def test_the_frameworks_own_handler_answers_where_the_application_says_so() -> None:
+    app = application()
+    app.add_exception_handler(RateLimited, http_exception_handler)  # type: ignore[arg-type]
+    app.get("/", dependencies=[Depends(limit("1/minute", name="home"))])(lambda: "hello")
+    client = client_of(app)
+    client.get("/")
+    refused = client.get("/")
+    assert (refused.status_code, refused.json()) == (429, {"detail": "home allows 1/minute. Retry in 60 s."})
+    assert refused.headers["retry-after"] == "60"
+
+
+def test_the_hook_may_answer_in_both_places() -> None:
+    app = application(limits="2/minute", on_refused=lambda _, refusal: PlainTextResponse(refusal.detail, 420))
+    app.get("/", dependencies=[Depends(limit("1/minute", name="home"))])(lambda: "hello")
+    app.get("/other")(lambda: "hello")
+    assert statuses(app, "/", "/", "/other", "/other") == [200, 420, 200, 420]
+
+
+def test_a_decorated_route_needs_no_parameter_and_keeps_its_own() -> None:
+    app = application()
+
+    @app.get("/items/{item}")
+    @limited("3/minute")
+    @limited("2/minute", key=lambda connection: connection.path_params["item"])
+    def item_of(item: int, size: Annotated[int, Query(le=10)] = 3) -> dict[str, int]:
+        """Runs in a thread."""
+        return {"item": item, "size": size}
+
+    @app.get("/own")
+    @limited("1/minute")
+    async def own(request: Request, connection: HTTPConnection) -> str:
+        return f"{request.url.path} {connection.url.path}"
+
+    client = client_of(app)
+    assert client.get("/items/1?size=4").json() == {"item": 1, "size": 4}
+    assert statuses(app, "/items/1?size=11", "/items/x", "/items/1", "/items/1", "/items/2", "/items/2") == [
+        422,
+        422,
+        200,
+        429,
+        200,
+        429,
+    ]
+    assert client.get("/own").json() == "/own /own"
+    assert client.get("/own").status_code == 429
+    parameters = client.get("/openapi.json").json()["paths"]["/items/{item}"]["get"]["parameters"]
+    assert [each["name"] for each in parameters] == ["item", "size"]
+
+
+def test_included_routers_limit_each_route_or_all_of_them_together() -> None:
+    app = application()
+    each = APIRouter(prefix="/each", dependencies=[Depends(limit("1/minute"))])
+    together = APIRouter(prefix="/together", dependencies=[Depends(limit("1/minute", name="together"))])
+    for router in (each, together):
+        router.get("/a")(lambda: "a")
+
+        @router.get("/b")
+        def other() -> str:
+            return "b"
+
+        app.include_router(router)
+    assert statuses(app, "/each/a", "/each/b", "/each/a") == [200, 200, 429]
+    assert statuses(app, "/together/a", "/together/b") == [200, 429]
+
+
+def test_a_limit_of_a_route_may_replace_those_of_the_application() -> None:
+    app = FastAPI(dependencies=[Depends(limit("1/minute", name="all"))])
+    app.add_middleware(RateLimitMiddleware)
+    app.get("/usual")(lambda: "usual")
+    app.get("/special", dependencies=[Depends(limit("3/minute", replaces=True))])(lambda: "special")
+    assert statuses(app, "/usual", "/usual", "/special", "/special", "/special", "/special") == [
+        200,
+        429,
+        200,
+        200,
+        200,
+        429,
+    ]
+
+
+def test_a_mounted_application_has_the_limits_of_the_outer_one_and_may_have_its_own() -> None:
+    inner = FastAPI()
+    inner.get("/a", dependencies=[Depends(limit("2/minute"))])(lambda: "a")
+    own = application(limits="1/minute")
+    own.get("/a")(lambda: "a")
+    app = application(limits="4/minute")
+    app.mount("/inner", inner)
+    app.mount("/own", own)
+    assert statuses(app, "/inner/a", "/inner/a", "/inner/a", "/own/a", "/own/a") == [200, 200, 429, 200, 429]
+
+
+def test_starlette_alone() -> None:
+    @limited("1/minute")
+    async def home(request: Request) -> JSONResponse:
+        return JSONResponse({"path": request.url.path})
+
+    inner = Starlette(routes=[Route("/home", home)])
+    app = Starlette(routes=[Mount("/app", inner)])
+    app.add_middleware(RateLimitMiddleware, limits="9/minute")
+    assert statuses(app, "/app/home", "/app/home", "/app/nowhere") == [200, 429, 404]
+
+
+def test_answers_stream_and_background_tasks_run() -> None:
+    app, done = application(limits="1/minute"), list[str]()
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(iter(["a", "b"]), background=None)
+
+    @app.get("/task")
+    @limited("1/minute")
+    async def task(tasks: BackgroundTasks) -> str:
+        tasks.add_task(done.append, "done")
+        return "later"
+
+    with client_of(app).stream("GET", "/stream") as response:
+        assert response.headers["x-ratelimit-remaining"] == "0"
+        assert "".join(response.iter_text()) == "ab"
+    app = application(limits="1/minute")
+    app.get("/task")(task)
+    assert statuses(app, "/task", "/task") == [200, 429]
+    assert done == ["done"]
+
+
+def test_exceptions_of_handlers_are_answered_with_fields_and_cost_nothing_if_asked() -> None:
+    app = application(limits="1/minute", refund_on_error=True)
+
+    @app.get("/broken")
+    def broken() -> None:
+        raise LookupError
+
+    @app.exception_handler(LookupError)
+    def lost(request: Request, error: Exception) -> Response:
+        return Response(status_code=404)
+
+    @app.get("/worse")
+    def worse() -> None:
+        raise ZeroDivisionError
+
+    client = client_of(app, raise_server_exceptions=False)
+    assert client.get("/worse").status_code == 500
+    assert client.get("/broken").headers["x-ratelimit-remaining"] == "0"
+    assert client.get("/broken").status_code == 429
+
+
+def test_failed_log_ins_count_for_the_route() -> None:
+    app = application()
+
+    @app.get(
+        "/login",
+        dependencies=[Depends(limit("2/minute", count_when=lambda response: response.status_code == 401))],
+    )
+    def login(word: str) -> Response:
+        return Response(status_code=200 if word == "right" else 401)
+
+    paths = [f"/login?word={word}" for word in ("right", "right", "right", "wrong", "right", "wrong", "right")]
+    assert statuses(app, *paths) == [200, 200, 200, 401, 200, 401, 429]
+
+
+def websocket_application() -> FastAPI:
+    app = application(limits="9/minute")
+
+    async def greet(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("hello")
+        await socket.close()
+
+    app.websocket("/by-decorator")(limited("1/minute")(greet))
+    app.websocket("/by-dependency", dependencies=[Depends(limit("1/minute"))])(greet)
+    return app
+
+
+@pytest.mark.parametrize("path", ["/by-decorator", "/by-dependency"])
+def test_websocket_routes_have_limits_of_their_own(path: str) -> None:
+    client = client_of(websocket_application())
+    with client.websocket_connect(path) as socket:
+        assert socket.receive_text() == "hello"
+        assert (b"x-ratelimit-remaining", b"0") in (socket.extra_headers or [])
+    with pytest.raises((WebSocketDenialResponse, WebSocketDisconnect)) as refused, client.websocket_connect(path):
+        pass
+    assert isinstance(refused.value, WebSocketDenialResponse)
+    assert refused.value.status_code == 429
+
+
+def test_keys_may_be_found_by_coroutines_that_see_the_request() -> None:
+    async def user(connection: HTTPConnection) -> str:
+        return f"user:{connection.headers['x-user']}"
+
+    app = application(limits="1/minute", key=user)
+    app.get("/")(lambda: "hello")
+    assert [statuses(app, "/", "/", **{"x-user": name}) for name in ("ada", "bob")] == [[200, 429], [200, 429]]
+
+
+def test_rules_decide_and_routes_name_them() -> None:
+    rules = load_rules("{version: 1, rules: [{id: logins, limit: 1, window: 1m, dimension: ip, endpoint: /login}]}")
+    app = application(engine=AsyncEngine(rules), clock=None)
+    app.get("/login")(lambda: "in")
+    app.get("/other", dependencies=[Depends(limit(rule="logins"))])(lambda: "in")
+    assert statuses(app, "/login", "/login", "/other") == [200, 429, 429]
+
+
+@pytest.fixture
+def wrong() -> FastAPI:
+    app = application(rules=load_rules("{version: 1, rules: [{id: logins, limit: 1, window: 1m}]}"))
+    app.get("/login", dependencies=[Depends(limit(rule="log-ins"))])(lambda: "in")
+    return app
+
+
+def test_an_application_whose_route_names_no_rule_does_not_start(wrong: FastAPI) -> None:
+    with pytest.raises(UnknownRule, match="log-ins"), client_of(wrong):
+        pass
+
+
+def test_nor_does_it_serve_such_a_route_where_nobody_has_started_it(wrong: FastAPI) -> None:
+    with pytest.raises(UnknownRule, match="log-ins"):
+        client_of(wrong).get("/login")
+
+
+def test_a_limit_that_is_not_one_is_loud_where_it_is_written() -> None:
+    for wrong in (limit, limited):
+        with pytest.raises(InvalidQuota, match="minuet"):
+            wrong("5/minuet")
+
+
+def test_a_limit_above_the_decorator_of_its_route_keeps_the_application_from_starting() -> None:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware)
+    inner = FastAPI()
+    limited("5/minute")(inner.get("/a")(lambda: "a"))
+    app.mount("/inner", inner)
+    with pytest.raises(UsageError, match="below the decorator of the route"), TestClient(app):
+        pass
+
+
+def test_a_limited_route_without_the_middleware_serves_nobody() -> None:
+    app = FastAPI()
+    app.get("/a", dependencies=[Depends(limit("5/minute"))])(lambda: "a")
+    app.get("/b")(limited("5/minute")(lambda: "b"))
+    for path in ("/a", "/b"):
+        with pytest.raises(UsageError, match="add_middleware"):
+            client_of(app).get(path)
+
+
+def test_the_test_client_has_no_address_and_is_limited_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
+    app = application(limits="1/minute")
+    app.get("/")(lambda: "hello")
+    with caplog.at_level(logging.WARNING), TestClient(app) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+    assert "address of a client is not known" in caplog.text

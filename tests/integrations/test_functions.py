@@ -1,0 +1,164 @@
+"""Any function: too many calls raise, wait or get another answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from headgate import InvalidQuota, LimitExceeded, load_rules
+from headgate.integrations.functions import CallRefused, limited
+from headgate.testing import ManualClock
+from headgate.web.errors import InvalidSettings
+
+
+def test_too_many_calls_raise_and_each_key_has_its_own() -> None:
+    @limited("2/minute", key=lambda user, **_: user, clock=ManualClock())
+    def send(user: str, text: str = "") -> str:
+        return f"{user} {text}"
+
+    assert send("ada", text="hi") == "ada hi"
+    send("ada")
+    with pytest.raises(LimitExceeded, match="retry in 30 s"):
+        send("ada")
+    assert send("bob") == "bob "
+    assert send.__name__ == "send"
+
+
+def test_too_many_calls_get_another_answer() -> None:
+    @limited("1/minute", otherwise=lambda number: -number)
+    def fetch(number: int) -> int:
+        return number
+
+    assert [fetch(1), fetch(2)] == [1, -2]
+
+
+def test_calls_wait_for_their_turn_or_say_at_once_that_it_would_be_in_vain() -> None:
+    clock = ManualClock()
+
+    @limited("1/minute", otherwise="wait", timeout=90, clock=clock)
+    def fetch() -> int:
+        return clock.now()
+
+    began = fetch()
+    waiting: list[int] = []
+    thread = threading.Thread(target=lambda: waiting.append(fetch()))
+    thread.start()
+    while thread.is_alive():
+        clock.advance(0.5)
+        thread.join(0.001)
+    assert waiting[0] - began >= 60_000_000
+
+    @limited("1/hour", otherwise="wait", timeout=90, clock=clock)
+    def export() -> None: ...
+
+    export()
+    with pytest.raises(LimitExceeded):
+        export()
+
+
+def test_coroutines_wait_without_blocking_and_exactly_as_many_pass() -> None:
+    async def main() -> None:
+        @limited("10/hour", cost=lambda weight: weight, otherwise=lambda weight: 0)
+        async def fetch(weight: int) -> int:
+            await asyncio.sleep(0)
+            return weight
+
+        assert sum(await asyncio.gather(*[fetch(2) for _ in range(50)])) == 10
+
+        @limited("1/s", otherwise="wait", clock=(clock := ManualClock()))
+        async def slow() -> int:
+            return clock.now()
+
+        began = await slow()
+        task = asyncio.create_task(slow())
+        while not task.done():
+            await asyncio.sleep(0)
+            clock.advance(0.1)
+        assert await task - began >= 1_000_000
+
+        async def other() -> str:
+            return "other"
+
+        @limited("1/hour", otherwise=other)
+        async def first() -> str:
+            return "first"
+
+        assert [await first(), await first()] == ["first", "other"]
+
+    asyncio.run(main())
+
+
+def test_a_queue_spaces_calls() -> None:
+    clock = ManualClock()
+
+    @limited("1/minute burst 3 leaky_bucket queue", clock=clock)
+    def fetch() -> int:
+        return clock.now()
+
+    times = [fetch()]
+    thread = threading.Thread(target=lambda: times.append(fetch()))
+    thread.start()
+    while thread.is_alive():
+        clock.advance(0.5)
+        thread.join(0.001)
+    assert times[1] - times[0] >= 60_000_000
+
+
+def test_errors_may_cost_nothing_and_some_are_exempt() -> None:
+    @limited("1/minute", refund_on_error=True, exempt=lambda fails: fails == "exempt")
+    def send(fails: str) -> str:
+        if fails == "yes":
+            raise LookupError
+        return fails
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            send("yes")
+    assert [send("no"), send("exempt"), send("exempt")] == ["no", "exempt", "exempt"]
+    with pytest.raises(LimitExceeded):
+        send("no")
+
+    @limited("1/minute", refund_on_error=True)
+    async def send_async() -> None:
+        raise LookupError
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            asyncio.run(send_async())
+
+
+def test_rules_and_names_decide_what_is_shared() -> None:
+    rules = load_rules("{version: 1, rules: [{id: mails, limit: 1, window: 1m, dimension: user}]}")
+
+    @limited(rule="mails", key=lambda user: user, rules=rules)
+    def send(user: str) -> str:
+        return user
+
+    send("ada")
+    with pytest.raises(LimitExceeded):
+        send("ada")
+
+
+def test_nobody_without_a_key_passes() -> None:
+    @limited("5/minute", key=lambda user: user)
+    def send(user: str | None) -> None: ...
+
+    with pytest.raises(CallRefused, match="does not say whom"):
+        send(None)
+
+
+@pytest.mark.parametrize(
+    ("terms", "error"),
+    [
+        ({"limits": "5/minuet"}, InvalidQuota),
+        ({"limits": "5/minute", "otherwise": "drop"}, InvalidSettings),
+        ({"limits": "5/minute", "otherwise": "wait", "timeout": -1}, ValueError),
+        ({"rule": "mails"}, InvalidSettings),
+    ],
+)
+def test_what_cannot_work_is_loud_where_it_is_written(terms: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        limited(**terms)(len)

@@ -1,0 +1,148 @@
+"""Litestar, by its own test client: the plugin, guards of handlers and controllers, WebSocket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from litestar import Controller, Litestar, Request, Response, Router, WebSocket, get, websocket
+from litestar.exceptions import WebSocketDisconnect
+from litestar.testing import TestClient
+
+from headgate import InvalidQuota, UnknownRule, UsageError, load_rules
+from headgate.integrations import asgi
+from headgate.integrations.litestar import RateLimited, RateLimitPlugin, limit
+from headgate.testing import ManualClock
+from headgate.web.errors import InvalidSettings
+
+
+@get("/usual")
+async def usual() -> str:
+    return "usual"
+
+
+@get("/own", guards=[limit("2/minute")])
+async def own() -> str:
+    return "own"
+
+
+@get("/special", guards=[limit("3/minute", replaces=True)], sync_to_thread=False)
+def special() -> str:
+    return "special"
+
+
+@get("/broken", guards=[limit("1/minute", refund_on_error=True)])
+async def broken() -> None:
+    raise LookupError
+
+
+@get("/login", guards=[limit("1/minute", count_when=lambda response: response.status_code == 401)])
+async def login(request: Request[Any, Any, Any]) -> Response[str]:
+    return Response("", status_code=200 if request.query_params["word"] == "right" else 401)
+
+
+class Reports(Controller):
+    path = "/reports"
+    guards = [limit("1/minute")]  # noqa: RUF012  as Litestar has it
+
+    @get("/a")
+    async def a(self) -> str:
+        return "a"
+
+    @get("/b")
+    async def b(self) -> str:
+        return "b"
+
+
+@websocket("/socket", guards=[limit("1/minute")])
+async def socket(socket: WebSocket[Any, Any, Any]) -> None:
+    await socket.accept()
+    await socket.send_text("hello")
+    await socket.close()
+
+
+HANDLERS = [usual, own, special, broken, login, Reports, socket]
+
+
+def client_of(*handlers: Any, options: Any = None, **settings: Any) -> TestClient[Litestar]:
+    plugin = RateLimitPlugin(clock=ManualClock(), **settings)
+    return TestClient(Litestar([*(handlers or HANDLERS)], plugins=[plugin], **(options or {})))
+
+
+def statuses(client: TestClient[Litestar], *paths: str) -> list[int]:
+    with client:
+        return [client.get(path).status_code for path in paths]
+
+
+def test_all_routes_share_the_limit_and_some_have_one_of_their_own() -> None:
+    client = client_of(limits="5/minute")
+    assert statuses(client, "/own", "/own", "/own", "/usual", "/login?word=right", "/usual", "/usual") == [
+        200,
+        200,
+        429,  # and took nothing
+        200,
+        200,
+        200,
+        429,
+    ]
+
+
+def test_every_answer_has_the_fields_and_a_refusal_is_a_problem_document() -> None:
+    with client_of(limits="9/minute") as client:
+        assert client.get("/own").headers["ratelimit"].count(";r=") == 2
+        client.get("/own")
+        refused = client.get("/own")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json()["status"] == 429
+
+
+def test_a_route_may_replace_the_limits_of_all_and_controllers_limit_each_of_theirs() -> None:
+    client = client_of(limits="1/minute")
+    assert statuses(client, "/special", "/special", "/special", "/special", "/usual", "/usual") == [
+        200,
+        200,
+        200,
+        429,
+        200,
+        429,
+    ]
+    assert statuses(client_of(), "/reports/a", "/reports/b", "/reports/a") == [200, 200, 429]
+
+
+def test_failed_log_ins_count_and_errors_may_cost_nothing() -> None:
+    paths = [f"/login?word={word}" for word in ("right", "right", "wrong", "right")]
+    assert statuses(client_of(), *paths) == [200, 200, 401, 429]
+    assert statuses(client_of(), "/broken", "/broken") == [500, 500]
+
+
+def test_websockets_are_refused_before_they_are_accepted() -> None:
+    with client_of() as client:
+        with client.websocket_connect("/socket") as connection:
+            assert connection.receive_text() == "hello"
+        with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect("/socket"):
+            pass
+        assert refused.value.code == asgi.TRY_LATER
+
+
+def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found() -> None:
+    def refused(_: Request[Any, Any, Any], error: RateLimited) -> Response[str]:
+        return Response(str(error.refusal.retry_after), status_code=420)
+
+    app = Litestar([Router("/v1", route_handlers=[own])], exception_handlers={RateLimited: refused})
+    client: Any = TestClient(asgi.RateLimitMiddleware(app, limits="4/minute", clock=ManualClock()))  # type: ignore[arg-type]
+    asked = ["/v1/own", "/v1/own", "/v1/own", "/nowhere", "/nowhere", "/nowhere"]
+    assert [client.get(path).status_code for path in asked] == [200, 200, 420, 404, 404, 429]
+
+
+def test_what_cannot_work_is_loud() -> None:
+    with pytest.raises(InvalidQuota, match="minuet"):
+        limit("5/minuet")
+    with pytest.raises(InvalidSettings, match="'close' or 'wait'"):
+        RateLimitPlugin(on_message="drop")
+    wrong = get("/", guards=[limit(rule="log-ins")])(usual.fn)
+    rules = load_rules("{version: 1, rules: [{id: logins, limit: 1, window: 1m}]}")
+    with client_of(wrong, rules=rules, options={"debug": True}) as client:
+        assert UnknownRule.__name__ in client.get("/").text
+    with TestClient(Litestar([own], debug=True)) as client:
+        assert UsageError.__name__ in client.get("/own").text
