@@ -200,10 +200,11 @@ def test_rules_in_a_file_can_be_looked_at_with_a_key_and_not_changed(tmp_path: P
         service.stop()
 
 
-@pytest.mark.parametrize("words", [("keys", "create", "mine"), ("audit", "verify")])
+@pytest.mark.parametrize("words", [("keys", "create", "mine"), ("audit", "verify"), ("database", "status")])
 def test_a_database_that_is_not_there_is_not_made(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words, "--database", f"sqlite:///{tmp_path}/typo.db"]) == 2
+    option = () if words[0] == "database" else ("--database",)
+    assert main([*words, *option, f"sqlite:///{tmp_path}/typo.db"]) == 2
     assert "there is no such file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -19,6 +19,7 @@ from headgate.core.errors import HeadgateError
 
 COMMANDS = {
     "serve": "headgate.cli.serve",
+    "gateway": "headgate.cli.gateway",
     "check": "headgate.cli.check",
     "reset": "headgate.cli.check",
     "rules": "headgate.cli.rules",

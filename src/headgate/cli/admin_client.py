@@ -27,6 +27,7 @@ KEY = (
     "The admin plane of a service is asked, with the key in HEADGATE_ADMIN_KEY: `headgate serve` prints one when it\n"
     "begins with a new database."
 )
+_PAGE = 1000
 T = TypeVar("T")
 Json = dict[str, Any]
 
@@ -113,6 +114,17 @@ def call(
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
+
+
+def paged(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:
+    """Return all items of a list that the admin plane gives in pages. Raises NoAnswer."""
+    found: list[Json] = []
+    offset: int | None = 0
+    while offset is not None:
+        page = call(arguments, "GET", path, query={**query, "offset": offset, "limit": _PAGE})
+        found += page["items"]
+        offset = page["next"]
+    return found
 
 
 def on_database(url: str, work: Callable[[Database], Awaitable[T]], *, may_be_new: bool = False) -> T:

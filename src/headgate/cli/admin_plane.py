@@ -43,7 +43,7 @@ class ServedAdmin(NamedTuple):
 
     def beside_node(self, node: Node) -> AbstractAsyncContextManager[object]:
         """Serve in the process of the only node."""
-        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted)
+        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted, node.taken_use)
 
     @asynccontextmanager
     async def beside_workers(self, folder: str) -> AsyncIterator[None]:
@@ -59,7 +59,9 @@ class ServedAdmin(NamedTuple):
             engine = AsyncEngine(policy, store=settings.store_address, on_store_failure=mode, nodes=shares)
             slots = Slots(folder)
             try:
-                async with self.plane.serving(self.port.sockets[0], engine, counted=slots.read):
+                async with self.plane.serving(
+                    self.port.sockets[0], engine, slots.hot_keys, slots.read, slots.taken_use
+                ):
                     yield
             finally:
                 slots.close()
@@ -81,7 +83,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
         _LOG.warning("there is no admin plane, and the rules are an example: %s", not_installed(error.name, "admin"))
         return None
     from headgate.policy.snapshot import snapshot_folder  # noqa: PLC0415  slow to load as well
-    from headgate.server.configuration import rules_of  # noqa: PLC0415
+    from headgate.server.configuration import deprecations_of, rules_of  # noqa: PLC0415
 
     port = listen("admin", settings.admin_host, settings.admin_port)
     stack.callback(port.close)
@@ -94,6 +96,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
         rules_file=settings.rules,
         tls=(settings.tls_cert, settings.tls_key),
         audit_days=settings.audit_days,
+        deprecations=deprecations_of(settings),
     )
     try:
         begun = plane.begin(rules_of(settings).read if is_embedded(settings) else None)

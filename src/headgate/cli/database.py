@@ -118,6 +118,8 @@ def _migrated(arguments: argparse.Namespace, terminal: Terminal, *, upgrade: boo
 
     async def main() -> int:
         database = Opened(arguments.database)
+        if not upgrade and not database.exists:  # to look would make it
+            raise UsageError(f"{printable(database.name)}: there is no such file")
         try:
             before = await database.schema()
             if upgrade and before != "head":

@@ -1,4 +1,4 @@
-"""``headgate rules``: look at files of rules without a server."""
+"""``headgate rules``: look at the rules of a file, without a server, or of a service."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from headgate.cli import served_rules
+from headgate.cli.admin_client import add_admin_options
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
 from headgate.core.numbers import printable
@@ -45,9 +46,14 @@ def add(commands: Commands) -> None:
         "--merge-domains", action="store_true", help="files of envoyproxy/ratelimit may share a domain"
     )
     listing = add_command(
-        actions, "list", explained(_list), summary="list the rules of a file, and how much each lets pass"
+        actions,
+        "list",
+        explained(_list),
+        summary="list the rules of a service, or of a file, and how much each lets pass",
+        examples="headgate rules list\nheadgate rules list rules.yaml",
     )
-    _file(listing, "file", "FILE", about="a YAML file, a folder of envoyproxy/ratelimit, or - for the standard input")
+    about = "a YAML file, a folder of envoyproxy/ratelimit, or - for the standard input; default: what the service has"
+    _file(listing, "file", "FILE", nargs="?", about=about)
     diff = add_command(
         actions,
         "diff",
@@ -56,14 +62,17 @@ def add(commands: Commands) -> None:
         more="A changed limit or burst acts on the next request and keeps what was used. Another algorithm, window or\n"
         "dimension, or a change of a rule with reset_on_change, starts afresh.\n\n"
         + _CODES.format("no difference", "the rules differ, or are wrong"),
-        examples="headgate rules diff rules.yaml new-rules.yaml\n"
+        examples="headgate rules diff new-rules.yaml\nheadgate rules diff rules.yaml new-rules.yaml\n"
         "git show HEAD:rules.yaml | headgate rules diff - rules.yaml",
     )
-    _file(diff, "old", "OLD")
+    _file(
+        diff, "old", "OLD", nargs="?", about="a YAML file, or - for the standard input; default: what the service has"
+    )
     _file(diff, "new", "NEW")
     validate.add_argument("--strict", action="store_true", help="warnings are problems: exit with 1 if there are any")
-    for command in (validate, listing, diff):
-        command.add_argument("--json", action="store_true", help="write JSON, for programs")
+    validate.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_admin_options(listing)
+    add_admin_options(diff)
     served_rules.add_to_rules(actions)
     add_command(
         actions,
@@ -107,7 +116,7 @@ def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    descriptors = for_envoy(arguments.file)
+    descriptors = for_envoy(arguments.file) if arguments.file else None
     if descriptors is not None:
         if arguments.json:
             terminal.say_json({"descriptors": descriptors.described()})
@@ -115,17 +124,22 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
             for line in descriptors.described():
                 terminal.say(printable(line))
         return OK
-    loaded = checked(arguments.file)
+    ruleset = _ruleset(arguments.file, arguments)
     if arguments.json:
-        terminal.say_json(rules_data(loaded.ruleset))
+        terminal.say_json(rules_data(ruleset))
     else:
-        _tell_rules(loaded.ruleset, terminal)
+        _tell_rules(ruleset, terminal)
     return OK
 
 
+def _ruleset(file: str | None, arguments: argparse.Namespace) -> Ruleset:
+    """Return the rules of a file or, if none is named, those that the service has in force."""
+    return checked(file).ruleset if file else served_rules.in_force(arguments)
+
+
 def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    old, new = (checked(file).ruleset for file in (arguments.old, arguments.new))
-    diff = compare(old, new)
+    new = checked(arguments.new).ruleset
+    diff = compare(_ruleset(arguments.old, arguments), new)
     if arguments.json:
         terminal.say_json(diff.to_data())
     else:

@@ -99,6 +99,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("reset_format", "FORM", "X-RateLimit-Reset as seconds since 1970: epoch, or from now: seconds"),
         Option("identity", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found"),
         Option("proxy_headers", "KIND", f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}"),
+        Option("deprecations", "FILE", "paths of the HTTP APIs that are going to go, so that their answers say so"),
         Option("client_timestamps", "MODE", "those that are far from our clock are refused: check, or not: ignore"),
     ),
     "processes": (
@@ -109,7 +110,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("max_checks_per_second", "N", "by all workers together, more are refused with 503; 0 for any number"),
         Option("max_in_flight", "N", "requests in progress at once, by all workers together"),
         Option("max_connections", "N", "open at once, by all workers together"),
-        Option("caller_keys", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key"),
+        Option("caller_keys", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key; or database"),
     ),
     "logs and traces": (
         Option("audit_days", "DAYS", "for which the audit trail of a database is kept"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -17,16 +19,23 @@ from headgate.cli.admin_client import (
     confirmed,
     on_database,
     operator,
+    paged,
     say_table,
     told,
 )
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.cli.rule_files import checked, explained
+from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.dumping import to_data, to_yaml
+from headgate.policy.loading import load
+from headgate.policy.model import Ruleset
+from headgate.policy.times import length_of
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
+
+_DAY_US = 86_400_000_000
 
 
 def add_to_rules(actions: Commands) -> None:
@@ -63,6 +72,24 @@ def add_to_rules(actions: Commands) -> None:
     )
     versions.add_argument("id", metavar="ID", help="the id of a rule")
     add_admin_options(versions)
+    what_if = add_command(
+        actions,
+        "what-if",
+        _what_if,
+        summary="say what another limit of a rule would have refused",
+        more="From how much single principals asked for in each window of the rule: all of them while they are few,\n"
+        "else a sample. Principals are counted once in each window in which they asked.",
+        examples="headgate rules what-if orders-user --limit 60\n"
+        "headgate rules what-if orders-user --limit 600 --in-force 1000 --days 30   # for those of a tier",
+    )
+    what_if.add_argument("id", metavar="ID", help="the id of a rule")
+    what_if.add_argument("--limit", metavar="N", type=int, required=True, help="the other limit, in units")
+    what_if.add_argument("--window", metavar="LENGTH", help="which window, of a rule with several, such as 1m")
+    what_if.add_argument(
+        "--in-force", metavar="N", type=int, help="for those who had this limit, as by a tier; default: the rule's own"
+    )
+    what_if.add_argument("--days", metavar="N", type=int, default=7, help="how far back [%(default)s]")
+    add_admin_options(what_if)
     rollback = add_command(
         actions,
         "rollback",
@@ -80,12 +107,19 @@ def add_to_rules(actions: Commands) -> None:
 def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not arguments.id:
         if arguments.json:
-            terminal.say_json(call(arguments, "GET", "/rules", query={"limit": 1000})["items"])
+            terminal.say_json(paged(arguments, "/rules"))
         else:
             terminal.out.write(call(arguments, "GET", "/export"))
         return OK
     terminal.say_json(call(arguments, "GET", f"/rules/{quote(arguments.id, '')}"))
     return OK
+
+
+def in_force(arguments: argparse.Namespace) -> Ruleset:
+    """Return the rules that the admin plane of a service says are in force."""
+    found = load(call(arguments, "GET", "/export"), name=arguments.url)
+    timeless = [replace(rule, created_at="", updated_at="") for rule in found.rules]  # files seldom have these
+    return replace(found, rules=tuple(timeless))
 
 
 def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -123,9 +157,50 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
         used = ", ".join(f"{count} {outcome}" for outcome, count in sorted(change.get("last_day", {}).items()))
         lately = f" (in the last 24 hours: {used})" if used else ""
         terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}{lately}")
+        for found in change.get("what_if", ()):
+            terminal.say(f"       {_told_refused(found)} in the last 7 days")
     word = "would be " if arguments.dry_run else ""
     terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
     return OK
+
+
+def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    until = time.time_ns() // 1000
+    query: Json = {"limit": arguments.limit, "in_force": arguments.in_force, "until": until}
+    query["since"] = max(0, until - max(0, arguments.days) * _DAY_US)
+    if arguments.window is not None:
+        query["window_seconds"] = _seconds(arguments.window)
+    found = call(arguments, "GET", f"/rules/{quote(arguments.id, '')}/what-if", query=query)
+    if arguments.json:
+        terminal.say_json(found)
+        return OK
+    terminal.say(_told_refused(found))
+    for other in found["others"]:
+        terminal.say(f"not among them: {other['units']} units of those with a limit of {other['in_force']}")
+    if found["sampled"] < 1:
+        share = f"{100 * found['sampled']:.3g}%"
+        terminal.say(f"by a sample of {share}: give or take {2 * found['standard_error']}, mostly")
+    terminal.say(printable(f"assumed: {found['assumes']}"))
+    return OK
+
+
+def _told_refused(found: Json) -> str:
+    """Return a line that says what another limit would have refused."""
+    low, high = found["refused_at_least"], found["refused_at_most"]
+    bounds = f" ({low} to {high})" if low != high else ""
+    told = f"{found['limit']} instead of {found['in_force']} would have refused {found['refused']}{bounds} of "
+    told += f"{found['units']} units, to {found['touched']} of {found['principals']} principals"
+    named = ", ".join(map(printable, found["hot_keys"]))
+    return f"{told}, now {named}," if named else told
+
+
+def _seconds(text: str) -> int:
+    """Return how long a window is. Raises UsageError."""
+    try:
+        length_us = length_of(text) if not text.isdecimal() else int(text) * 1_000_000
+    except ValueError:
+        raise UsageError(f"--window is a length of time, such as 30s, 1m or 1 day, not {text!r}") from None
+    return -(-length_us // 1_000_000)
 
 
 def _versions(arguments: argparse.Namespace, terminal: Terminal) -> int:

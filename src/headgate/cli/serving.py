@@ -70,9 +70,9 @@ def run(settings: Settings, terminal: Terminal) -> int:
         process.log_enforcement(_LOG, enforcing=False)
     store = _described_store(settings)
     if settings.identity:  # what is wrong with it is said before there are ports and workers
-        from headgate.server.configuration import LiveIdentifier  # noqa: PLC0415
+        from headgate.server.configuration import live_identity  # noqa: PLC0415
 
-        LiveIdentifier(settings)
+        live_identity(settings)
     with ExitStack() as stack:
         ports = _ports(settings, stack)
         try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
-from headgate.cli.admin_client import Json, add_admin_options, call, say_table
+from headgate.cli.admin_client import Json, add_admin_options, paged, say_table
 from headgate.cli.command import OK, Commands, Terminal, add_command
 
 _OUTCOMES = ("allowed", "denied", "shadow_allowed", "shadow_denied", "degraded")
-_PAGE = 1000
 _HOUR_US = 3_600_000_000
 
 
@@ -49,11 +47,4 @@ def _all(arguments: argparse.Namespace) -> list[Json]:
     since = time.time_ns() // 1000 - max(0, arguments.hours) * _HOUR_US
     step_us = _HOUR_US if arguments.step == "hour" else _HOUR_US // 60
     since -= since % step_us  # with what has begun before
-    query: dict[str, Any] = {"rule_id": arguments.rule, "step": arguments.step, "since": max(0, since), "limit": _PAGE}
-    found: list[Json] = []
-    offset: int | None = 0
-    while offset is not None:
-        page = call(arguments, "GET", "/usage", query={**query, "offset": offset})
-        found += page["items"]
-        offset = page["next"]
-    return found
+    return paged(arguments, "/usage", rule_id=arguments.rule, step=arguments.step, since=max(0, since))

@@ -10,6 +10,7 @@ from headgate.cli.admin_client import (
     add_action,
     add_admin_options,
     call,
+    paged,
     say_table,
     told,
 )
@@ -62,11 +63,7 @@ def add(commands: Commands) -> None:
 
 
 def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    items, offset = [], 0
-    while offset is not None:
-        page = call(arguments, "GET", "/users", query={"tier": arguments.tier, "offset": offset, "limit": 1000})
-        items += page["items"]
-        offset = page["next"]
+    items = paged(arguments, "/users", tier=arguments.tier)
     if arguments.json:
         terminal.say_json(items)
         return OK

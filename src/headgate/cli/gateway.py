@@ -1,0 +1,165 @@
+"""``headgate gateway``: Envoy in front of services, from a file of a few lines, with Headgate beside it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, silence
+from headgate.cli.rule_files import tell_problems
+from headgate.core.errors import UsageError, not_installed
+from headgate.core.numbers import printable
+from headgate.policy.problems import InvalidRules, ProblemKind
+from headgate.server.settings import LOG_FORMATS, LOG_LEVELS
+
+if TYPE_CHECKING:
+    from headgate.gateway.model import Gateway, GatewayListener
+
+_USUAL = "gateway.yaml"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "gateway",
+        _gateway,
+        summary="run Envoy in front of services: who asks, may it pass, and where does it go",
+        more="The file says where clients connect, which services there are, which requests go where, who callers are\n"
+        "and what their limits are. It is watched: a change is put in force without a dropped connection, and one\n"
+        "that is wrong changes nothing.\n\n"
+        "SIGTERM and SIGINT drain: requests in progress are answered, and then it ends; a second one ends it at once.\n"
+        "SIGHUP makes it look at its files at once. SIGUSR1 turns enforcement off, SIGUSR2 on.\n\n"
+        "Exit codes: 0 it was told to end, or all is well; 1 it could not start, or the file cannot be used; 2 it "
+        "cannot\nrun as given.",
+        examples="headgate gateway --init\n"
+        "headgate gateway --check gateway.yaml\n"
+        "headgate gateway gateway.yaml\n"
+        "HEADGATE_STORE=redis://:password@redis:6379/0 headgate gateway gateway.yaml --log-format json",
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", default=_USUAL, help=f"the YAML file; default: {_USUAL}")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--init", action="store_true", help="write a file to start from, with comments")
+    what.add_argument("--check", action="store_true", help="say whether it could start, and do not")
+    what.add_argument("--print-config", action="store_true", help="print what Envoy would be told, without secrets")
+    what.add_argument("--schema", action="store_true", help="print the JSON Schema of the file, for editors")
+    parser.add_argument("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="default: %(default)s")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
+
+
+def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    if arguments.init:
+        return _init(Path(arguments.file), terminal)
+    try:
+        return _loaded(arguments, terminal)
+    except InvalidRules as error:
+        tell_problems(error.problems, terminal)
+        if any(problem.kind is ProblemKind.FILE for problem in error.problems):
+            return WRONG_USAGE
+        count = len(error.problems)
+        told = f"{printable(arguments.file)}: {count} problem{'s' * (count != 1)}; it would not start"
+        terminal.complain(terminal.styled(told, "red", err=True))
+        return NO
+
+
+def _loaded(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    try:
+        from headgate.gateway.loading import gateway_schema  # noqa: PLC0415  what it needs is an extra
+
+        if arguments.schema:
+            terminal.say_json(gateway_schema())
+            return OK
+        if arguments.check or arguments.print_config:
+            return _check(arguments, terminal)
+        return _run(arguments, terminal)
+    except ModuleNotFoundError as error:
+        raise UsageError(not_installed(error.name, "gateway")) from None
+
+
+def _init(file: Path, terminal: Terminal) -> int:
+    """Write the file to start from. One that is there is left alone."""
+    text = Path(__file__).parents[1].joinpath("gateway", "starter.yaml").read_text()
+    try:
+        with file.open("x") as new:
+            new.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file} is there already: name another one") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
+    terminal.say(f"{file} is written. Look at it, and run it with: headgate gateway {file}")
+    return OK
+
+
+def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from headgate.gateway.bootstrap import resources_of  # noqa: PLC0415
+    from headgate.gateway.envoy import validate  # noqa: PLC0415  see above
+    from headgate.gateway.loading import load_gateway  # noqa: PLC0415
+    from headgate.stores import open_store  # noqa: PLC0415
+
+    gateway = load_gateway(arguments.file, store=_store())
+    resources = resources_of(gateway, "/run/headgate")
+    if arguments.print_config:
+        terminal.say_json(resources.whole(gateway, secret=True))
+        return OK
+    open_store(gateway.decisions.store).close()  # nothing is connected
+    if refusal := validate(resources.whole(gateway, secret=False)):
+        terminal.complain(f"headgate: {printable(arguments.file)}: Envoy refuses what this makes: {printable(refusal)}")
+        return NO
+    routes, services = len(gateway.routes), len(gateway.services)
+    counted = f"{routes} route{'s' * (routes != 1)} to {services} service{'s' * (services != 1)}"
+    terminal.say(terminal.styled(f"{printable(arguments.file)}: it could start: {counted}", "green"))
+    return OK
+
+
+def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from headgate.gateway.running import RunningGateway  # noqa: PLC0415  see above
+    from headgate.observe import logs  # noqa: PLC0415
+    from headgate.server.process import ignore_switches  # noqa: PLC0415
+    from headgate.server.supervisor import CannotStart  # noqa: PLC0415
+
+    ignore_switches()
+    logs.setup(arguments.log_format, arguments.log_level)
+    running = RunningGateway(
+        arguments.file, store=_store(), log_format=arguments.log_format, log_level=arguments.log_level
+    )
+    try:
+        asyncio.run(running.run(lambda: _greet(arguments.file, running.gateway, terminal)))
+    except CannotStart as error:
+        terminal.complain(f"headgate: {error}")
+        return WRONG_USAGE if error.is_usage else NO
+    return OK
+
+
+def _store() -> str:
+    return os.environ.get("HEADGATE_STORE") or "memory"
+
+
+def _greet(file: str, gateway: Gateway, terminal: Terminal) -> None:
+    """Say where it serves, by which file, and what to try."""
+    try:
+        terminal.say(terminal.styled(f"Headgate {version('headgate')} is a gateway", "bold"))
+        for listener in gateway.listeners:
+            led = f" (redirects to port {listener.redirect_to})" if listener.redirect_to else ""
+            terminal.say(f"  clients  {_url(listener)}{led}")
+        terminal.say(f"  file     {printable(file)}")
+        for route in gateway.routes:
+            for_whom = "" if route.require == "none" else f", requires {route.require}"
+            hosts = f" of {', '.join(route.hosts)}" if route.hosts else ""
+            terminal.say(printable(f"  route    {route.path}{hosts} to {route.service}{for_whom}"))
+        if gateway.admin:
+            terminal.say(f"  metrics  {_url(gateway.admin)}/metrics")
+        terminal.say("try it:")
+        terminal.say(printable(f"  curl -i {_url(gateway.listeners[0])}{gateway.routes[0].path}"))
+        terminal.out.flush()
+    except OSError:  # nobody can hear that, and it serves all the same
+        silence(terminal.out)
+
+
+def _url(listener: GatewayListener) -> str:
+    host = _EVERYWHERE.get(listener.address, listener.address)
+    return f"{'https' if listener.certificates else 'http'}://{f'[{host}]' if ':' in host else host}:{listener.port}"

@@ -1,0 +1,7 @@
+"""The gateway: a file of a few lines becomes an Envoy that asks Headgate about every request; both are kept running.
+
+::
+
+    gateway.yaml ── loading ──> model ──> bootstrap ──> Envoy's resources ── envoy ──> the process, and its reloads
+                                  └─────> decisions ──> rules and identity files of the decision service
+"""

@@ -1,0 +1,331 @@
+"""How Envoy treats every request: what is let in, who asks, whether it may pass, and what is answered by Envoy itself.
+
+::
+
+    what a client may send ── cors ── jwt_authn ── ext_authz ── [ratelimit, after the response] ── router
+    (paths, headers, sizes)   asks    verifies     Headgate: who and whether
+
+Nothing that a client writes is believed: its copies of our headers, and of those that proxies write about addresses,
+are removed before anything looks at them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.gateway.model import Gateway, TokenIssuer
+from headgate.gateway.routing import (
+    AUTHORIZATION,
+    CORS,
+    COST,
+    COST_KEY,
+    EXTENSION,
+    JWT,
+    RATE_LIMIT,
+    REQUIREMENT,
+    ROUTER,
+    TRAILERS,
+    UNDECIDED,
+    Json,
+    duration,
+)
+from headgate.server.authz.questions import CLIENT_ADDRESS
+from headgate.server.wire.grpc.calls import StatusCode
+from headgate.web import problem
+
+HEADGATE = "@headgate"
+"""The cluster that decides. No service can have such a name."""
+DOMAIN = "gateway"
+"""Of what is asked after responses."""
+SERVER = "headgate"
+"""What clients are told about who answers."""
+_OURS: Json = {"safe_regex": {"regex": "x[^a-z0-9](headgate|envoy)[^a-z0-9].*"}}
+"""No client's header is called so: there are servers to which any sign in a name is an underscore."""
+_OF_PROXIES = (
+    "x-forwarded-",
+    "x-original-",
+    "forwarded",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
+"""Nor so, unless proxies of our own come before."""
+_CLIENT = CLIENT_ADDRESS.decode()
+_NOBODY = {"address_prefix": "255.255.255.255", "prefix_len": 32}
+"""No client is one of us: by default, Envoy would believe more of those in private networks."""
+_HEADER_SECONDS, _KEEP_ALIVE_SECONDS = 10.0, 60.0
+_MOST_HEADERS = 100
+_STREAMS, _STREAM_WINDOW, _CONNECTION_WINDOW = 100, 262_144, 1_048_576
+_DETAILS = {
+    400: "The request is malformed.",
+    403: "This is not allowed.",
+    404: "Nothing is served at this address.",
+    405: "This method is not served at this address.",
+    408: "The request took too long to arrive.",
+    413: "The request is too large.",
+    414: "The address is too long.",
+    426: "Another version of the protocol is needed.",
+    431: "The headers of the request are too large.",
+    500: "The gateway failed.",
+    501: "A part of the request is not supported.",
+    502: "The service gave an answer that cannot be used.",
+    503: "The service cannot be reached at the moment.",
+    504: "The service did not answer in time.",
+}
+"""What clients are told by Envoy itself: nothing about what is behind it."""
+_LOGGED = {
+    "time": "%START_TIME%",
+    "method": "%REQUEST_HEADER(:METHOD)%",
+    "host": "%REQUEST_HEADER(:AUTHORITY)%",
+    "path": "%PATH(NQ)%",
+    "protocol": "%PROTOCOL%",
+    "status": "%RESPONSE_CODE%",
+    "details": "%RESPONSE_CODE_DETAILS%",
+    "flags": "%RESPONSE_FLAGS%",
+    "duration_ms": "%DURATION%",
+    "bytes_received": "%BYTES_RECEIVED%",
+    "bytes_sent": "%BYTES_SENT%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
+    "request_id": "%REQUEST_HEADER(X-REQUEST-ID)%",
+    "service": "%UPSTREAM_CLUSTER%",
+    "upstream": "%UPSTREAM_HOST%",
+    **{
+        name: f"%DYNAMIC_METADATA({AUTHORIZATION}:{told})%"
+        for name, told in (
+            ("outcome", "outcome"),
+            ("rule", "rule_id"),
+            ("state", "state"),
+            ("apikey", "apikey"),
+            ("degraded", "degraded"),
+            ("reason", "reason"),
+            ("shadow_denied", "shadow_denied"),
+        )
+    },
+    "response_cost": f"%DYNAMIC_METADATA({COST}:{COST_KEY})%",
+}
+"""Of each request. No query: an API key may be in it."""
+
+
+def connection_manager(gateway: Gateway, routes: Json, *, filters: bool = True) -> Json:
+    """Return the filter of a listener that speaks HTTP; with `filters` off it asks nobody.
+
+    Args:
+        gateway: of which it is.
+        routes: where its routes are: ``{"rds": ...}`` or ``{"route_config": ...}``.
+        filters: whether Headgate is asked.
+    """
+    manager: Json = {
+        "@type": f"{EXTENSION}filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "gateway" if filters else "redirect",
+        **routes,
+        "http_filters": _filters(gateway) if filters else [_router()],
+        "server_name": SERVER,
+        "use_remote_address": True,
+        "xff_num_trusted_hops": gateway.trusted_hops,
+        "internal_address_config": {"cidr_ranges": [_NOBODY]},
+        "early_header_mutation_extensions": [_without_claims(gateway)],
+        "always_set_request_id_in_response": True,
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "max_request_headers_kb": gateway.max_header_kb,
+        "common_http_protocol_options": {
+            "headers_with_underscores_action": "DROP_HEADER",
+            "idle_timeout": duration(_KEEP_ALIVE_SECONDS),
+            "max_headers_count": _MOST_HEADERS,
+        },
+        "request_headers_timeout": duration(_HEADER_SECONDS),
+        "stream_idle_timeout": duration(gateway.idle_timeout),
+        "http2_protocol_options": {
+            "max_concurrent_streams": _STREAMS,
+            "initial_stream_window_size": _STREAM_WINDOW,
+            "initial_connection_window_size": _CONNECTION_WINDOW,
+            "allow_connect": True,
+        },
+        "upgrade_configs": [{"upgrade_type": "websocket", "enabled": False}],
+        "local_reply_config": {"mappers": [*_mappers()]},
+    }
+    if gateway.access_log:
+        kind = f"{EXTENSION}access_loggers.stream.v3.StdoutAccessLog"
+        formatted = {"json_format": _LOGGED, "omit_empty_values": True}
+        manager["access_log"] = [
+            {"name": "envoy.access_loggers.stdout", "typed_config": {"@type": kind, "log_format": formatted}}
+        ]
+    return manager
+
+
+def _filters(gateway: Gateway) -> list[Json]:
+    filters = [_filter(CORS, "cors.v3.Cors")]
+    if any(service.is_http2 for service in gateway.services.values()):  # others get no trailers
+        mutations = {"request_trailers_mutations": _removals(gateway)}
+        filters.append(_filter(TRAILERS, "header_mutation.v3.HeaderMutation", mutations=mutations))
+    if gateway.issuers:
+        filters.append(_filter(JWT, "jwt_authn.v3.JwtAuthentication", **_tokens(gateway.issuers)))
+    filters.append(_filter(AUTHORIZATION, "ext_authz.v3.ExtAuthz", **_authorization(gateway)))
+    if gateway.on_headgate_failure == "allow":
+        filters.append(_filter(REQUIREMENT, "rbac.v3.RBAC"))
+    if any(route.cost_from_response for route in gateway.routes):
+        filters.append(_filter(RATE_LIMIT, "ratelimit.v3.RateLimit", **_rate_limit(gateway)))
+        filters.append(_filter(COST, "header_to_metadata.v3.Config"))
+    return [*filters, _router()]
+
+
+def _filter(name: str, kind: str, **settings: Any) -> Json:
+    return {"name": name, "typed_config": {"@type": f"{EXTENSION}filters.http.{kind}", **settings}}
+
+
+def _router() -> Json:
+    return _filter(ROUTER, "router.v3.Router", suppress_envoy_headers=True)
+
+
+def _asking(gateway: Gateway) -> Json:
+    """Return how Headgate is asked."""
+    metadata = []
+    if gateway.decisions.caller_key:
+        metadata.append({"key": "authorization", "value": f"Bearer {gateway.decisions.caller_key}"})
+    if gateway.trusted_hops:  # else the client is whoever connects, which Envoy tells anyway
+        metadata.append({"key": _CLIENT, "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"})
+    return {
+        "envoy_grpc": {"cluster_name": HEADGATE, "authority": SERVER},
+        "timeout": duration(gateway.decisions.timeout),
+        "initial_metadata": metadata,
+    }
+
+
+def _authorization(gateway: Gateway) -> Json:
+    settings: Json = {
+        "transport_api_version": "V3",
+        "grpc_service": _asking(gateway),
+        "encode_raw_headers": True,
+        "failure_mode_allow": gateway.on_headgate_failure == "allow",
+        "failure_mode_allow_header_add": True,
+        "status_on_error": {"code": "ServiceUnavailable"},
+        "metadata_context_namespaces": [JWT],
+        "stat_prefix": "headgate",
+    }
+    if not gateway.decisions.remote:  # one elsewhere may know credentials that this file does not name
+        # the path too, as it came: else Envoy shows "!" for bytes that are not UTF-8, over HTTP/2
+        names = (":path", "authorization", (gateway.api_keys or {}).get("header", "x-api-key").lower())
+        ours = {"safe_regex": {"regex": "x[-_]headgate[-_].*"}}
+        settings["allowed_headers"] = {"patterns": [*({"exact": name} for name in dict.fromkeys(names)), ours]}
+    return settings
+
+
+def _rate_limit(gateway: Gateway) -> Json:
+    return {
+        "domain": DOMAIN,
+        "timeout": duration(gateway.decisions.timeout),
+        "rate_limit_service": {"grpc_service": _asking(gateway), "transport_api_version": "V3"},
+    }
+
+
+def _tokens(issuers: tuple[TokenIssuer, ...]) -> Json:
+    """Return who signs tokens. One that is there must be good; Headgate knows where one has to be."""
+    named = [{"provider_name": each.name} for each in issuers]
+    return {
+        "providers": {each.name: _provider(each) for each in issuers},
+        "rules": [
+            {"match": {"prefix": "/"}, "requires": {"requires_any": {"requirements": [*named, {"allow_missing": {}}]}}}
+        ],
+        "bypass_cors_preflight": True,
+    }
+
+
+def _provider(issuer: TokenIssuer) -> Json:
+    provider: Json = {
+        "from_headers": [{"name": "Authorization", "value_prefix": "Bearer "}],
+        "forward": True,
+        "payload_in_metadata": issuer.name,
+        "clock_skew_seconds": issuer.leeway,
+        "require_expiration": True,
+    }
+    if issuer.issuer:
+        provider["issuer"] = issuer.issuer
+    if issuer.audience:
+        provider["audiences"] = [*issuer.audience]
+    if issuer.jwks:
+        provider["local_jwks"] = {"inline_string": issuer.jwks}
+    else:
+        uri = {"uri": issuer.jwks_url, "cluster": f"@{issuer.name}", "timeout": "5s"}
+        provider["remote_jwks"] = {
+            "http_uri": uri,
+            "cache_duration": "300s",
+            "async_fetch": {"fast_listener": True},
+            "retry_policy": {"num_retries": 2},
+        }
+    return provider
+
+
+def _without_claims(gateway: Gateway) -> Json:
+    """Return what removes the headers that only we write, and those about addresses, if no proxy of ours wrote them."""
+    kind = f"{EXTENSION}http.early_header_mutation.header_mutation.v3.HeaderMutation"
+    return {
+        "name": "envoy.http.early_header_mutation.header_mutation",
+        "typed_config": {"@type": kind, "mutations": _removals(gateway)},
+    }
+
+
+def _removals(gateway: Gateway) -> list[Json]:
+    starts = () if gateway.trusted_hops else _OF_PROXIES
+    matchers = [_OURS, *({"prefix": start, "ignore_case": True} for start in starts)]
+    return [{"remove_on_match": {"key_matcher": matcher}} for matcher in matchers]
+
+
+def _mappers() -> list[Json]:
+    """Return how Envoy's own answers become problem documents; those of Headgate are some already."""
+    kept = [
+        {
+            "filter": {"metadata_filter": {"matcher": _outcome(outcome), "match_if_key_not_found": False}},
+            "body_format_override": _as_problem("text_format_source", {"inline_string": "%LOCAL_REPLY_BODY%"}),
+        }
+        for outcome in ("denied", "error")
+    ]
+    present = {"header_filter": {"header": {"name": UNDECIDED, "present_match": True}}}
+    undecided = {
+        **_mapper(503, _DETAILS[503]),
+        "filter": {"and_filter": {"filters": [_status(403), present]}},
+        "status_code": 503,
+    }
+    document = {"status": 401, "title": "Unauthorized", "detail": "%LOCAL_REPLY_BODY%"}
+    unverified = {"filter": _status(401), "body_format_override": _as_problem("json_format", document)}
+    return [
+        _exhausted(),
+        *kept,
+        undecided,
+        unverified,
+        *(_mapper(status, detail) for status, detail in _DETAILS.items()),
+    ]
+
+
+def _exhausted() -> Json:
+    """Return how gRPC clients are told of a 429: Envoy would make it UNAVAILABLE. For others it has the right code."""
+    kind = {"safe_regex": {"regex": r"application/grpc(\+.*)?"}}
+    calls = {"header_filter": {"header": {"name": "content-type", "string_match": kind}}}
+    code = {"key": "grpc-status", "value": str(StatusCode.RESOURCE_EXHAUSTED.value)}
+    return {
+        "filter": {"and_filter": {"filters": [_status(429), calls]}},
+        "headers_to_add": [{"header": code, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+    }
+
+
+def _outcome(word: str) -> Json:
+    return {"filter": AUTHORIZATION, "path": [{"key": "outcome"}], "value": {"string_match": {"exact": word}}}
+
+
+def _mapper(status: int, detail: str) -> Json:
+    body = problem.of_status(status, detail).encode().decode()
+    return {
+        "filter": _status(status),
+        "body": {"inline_string": body},
+        "body_format_override": _as_problem("text_format_source", {"inline_string": "%LOCAL_REPLY_BODY%"}),
+    }
+
+
+def _status(status: int) -> Json:
+    number = {"default_value": status, "runtime_key": f"headgate.status_{status}"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": number}}}
+
+
+def _as_problem(how: str, form: Json) -> Json:
+    return {how: form, "content_type": problem.CONTENT_TYPE}

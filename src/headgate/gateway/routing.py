@@ -1,0 +1,240 @@
+"""Envoy's routes: which requests go to which service, and what Headgate is told about each of them.
+
+The host decides first: routes that name it come before those with a wildcard, and these before those for any. Among
+them the longest path wins, then the one that names the method; the order of the file does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from headgate.gateway.model import ANYWHERE, Gateway, GatewayRoute, UpstreamService
+from headgate.policy.forms import METHODS
+from headgate.web.headers import EXPOSED
+
+Json = dict[str, Any]
+EXTENSION = "type.googleapis.com/envoy.extensions."
+CORS, TRAILERS, JWT, AUTHORIZATION, REQUIREMENT, RATE_LIMIT, COST, ROUTER = (
+    f"envoy.filters.http.{name}"
+    for name in (
+        *("cors", "header_mutation", "jwt_authn", "ext_authz", "rbac", "ratelimit", "header_to_metadata", "router"),
+    )
+)
+"""The names of filters, by which routes say what is different for them."""
+ROUTE_TABLE = "gateway"
+"""The name of all routes together."""
+COST_KEY = "cost"
+"""Where the cost that a response tells is kept, in the metadata of `COST`."""
+_COST_DIGITS = 9
+"""Of a cost that a response tells: more than any limit, and less than where Envoy's numbers end."""
+UNDECIDED = "x-envoy-auth-failure-mode-allowed"
+"""The header of requests that pass though nobody has decided about them. Clients cannot send it."""
+_PATH_KEY = "path"
+"""And the path that was decided about."""
+_RETRIED = "connect-failure,refused-stream,reset-before-request"
+"""What is tried again: none of it has reached a server, so any method may be."""
+_UPGRADING: Json = {
+    "header": {"key": "connection", "value": "upgrade"},
+    "append_action": "OVERWRITE_IF_EXISTS",
+}
+_USUAL_HEADERS = ("authorization", "content-type")
+_NOWHERE: Json = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
+"""Where all else leads: Envoy asks about no request that has no route, and those who look around are limited, too."""
+_TOLD = {"user": "user", "apikey": "apikey", "ip": "ip", "tenant": "tenant", "tier": "tier"}
+"""Entries of the descriptor about a response, and where ext_authz has left their verified values."""
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as Envoy reads them."""
+    return f"{seconds:.3f}s"
+
+
+def route_configuration(gateway: Gateway) -> Json:
+    """Return all routes of a gateway."""
+    hosts = {ANYWHERE, *(host for route in gateway.routes for host in route.hosts)}
+    return {
+        "name": ROUTE_TABLE,
+        "ignore_port_in_host_matching": True,
+        "virtual_hosts": [
+            {"name": host, "domains": [host], "routes": [*_routes_of(host, gateway)]} for host in sorted(hosts)
+        ],
+    }
+
+
+def redirect_configuration(port: int) -> Json:
+    """Return routes that lead to HTTPS, whatever is asked for."""
+    action = {"https_redirect": True, "port_redirect": port, "response_code": "PERMANENT_REDIRECT"}
+    everywhere = {"match": {"prefix": "/"}, "redirect": action}
+    return {"name": "redirect", "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [everywhere]}]}
+
+
+def _routes_of(host: str, gateway: Gateway) -> Iterator[Json]:
+    found = [(rank, route) for route in gateway.routes if (rank := _nearness(host, route)) is not None]
+    for _, route in sorted(found, key=lambda each: (each[0], -len(each[1].path), not each[1].methods)):
+        yield from _entries(route, gateway)
+    yield _NOWHERE
+
+
+def _nearness(host: str, route: GatewayRoute) -> int | None:
+    """Return how exactly a route is for a host, 0 for exactly; None if it is not."""
+    if not route.hosts:
+        return 1000
+    covering = [each for each in route.hosts if host == each or (each[0] == "*" and host.endswith(each[1:]))]
+    return min((len(host) - len(each) + (each != host) for each in covering), default=None)
+
+
+def _entries(route: GatewayRoute, gateway: Gateway) -> Iterator[Json]:
+    """Return a route of Envoy for each method, and one for the questions that browsers ask before."""
+    match = {"prefix": "/"} if route.path == "/" else {"path_separated_prefix": route.path}
+    action = _action(route, gateway.services[route.service])
+    settings = _settings(route) | _requirement(route) | _cors(route, gateway)
+    entry: Json = {"route": action, "typed_per_filter_config": settings}
+    if route.websocket:  # Connection goes on only with an upgrade, and could tell the service to forget headers of ours
+        entry["request_headers_to_add"] = [_UPGRADING]
+    if route.cors and route.methods:
+        asked = [_exactly(":method", "OPTIONS"), _filled("origin"), _filled("access-control-request-method")]
+        yield {"match": match | {"headers": asked}, **entry}
+    for each in route.methods or ("",):
+        headers = {"headers": [_exactly(":method", each)]} if each else {}
+        yield {"match": match | headers, **entry}
+
+
+def _action(route: GatewayRoute, service: UpstreamService) -> Json:
+    forever = 0.0 if route.websocket else service.timeout
+    action: Json = {
+        "cluster": service.name,
+        "timeout": duration(forever if route.timeout is None else route.timeout),
+        "retry_policy": {
+            "retry_on": _RETRIED,
+            "num_retries": service.retries,
+            "retry_host_predicate": [
+                {
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": {"@type": f"{EXTENSION}retry.host.previous_hosts.v3.PreviousHostsPredicate"},
+                }
+            ],
+            "host_selection_retry_max_attempts": 3,
+        },
+    }
+    if not service.retries:
+        del action["retry_policy"]
+    if route.websocket:
+        action["upgrade_configs"] = [{"upgrade_type": "websocket"}]
+    if route.rewrite == "/" != route.path:
+        pattern = f"^{re.escape(route.path)}/*"
+        action["regex_rewrite"] = {"pattern": {"regex": pattern}, "substitution": "/"}
+    elif route.rewrite:
+        action["prefix_rewrite"] = route.rewrite
+    return action
+
+
+def _settings(route: GatewayRoute) -> Json:
+    """Return what Headgate is told about all requests of a route."""
+    told = {
+        "headgate.require": route.require,
+        "headgate.cost": str(route.cost),
+        "headgate.service": route.service,
+        "headgate.credentials": "remove" if route.remove_credentials else "keep",
+        **{f"headgate.attribute.{name}": value for name, value in sorted(route.attributes.items())},
+    }
+    kind = f"{EXTENSION}filters.http.ext_authz.v3.ExtAuthzPerRoute"
+    settings: Json = {AUTHORIZATION: {"@type": kind, "check_settings": {"context_extensions": told}}}
+    if route.cost_from_response:
+        settings[COST] = _cost_rule(route.cost_from_response)
+        kind = f"{EXTENSION}filters.http.ratelimit.v3.RateLimitPerRoute"
+        settings[RATE_LIMIT] = {
+            "@type": kind,
+            "rate_limits": [_after_response(route)],
+        }  # in actions, hits have no effect
+    return settings
+
+
+def _requirement(route: GatewayRoute) -> Json:
+    """Return what refuses requests that nobody has decided about, where somebody is required: nobody knows who asks."""
+    if route.require == "none":
+        return {}
+    undecided = {"permissions": [{"any": True}], "principals": [{"header": _present(UNDECIDED)}]}
+    rules = {"action": "DENY", "policies": {"undecided": undecided}}
+    return {REQUIREMENT: {"@type": f"{EXTENSION}filters.http.rbac.v3.RBACPerRoute", "rbac": {"rules": rules}}}
+
+
+def _cost_rule(header: str) -> Json:
+    """Return what takes a header out of responses, and keeps the number that it begins with for `_after_response`.
+
+    Envoy alone would read ``nan`` and ``inf`` as numbers, which count as more than any limit. Of requests, the path is
+    kept as it came, without its query: of what is longer than 8 KiB Envoy keeps nothing.
+    """
+    digits = {"pattern": {"regex": f"^([0-9]{{0,{_COST_DIGITS}}}).*$"}, "substitution": r"\1"}
+    target = {"metadata_namespace": COST, "key": COST_KEY, "type": "NUMBER", "regex_value_rewrite": digits}
+    path = {"pattern": {"regex": r"^([^?]*).*$"}, "substitution": r"\1"}
+    asked = {"metadata_namespace": COST, "key": _PATH_KEY, "type": "STRING", "regex_value_rewrite": path}
+    return {
+        "@type": f"{EXTENSION}filters.http.header_to_metadata.v3.Config",
+        "request_rules": [{"header": ":path", "on_header_present": asked}],
+        "response_rules": [{"header": header, "on_header_present": target, "remove": True}],
+    }
+
+
+def _after_response(route: GatewayRoute) -> Json:
+    """Return what is counted when a response is complete: by whom, as verified before, and how much."""
+    who: Iterable[Json] = (
+        {
+            "metadata": {
+                "descriptor_key": entry,
+                "metadata_key": {"key": AUTHORIZATION, "path": [{"key": told}]},
+                "skip_if_absent": True,
+            }
+        }
+        for entry, told in _TOLD.items()
+    )
+    kept = {"key": COST, "path": [{"key": _PATH_KEY}]}  # for the header may be rewritten by then
+    what: Iterable[Json] = (
+        {"metadata": {"descriptor_key": "path", "metadata_key": kept}},
+        {"request_headers": {"header_name": ":method", "descriptor_key": "method"}},
+    )
+    known: Iterable[Json] = (
+        {"generic_key": {"descriptor_key": name, "descriptor_value": value}}
+        for name, value in sorted({**route.attributes, "service": route.service}.items())
+    )
+    return {
+        "actions": [*who, *what, *known],
+        "hits_addend": {"format": f"%DYNAMIC_METADATA({COST}:{COST_KEY})%"},
+        "apply_on_stream_done": True,
+    }
+
+
+def _cors(route: GatewayRoute, gateway: Gateway) -> Json:
+    if route.cors is None:
+        return {}
+    cors = route.cors
+    key = (gateway.api_keys or {}).get("header", "x-api-key")
+    methods = route.methods or [method for method in METHODS if method not in {"CONNECT", "TRACE"}]
+    return {
+        CORS: {
+            "@type": f"{EXTENSION}filters.http.cors.v3.CorsPolicy",
+            "allow_origin_string_match": [
+                {"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in cors.origins
+            ],
+            "allow_methods": ", ".join(methods),
+            "allow_headers": ", ".join(dict.fromkeys((*_USUAL_HEADERS, key, *cors.headers))),
+            "expose_headers": EXPOSED,
+            "max_age": str(cors.max_age),
+            "allow_credentials": cors.credentials,
+            "forward_not_matching_preflights": False,
+        }
+    }
+
+
+def _exactly(header: str, value: str) -> Json:
+    return {"name": header, "string_match": {"exact": value}}
+
+
+def _present(header: str) -> Json:
+    return {"name": header, "present_match": True}
+
+
+def _filled(header: str) -> Json:
+    """Return what matches a header with a value; without one, it is not a preflight to Envoy."""
+    return {"name": header, "string_match": {"safe_regex": {"regex": ".+"}}}

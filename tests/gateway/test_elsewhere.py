@@ -1,0 +1,135 @@
+"""A gateway whose decisions are made elsewhere, behind a load balancer, with keys of an issuer that are fetched."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+from headgate.web.apikey import digest
+from tests.gateway.gateways import SECONDS, Gateway, gateway, minimal, upstream
+from tests.server.process.certificates import Authority
+from tests.server.process.service import service
+from tests.servers import until
+
+RULES = """\
+version: 1
+rules:
+  - {id: per-address, dimension: ip, limit: 3, window: 1h, endpoint: /limited}
+  - {id: per-user, dimension: user, limit: 2, window: 1h, endpoint: /mine}
+"""
+IDENTITY = """\
+version: 1
+api_keys: {keys: [{sha256: %s, name: reporting, user: ada}]}
+jwt_metadata: [{key: issuer-0, claims: {user: sub}}]
+"""
+KEY = "ak_reporting-0123456789"
+
+
+@pytest.fixture(scope="module")
+def private() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(65537, 2048)
+
+
+@pytest.fixture(scope="module")
+def issuer(private: rsa.RSAPrivateKey) -> Iterator[str]:
+    """Where the public key is."""
+    public = {**RSAAlgorithm.to_jwk(private.public_key(), as_dict=True), "kid": "one", "alg": "RS256"}
+    body = json.dumps({"keys": [public]}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name in the standard library
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/keys"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def running(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder: Path = tmp_path_factory.mktemp("decisions")
+    (folder / "rules.yaml").write_text(RULES)
+    (folder / "identity.yaml").write_text(IDENTITY % digest(KEY))
+    authority = Authority(folder, "authority")
+    for name in ("server", "gateway"):
+        authority.signed(name)
+    options = ["--rules", "rules.yaml", "--identity", "identity.yaml", "--client-ca", "authority.pem"]
+    options += ["--tls-cert", "server.pem", "--tls-key", "server.key"]
+    with upstream("orders") as orders, service(*options, cwd=folder) as deciding:
+        deciding.started()
+        file = minimal(orders.port)
+        del file["rules"]
+        file["decisions"] = {
+            "address": f"127.0.0.1:{deciding.grpc_port}",
+            "tls": {
+                "ca": f"{folder}/authority.pem",
+                "name": "localhost",
+                "certificate": f"{folder}/gateway.pem",
+                "key": f"{folder}/gateway.key",
+            },
+            "timeout": "10s",
+        }
+        token = {"audience": ["api"], "issuer": "https://id.example.com", "jwks_url": issuer}
+        file["identity"] = {"tokens": [token], "trusted_hops": 1}
+        with gateway(file) as found:
+            yield found.started()
+
+
+def test_a_service_elsewhere_decides_and_knows_the_api_keys(running: Gateway) -> None:
+    assert not running.children("headgate.server.worker")
+    assert [running.get("/mine", x_api_key=KEY).status for _ in range(3)] == [200, 200, 429]
+    assert running.get("/mine", x_api_key="ak_guessed").status == 401
+
+
+def test_tokens_are_verified_by_keys_that_envoy_fetched(running: Gateway, private: rsa.RSAPrivateKey) -> None:
+    claims = {"iss": "https://id.example.com", "aud": "api", "sub": "grace", "exp": int(time.time()) + 600}
+    bearer: dict[str, Any] = {"authorization": "Bearer " + jwt.encode(claims, private, "RS256", {"kid": "one"})}
+    until(lambda: running.get("/else", **bearer).status == 200, "the keys are fetched", SECONDS)
+    assert running.get("/else", **bearer).json["headers"]["x-headgate-user"] == "grace"
+    assert [running.get("/mine", **bearer).status for _ in range(3)] == [200, 200, 429]
+    other = rsa.generate_private_key(65537, 2048)
+    forged: dict[str, Any] = {"authorization": "Bearer " + jwt.encode(claims, other, "RS256", {"kid": "one"})}
+    assert running.get("/mine", **forged).status == 401
+    public = "the public key is not a secret, whatever the header says"
+    confused: dict[str, Any] = {"authorization": "Bearer " + jwt.encode(claims, public, "HS256", {"kid": "one"})}
+    assert running.get("/mine", **confused).status == 401
+
+
+def test_the_client_is_who_the_load_balancer_names(running: Gateway) -> None:
+    """The last address is the one that it wrote; what stands before it is what the client claims."""
+    forged = ["198.51.100.1", "198.51.100.2", "::1", "127.0.0.1"]
+    for lie in forged[:3]:
+        assert running.get("/limited", x_forwarded_for=f"{lie}, 203.0.113.9").status == 200
+    assert running.get("/limited", x_forwarded_for=f"{forged[3]}, 203.0.113.9").status == 429
+    assert running.get("/limited", x_forwarded_for="203.0.113.10").status == 200
+
+
+def test_readiness_and_metrics_are_those_of_the_gateway_alone(running: Gateway) -> None:
+    assert running.get("/readyz", port=running.admin).json == {"status": "ready"}
+    assert "envoy_cluster_upstream_rq_total" in running.metrics()
+
+
+def test_a_client_that_is_silent_is_let_go_and_others_do_not_wait(running: Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", running.port), SECONDS) as silent:
+        silent.sendall(b"GET /else HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        assert running.get("/else").status == 200
+        assert silent.recv(65_536).startswith(b"HTTP/1.1 408")

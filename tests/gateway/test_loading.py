@@ -1,0 +1,249 @@
+"""What a gateway file may say, and what is told of one that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from headgate.gateway.loading import gateway_schema, load_gateway
+from headgate.gateway.model import Cors, HealthCheck, UpstreamEndpoint
+from headgate.policy.problems import InvalidRules
+from tests.server.process.certificates import Authority
+
+STARTER = Path(__file__).parents[2] / "src" / "headgate" / "gateway" / "starter.yaml"
+DIGEST = "0" * 64
+GOOD: dict[str, Any] = {
+    "version": 1,
+    "listeners": [{"port": 8000}],
+    "services": {"orders": {"endpoints": ["127.0.0.1:9001"]}},
+    "routes": [{"path": "/orders", "service": "orders"}],
+    "rules": {"rules": [{"id": "a", "dimension": "ip", "limit": 5, "window": "1m"}]},
+}
+
+
+def loaded(folder: Path, file: object) -> Any:
+    path = folder / "gateway.yaml"
+    path.write_text(file if isinstance(file, str) else yaml.safe_dump(file, sort_keys=False))
+    return load_gateway(path)
+
+
+def problems(folder: Path, file: object) -> list[str]:
+    with pytest.raises(InvalidRules) as caught:
+        loaded(folder, file)
+    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
+
+
+def route(**fields: Any) -> dict[str, Any]:
+    return {**GOOD, "routes": [{"path": "/orders", "service": "orders", **fields}]}
+
+
+def identity(**fields: Any) -> dict[str, Any]:
+    return {**GOOD, "identity": fields}
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    gateway = loaded(tmp_path, GOOD)
+    assert gateway.listeners[0].name == "127.0.0.1:8000"
+    assert gateway.on_headgate_failure == "deny"
+    assert gateway.routes[0].require == "none"
+    assert gateway.routes[0].cost == 1
+    assert gateway.decisions.store == "memory"
+    assert gateway.services["orders"].endpoints == (UpstreamEndpoint("127.0.0.1", 9001),)
+
+
+def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("{version: 1, rules: [{id: a, limit: 1, window: 1m}]}")
+    (tmp_path / "secret").write_text("x" * 32 + "\n")
+    file = {
+        **GOOD,
+        "services": {
+            "orders": {
+                "endpoints": ["10.0.0.5:80", "orders.internal:8000", "[2001:db8::5]:8000"],
+                "protocol": "http2",
+                "health_check": {"path": "/healthz", "interval": "2s", "unhealthy_after": 3},
+                "connect_timeout": "500ms",
+                "timeout": "none",
+                "retries": 0,
+            }
+        },
+        "routes": [
+            {
+                "path": "/orders",
+                "service": "orders",
+                "hosts": ["API.example.com", "*.example.org"],
+                "methods": ["POST", "GET"],
+                "require": "user",
+                "cost": 5,
+                "cost_from_response": "X-Cost",
+                "attributes": {"kind": "write", "costly": True},
+                "credentials": "remove",
+                "cors": {"origins": ["https://app.example.com"], "max_age": "1h"},
+                "websocket": True,
+                "timeout": "1m",
+                "rewrite": "/v1/orders",
+            }
+        ],
+        "identity": {
+            "api_keys": {"keys": [{"sha256": DIGEST.upper(), "name": "reporting", "tier": "pro"}]},
+            "tokens": [{"audience": ["api"], "secret_file": "secret", "claims": {"tenant": "org"}}],
+            "trusted_hops": 1,
+        },
+        "rules": "rules.yaml",
+        "store": "redis://localhost:6379/0",
+        "on_headgate_failure": "allow",
+        "decisions": {"workers": 2, "timeout": "100ms"},
+        "limits": {"connections": 10, "header_kb": 8, "idle": "1m"},
+        "admin": {"port": 8002},
+        "threads": 2,
+        "access_log": "off",
+        "drain": "5s",
+    }
+    jsonschema.validate(file, gateway_schema())
+    gateway = loaded(tmp_path, file)
+    service, read = gateway.services["orders"], gateway.routes[0]
+    assert service.health_check == HealthCheck("/healthz", 2.0, 1.0, 2, 3)
+    assert (service.is_http2, service.connect_timeout, service.timeout, service.retries) == (True, 0.5, 0.0, 0)
+    assert [each.is_address for each in service.endpoints] == [True, False, True]
+    assert read.hosts == ("api.example.com", "*.example.org")
+    assert read.methods == ("GET", "POST")
+    assert (read.cost_from_response, read.attributes) == ("x-cost", {"kind": "write", "costly": "true"})
+    assert read.cors == Cors(("https://app.example.com",), max_age=3600)
+    assert gateway.api_keys["keys"][0]["sha256"] == DIGEST
+    (issuer,) = gateway.issuers
+    assert (issuer.audience, issuer.claims) == (("api",), {"user": "sub", "tenant": "org"})
+    assert json.loads(issuer.jwks)["keys"][0]["alg"] == "HS256"
+    assert (gateway.drain_seconds, gateway.access_log, gateway.max_header_kb) == (5.0, False, 8)
+    assert "x" * 32 not in repr(gateway)
+
+
+def test_the_file_to_start_from_is_good() -> None:
+    gateway = load_gateway(STARTER)
+    assert [each.path for each in gateway.routes] == ["/orders", "/users"]
+    jsonschema.validate(yaml.safe_load(STARTER.read_text()), gateway_schema())
+
+
+BAD = [
+    ({}, ["a gateway file needs 'version'", "needs 'listeners'", "needs 'services'", "needs 'routes'"]),
+    ([], ["is not a gateway file"]),
+    ({**GOOD, "listner": []}, ["a gateway file has no 'listner'. Did you mean 'listeners'?"]),
+    ({**GOOD, "version": 2}, ["Write 1, without quotes."]),
+    ({**GOOD, "listeners": []}, ["listeners: names no port"]),
+    ({**GOOD, "listeners": [{"port": 0}]}, ["listeners[0].port: 0 is not a whole number from 1 to 65535"]),
+    ({**GOOD, "listeners": [{"port": 8000}, {"port": 8000}]}, ["8000 is the port of another listener, too"]),
+    ({**GOOD, "listeners": [{"port": 1, "address": "a b"}]}, ["'a b' is not an IP address"]),
+    ({**GOOD, "listeners": [{"port": 1, "address": "localhost"}]}, ["is not an IP address", "Write 127.0.0.1."]),
+    (route(hosts=["api example"]), ["'api example' is not a host"]),
+    ({**GOOD, "listeners": [{"port": 1, "tls": {"certificate": "no.pem", "key": "no.key"}}]}, ["cannot be read"]),
+    ({**GOOD, "services": {"orders": {}}}, ["a service needs 'endpoints'"]),
+    ({**GOOD, "services": {"orders": {"endpoints": []}}}, ["endpoints: names no server"]),
+    ({**GOOD, "services": {"orders": {"endpoints": ["localhost"]}}}, ["'localhost' is not a host with a port"]),
+    ({**GOOD, "services": {"orders": {"endpoints": ["a:99999"]}}}, ["99999 is not a port"]),
+    ({**GOOD, "services": {"orders": {"endpoints": ["[::zz]:1"]}}}, ["is not a host with a port"]),
+    (route(service="order"), ["there is no service 'order'", "Did you mean 'orders'?"]),
+    (route(path="orders"), ["'orders' is not a path"]),
+    (route(path="/orders/"), ["another spelling of a path", "Write /orders."]),
+    (route(path="/a/../b"), ["it has a .. segment"]),
+    (route(path="/a%2Fb"), ["%2F"]),
+    (route(require="admin"), ["'admin' is unknown. Accepted: one of none, any, user, apikey"]),
+    (route(methods=["FETCH"]), ["methods[0]: 'FETCH' is unknown"]),
+    (route(cost=-1), ["-1 is not a whole number from 0 to 100000"]),
+    (route(timeout="0s"), ["a window cannot be empty"]),
+    (route(timeout="2d"), ["is not from 0.01 s to 86400 s"]),
+    (route(attributes={"user": "ada"}), ["'user' cannot be a key here"]),
+    (route(attributes={"Kind": "a"}), ["'Kind' cannot be a key here"]),
+    (route(cost_from_response="x cost"), ["a header name has"]),
+    (route(cors={"origins": ["app.example.com"]}), ["'app.example.com' is not an origin"]),
+    (route(cors={"origins": ["*"], "credentials": True}), ["cookies for every origin"]),
+    ({**GOOD, "routes": []}, ["routes: leads nowhere"]),
+    ({**GOOD, "routes": GOOD["routes"] * 2}, ["routes[1]: is for the same requests as routes[0]"]),
+    (identity(api_keys={"keys": [{"sha256": "my secret key"}]}), ["is not a digest"]),
+    (identity(api_keys={"keys": [{"sha256": DIGEST}] * 2}), ["is that of identity.api_keys.keys[0], too"]),
+    (identity(tokens=[{"secret_file": "secret"}]), ["an issuer needs 'audience'"]),
+    (identity(tokens=[{"audience": []}]), ["names nobody"]),
+    (identity(tokens=[{"audience": "any"}]), ["its keys come from one place", "jwks, jwks_url, secret_file"]),
+    (identity(tokens=[{"audience": "any", "jwks": "no.json", "algorithms": ["RS256"]}]), ["cannot be read"]),
+    (identity(tokens=[{"audience": "any", "jwks": "rules", "algorithms": ["RS256"]}]), ["a JWK set is JSON"]),
+    (identity(tokens=[{"audience": "any", "jwks": "rules"}]), ["say by which algorithms"]),
+    (identity(tokens=[{"audience": "any", "secret_file": "short"}]), ["has at least 32 bytes"]),
+    (
+        identity(tokens=[{"audience": "any", "secret_file": "long", "algorithms": ["RS256"]}]),
+        ["a shared secret is for one algorithm"],
+    ),
+    (identity(tokens=[{"audience": "any", "jwks_url": "https://u@h/"}]), ["has no host, or a user in it"]),
+    (
+        identity(tokens=[{"audience": "any", "jwks_url": "http://h/", "algorithms": ["RS256"]}]),
+        ["keys that are fetched say it themselves"],
+    ),
+    (identity(tokens=[{"audience": "any", "secret_file": "long"}] * 2), ["with several issuers, each needs a realm"]),
+    (
+        identity(
+            api_keys={"header": "Authorization", "keys": [{"sha256": DIGEST}]},
+            tokens=[{"audience": "any", "secret_file": "long"}],
+        ),
+        ["tokens come in Authorization"],
+    ),
+    ({key: value for key, value in GOOD.items() if key != "rules"}, ["there are no rules"]),
+    ({**GOOD, "rules": "no.yaml"}, ["no.yaml: cannot be read"]),
+    ({**GOOD, "rules": "rules"}, ["is not a file of rules"]),
+    ({**GOOD, "rules": {"rules": [{"id": "a", "limit": 5, "windw": "1m"}]}}, ["rules.rules[0].windw: a rule has no"]),
+    ({**GOOD, "decisions": {"workers": 2}}, ["2 workers need a store that they share"]),
+    ({**GOOD, "decisions": {"caller_key_file": "long"}}, ["is for a service elsewhere"]),
+    ({**GOOD, "decisions": {"address": "h:1"}}, ["rules: a decision service elsewhere has its own"]),
+    ({**GOOD, "on_headgate_failure": "open"}, ["one of deny, allow"]),
+]
+
+
+@pytest.mark.parametrize(("file", "told"), BAD, ids=[told[0][:60] for _, told in BAD])
+def test_what_is_wrong_is_told_with_its_place_and_what_would_be_right(
+    tmp_path: Path, file: object, told: list[str]
+) -> None:
+    for name, text in {"rules": "nonsense", "short": "abc", "long": "x" * 40}.items():
+        (tmp_path / name).write_text(text)
+    found = problems(tmp_path, file)
+    for text in told:
+        assert any(text in problem for problem in found), found
+
+
+def test_all_problems_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = """\
+version: 1
+listeners: [{port: 8000}]
+services:
+  orders: {endpoints: ["127.0.0.1:9001"], retires: 1}
+routes:
+  - {path: /orders, service: orders, require: everything}
+rules:
+  rules:
+    - {id: a, limit: 5, window: never}
+"""
+    found = problems(tmp_path, text)
+    assert [problem.split(": ")[:2] for problem in found] == [
+        ["gateway.yaml:4:43", "services.orders.retires"],
+        ["gateway.yaml:6:47", "routes[0].require"],
+        ["gateway.yaml:9:33", "rules.rules[0].window"],
+    ]
+
+
+def test_a_key_in_place_of_its_digest_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRules) as caught:
+        loaded(tmp_path, identity(api_keys={"keys": [{"sha256": "the key itself"}]}))
+    assert "the key itself" not in repr(caught.value.problems)
+
+
+def test_a_certificate_goes_with_its_key(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    (one, key), (_, other) = authority.signed("one"), authority.signed("other")
+    tls = {"certificate": str(one), "key": str(other)}
+    (told,) = problems(tmp_path, {**GOOD, "listeners": [{"port": 1, "tls": tls}]})
+    assert "certificate and key cannot be used" in told
+    swapped = {"certificate": str(key), "key": str(one)}
+    (told,) = problems(tmp_path, {**GOOD, "listeners": [{"port": 1, "tls": swapped}]})
+    assert "they are swapped" in told
+    good = {"certificate": str(one), "key": str(key)}
+    gateway = loaded(tmp_path, {**GOOD, "listeners": [{"port": 1, "tls": [good]}]})
+    assert len(gateway.listeners[0].certificates) == 1

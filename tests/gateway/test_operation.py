@@ -1,0 +1,369 @@
+"""How a gateway changes, fails and ends: reloads under load, what is away, and draining."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from headgate.gateway.running import private_folder
+from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, minimal, upstream
+from tests.server.process.certificates import Authority
+from tests.servers import RedisServer, free_port, redis_server, until
+
+RULES = {
+    "rules": [
+        {"id": "all", "dimension": "ip", "limit": 1_000_000, "window": "1m", "endpoint": "/local/**"},
+        {
+            "id": "careful",
+            "dimension": "ip",
+            "limit": 1_000_000,
+            "window": "1m",
+            "endpoint": "/careful/**",
+            "on_store_failure": "deny",
+        },
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def orders() -> Iterator[Upstream]:
+    with upstream("orders") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def running(redis: RedisServer, orders: Upstream) -> Iterator[Gateway]:
+    address = redis.address.partition("?")[0]
+    file = minimal(orders.port, rules=RULES, store=address, drain="20s", access_log="off")
+    with gateway(file) as found:
+        yield found.started()
+
+
+class Client(threading.Thread):
+    """Asks again and again on one connection, and connects again when it is told that it is closed.
+
+    A gateway that cannot be connected to is the end of it, and not a failure.
+    """
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port, self._end = port, threading.Event()
+        self.answers: list[int] = []
+        self.failures: list[BaseException] = []
+
+    def run(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=SECONDS)
+        while not self._end.is_set():
+            try:
+                if connection.sock is None:
+                    connection.connect()
+            except OSError:
+                break
+            try:
+                connection.request("GET", "/local/7")
+                response = connection.getresponse()
+                response.read()
+                self.answers.append(response.status)
+            except (OSError, HTTPException) as error:
+                self.failures.append(error)
+                connection.close()
+        connection.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        until(lambda: self.answers, "the client is answered", SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seen = len(self.answers)
+        until(lambda: len(self.answers) > seen + 20 or not self.is_alive(), "it is answered afterwards", SECONDS)
+        self._end.set()
+        self.join(SECONDS)
+
+
+def test_routes_and_services_change_under_load_and_nothing_is_dropped(running: Gateway, orders: Upstream) -> None:
+    """Counted by h2load over HTTP/2: every request is answered with 200, and no connection is lost."""
+    services, routes = running.data["services"], running.data["routes"]
+    program = shutil.which("h2load")
+    assert program
+    command = [program, "-n", "3000", "-c", "4", "-m", "4", f"http://127.0.0.1:{running.port}/local/7"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as loading:
+        for turn in range(4):
+            name = f"orders-{turn}"
+            running.changed(
+                services={name: {"endpoints": [orders.endpoint]}}, routes=[{"path": "/", "service": name, "cost": 2}]
+            )
+        said, _ = loading.communicate(timeout=SECONDS)
+    assert "3000 succeeded, 0 failed, 0 errored, 0 timeout" in said, said
+    assert "status codes: 3000 2xx" in said, said
+    running.changed(services=services, routes=routes)
+    assert running.get("/local/7").status == 200
+
+
+def test_listeners_change_under_load_and_nothing_is_dropped(running: Gateway) -> None:
+    """What every request passes changes, so connections are asked to leave; whoever does so misses nothing."""
+    with Client(running.port) as one, Client(running.port) as other:
+        for kb in (20, 24, 16):
+            running.changed(limits={"header_kb": kb})
+            until(partial(accepts, running, kb), f"{kb} KB are the limit", SECONDS)
+    for client in (one, other):
+        assert client.failures == []
+        assert set(client.answers) == {200}
+
+
+def accepts(running: Gateway, kb: int) -> bool:
+    """Whether so much is accepted, and no more."""
+    less, more = (running.get("/local/7", x_long="a" * size) for size in ((kb - 1) * 1024, (kb + 1) * 1024))
+    return (less.status, more.status) == (200, 431)
+
+
+def test_rules_and_keys_change_without_a_new_listener(running: Gateway) -> None:
+    draining = running.metric("envoy_listener_manager_total_listeners_draining")
+    rules = {"rules": [{"id": "tight", "dimension": "ip", "limit": 1, "window": "1h", "endpoint": "/tight"}]}
+    running.changed(rules={**RULES, "rules": [*RULES["rules"], *rules["rules"]]})
+    until(lambda: running.get("/tight").status == 429, "the new rule refuses", SECONDS)
+    running.changed(rules=RULES)
+    until(lambda: running.get("/tight").status == 200, "it is gone", SECONDS)
+    assert running.metric("envoy_listener_manager_total_listeners_draining") == draining
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"routes": [{"path": "/", "service": "nobody"}]}, "there is no service 'nobody'"),
+        ({"rules": {"rules": [{"id": "a"}]}}, "rules.rules[0]"),
+        ({"store": "memory"}, "store: read at the start alone"),
+        ({"threads": 2}, "threads: read at the start alone"),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(running: Gateway, change: dict[str, Any], told: str) -> None:
+    good, refused = dict(running.data), running.loads("refused")
+    running.write({**good, **change})
+    until(lambda: running.loads("refused") > refused, "the file is refused", SECONDS)
+    assert told in running.err.read_text()
+    assert running.get("/local/7").status == 200
+    running.changed(**{name: good.get(name) for name in change})
+
+
+def test_a_port_that_is_taken_meanwhile_changes_nothing(running: Gateway) -> None:
+    good, refused = running.data["listeners"], running.loads("refused")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        running.write({**running.data, "listeners": [*good, {"port": other.getsockname()[1]}]})
+        until(lambda: running.loads("refused") > refused, "the file is refused", SECONDS)
+    assert "another program listens there" in running.err.read_text()
+    assert running.get("/local/7", port=good[0]["port"]).status == 200
+    more = free_port()
+    running.changed(listeners=[*good, {"port": more}])
+    until(lambda: not refuses(more), "the new port is served", SECONDS)
+    running.changed(listeners=good)
+    until(lambda: refuses(more), "it is closed", SECONDS)
+
+
+def test_a_named_file_of_rules_is_followed_too(orders: Upstream) -> None:
+    rules = "{version: 1, rules: [{id: a, dimension: ip, limit: %d, window: 1h}]}"
+    file = minimal(orders.port, rules="rules.yaml", access_log="off")
+    with gateway(file, files={"rules.yaml": rules % 1000}) as found:
+        found.started()
+        assert found.get("/").status == 200
+        (found.folder / "rules.yaml").write_text(rules % 1)
+        until(lambda: found.get("/").status == 429, "the new rules are in force", SECONDS)
+        (found.folder / "rules.yaml").write_text("rules: none")
+        until(lambda: found.loads("refused") == 1, "bad rules are refused", SECONDS)
+        assert found.get("/").status == 429
+        found.process.send_signal(signal.SIGKILL)  # nobody is left behind
+        until(lambda: refuses(found.port), "Envoy ends with its supervisor", SECONDS)
+
+
+def test_what_a_gateway_leaves_behind_that_is_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "headgate-run-else").write_text("not a folder")
+    (tmp_path / "headgate-run-link").symlink_to(tmp_path)
+    script = f"""
+from headgate.gateway.running import private_folder
+with private_folder({str(tmp_path)!r}) as folder:
+    (folder / "shared").mkdir()
+    print(folder, flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        left = Path(process.stdout.readline().strip())
+        with private_folder(str(tmp_path)) as mine:
+            assert left.exists(), "its process lives"
+            process.kill()
+            process.wait()
+            assert left.exists()
+            with private_folder(str(tmp_path)):
+                assert not left.exists()
+                assert mine.exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["headgate-run-else", "headgate-run-link"]
+
+
+@pytest.mark.parametrize("way", ["stopped", "killed"])
+def test_while_redis_is_away_each_rule_says_what_happens(running: Gateway, redis: RedisServer, way: str) -> None:
+    if way == "stopped":
+        redis.send(signal.SIGSTOP)
+    else:
+        redis.stop()
+    try:
+        until(lambda: running.get("/careful/7").status == 503, "the careful rule refuses", SECONDS)
+        refused = running.get("/careful/7")
+        assert refused.json["type"].endswith("#temporary-reduced-capacity")
+        assert refused.headers["content-type"] == "application/problem+json"
+        passed = running.get("/local/7")
+        assert (passed.status, passed.headers["x-ratelimit-degraded"]) == (200, "true")
+    finally:
+        if way == "stopped":
+            redis.send(signal.SIGCONT)
+        else:
+            redis.start()
+    until(lambda: running.get("/careful/7").status == 200, "Redis decides again", SECONDS)
+
+
+def test_while_headgate_is_away_nobody_passes_or_everybody_as_the_file_says(running: Gateway) -> None:
+    (worker,) = running.children("headgate.server.worker")
+    running.changed(decisions={"timeout": "500ms"})
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        refused = running.get("/local/7")
+        assert (refused.status, refused.headers["content-type"]) == (503, "application/problem+json")
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    until(lambda: running.get("/local/7").status == 200, "it decides again", SECONDS)
+    routes = running.data["routes"]
+    private = {"path": "/private", "service": "orders", "require": "any"}
+    running.changed(on_headgate_failure="allow", routes=[*routes, private])
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        until(lambda: running.get("/local/7").status == 200, "everybody passes", SECONDS)
+        assert running.get("/local/7").json["headers"]["x-envoy-auth-failure-mode-allowed"] == "true"
+        refused = running.get("/private/7")
+        assert (refused.status, refused.json["status"]) == (503, 503), "but not where somebody is required"
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    until(lambda: running.get("/private/7").status == 401, "it decides again", SECONDS)
+    lie = running.get("/local/7", x_envoy_auth_failure_mode_allowed="true")
+    assert "x-envoy-auth-failure-mode-allowed" not in lie.json["headers"]
+    running.changed(on_headgate_failure="deny", decisions=PATIENT, routes=routes)
+
+
+def test_headgate_that_is_killed_is_replaced(running: Gateway) -> None:
+    (worker,) = running.children("headgate.server.worker")
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: running.children("headgate.server.worker") not in ([], [worker]), "another takes its place", SECONDS)
+    until(lambda: running.get("/local/7").status == 200, "it decides", SECONDS)
+
+
+def test_envoy_that_is_killed_is_replaced(running: Gateway) -> None:
+    (envoy,) = running.children("envoy")
+    os.kill(envoy, signal.SIGKILL)
+    until(lambda: running.metric("headgate_gateway_envoy_starts_total") == 2, "another takes its place", SECONDS)
+    until(lambda: running.metric("headgate_gateway_envoy_up") == 1, "it serves", SECONDS)
+    assert running.get("/local/7").status == 200
+    assert "Envoy (process" in running.err.read_text()
+
+
+def test_an_upstream_that_is_gone_is_passed_over(running: Gateway, orders: Upstream) -> None:
+    services = running.data["services"]
+    running.changed(services={"orders": {"endpoints": [f"127.0.0.1:{free_port()}", orders.endpoint]}})
+    until(lambda: running.metric('envoy_cluster_membership_total{envoy_cluster_name="orders"}') == 2, "two", SECONDS)
+    assert {running.get("/local/7").status for _ in range(20)} == {200}
+    gone = {"endpoints": [f"127.0.0.1:{free_port()}"], "health_check": {"path": "/healthz", "interval": "200ms"}}
+    running.changed(services={"orders": gone})
+    until(lambda: running.get("/local/7").status == 503, "nobody is left", SECONDS)
+    running.changed(services=services)
+    until(lambda: running.get("/local/7").status == 200, "it is back", SECONDS)
+
+
+def test_sighup_looks_at_the_file_at_once(running: Gateway) -> None:
+    loads = running.loads()
+    running.process.send_signal(signal.SIGHUP)
+    until(lambda: running.loads() > loads, "the file is read", SECONDS)
+
+
+def test_a_port_that_is_taken_is_told(running: Gateway, orders: Upstream) -> None:
+    file = minimal(orders.port, listeners=running.data["listeners"])
+    with gateway(file) as second:
+        assert second.ended() == 2
+        assert "another program listens there" in second.err.read_text()
+
+
+def test_what_is_in_progress_is_answered_before_the_end(running: Gateway, orders: Upstream) -> None:
+    """The last test of this gateway: it ends here."""
+    orders.held.clear()
+    connection = HTTPConnection("127.0.0.1", running.port, timeout=SECONDS)
+    with closing(connection), Client(running.port) as one, Client(running.port) as other:
+        connection.request("GET", "/local/held")
+        until(lambda: "/local/held" in orders.served, "the service has the request", SECONDS)
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: refuses(running.port), "the port is closed", SECONDS)
+        assert running.get("/readyz", port=running.admin).status == 503
+        orders.held.set()
+        response = connection.getresponse()
+        assert (response.status, response.getheader("connection")) == (200, "close")
+        response.read()
+    assert one.failures + other.failures == []
+    assert running.ended() == 0
+    assert not re.search(r"Traceback|ERROR.*asyncio", running.err.read_text())
+
+
+def refuses(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        connection.connect()
+    except OSError:
+        return True
+    connection.close()
+    return False
+
+
+def test_certificates_change_and_plain_http_is_led_to_tls(tmp_path: Path, orders: Upstream) -> None:
+    authority = Authority(tmp_path, "authority")
+    (first, key), (second, other) = authority.signed("first"), authority.signed("second")
+    secure, plain = free_port(), free_port()
+    tls = {"certificate": "cert.pem", "key": "cert.key"}
+    file = minimal(orders.port, access_log="off")
+    file["listeners"] = [{"port": secure, "tls": tls}, {"port": plain, "redirect_to": secure}]
+    names = {"cert.pem": first.read_text(), "cert.key": key.read_text()}
+    context = ssl.create_default_context(cafile=str(authority.path))
+    with gateway(file, files=names) as found:
+        found.started()
+        led = found.get("/orders?a=b", port=plain, Host="localhost")
+        assert (led.status, led.headers["location"]) == (308, f"https://localhost:{secure}/orders?a=b")
+        assert shown(secure, context) == "first"
+        (found.folder / "cert.key").write_text(other.read_text())  # not yet its certificate: nothing changes
+        until(lambda: found.loads("refused") == 1, "half of a change is refused", SECONDS)
+        assert shown(secure, context) == "first"
+        (found.folder / "cert.pem").write_text(second.read_text())
+        until(lambda: shown(secure, context) == "second", "the new certificate is shown", SECONDS)
+
+
+def shown(port: int, context: ssl.SSLContext) -> str:
+    """The name in the certificate that clients are shown, after a request."""
+    connection = HTTPSConnection("localhost", port, timeout=SECONDS, context=context)
+    with closing(connection):
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 200
+        certificate: Any = connection.sock.getpeercert()
+    return str(dict(part for parts in certificate["subject"] for part in parts)["commonName"])
