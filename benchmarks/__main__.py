@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
+from benchmarks.clients import measuring as by_clients
+from benchmarks.gateway import measuring as by_gateway
 from benchmarks.in_memory import accuracy, decisions, operations
 from benchmarks.in_memory.report import MemoryResults
 from benchmarks.in_memory.scenarios import MANY_KEYS, Kind, Row, all_scenarios
+from benchmarks.integrations import measuring as in_frameworks
 from benchmarks.on_redis import measuring as on_redis
 from benchmarks.on_redis.cases import Amount
 from benchmarks.report import Results, environment, render, summary
@@ -21,6 +24,8 @@ from benchmarks.rules import measuring as by_rules
 from benchmarks.service import measuring as by_service
 from benchmarks.service.load import LoadError, require
 from benchmarks.timing import Pace
+from headgate.core.errors import UsageError
+from headgate.gateway.envoy import program
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -39,6 +44,9 @@ class Size:
     rules: tuple[int, ...]
     rules_pace: Pace
     service: by_service.Amount
+    integrations: Pace
+    gateway: by_gateway.Amount
+    quick_clients: bool = False
 
 
 FULL = Size(
@@ -52,8 +60,10 @@ FULL = Size(
     by_rules.SIZES,
     Pace(0.5, 7, 100),
     by_service.Amount(1.0, Pace(0, 5, 5)),
+    Pace(10, 20, 200, calls=200),
+    by_gateway.Amount(0.5, Pace(0, 3, 3)),
 )
-ONCE = Pace(0, 1, 1)
+ONCE = Pace(0, 1, 1, calls=50)
 SOME_ROWS = "floor|uvicorn|grpcio|http|http_denied|grpc|rls|rls_redis|descriptors_denied_redis|shadow_redis|http_pair"
 """Enough for every table of the report; tests start each kind of server."""
 QUICK = Size(
@@ -62,13 +72,16 @@ QUICK = Size(
     20,
     50,
     0.02,
-    Amount(200, 128, 20, 100, (Kind.GCRA, Kind.FIXED_WINDOW)),
+    Amount(64, 64, 8, 10, (Kind.GCRA, Kind.FIXED_WINDOW)),
     ONCE,
     (10, 100, 1000),
     ONCE,
     by_service.Amount(0.1, ONCE, 100, warm_up=False, rows=SOME_ROWS),
+    ONCE,
+    by_gateway.Amount(0.1, ONCE, redis=False),
+    quick_clients=True,
 )
-PARTS = ("memory", "redis", "rules", "service")
+PARTS = ("memory", "redis", "rules", "service", "integrations", "clients", "gateway")
 
 
 class Progress:
@@ -97,7 +110,18 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     if "service" in parts:
         service = by_service.run(size.service, Progress(by_service.steps(size.service)).done)
         found |= service.versions
-    return Results(found, in_memory, redis, rules, service)
+    integrations = None
+    if "integrations" in parts:
+        integrations = in_frameworks.run(size.integrations, Progress(in_frameworks.steps()).done)
+    clients = None
+    if "clients" in parts:
+        steps = len(by_clients.cases(quick=size.quick_clients))
+        clients = by_clients.run(quick=size.quick_clients, done=Progress(steps).done)
+    gateway = None
+    if "gateway" in parts:
+        gateway = by_gateway.run(size.gateway, Progress(len(by_gateway.chosen(size.gateway))).done)
+        found |= gateway.versions
+    return Results(found, in_memory, redis, rules, service, integrations, clients, gateway)
 
 
 def run_in_memory(size: Size) -> MemoryResults:
@@ -153,11 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.rows or options.other:
         service = replace(size.service, rows=options.rows, other=options.other, latency=False)
         size = replace(size, service=service)
-    if "service" in parts:
-        try:
+    try:  # now, not when everything else is measured
+        if "service" in parts:
             require()
-        except LoadError as error:  # now, not when everything else is measured
-            sys.exit(str(error))
+        if "gateway" in parts:
+            require(by_gateway.PROGRAMS)
+            program()
+    except (LoadError, UsageError) as error:
+        sys.exit(str(error))
     results = run(size, parts)
     report = render(results)
     if options.json:

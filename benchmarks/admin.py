@@ -22,9 +22,10 @@ from typing import Any
 from sqlalchemy import insert
 
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog, ObjectKind, Operation
+from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.follower import Follower
+from headgate.admin.objects import ObjectKind, Operation
 from headgate.admin.tables import overrides, users
 from headgate.policy.live import LivePolicy
 from headgate.policy.snapshot import SnapshotSource

@@ -7,8 +7,14 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from benchmarks.clients import report as by_clients
+from benchmarks.clients.measuring import ClientsResults
+from benchmarks.gateway import report as by_gateway
+from benchmarks.gateway.measuring import GatewayResults
 from benchmarks.in_memory import report as in_memory
 from benchmarks.in_memory.report import MemoryResults
+from benchmarks.integrations import report as in_frameworks
+from benchmarks.integrations.measuring import IntegrationResults
 from benchmarks.on_redis import report as on_redis
 from benchmarks.on_redis.measuring import RedisResults
 from benchmarks.rules import report as by_rules
@@ -19,7 +25,8 @@ from benchmarks.tables import table
 
 WHAT = """\
 What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; what it
-costs to find the rules for a request; and what a check costs over the wire.
+costs to find the rules for a request; what a check costs over the wire; and what a limit costs a web application, a
+client and a gateway.
 
 Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
 """
@@ -38,6 +45,9 @@ VERSIONS = (
     "httptools",
     "grpcio",
     "protobuf",
+    "slowapi",
+    "fastapi-limiter",
+    "flask-limiter",
 )
 
 
@@ -50,6 +60,9 @@ class Results:
     redis: RedisResults | None = None
     rules: RulesResults | None = None
     service: ServiceResults | None = None
+    integrations: IntegrationResults | None = None
+    clients: ClientsResults | None = None
+    gateway: GatewayResults | None = None
 
 
 def render(results: Results) -> str:
@@ -64,11 +77,17 @@ def render(results: Results) -> str:
         parts.append(by_rules.render(results.rules))
     if results.service:
         parts.append(by_service.render(results.service))
+    if results.integrations:
+        parts.append(in_frameworks.render(results.integrations))
+    if results.clients:
+        parts.append(by_clients.render(results.clients))
+    if results.gateway:
+        parts.append(by_gateway.render(results.gateway))
     return "\n".join(parts)
 
 
 def in_short(results: Results) -> str:
-    """Return the whole in ten lines: figures, what they are compared with, and how many aims were reached."""
+    """Return the whole in few lines: figures, what they are compared with, and how many aims were reached."""
     lines: list[tuple[str, str, str]] = []
     if results.memory:
         lines += in_memory.in_short(results.memory.rows)
@@ -78,6 +97,12 @@ def in_short(results: Results) -> str:
         lines += by_rules.in_short(results.rules.rows)
     if results.service:
         lines += by_service.in_short(results.service.costs)
+    if results.integrations:
+        lines += in_frameworks.in_short(results.integrations.rows)
+    if results.clients:
+        lines += by_clients.in_short(results.clients)
+    if results.gateway:
+        lines += by_gateway.in_short(results.gateway.rows)
     verdicts = summary(results)
     passed, failed = verdicts.count("PASS"), verdicts.count("**FAIL**")
     reached = f"{passed} of {passed + failed} verdicts below are PASS; worst and best row of each line:\n"
@@ -95,6 +120,12 @@ def summary(results: Results) -> str:
         parts.append(by_rules.summary(results.rules.rows))
     if results.service:
         parts.append(by_service.summary(results.service.costs))
+    if results.integrations:
+        parts.append(in_frameworks.summary(results.integrations.rows))
+    if results.clients:
+        parts.append(by_clients.summary(results.clients))
+    if results.gateway:
+        parts.append(by_gateway.summary(results.gateway.rows))
     return "\n".join(parts)
 
 

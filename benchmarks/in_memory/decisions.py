@@ -10,8 +10,6 @@ from benchmarks.contenders.base import Contender, Subject
 from benchmarks.in_memory.scenarios import Path, Peer, Row, Scenario
 from benchmarks.timing import Pace, Round, alternate, time_calls
 
-CALLS_PER_ROUND = 1000
-"""On one key: the limit of the allow path, so a round takes a fresh key from untouched to used up."""
 SLICES = 5
 """On many keys: each round calls the next fifth of them."""
 
@@ -21,10 +19,13 @@ class WrongPath(AssertionError):
 
 
 class Course:
-    """The keys of a scenario: those that are called in each round, and those to verify with."""
+    """The keys of a scenario: those that are called in each round, and those to verify with.
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+    On one key, a round of 1000 calls, the limit of the allow path, takes a fresh key from untouched to used up.
+    """
+
+    def __init__(self, scenario: Scenario, calls: int) -> None:
+        self._scenario, self._calls = scenario, calls
         self._many = [f"user:{number}" for number in range(scenario.keys)]
         random.Random(7).shuffle(self._many)  # the order of creation would be kind to caches
 
@@ -42,7 +43,7 @@ class Course:
             first = int(number) % SLICES * size
             return self._many[first : first + size]
         key = f"user:round {number}" if self._scenario.path is Path.ALLOW else self._many[0]
-        return [key] * CALLS_PER_ROUND
+        return [key] * self._calls
 
     def verify(self, contender: Contender, subject: Subject, when: str) -> None:
         """Raise WrongPath unless every answer is the one the scenario is about."""
@@ -74,7 +75,7 @@ def _measure(scenario: Scenario, pace: Pace) -> Row:
     limits = scenario.limits
     peers = [peer for peer in PEERS if peer.takes_part(scenario.kind, len(limits))]
     opened = [(contender, contender.open(scenario.kind, limits)) for contender in (FLOOR, OURS, *peers)]
-    course = Course(scenario)
+    course = Course(scenario, pace.calls)
     try:
         for contender, subject in opened:
             course.prepare(subject)

@@ -90,11 +90,16 @@ def user(number: int) -> str:
     return f"user-{number}"
 
 
+def address(number: int) -> str:
+    """Return the address of a user."""
+    return ".".join(str(each) for each in (10, number >> 16 & 255, number >> 8 & 255, number & 255))
+
+
 def filled(template: str, number: int) -> bytes:
     """Return a template with a user, their address, and a path."""
-    ip = ".".join(str(each) for each in (10, number >> 16 & 255, number >> 8 & 255, number & 255))
     path = f"/api/v1/orders/{number % SOAK_PATHS}"
-    return template.replace("{user}", user(number)).replace("{ip}", ip).replace("{path}", path).encode()
+    known = template.replace("{user}", user(number)).replace("{ip}", address(number))
+    return known.replace("{path}", path).encode()
 
 
 def check(*principals: str, path: str = "/api/v1/orders", cost: int = 1) -> str:
@@ -103,17 +108,19 @@ def check(*principals: str, path: str = "/api/v1/orders", cost: int = 1) -> str:
     return msgspec.json.encode({"principal": principal, "endpoint": path, "method": "POST", "cost": cost}).decode()
 
 
-def text(number: int, value: str | bytes) -> bytes:
-    """Return a protobuf field of text, bytes, or another message; short ones, of less than 128 bytes."""
-    data = value.encode() if isinstance(value, str) else value
-    if len(data) > 127:  # what one byte of a varint holds
-        raise ValueError(f"longer than 127 bytes: {data!r}")
-    return bytes((number << 3 | 2, len(data))) + data
+def text(number: int, *values: str | bytes) -> bytes:
+    """Return a protobuf field of text, bytes, or another message, which is made of fields."""
+    data = b"".join([value.encode() if isinstance(value, str) else value for value in values])
+    return _number(number << 3 | 2) + _number(len(data)) + data
 
 
 def varint(number: int, value: int) -> bytes:
     """Return a protobuf field with a number."""
-    parts = bytearray((number << 3,))
+    return _number(number << 3) + _number(value)
+
+
+def _number(value: int) -> bytes:
+    parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
         value >>= 7
@@ -135,8 +142,15 @@ def _first_is_one(message: bytes) -> bool:
     return message.startswith(b"\x08\x01")
 
 
+def _entry(key: str, value: str) -> bytes:
+    """Return an entry of a descriptor of Envoy."""
+    return text(1, text(1, key) + text(2, value))
+
+
 CHECK = "/api/v1/rate-limit/check"
 HTTP_CHECK = _http("http", CHECK, check("user"), _json_allows)
+HTTP_ONE_USER = _http("http-one-user", CHECK, filled(check("user"), 0).decode(), _json_allows)
+"""As one client asks who does not care for the answer."""
 HTTP_THREE = _http("http-three", CHECK, check("user", "ip"), _json_allows)
 """As three rules see it: by user, by address, and all together."""
 HTTP_SOAK = _http("http-soak", CHECK, check("user", "ip", path="{path}"), _json_allows, random=True)
@@ -144,10 +158,46 @@ RLS = Question(
     "rls",
     Wire.GRPC,
     f"/{RLS_SERVICE}/{RLS_METHOD}",
-    lambda number: text(1, DOMAIN) + text(2, text(1, text(1, "user") + text(2, user(number)))),
+    lambda number: text(1, DOMAIN) + text(2, _entry("user", user(number))),
     _first_is_one,
 )
 """With one descriptor of one entry: the user."""
+RLS_THREE = Question(
+    "rls-three",
+    Wire.GRPC,
+    RLS.path,
+    lambda number: text(1, DOMAIN) + text(2, _entry("user", user(number)) + _entry("ip", address(number))),
+    _first_is_one,
+)
+"""With one descriptor of two: the user and the address."""
+AUTHZ_SERVICE = "envoy.service.auth.v3.Authorization"
+IDENTITY = "version: 1\njwt_metadata: [{claims: {user: sub}}]\n"
+"""Users are known by tokens, which Envoy verifies."""
+
+
+def _authorized(number: int) -> bytes:
+    """Return what Envoy asks about a request of a user, with the filter that docs/envoy.md shows."""
+    client = text(1, text(1, text(1, text(2, address(number)), varint(3, 40_000 + number % 20_000))))
+    server = text(2, text(1, text(1, text(2, "10.255.0.1"), varint(3, 443))))
+    sent = text(1, str(number)) + text(2, "POST") + text(4, "/api/v1/orders") + text(5, "api.example.com")
+    head = text(13, text(1, text(1, ":path"), text(3, "/api/v1/orders")))
+    http = text(2, sent, text(6, "https"), varint(9, 120), text(10, "HTTP/2"), head)
+    request = text(4, text(1, varint(1, 1_800_000_000)), http)
+    claims = [("sub", user(number)), ("iss", "https://id.example.com"), ("aud", "api")]
+    payload = b"".join([text(1, text(1, name), text(2, text(3, value))) for name, value in claims])
+    verified = text(1, text(1, "headgate"), text(2, text(5, payload)))
+    metadata = text(11, text(1, text(1, "envoy.filters.http.jwt_authn"), text(2, verified)))
+    return text(1, client, server, request, text(10, text(1, "headgate.service"), text(2, "orders")), metadata)
+
+
+AUTHZ = Question(
+    "authz",
+    Wire.GRPC,
+    f"/{AUTHZ_SERVICE}/Check",
+    _authorized,
+    lambda message: message.startswith(b"\x0a\x00"),
+)
+"""Its status is the first field of the answer, and empty where it is OK."""
 GRPC_CHECK = Question(
     "grpc",
     Wire.GRPC,
@@ -208,7 +258,7 @@ def gubernator_grpc(limit: int) -> Question:
 
 def questions() -> dict[str, Question]:
     """Return all of them by their names."""
-    found = [HTTP_CHECK, HTTP_THREE, HTTP_SOAK, RLS, GRPC_CHECK]
+    found = [HTTP_CHECK, HTTP_ONE_USER, HTTP_THREE, HTTP_SOAK, RLS, RLS_THREE, AUTHZ, GRPC_CHECK]
     for limit in (PLENTY, 1):
         found += [throttlecrab_http(limit), throttlecrab_grpc(limit), gubernator_http(limit), gubernator_grpc(limit)]
     return {each.name: each for each in found}

@@ -154,9 +154,11 @@ _APIS = {
     "http": "HTTP check",
     "grpc": "gRPC check",
     "rls": "RLS by rules",
+    "authz": "ext_authz by rules",
     "descriptors": "RLS by descriptor file",
     "both": "RLS by rules beside a file",
     "three": "HTTP check, three rules",
+    "rls_three": "RLS by three rules",
 }
 """The rows that come allowed and denied, by the beginning of their ids."""
 

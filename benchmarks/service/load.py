@@ -103,7 +103,7 @@ class Loader:
     def _wrk(self, seconds: float) -> Load:
         script = Path(__file__).with_name("many_users.lua")
         whole = max(1, round(seconds))
-        words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{whole}s", "-s", str(script), self._url]
+        words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{whole}s", "--timeout", "60s", "-s", str(script), self._url]
         users = ("random", SOAK_USERS) if self._question.random else ("turn", self._users)
         told = self._run([*words, self._question.path, self._question.template, *map(str, users), str(SOAK_PATHS)])
         return read_json(told)

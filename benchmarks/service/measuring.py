@@ -29,7 +29,7 @@ from headgate.observe.recorder import Recorder
 from headgate.policy.loading import load
 from headgate.policy.request import Request
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds for one answer."""
 PROMPT = ("http", "grpc", "rls", "rls_redis")
 """The rows whose latencies are measured."""

@@ -81,7 +81,8 @@ def method(cores: Cores) -> str:
   refuses. "And a shadow": a fourth rule, per user, that is only tried out.
 - **The soak**: three rules on Redis, asked over HTTP for one of {SOAK_USERS:,} users and one of {SOAK_PATHS:,} paths at
   random, so that hardly any request was seen before.
-- **Denied**: with a limit of 1, which everybody has used up before.
+- **Denied**: with a limit of 1, which everybody has used up before. "One user": always the same one, who is answered
+  from the cache of refusals.
 - **ratelimit, limitador-server, gubernator, throttlecrab-server**: each as its manual starts it, on one core, with the
   same limit per user; of the last two, callers say the limit in each request.
 - **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server

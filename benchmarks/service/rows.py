@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.service.asking import (
+    AUTHZ,
     GRPC_CHECK,
     HTTP_CHECK,
+    HTTP_ONE_USER,
     HTTP_SOAK,
     HTTP_THREE,
+    IDENTITY,
     PLENTY,
     RLS,
+    RLS_THREE,
     Question,
     descriptors,
     gubernator_grpc,
@@ -58,12 +62,14 @@ def ours() -> dict[str, Row]:
             end, allows = (where, True) if limit == PLENTY else (f"_denied{where}", False)
             answer = _denied(limit)
             by_rule = Setup(rules=rules("user", limit=limit), redis=redis)
+            by_token = Setup(rules=rules("user", limit=limit), identity=IDENTITY, redis=redis)
             by_file = Setup(descriptors=descriptors(limit), redis=redis)
             by_both = Setup(rules=rules("user", limit=limit), descriptors=descriptors(domain="elsewhere"), redis=redis)
             found |= {
                 f"http{end}": Row(f"HTTP check, {store}, {answer}", by_rule, HTTP_CHECK, allows, counts=allows),
                 f"grpc{end}": Row(f"gRPC check, {store}, {answer}", by_rule, GRPC_CHECK, allows, counts=allows),
                 f"rls{end}": Row(f"RLS by rules, {store}, {answer}", by_rule, RLS, allows, counts=allows),
+                f"authz{end}": Row(f"ext_authz by rules, {store}, {answer}", by_token, AUTHZ, allows, counts=allows),
                 f"descriptors{end}": Row(f"RLS by descriptor file, {store}, {answer}", by_file, RLS, allows),
                 f"both{end}": Row(f"RLS by rules beside a descriptor file, {store}, {answer}", by_both, RLS, allows),
             }
@@ -76,12 +82,16 @@ def ours() -> dict[str, Row]:
                 f"HTTP check, three rules, {store}, denied", refusing, HTTP_THREE, allows=False
             ),
             f"shadow{where}": Row(f"HTTP check, three rules and a shadow, {store}", shadow, HTTP_THREE),
+            f"rls_three{where}": Row(f"RLS by three rules, {store}, allowed", three, RLS_THREE),
+            f"rls_three_denied{where}": Row(f"RLS by three rules, {store}, denied", refusing, RLS_THREE, allows=False),
         }
+    one = Setup(rules=rules("user", limit=1), redis=True)
     soak = Setup(rules=rules(*THREE, endpoint="/api/**"), redis=True)
     encrypted = Setup(rules=rules("user"), tls=True)
     pair = Setup(rules=rules("user"), redis=True, workers=2)
     return {
         **found,
+        "one_user_denied_redis": Row("HTTP check, Redis, denied, one user", one, HTTP_ONE_USER, allows=False),
         "soak": Row("HTTP check, three rules, Redis, 2 million users and 5,000 paths at random", soak, HTTP_SOAK),
         "http_tls": Row("HTTP check, memory, TLS", encrypted, HTTP_CHECK, counts=True),
         "rls_pair": Row("RLS by rules, Redis, 2 workers", pair, RLS, counts=True),

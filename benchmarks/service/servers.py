@@ -78,6 +78,8 @@ class Setup:
     """A file of rules; of Limitador, its limits."""
     descriptors: str = ""
     """A file of envoyproxy/ratelimit."""
+    identity: str = ""
+    """A file that says who clients are."""
     redis: bool = False
     """Whether its state is on Redis, rather than in memory."""
     tls: bool = False
@@ -115,7 +117,7 @@ def started(setup: Setup, cores: Cores, store: str = "", python: str = sys.execu
     http, grpc = free_port(), free_port()
     with TemporaryDirectory(prefix="headgate-bench-") as name:
         command = _command(setup, Path(name), (http, grpc), store, python)
-        with _running(command, cores, Path(name) / "log") as process:
+        with running(command, cores, Path(name) / "log") as process:
             yield Served(process, http, grpc, tls=setup.tls)
 
 
@@ -163,6 +165,9 @@ def _headgate(setup: Setup, folder: Path, ports: tuple[int, int], store: str, py
         (folder / "envoy").mkdir()
         (folder / "envoy" / f"{DOMAIN}.yaml").write_text(setup.descriptors)
         words += ["--envoy-config", str(folder / "envoy")]
+    if setup.identity:
+        (folder / "identity.yaml").write_text(setup.identity)
+        words += ["--identity", str(folder / "identity.yaml")]
     if setup.tls:
         chain, key = certificate(folder)
         words += ["--tls-cert", str(chain), "--tls-key", str(key)]
@@ -226,7 +231,7 @@ def _throttlecrab(ports: tuple[int, int]) -> Command:
 
 
 @contextmanager
-def _running(command: Command, cores: Cores, log: Path) -> Iterator[int]:
+def running(command: Command, cores: Cores, log: Path) -> Iterator[int]:
     pinned = ["taskset", "-c", ",".join(map(str, cores.server)), *command.words]
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603  our own words

@@ -93,9 +93,9 @@ def test_an_answer_of_the_other_path_is_noticed(path: Path) -> None:
     scenario = Scenario(Kind.GCRA, path, 3, (Limit(2, 3600),))
     other = Path.DENY if path is Path.ALLOW else Path.ALLOW
     subject = OURS.open(scenario.kind, scenario.limits)
-    Course(replace(scenario, path=other)).prepare(subject)
+    Course(replace(scenario, path=other), ONCE.calls).prepare(subject)
     with pytest.raises(WrongPath, match=f"3 of 3 answers of headgate: check are not {path}, before timing"):
-        Course(scenario).verify(OURS, subject, "before")
+        Course(scenario, ONCE.calls).verify(OURS, subject, "before")
 
 
 def test_a_limit_below_the_calls_of_a_round_is_noticed() -> None:

@@ -45,11 +45,11 @@ def test_the_report_has_all_algorithms_peers_and_verdicts(report: str) -> None:
     assert "PASS" in report or "FAIL" in report
 
 
-def test_the_report_opens_with_ten_lines_of_its_own_figures(report: str) -> None:
+def test_the_report_opens_with_thirteen_lines_of_its_own_figures(report: str) -> None:
     opening = report[: report.index("## Environment")]
     lines = [line for line in opening.splitlines() if line.startswith("| ")][1:]
-    assert len(lines) == 10
-    in_memory, _, _, service = [getattr(measured(part), part) for part in PARTS]
+    assert len(lines) == 13
+    in_memory, _, _, service, *_ = [getattr(measured(part), part) for part in PARTS]
     fastest = min(row.ours.best for row in in_memory.rows if len(row.scenario.limits) == 1)
     assert f"| decision in memory, one limit | {fastest:,.0f} to " in opening
     assert f"{service.costs.rows['http'].per_second:,.0f} a second" in opening
@@ -69,6 +69,9 @@ def test_the_report_goes_from_verdicts_over_method_to_numbers(report: str) -> No
         "Redis: verdicts",
         "Rules",
         "Service",
+        "Integrations",
+        "Clients",
+        "Gateway",
     )
     places = [report.index(f"## {title}\n" if title != "Decisions" else "## Decisions") for title in titles]
     assert places == sorted(places)
@@ -103,8 +106,13 @@ def test_the_report_has_all_that_was_asked_of_the_service(report: str) -> None:
 
 
 def test_what_was_measured_is_complete() -> None:
-    in_memory, redis, rules, service = [getattr(measured(part), part) for part in PARTS]
+    in_memory, redis, rules, service, _, clients, gateway = [getattr(measured(part), part) for part in PARTS]
     assert len(in_memory.rows) == 56
+    assert [row.case.processes for row in clients.rows] == [1, 4, 1, 4]
+    assert all(row.ideal > 0 and row.seconds > 0 for row in clients.rows)
+    assert set(gateway.rows) == {"none", "authz", "rls"}
+    assert all(row.envoy.best > 0 for row in gateway.rows.values())
+    assert [name for name, row in gateway.rows.items() if row.decides.best > 0] == ["authz", "rls"]
     libraries = {"headgate", "limits", "throttled-py", "pyrate-limiter"}
     assert {each.contender for each in in_memory.footprints} == libraries
     assert {each.contender for each in redis.footprints} == libraries | {"redis-py"}

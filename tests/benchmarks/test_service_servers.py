@@ -42,7 +42,19 @@ def test_a_trivial_peer_allows_and_uses_processor_time(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["http", "http_denied", "grpc_denied", "rls", "descriptors", "descriptors_denied", "both_denied", "shadow"]
+    "name",
+    [
+        "http",
+        "http_denied",
+        "grpc_denied",
+        "rls",
+        "authz",
+        "authz_denied",
+        "descriptors",
+        "descriptors_denied",
+        "both_denied",
+        "shadow",
+    ],
 )
 def test_ours_answers_as_its_row_says(name: str) -> None:
     row = ROWS[name]

@@ -1,0 +1,49 @@
+"""Renders the part about clients of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from benchmarks.clients.measuring import LONGEST, MOST_REFUSED, ClientsResults, Row
+from benchmarks.tables import between, percent, table, times, verdict
+
+WHAT = f"""\
+How long clients take that keep within the limits of a server, and how often they are refused all the same. The aim: at
+most {LONGEST:g} times as long as the ideal schedule, and at most {MOST_REFUSED:.0%} refused, by one process and by four
+that share a limit.
+"""
+METHOD = """\
+- **Servers** of HTTP/1.1 that enforce a quota, with the header fields of Headgate, those of the IETF alone, and
+  GitHub's. Each case has one of its own.
+- **Clients** are `httpx.Client(transport=HttpxTransport())` with four threads in each process. Four processes share a
+  limit through Redis: `HttpxTransport(store="redis://...")`.
+- **Time** is counted by the server, from the first request that it sees to the last one that passes.
+- **The ideal** is the fastest schedule that the server would not have refused, from the same moment on, by a client
+  that knows all about it and needs no time for anything else.
+- All cases run at the same time: they mostly wait.
+"""
+
+
+def render(results: ClientsResults) -> str:
+    """Return the part about clients as Markdown."""
+    parts = ["## Clients\n", WHAT, "### Clients: verdicts\n", summary(results), "### Clients: method\n", METHOD]
+    return "\n".join(parts)
+
+
+def summary(results: ClientsResults) -> str:
+    """Return the verdicts."""
+    head = ("clients", "requests", "seconds", "ideal", "x the ideal", "refused", "verdict")
+    return table(head, [_line(row) for row in results.rows])
+
+
+def in_short(results: ClientsResults) -> list[tuple[str, str, str]]:
+    """Return a line for the opening of the report."""
+    ratios = between([row.ratio for row in results.rows], 2, "times the ideal")
+    refused = sum(row.refused for row in results.rows)
+    share = percent(refused, sum(row.case.requests for row in results.rows), 1)
+    return [("clients of a limited API, one process and four", ratios, f"{share} refused")]
+
+
+def _line(row: Row) -> tuple[object, ...]:
+    case = row.case
+    name = f"{case.style}, {case.quota}, {case.processes} process{'es' * (case.processes > 1)}"
+    figures = f"{row.seconds:.2f}", f"{row.ideal:.2f}", times(row.ratio), percent(row.refused, case.requests, 1)
+    return name, case.requests, *figures, verdict(row.passed)

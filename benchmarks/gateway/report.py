@@ -1,0 +1,90 @@
+"""Renders the part about the gateway of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from benchmarks.gateway.cases import USERS
+from benchmarks.gateway.measuring import CONNECTIONS, GatewayResults, Row
+from benchmarks.tables import between, table, times, verdict
+from benchmarks.timing import Figure
+
+Rows = Mapping[str, Row]
+FLOOR, OURS, PEER = "none", "rls_redis", "ratelimit_redis"
+MOST_OF_PEER = 1.0
+"""What a request costs with Headgate, Envoy included, is at most this share of what it costs with the peer."""
+WHAT = """\
+What a decision about each request costs a gateway: Envoy in front of a service, with and without one. The aim: asked
+the same over RLS, Envoy and Headgate take together no more processor time than Envoy and envoyproxy/ratelimit. By
+ext_authz, which the gateway uses, Headgate finds out who asks as well; no other program here does that.
+"""
+METHOD = f"""\
+- **Envoy** is that of `headgate gateway`, with one thread, and told what the command tells it, less the access log. By
+  ext_authz, the command runs as it is: Headgate finds the user by an API key, as a digest, and is asked over a Unix
+  socket. Without a check, that filter is left out; by RLS, Envoy's own `ratelimit` is in its place, which tells the
+  service what it takes for the user, unverified, over TCP. Headgate and ratelimit read the same descriptor file there.
+- **Limits**: one for each of {USERS} users, who ask in turn, which nobody uses up. With a check,
+  clients get header fields of their limits. One worker decides.
+- **Load**: h2load over HTTP/1.1 with {CONNECTIONS} connections, as fast as answers come; behind Envoy is nginx with a
+  constant. Envoy and what decides share one core, so the rate is that of a core; load, nginx and Redis have the others.
+- **Processor time** is user and system, of all threads and processes, as the kernel counts it, per request. Ratios are
+  medians of the ratios within the rounds, in which all take turns; times are those of the best round.
+- **Verified**: each request is answered 200, and before and after each round a user's limit is looked at: a gateway
+  that lets requests pass uncounted ends the run.
+"""
+
+
+def render(results: GatewayResults) -> str:
+    """Return the part about the gateway as Markdown."""
+    parts = ["## Gateway\n", WHAT, "### Gateway: verdicts\n", summary(results.rows), "### Gateway: method\n", METHOD]
+    return "\n".join([*parts, "### Gateway: numbers\n", _numbers(results.rows)])
+
+
+def summary(rows: Rows) -> str:
+    """Return the verdicts, as Markdown."""
+    head = ("processor time of Envoy and what decides", "us", "x ratelimit", "aim", "verdict")
+    row, ratio = rows.get(OURS), None
+    if row is not None:
+        ratio = _over(rows, row, PEER)
+    passed = None if ratio is None else ratio <= MOST_OF_PEER
+    cost = "-" if row is None else _us(row.cpu)
+    return table(head, [("Headgate by RLS, Redis", cost, times(ratio), f"at most {MOST_OF_PEER:g}", verdict(passed))])
+
+
+def in_short(rows: Rows) -> Iterator[tuple[str, str, str]]:
+    """Return what it comes to: what, how much, and compared with what."""
+    ours = [row for name, row in rows.items() if name not in {FLOOR, PEER}]
+    costs = between([row.cpu.best / 1000 for row in ours], 0, "us of Envoy and Headgate")
+    ratios = between([row.cpu.over(rows[FLOOR].cpu) for row in ours], 2, "times Envoy without a check")
+    yield "request through the gateway", costs, ratios
+
+
+def _numbers(rows: Rows) -> str:
+    head = (
+        "microseconds of processor time per request",
+        "Envoy",
+        "what decides",
+        "Redis",
+        "both, x no check",
+        "both, x ratelimit",
+        "requests per second",
+        "x no check",
+        "x ratelimit",
+    )
+    return table(head, [_line(rows, row) for row in rows.values()])
+
+
+def _line(rows: Rows, row: Row) -> tuple[object, ...]:
+    decides = _us(row.decides) if any(row.decides.rounds) else "-"
+    store = f"{row.store_us:.1f}" if row.case.redis else "-"
+    costs = times(_over(rows, row, FLOOR)), times(_over(rows, row, PEER))
+    rates = [times(rows[other].time.over(row.time) if other in rows else None) for other in (FLOOR, PEER)]
+    return row.case.what, _us(row.envoy), decides, store, *costs, f"{row.per_second:,.0f}", *rates
+
+
+def _over(rows: Rows, row: Row, other: str) -> float | None:
+    return row.cpu.over(rows[other].cpu) if other in rows else None
+
+
+def _us(figure: Figure) -> str:
+    return f"{figure.best / 1000:.1f} +{100 * figure.spread:.0f} %"

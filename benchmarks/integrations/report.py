@@ -1,0 +1,64 @@
+"""Renders the part about integrations of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.integrations.cases import AT_ONCE
+from benchmarks.integrations.measuring import LIMIT, IntegrationResults, Row
+from benchmarks.tables import between, table, times, verdict
+from benchmarks.timing import Figure
+
+WHAT = """\
+What a limit costs a web application per request, beside the limiter that is usual in its framework. The aim: at most a
+third of that. Every row is shown, whether it passes or not.
+"""
+
+METHOD = f"""\
+- **What is counted** is the processor time of the process, threads included, for a request from the call of the
+  application to the end of its answer. Redis is a process of its own, and not part of it.
+- **The cost of a limit** is that of a request less that of the same request to the same application without a limiter:
+  the median of the differences within the rounds.
+- **Applications**: one route that answers with a word, called as a server calls it, but without a server: Flask one
+  request after the other, ASGI in the event loop of uvloop with {AT_ONCE} requests under way at a time.
+- **Limits**: {LIMIT:,} requests a minute by address, by the usual algorithm of each; all requests pass. For all routes
+  of FastAPI ours is the middleware, for one route the decorator; `fastapi-limiter` is a dependency in both places. All
+  but that one add header fields to the answer; so there is a row without ours. Its bucket is one for all clients.
+- **Verified**: before it is timed, each limiter must let three of four requests pass under a limit of three.
+- **Noise**: all take turns, round after round, each round starting with another one; garbage collection is off.
+"""
+
+
+def render(results: IntegrationResults) -> str:
+    """Return the part about integrations as Markdown."""
+    parts = ["## Integrations\n", WHAT, "### Integrations: verdicts\n", summary(results.rows)]
+    parts += ["### Integrations: method\n", METHOD, "### Integrations: numbers\n", _numbers(results.rows)]
+    return "\n".join(parts)
+
+
+def in_short(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
+    """Return what it comes to: what, how much, and compared with what."""
+    costs = between([row.overhead_us for row in rows], 0, "us")
+    shares = between([row.share for row in rows], 2, "times that of slowapi, fastapi-limiter, flask-limiter")
+    yield "limit of a web application, per request", costs, shares
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the verdicts, as Markdown."""
+    head = ("what", "Headgate, us", "peer, us", "Headgate / peer", "aim", "verdict")
+    return table(head, [_line(row) for row in rows])
+
+
+def _line(row: Row) -> tuple[object, ...]:
+    ours, theirs = f"{row.overhead_us:.1f}", f"{row.peer}: {row.peer_overhead_us:.1f}"
+    return f"{row.case}, {row.store}", ours, theirs, times(row.share), "at most 0.33", verdict(row.passed)
+
+
+def _numbers(rows: Sequence[Row]) -> str:
+    head = ("microseconds of a whole request, best round", "without a limit", "Headgate", "peer")
+    lines = [(f"{row.case}, {row.store}", _us(row.plain), _us(row.ours), _us(row.theirs)) for row in rows]
+    return table(head, lines)
+
+
+def _us(figure: Figure) -> str:
+    return f"{figure.best / 1000:.1f} +{100 * figure.spread:.0f} %"

@@ -1,0 +1,187 @@
+"""What a check costs in the process of a client, beside the bare POST that it is made of.
+
+::
+
+    python -m benchmarks.sdk [CHECKS]
+
+Times are of the processor of this process, all its threads together; the service is another process, on the loopback,
+in memory. The floor is httpx, which sends the same question and does nothing with the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from benchmarks.tables import table
+from headgate import Request, Ruling
+from headgate.sdk import AsyncClient, Client
+
+CHECKS = 4000
+ROUNDS = 3
+TOGETHER = 64
+"""Checks that wait for their answers at the same time."""
+PATIENCE = 30.0
+RULES = """
+version: 1
+rules: [{id: orders, dimension: user, endpoint: /orders, limit: 1000000000, window: 1h}]
+"""
+ORDER = Request({"user": "42"}, "/orders", "POST")
+QUESTION = b'{"principal":{"user":"42"},"endpoint":"/orders","method":"POST"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the service is."""
+
+    http: str
+    grpc: str
+
+
+@dataclass(frozen=True, slots=True)
+class SdkRow:
+    """What one way to ask costs."""
+
+    name: str
+    cpu_us: float
+    """Microseconds of the processor, per check; the best round."""
+
+
+@contextmanager
+def service() -> Iterator[Addresses]:
+    """A service for the length of a with block."""
+    with TemporaryDirectory(prefix="headgate-sdk-") as folder:
+        rules = Path(folder) / "rules.yaml"
+        rules.write_text(RULES)
+        command = [sys.executable, "-m", "headgate.cli", "serve", "--rules", str(rules)]
+        ports = ["--http-port", "0", "--grpc-port", "0"]
+        with subprocess.Popen(  # noqa: S603  our own
+            [*command, *ports], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            try:
+                yield _addresses(process)
+            finally:
+                process.terminate()
+
+
+def _addresses(process: subprocess.Popen[str]) -> Addresses:
+    """Return what a service says about its ports."""
+    said = ""
+    for line in process.stdout or ():
+        said += line
+        found = re.search(r"HTTP +https?://\S+:(\d+)(?:.|\n)*gRPC +\S+:(\d+)", said)
+        if found:
+            return Addresses(f"http://127.0.0.1:{found[1]}", f"grpc://127.0.0.1:{found[2]}")
+    raise RuntimeError(f"the service did not start: {said}")
+
+
+async def posted(address: str, checks: int) -> float:
+    """Measure httpx alone."""
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, trust_env=False) as http:
+
+        async def ask() -> None:
+            answer = await http.post("/api/v1/rate-limit/check", content=QUESTION)
+            answer.raise_for_status()
+
+        return await _in_turn(ask, checks)
+
+
+async def in_turn(address: str, checks: int) -> float:
+    """Measure checks in an event loop, one after the other."""
+    async with AsyncClient(address, timeout=PATIENCE) as client:
+
+        async def ask() -> None:
+            _require_decided(await client.check(ORDER))
+
+        return await _in_turn(ask, checks)
+
+
+async def together(address: str, checks: int) -> float:
+    """Measure checks in an event loop, many at a time."""
+    async with AsyncClient(address, timeout=PATIENCE) as client:
+
+        async def some() -> None:
+            for _ in range(checks // TOGETHER):
+                _require_decided(await client.check(ORDER))
+
+        await client.check(ORDER)
+        begun = time.process_time()
+        await asyncio.gather(*[some() for _ in range(TOGETHER)])
+        return (time.process_time() - begun) / (checks // TOGETHER * TOGETHER)
+
+
+def blocking(address: str, checks: int) -> float:
+    """Measure checks of one thread."""
+    with Client(address, timeout=PATIENCE) as client:
+        client.check(ORDER)
+        begun = time.process_time()
+        for _ in range(checks):
+            _require_decided(client.check(ORDER))
+        return (time.process_time() - begun) / checks
+
+
+def threaded(address: str, checks: int) -> float:
+    """Measure checks of many threads."""
+    with Client(address, timeout=PATIENCE) as client, ThreadPoolExecutor(TOGETHER) as threads:
+        client.check(ORDER)
+        begun = time.process_time()
+        for ruling in threads.map(client.check, [ORDER] * checks):
+            _require_decided(ruling)
+        return (time.process_time() - begun) / checks
+
+
+def _require_decided(ruling: Ruling) -> None:
+    """Refuse figures that mean nothing: a client that stands in for the service is quicker."""
+    if ruling.degraded:
+        raise RuntimeError(f"the service did not decide: {ruling.degraded}")
+
+
+async def _in_turn(ask: Callable[[], Awaitable[None]], checks: int) -> float:
+    await ask()
+    begun = time.process_time()
+    for _ in range(checks):
+        await ask()
+    return (time.process_time() - begun) / checks
+
+
+def measure(checks: int = CHECKS, rounds: int = ROUNDS) -> list[SdkRow]:
+    """Measure all ways to ask, in turn."""
+    with service() as found:
+        ways: dict[str, Callable[[], float]] = {
+            "httpx, one POST after the other (the floor)": lambda: asyncio.run(posted(found.http, checks)),
+        }
+        for name, address in (("HTTP", found.http), ("gRPC", found.grpc)):
+            ways |= {
+                f"AsyncClient over {name}, one after the other": lambda at=address: asyncio.run(in_turn(at, checks)),  # type: ignore[misc]
+                f"AsyncClient over {name}, {TOGETHER} at a time": lambda at=address: asyncio.run(together(at, checks)),  # type: ignore[misc]
+                f"Client over {name}, one thread": lambda at=address: blocking(at, checks),  # type: ignore[misc]
+                f"Client over {name}, {TOGETHER} threads": lambda at=address: threaded(at, checks),  # type: ignore[misc]
+            }
+        best = dict.fromkeys(ways, float("inf"))
+        for _ in range(rounds):
+            for name, way in ways.items():
+                best[name] = min(best[name], way())
+    return [SdkRow(name, 1e6 * seconds) for name, seconds in best.items()]
+
+
+def main() -> None:
+    """Run as a command."""
+    rows = measure(int(sys.argv[1]) if len(sys.argv) > 1 else CHECKS)
+    floor = rows[0].cpu_us
+    shown = [(row.name, f"{row.cpu_us:.0f}", f"{row.cpu_us / floor:.2f}") for row in rows]
+    print(table(("client", "CPU per check, µs", "over the floor"), shown))
+
+
+if __name__ == "__main__":
+    main()
