@@ -2,17 +2,21 @@
 # make test   run every check     make bench  measure, and render docs/benchmarks.md
 # make coverage  run every test, and say which lines none reaches
 # make demo   the library, in the terminal
+# make example  three services behind the gateway, and what to try
 # make bare   run and test on a minimal Debian, made by debootstrap
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # How many files of tests run at the same time, in the order of tests/conftest.py: those that take longest first.
-JOBS ?= 2
+# Many of them wait for servers half of the time, so that two cores have work for three.
+JOBS ?= 3
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Tests that reach every branch of the core, which they have to show. The others run without: to count lines doubles the time.
 CORE_TESTS = tests/core tests/testing $(wildcard tests/test_*.py tests/stores/test_*.py)
 OTHER_TESTS = $(filter-out tests/core/ tests/testing/ tests/stores/ %__pycache__/,$(wildcard tests/*/)) tests/stores/redis
-# More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'
+# Tests start Python often, and each start would compile what the one before has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+# More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'; or of examples/microservices.
 OPTIONS ?=
 
 # What tests start, each with its package.
@@ -46,7 +50,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo test coverage servers lint format bench plots bare clean
+.PHONY: run demo example test coverage servers lint format bench plots bare clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -54,6 +58,9 @@ run: $(VENV)/.serve
 
 demo: $(VENV)/.serve
 	@$(BIN)/python docs/examples/demo.py
+
+example: $(VENV)/.gateway
+	@exec $(BIN)/python examples/microservices $(OPTIONS)
 
 test: servers lint
 	@$(BIN)/coverage erase
@@ -105,7 +112,12 @@ $(VENV)/.serve: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install --quiet --editable '.[admin]'
 	@touch $@
 
+$(VENV)/.gateway: pyproject.toml | $(BIN)/python
+	@echo "installing headgate and its gateway ..."
+	@$(BIN)/pip install --quiet --editable '.[gateway]'
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing headgate and what its tests need ..."
-	@$(BIN)/pip install --quiet --editable '.[admin]' --group test --group bench --group docs
-	@touch $@ $(VENV)/.serve
+	@$(BIN)/pip install --quiet --editable '.[admin,sdk]' --group test --group bench --group docs
+	@touch $@ $(VENV)/.serve $(VENV)/.gateway

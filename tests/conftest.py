@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,27 +15,39 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "default",
     deadline=None,  # machines are noisy: no test depends on how long it takes
+    derandomize=True,  # a run is like the one before; whoever looks for more takes the other profile
     max_examples=200,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("thorough", settings.get_profile("default"), max_examples=5000)
+settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # measured is what tests do here, not what the processes do that they start
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in the background of a shell; what tests start would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parents[1]
 LONGEST_FIRST = (
     "tests/stores/test_memory_flood.py",
-    "tests/stores/redis/test_resharding.py",
+    "tests/stores/test_failover_outage.py",
+    "tests/core/test_laws.py",
+    "tests/stores/redis/test_topology_faults.py",
+    "tests/admin/test_schemathesis.py",
+    "tests/admin/test_fleet.py",
     "tests/benchmarks/test_report.py",
+    "tests/gateway/test_operation.py",
     "tests/server/process",
+    "tests/gateway",
     "tests/stores/redis",
     "tests/docs",
+    "tests/admin",
     "tests/benchmarks",
-    "tests/core/test_laws.py",
     "tests/core",
-    "tests/server/rls/test_envoy.py",
+    "tests/cli",
 )
 """Files and folders that take long for the number of their tests. Whoever runs several files at a time runs out of
 work at the end: it should then have short ones left."""
@@ -50,6 +64,12 @@ def state_folder() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that take longest first; those of a file stay together, in their order."""
     items.sort(key=lambda item: _rank(item.path.relative_to(ROOT).as_posix()))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look past the thousands of tests that were found: they stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def _rank(path: str) -> int:

@@ -21,7 +21,8 @@ from typing import Any, Self
 
 import hiredis
 
-START_SECONDS = 20
+START_SECONDS = 60
+"""How long a test waits for what should come soon; never what it is about."""
 _ATTEMPTS = 20
 _LAUNCHER = ThreadPoolExecutor(1, "servers")
 """Starts all servers: the kernel ends a child when the thread that started it is gone, and this one stays."""

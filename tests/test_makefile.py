@@ -60,7 +60,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize(("goal", "packages"), [("run", "python3-venv"), ("test", f"python3-venv {ALL}")])
+@pytest.mark.parametrize(
+    ("goal", "packages"), [("run", "python3-venv"), ("example", "python3-venv"), ("test", f"python3-venv {ALL}")]
+)
 def test_an_ordinary_user_is_told_first_what_root_has_to_install(machine: Machine, goal: str, packages: str) -> None:
     machine.put("id", "echo 1000")
     machine.python(has_venv=False)
@@ -93,6 +95,16 @@ def test_what_apt_complains_of_is_shown(machine: Machine) -> None:
     ended = machine.make("run")
     assert ended.returncode != 0
     assert ended.stderr.splitlines()[0] == "no network"
+
+
+def test_the_example_gets_the_gateway_and_the_service_does_not(machine: Machine) -> None:
+    machine.python()
+    for path in (".venv/bin/python", ".venv/bin/pip", ".venv/bin/headgate"):
+        machine.put(path, f'case "$*" in *print*) echo same;; *) echo "{Path(path).name} $@";; esac')
+    assert machine.make("run").stdout.splitlines()[1:] == ["pip install --quiet --editable .[admin]", "headgate serve"]
+    said = machine.make("example", "OPTIONS=--store redis://localhost").stdout.splitlines()
+    installed = "pip install --quiet --editable .[gateway]"
+    assert said[1:] == [installed, "python examples/microservices --store redis://localhost"]
 
 
 def test_an_old_python_is_told_of(machine: Machine) -> None:

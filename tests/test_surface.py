@@ -20,6 +20,7 @@ from fastapi import Depends, FastAPI
 import headgate
 import headgate.engine
 import headgate.policy.envoy
+import headgate.sdk
 import headgate.testing
 import headgate.web
 from headgate.stores.base import Store
@@ -31,6 +32,7 @@ MAY_IMPORT = {
     "clock": set(),
     "flows": set(),
     "locks": set(),
+    "protos": set(),
     "live": {"core"},
     "stores": {"core", "clock", "flows", "locks"},
     "policy": {"core", "live", "locks"},
@@ -40,23 +42,40 @@ MAY_IMPORT = {
     "web": {"core"},
     "engine": {"core", "clock", "flows", "live", "stores", "policy"},
     "observe": {"core", "clock", "live", "stores", "policy", "engine"},
-    "server": {"core", "clock", "live", "stores", "policy", "engine", "web", "observe"},
+    "server": {"core", "clock", "live", "stores", "policy", "protos", "engine", "web", "observe"},
+    "sdk": {"core", "clock", "flows", "live", "locks", "stores", "policy", "protos", "engine", "waiting", "web"},
+    "integrations": {"core", "clock", "flows", "stores", "policy", "engine", "limiter", "sdk", "waiting", "web"},
+    "gateway": {"core", "clock", "live", "policy", "observe", "server", "web"},
     "admin": {"core", "engine", "limiter", "observe", "policy", "web"},
-    "cli": {"admin", "core", "clock", "live", "stores", "policy", "engine", "web", "observe", "server"},
+    "cli": {
+        "admin",
+        "core",
+        "clock",
+        "gateway",
+        "live",
+        "stores",
+        "policy",
+        "engine",
+        "sdk",
+        "web",
+        "observe",
+        "server",
+    },
     "__main__": {"cli"},
 }
 """Which parts of the package a part may import, besides itself."""
 SERVER_MAY_IMPORT = {
     "wire": set[str](),
-    "protos": set(),
     "decisions": set(),
     "readiness": set(),
     "admission": {"wire"},
+    "clients": set(),
     "traced": {"wire"},
-    "api": {"decisions", "readiness", "wire"},
-    "identity": {"api"},
-    "rls": {"decisions", "protos", "wire"},
-    "rpc": {"api", "decisions", "protos", "readiness", "settings", "wire"},
+    "api": {"clients", "decisions", "readiness", "wire"},
+    "identity": {"clients"},
+    "authz": {"api", "clients", "decisions", "settings", "wire"},
+    "rls": {"decisions", "wire"},
+    "rpc": {"api", "decisions", "readiness", "settings", "wire"},
 }
 """Which parts of `headgate.server` a part of it may import, besides itself; others may import all."""
 LIMITER = headgate.Limiter("1/minute; 5/hour")
@@ -82,7 +101,7 @@ def imports(path: Path) -> set[str]:
 
 def public_names() -> list[tuple[str, Any]]:
     """All that users may import from short paths, by its full name."""
-    packages = (headgate, headgate.engine, headgate.policy.envoy, headgate.testing, headgate.web)
+    packages = (headgate, headgate.engine, headgate.policy.envoy, headgate.sdk, headgate.testing, headgate.web)
     found = [(f"{package.__name__}.{name}", getattr(package, name)) for package in packages for name in package.__all__]
     return [(name, thing) for name, thing in found if not isinstance(thing, str)]
 
@@ -145,6 +164,17 @@ def test_the_public_surface_is_this_list() -> None:
         "open_async_store",
         "open_store",
     }
+    assert headgate.sdk.__all__ == [
+        "AiohttpMiddleware",
+        "AsyncClient",
+        "AsyncHttpxTransport",
+        "CallerRefused",
+        "Client",
+        "HttpxTransport",
+        "Pacer",
+        "RateLimited",
+        "RequestsAdapter",
+    ]
     assert headgate.testing.__all__ == ["ManualClock"]
     assert set(headgate.__all__) <= set(dir(headgate))
 

@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from headgate.admin import usage
+from headgate.admin import usage, what_if
 from headgate.admin.audit import RETENTION_DAYS
 from headgate.admin.keys import KeyRole
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
 from headgate.admin.service import SORTS
 from headgate.cli.__main__ import main
+from headgate.observe.principal_use import LONGEST_WINDOW_US, MOST_PRINCIPALS
 from tests.docs.test_blocks import ADMIN_PAGE, BLOCKS, Block
 from tests.server.process.service import SECONDS, Service, service
 
 PAGE = " ".join(ADMIN_PAGE.read_text().split())
 KEY = "hg_1f0c6e2ab94d_..."
 """What stands on pages for the key that was printed."""
-LOOKING = re.compile(r"headgate (users show|rules get|audit|keys list)|api (explain|nodes|users/\w+/limits)")
+LOOKING = re.compile(r"headgate (users show|rules get|rules list|audit|keys list)|api (explain|nodes|users/\w+/limits)")
 """What may be asked again until a change has arrived."""
 
 
@@ -126,8 +127,13 @@ def test_the_admin_page_has_the_figures_of_the_code() -> None:
     assert f"(`step=minute`) for {usage.MINUTES_DAYS} days" in PAGE
     assert f"until it is {usage.HOURS_DAYS} days old" in PAGE
     assert f"a day of it waits, {usage.MOST_BATCHES} batches" in PAGE
+    assert f"for up to {MOST_PRINCIPALS} principals in each window" in PAGE
+    assert f"those longer than {LONGEST_WINDOW_US // usage.DAY_US} days never" in PAGE
+    assert f"number of units up to {what_if.EXACT_BELOW - 1} is exact" in PAGE
+    assert f"the hour for {what_if.FINE_DAYS} days, then by the day, for {what_if.KEPT_DAYS} days in all" in PAGE
+    assert f"within {what_if.LATE_US // usage.MINUTE_US} minutes after the window" in PAGE
     assert all(f"`{sort}`" in PAGE for sort in SORTS)
-    assert all(f"| `{role}` |" in PAGE for role in KeyRole if role is not KeyRole.CHECK)
+    assert all(f"| `{role}` |" in PAGE for role in KeyRole)
     assert {path for path in PUBLIC if path != "/" and "." not in path} | {"/openapi.json"} == {
         "/docs",
         "/openapi.json",

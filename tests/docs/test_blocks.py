@@ -37,13 +37,17 @@ from tests.servers import RedisServer, redis_server, until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/microservices/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 ADMIN_PAGE = ROOT / "docs" / "admin.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CLAIM = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 NAMED = re.compile(r"# ([\w./-]+\.yaml)\n")
 NOT_RUN = {
     "make run": "the two commands of the README are tried on a fresh machine, by `make bare`; the second runs this",
+    "make example": "tests/gateway/test_example.py starts what it starts, and tries what that prints",
     ".venv/bin/pytest": "it would run tests in a test, and benchmarks, which are run in tests/benchmarks",
     "pip install": "it would change the environment that the tests run in",
     "go install": "it takes Go, and the network; the report that it made is in docs/conformance",
@@ -56,7 +60,11 @@ PARTS = {
     "envoy.md": "what is shown is part of files that tests run with a real Envoy, in tests/server/rls",
 }
 """Pages whose YAML is not ours to validate: it has to be in a file of docs/examples, line by line."""
-RULES = {"api.md": ["--rules", "api.yaml"], "envoy.md": ["--rules", "envoy/rules.yaml"]}
+RULES = {
+    "api.md": ["--rules", "api.yaml"],
+    "sdk.md": ["--rules", "api.yaml"],
+    "envoy.md": ["--rules", "envoy/rules.yaml"],
+}
 """Options of the service that a page speaks of, where it is not the usual ``--rules rules.yaml``."""
 SHELL = """
 headgate() {
@@ -105,7 +113,8 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in BLOCK.finditer(text)]
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+BLOCKS = [block for page in PAGES if page.name != "gateway.md" for block in blocks_of(page)]
+"""Those of all pages but one, which `test_gateway_page` runs."""
 
 
 def of(*languages: str) -> pytest.MarkDecorator:
@@ -166,11 +175,12 @@ def test_every_block_says_its_language() -> None:
 
 @of("python")
 def test_python_runs_as_printed_and_prints_what_its_comments_claim(
-    block: Block, tmp_path: Path, redis: RedisServer
+    block: Block, tmp_path: Path, redis: RedisServer, services: dict[str, Service]
 ) -> None:
     redis.ask("FLUSHALL")
     folder = folder_of(block, tmp_path)
-    (folder / "block.py").write_text(placed(block.text, redis, None))
+    asked = services[block.page.name] if "headgate.sdk" in block.text else None
+    (folder / "block.py").write_text(placed(block.text, redis, asked))
     command = [sys.executable, "-W", "error", "block.py"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -179,7 +189,7 @@ def test_python_runs_as_printed_and_prints_what_its_comments_claim(
 
 
 def test_the_application_in_fastapi_answers_429_with_headers_that_clients_understand() -> None:
-    (block,) = [block for block in BLOCKS if "FastAPI()" in block.text]
+    (block,) = [block for block in BLOCKS if block.page.name == "start.md" and "FastAPI()" in block.text]
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102  it is our own page
 
@@ -199,7 +209,7 @@ def test_the_application_in_fastapi_answers_429_with_headers_that_clients_unders
 
     async def conversation() -> None:
         status, headers, body = await asked("/exports/ada")
-        assert (status, headers[b"x-ratelimit-remaining"], body) == (200, b"99", b'"the data of ada"')
+        assert (status, headers[b"x-ratelimit-remaining"], body) == (200, b"0", b'"the data of ada"')
         for _ in range(2):
             status, headers, body = await asked("/exports/ada")
             assert (status, headers[b"retry-after"], headers[b"x-ratelimit-limit"]) == (429, b"3600", b"1")
@@ -282,6 +292,8 @@ def test_yaml_is_accepted_by_what_it_is_for(block: Block, tmp_path: Path, redis:
     elif {"addresses", "api_keys", "tokens"} & data.keys():
         where = "identity/block.yaml"  # beside the keys that it names
         run(block, f"mv block.yaml {where}; headgate serve --check --identity {where}", tmp_path, redis, None)
+    elif "deprecations" in data:
+        run(block, "headgate serve --check --deprecations block.yaml", tmp_path, redis, None)
     else:
         said = run(
             block, f"headgate rules validate {Path(file).parent if 'domain' in data else file}", tmp_path, redis, None
@@ -321,7 +333,7 @@ def kinds(data: object) -> object:
     return float if isinstance(data, int | float) and not isinstance(data, bool) else type(data)
 
 
-TIMES = re.compile(r'("(?:reset_at|retry_after|reset_after)": |Retry in |;t=)[\d.]+')
+TIMES = re.compile(r'("(?:reset_at|retry_after|reset_after|reset_after_us|taken_at_us)": |Retry in |;t=)[\d.]+')
 CHARGE = re.compile(r'(?<="charge": ")[\w-]+|(?<="charge":")[\w-]+')
 
 

@@ -13,14 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import until
+
 DEMO = Path(__file__).parents[2] / "docs" / "examples" / "demo.py"
 COMMAND = [sys.executable, "-W", "error", str(DEMO)]
+SECONDS = 60
+"""How long a test waits for what should come soon."""
 
 
 def piped(text: str | bytes) -> str:
     """Give `text` to the demo; return what it answers after its demonstration."""
     data = text.encode() if isinstance(text, str) else text
-    done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=SECONDS, check=True)
     assert done.stderr == b""
     out = done.stdout.decode()
     assert out.endswith("\nBye.\n")
@@ -28,7 +32,9 @@ def piped(text: str | bytes) -> str:
 
 
 def test_without_input_it_shows_a_demonstration_and_ends() -> None:
-    done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=True
+    )
     assert done.stderr == ""
     assert "This demo limits every key to 5/10s" in done.stdout
     assert "denied   alice  [.....] 0 of 5 left  retry after 2 s" in done.stdout
@@ -107,13 +113,12 @@ def test_in_a_terminal_it_has_colours_and_leaves_cleanly(end: str, no_color: str
         os.write(controller, b"ada\n")
         out += read_until(controller, b"of 5 left\r\n> ")
         if end == "interrupt":
+            until(lambda: is_asleep(process.pid), "it waits for input", SECONDS)  # and notices a signal at once
             process.send_signal(signal.SIGINT)
-            if not select.select([controller], [], [], 1)[0]:  # it came between the prompt and the wait for input
-                process.send_signal(signal.SIGINT)
         else:
             os.write(controller, b"\x04")
         out += read_until(controller, b"docs/start.md.")
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=SECONDS) == 0
     finally:
         process.kill()
         process.wait()
@@ -122,9 +127,13 @@ def test_in_a_terminal_it_has_colours_and_leaves_cleanly(end: str, no_color: str
     assert b"Traceback" not in out
 
 
+def is_asleep(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def read_until(controller: int, wanted: bytes) -> bytes:
     out = b""
     while wanted not in out:
-        assert select.select([controller], [], [], 10)[0], out
+        assert select.select([controller], [], [], SECONDS)[0], out
         out += os.read(controller, 4096)
     return out

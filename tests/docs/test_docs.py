@@ -27,7 +27,10 @@ from headgate.stores.redis import batching, pool
 from headgate.stores.redis.address import Address
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/microservices/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = Address()
@@ -97,9 +100,18 @@ def test_relative_links_resolve(page: Path) -> None:
         assert not anchor or anchor in anchors(path), link
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
+def test_every_page_is_linked_from_the_readme_or_from_the_page_of_its_folder() -> None:
     linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
+    linked |= {f"docs/{link.partition('#')[0]}" for link in links(ROOT / "docs" / "frameworks.md")}
     assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= linked
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "frameworks").glob("*.md")), ids=name)
+def test_a_framework_takes_five_lines_to_begin_with(page: Path) -> None:
+    """`test_blocks` runs them."""
+    language, first = BLOCK.findall(page.read_text())[0]
+    assert language == "python"
+    assert len([line for line in first.splitlines() if line.strip()]) <= 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -107,14 +119,13 @@ def test_quoted_commands_are_targets_of_the_makefile(page: Path) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     quoted = set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE))
     assert quoted <= targets
-    assert page.name != "README.md" or {"run", "test"} <= quoted
+    assert page != ROOT / "README.md" or {"run", "test"} <= quoted
 
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmarks_and_the_code() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    rates = dict(
-        re.findall(r"^\| (HTTP check|RLS), memory \| .*, ([\d,]+) a second", BENCHMARKS.read_text(), re.MULTILINE)
-    )
+    row = r"^\| (HTTP check|RLS)(?: by rules)?, memory, allowed \| .*, ([\d,]+) a second"
+    rates = dict(re.findall(row, BENCHMARKS.read_text(), re.MULTILINE))
     assert f"{rates['HTTP check']} checks a second over HTTP and {rates['RLS']} of Envoy's" in readme
     assert f"for {1000 * API_SECONDS:g} ms at most, Envoy's for {1000 * RLS_SECONDS:g} ms" in readme
     assert f"after {THRESHOLD} failures in a row" in readme

@@ -159,8 +159,6 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
         "headgate_rule_degraded_total",
         "headgate_rules_broken",
         "headgate_rules_contact_timestamp_seconds",
-        "headgate_rules_follow_failures_total",
-        "headgate_rules_revision",
         "headgate_rules_stale",
         "headgate_unmatched_principals_total",
         "headgate_worker_starts_total",
