@@ -35,7 +35,8 @@ def test_what_is_wrong_is_shown_with_its_line(tmp_path: Path, capsys: pytest.Cap
         assert "gateway.yaml:2:14: error: listeners[0].prot: a listener has no 'prot'" in told
         assert "2 | listeners: [{prot: 8000}]" in told
         assert "Did you mean 'port'?" in told
-        assert "problem; it would not start" in told
+        assert "routes: leads nowhere" in told
+        assert "2 problems; it would not start" in told
     assert main(["gateway", str(file)]) == 1
     assert "Did you mean 'port'?" in capsys.readouterr().err
 

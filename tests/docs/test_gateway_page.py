@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from headgate.cli.__main__ import main
-from headgate.gateway.loading import GATEWAY, load_gateway
+from headgate.gateway.forms import GATEWAY
+from headgate.gateway.loading import load_gateway
 from headgate.gateway.running import _FIXED
 from headgate.gateway.scalars import OneOrMore
 from headgate.policy.schema import ListOf, MapOf, Record

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from headgate.gateway.loading import gateway_schema, load_gateway
+from headgate.gateway.forms import gateway_schema
+from headgate.gateway.loading import load_gateway
 from headgate.gateway.model import Cors, HealthCheck, UpstreamEndpoint
 from headgate.policy.problems import InvalidRules
 from tests.server.process.certificates import Authority
@@ -24,6 +28,52 @@ GOOD: dict[str, Any] = {
     "routes": [{"path": "/orders", "service": "orders"}],
     "rules": {"rules": [{"id": "a", "dimension": "ip", "limit": 5, "window": "1m"}]},
 }
+
+FULL: dict[str, Any] = {
+    **GOOD,
+    "services": {
+        "orders": {
+            "endpoints": ["10.0.0.5:80", "orders.internal:8000", "[2001:db8::5]:8000"],
+            "protocol": "http2",
+            "health_check": {"path": "/healthz", "interval": "2s", "unhealthy_after": 3},
+            "connect_timeout": "500ms",
+            "timeout": "none",
+            "retries": 0,
+        }
+    },
+    "routes": [
+        {
+            "path": "/orders",
+            "service": "orders",
+            "hosts": ["API.example.com", "*.example.org"],
+            "methods": ["POST", "GET"],
+            "require": "user",
+            "cost": 5,
+            "cost_from_response": "X-Cost",
+            "attributes": {"kind": "write", "costly": True},
+            "credentials": "remove",
+            "cors": {"origins": ["https://app.example.com"], "max_age": "1h"},
+            "websocket": True,
+            "timeout": "1m",
+            "rewrite": "/v1/orders",
+        }
+    ],
+    "identity": {
+        "api_keys": {"keys": [{"sha256": DIGEST.upper(), "name": "reporting", "tier": "pro"}]},
+        "tokens": [{"audience": ["api"], "secret_file": "secret", "claims": {"tenant": "org"}}],
+        "trusted_hops": 1,
+    },
+    "rules": "rules.yaml",
+    "store": "redis://localhost:6379/0",
+    "on_headgate_failure": "allow",
+    "decisions": {"workers": 2, "timeout": "100ms"},
+    "limits": {"connections": 10, "header_kb": 8, "idle": "1m"},
+    "admin": {"port": 8002},
+    "threads": 2,
+    "access_log": "off",
+    "drain": "5s",
+}
+"""A file with every field."""
 
 
 def loaded(folder: Path, file: object) -> Any:
@@ -59,52 +109,8 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
 def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text("{version: 1, rules: [{id: a, limit: 1, window: 1m}]}")
     (tmp_path / "secret").write_text("x" * 32 + "\n")
-    file = {
-        **GOOD,
-        "services": {
-            "orders": {
-                "endpoints": ["10.0.0.5:80", "orders.internal:8000", "[2001:db8::5]:8000"],
-                "protocol": "http2",
-                "health_check": {"path": "/healthz", "interval": "2s", "unhealthy_after": 3},
-                "connect_timeout": "500ms",
-                "timeout": "none",
-                "retries": 0,
-            }
-        },
-        "routes": [
-            {
-                "path": "/orders",
-                "service": "orders",
-                "hosts": ["API.example.com", "*.example.org"],
-                "methods": ["POST", "GET"],
-                "require": "user",
-                "cost": 5,
-                "cost_from_response": "X-Cost",
-                "attributes": {"kind": "write", "costly": True},
-                "credentials": "remove",
-                "cors": {"origins": ["https://app.example.com"], "max_age": "1h"},
-                "websocket": True,
-                "timeout": "1m",
-                "rewrite": "/v1/orders",
-            }
-        ],
-        "identity": {
-            "api_keys": {"keys": [{"sha256": DIGEST.upper(), "name": "reporting", "tier": "pro"}]},
-            "tokens": [{"audience": ["api"], "secret_file": "secret", "claims": {"tenant": "org"}}],
-            "trusted_hops": 1,
-        },
-        "rules": "rules.yaml",
-        "store": "redis://localhost:6379/0",
-        "on_headgate_failure": "allow",
-        "decisions": {"workers": 2, "timeout": "100ms"},
-        "limits": {"connections": 10, "header_kb": 8, "idle": "1m"},
-        "admin": {"port": 8002},
-        "threads": 2,
-        "access_log": "off",
-        "drain": "5s",
-    }
-    jsonschema.validate(file, gateway_schema())
-    gateway = loaded(tmp_path, file)
+    jsonschema.validate(FULL, gateway_schema())
+    gateway = loaded(tmp_path, FULL)
     service, read = gateway.services["orders"], gateway.routes[0]
     assert service.health_check == HealthCheck("/healthz", 2.0, 1.0, 2, 3)
     assert (service.is_http2, service.connect_timeout, service.timeout, service.retries) == (True, 0.5, 0.0, 0)
@@ -227,6 +233,71 @@ rules:
         ["gateway.yaml:6:47", "routes[0].require"],
         ["gateway.yaml:9:33", "rules.rules[0].window"],
     ]
+
+
+def test_a_fault_of_form_does_not_hide_others(tmp_path: Path) -> None:
+    """What is well formed is looked at: whom it names, what it repeats, which files it needs."""
+    text = """\
+version: 1
+listeners: [{port: 8000, tls: {certificate: no.pem, key: no.key}}, {port: none}, {port: 8000}]
+services:
+  orders: {endpoints: ["127.0.0.1:9001", "nowhere"], retires: 1}
+  users: nothing
+routes:
+  - {path: /users, service: users}
+  - {path: /orders, service: order, methods: [GET, FETCH]}
+  - {path: /orders, service: orders, methods: [GET], cors: {origin: ["*"]}}
+identity:
+  api_keys: {keys: [{sha256: abc}]}
+  tokens: [{audience: any, jwks: no.json, algorithms: [RS256]}, nothing]
+rule: rules.yaml
+decisions: {workers: 2}
+"""
+    found = problems(tmp_path, text)
+    assert [problem.split(": ")[1] for problem in found] == [
+        "listeners[0].tls.certificate",
+        "listeners[0].tls.key",
+        "listeners[1].port",
+        "listeners[2].port",
+        "services.orders.endpoints[1]",
+        "services.orders.retires",
+        "services.users",
+        "routes[1].service",
+        "routes[1].methods[1]",
+        "routes[2]",
+        "routes[2].cors.origin",
+        "identity.api_keys.keys[0].sha256",
+        "identity.tokens[0]",
+        "identity.tokens[0].jwks",
+        "identity.tokens[1]",
+        "rule",
+        "decisions.workers",
+    ], found
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in some data, but its own."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield (*path, key)
+        yield from places(each, (*path, key))
+
+
+JUNK = [None, 0, -1, 2.5, True, "", "x", "*", [], [None], ["x"], {}, {"x": 1}, [{}], {"path": "/"}]
+
+
+@pytest.mark.parametrize("place", [*places(FULL)], ids=str)
+def test_whatever_stands_in_a_place_is_read_or_told(tmp_path: Path, place: tuple[Any, ...]) -> None:
+    """Never is it an error of ours: what comes after a fault is still looked at, without what it needs."""
+    for junk in JUNK:
+        file: Any = deepcopy(FULL)
+        *outer, last = place
+        part = file
+        for key in outer:
+            part = part[key]
+        part[last] = junk
+        with suppress(InvalidRules):
+            loaded(tmp_path, file)
 
 
 def test_a_key_in_place_of_its_digest_is_not_repeated(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _loaded(arguments: argparse.Namespace, terminal: Terminal) -> int:
     try:
-        from headgate.gateway.loading import gateway_schema  # noqa: PLC0415  what it needs is an extra
+        from headgate.gateway.forms import gateway_schema  # noqa: PLC0415  what it needs is an extra
 
         if arguments.schema:
             terminal.say_json(gateway_schema())

@@ -73,11 +73,15 @@ ISSUERS = ListOf(
 )
 
 
-def issuers_of(given: Sequence[Mapping[str, Any]], folder: Folder, findings: Findings) -> tuple[TokenIssuer, ...]:
-    """Return the issuers of a file that is well formed; what makes no sense is noted."""
+def issuers_of(
+    given: Sequence[Mapping[str, Any] | None], folder: Folder, findings: Findings
+) -> tuple[TokenIssuer, ...]:
+    """Return the issuers of a file, as far as they are well formed; what makes no sense is noted."""
     issuers = []
     for index, read in enumerate(given):
         path: Place = ("identity", "tokens", index)
+        if read is None or None in read.get("algorithms", ()):  # noted already
+            continue
         if len(given) > 1 and "realm" not in read:
             hint = "Write realm: NAME, which is put before the names of its users."
             _note(findings, path, "with several issuers, each needs a realm: one could name the users of another", hint)
@@ -97,7 +101,7 @@ def issuers_of(given: Sequence[Mapping[str, Any]], folder: Folder, findings: Fin
             TokenIssuer(
                 f"issuer-{index}",
                 read.get("issuer", ""),
-                tuple(read["audience"]),
+                tuple(read.get("audience", ())),
                 claims,
                 read.get("realm", ""),
                 read.get("leeway_s", 60),

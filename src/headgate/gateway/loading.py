@@ -1,4 +1,4 @@
-"""Gateway files: every field, declared once, and the `Gateway` that a file describes.
+"""Gateway files, read: the `Gateway` that a file describes.
 
 All problems of a file are told at once, each with its place. Files that it names are looked for in its folder and read
 here: whoever has a `Gateway` needs no file any more.
@@ -7,7 +7,7 @@ here: whoever has a `Gateway` needs no file any more.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -16,225 +16,30 @@ from typing import Any
 import msgspec
 
 from headgate.core.mode import Mode
-from headgate.gateway.identity import API_KEYS, ISSUERS, issuers_of
+from headgate.gateway.forms import GATEWAY, LISTENER, ROUTE, SERVICE, TLS
+from headgate.gateway.identity import issuers_of
 from headgate.gateway.model import (
-    REQUIREMENTS,
     Certificate,
     Cors,
     DecisionService,
     Gateway,
     GatewayListener,
     GatewayRoute,
-    HealthCheck,
     UpstreamEndpoint,
     UpstreamService,
     UpstreamTls,
 )
-from headgate.gateway.scalars import (
-    ADDRESS,
-    ENDPOINT,
-    FILE,
-    HEADER,
-    HOST,
-    ORIGIN,
-    PATH,
-    PORT,
-    Folder,
-    OneOrMore,
-    seconds,
-)
-from headgate.policy.forms import METHODS
+from headgate.gateway.scalars import Folder
 from headgate.policy.loading import from_data, load
 from headgate.policy.problems import Findings, InvalidRules, Locator, Problem, ProblemKind, in_order, render
 from headgate.policy.problems import Path as Place
-from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema, Values
+from headgate.policy.schema import Record, Values
 from headgate.policy.yaml_text import Document, text_of
-from headgate.server.settings import MAX_WORKERS
+from headgate.server.identity.loading import HOLDER
 
 _MEANING = ProblemKind.MEANING
 _SECRET = ("identity.api_keys", "store")
 """Lines about these are not repeated: somebody may have written a key in place of its digest, or a password."""
-_ATTRIBUTE = (
-    "(?!(?:user|user_id|ip|ip_address|apikey|api_key|tenant|tier|endpoint|global|method|service)$)[a-z][a-z0-9_-]{0,31}"
-)
-
-TLS = Record(
-    "tls",
-    {
-        "certificate": Field(FILE, "The certificate and those that lead to its authority (PEM).", required=True),
-        "key": Field(FILE, "Its private key (PEM), not encrypted.", required=True),
-    },
-)
-LISTENER = Record(
-    "a listener",
-    {
-        "address": Field(ADDRESS, "The address to listen on; default: 127.0.0.1. 0.0.0.0 or '::' for all."),
-        "port": Field(PORT, "The port.", required=True),
-        "tls": Field(OneOrMore(TLS), "A certificate and its key, or a list of them for several names."),
-        "redirect_to": Field(PORT, "Answer only with a redirect to HTTPS on this port, 443 for the usual one."),
-    },
-)
-UPSTREAM_TLS = Record(
-    "tls of a service",
-    {
-        "ca": Field(FILE, "Authorities of its certificate (PEM); default: those that this system trusts."),
-        "name": Field(HOST, "Whom the certificate is for; default: the host of the endpoints."),
-        "certificate": Field(FILE, "A certificate of our own (PEM), for a service that asks for one."),
-        "key": Field(FILE, "Its private key (PEM), not encrypted."),
-    },
-)
-HEALTH_CHECK = Record(
-    "a health check",
-    {
-        "path": Field(PATH, "What is asked for; a server that answers 200 is healthy.", required=True),
-        "interval": Field(seconds(0.1, 3600), "How often; default: 5s."),
-        "timeout": Field(seconds(0.01, 60), "How long an answer may take; default: 1s."),
-        "healthy_after": Field(Scalar.whole(1, 100), "Good answers before a server gets requests again; default: 2."),
-        "unhealthy_after": Field(Scalar.whole(1, 100), "Bad ones before it gets none; default: 2."),
-    },
-    make=lambda read, _path, _findings: HealthCheck(**read) if "path" in read else None,
-)
-SERVICE = Record(
-    "a service",
-    {
-        "endpoints": Field(
-            ListOf(ENDPOINT, 'a list such as ["10.0.0.5:8000", "10.0.0.6:8000"]'),
-            "Where its servers are, host and port.",
-            required=True,
-        ),
-        "protocol": Field(
-            Scalar.choice({"http1": False, "http2": True}), "What it speaks; gRPC needs http2. Default: http1."
-        ),
-        "health_check": Field(HEALTH_CHECK, "How it is found out which servers can be asked; default: none."),
-        "connect_timeout": Field(seconds(0.01, 60), "How long a connection may take; default: 1s."),
-        "timeout": Field(seconds(0.01, 86_400, none=True), "How long a response may take; default: 15s."),
-        "retries": Field(
-            Scalar.whole(0, 10),
-            "How often another server is tried, if the request has not reached the first; default: 1.",
-        ),
-        "tls": Field(UPSTREAM_TLS, "Speak TLS to it; its certificate is verified."),
-    },
-)
-CORS = Record(
-    "cors",
-    {
-        "origins": Field(
-            ListOf(ORIGIN, "a list such as [https://app.example.com]"), "Whose pages may call it.", required=True
-        ),
-        "headers": Field(ListOf(HEADER, "a list such as [x-api-key]"), "Request headers that scripts may send."),
-        "credentials": Field(Scalar.flag(), "Whether browsers send cookies; default: false."),
-        "max_age": Field(seconds(0, 86_400), "How long browsers remember the answer; default: 10m."),
-    },
-)
-ROUTE = Record(
-    "a route",
-    {
-        "path": Field(PATH, "This path and all below it; the longest that fits wins.", required=True),
-        "service": Field(Scalar.text("the name of a service", most=64), "Where requests go.", required=True),
-        "hosts": Field(ListOf(HOST, "a list such as [api.example.com]"), "For these hosts alone; default: any."),
-        "methods": Field(ListOf(Scalar.choice(METHODS), "a list such as [GET, POST]"), "Default: any."),
-        "require": Field(
-            Scalar.choice(REQUIREMENTS), "Who may call: none (the default), any credential, a user, an apikey."
-        ),
-        "cost": Field(Scalar.whole(0, 100_000), "What a request takes of its limits; default: 1."),
-        "cost_from_response": Field(HEADER, "A response header that says what it has cost besides, once it is known."),
-        "attributes": Field(
-            MapOf(
-                Scalar.text("text", most=200, flags=True), "names and values, such as {kind: write}", keys=_ATTRIBUTE
-            ),
-            "For the `when` and `dimension` of rules.",
-        ),
-        "credentials": Field(
-            Scalar.choice({"keep": False, "remove": True}), "Whether the service sees API key and token; default: keep."
-        ),
-        "cors": Field(CORS, "Which pages of other origins may call it."),
-        "websocket": Field(Scalar.flag(), "Whether clients may upgrade to WebSocket; default: false."),
-        "timeout": Field(seconds(0.01, 86_400, none=True), "Instead of that of the service."),
-        "rewrite": Field(PATH, "What the service sees in place of the path of the route."),
-    },
-)
-IDENTITY = Record(
-    "identity",
-    {
-        "api_keys": Field(API_KEYS, "The API keys that callers may have."),
-        "tokens": Field(ISSUERS, "Whose tokens (JWT) callers may have."),
-        "trusted_hops": Field(Scalar.whole(0, 20), "Proxies of your own before this one; default: 0."),
-        "ipv6_prefix": Field(Scalar.whole(32, 128), "Bits of an IPv6 address that make one client; default: 64."),
-    },
-)
-DECISIONS = Record(
-    "decisions",
-    {
-        "address": Field(ENDPOINT, "The gRPC port of a decision service elsewhere, which has rules, keys and store."),
-        "tls": Field(UPSTREAM_TLS, "Speak TLS to it; its certificate is verified."),
-        "caller_key_file": Field(FILE, "A file with the key that it wants to hear from its callers."),
-        "timeout": Field(seconds(0.01, 10), "How long a request waits for its decision; default: 250ms."),
-        "workers": Field(Scalar.whole(1, MAX_WORKERS), "Processes that decide, here; default: 1."),
-    },
-)
-LIMITS = Record(
-    "limits",
-    {
-        "connections": Field(Scalar.whole(1, 1_000_000), "Of clients, at once; default: 10000."),
-        "header_kb": Field(Scalar.whole(1, 96), "All headers of a request, in KiB; default: 16."),
-        "idle": Field(seconds(1, 86_400), "After so long a request on which nothing moves is ended; default: 5m."),
-    },
-)
-ADMIN = Record(
-    "admin",
-    {
-        "address": Field(ADDRESS, "The address to listen on; default: 127.0.0.1."),
-        "port": Field(PORT, "The port of /metrics, /healthz and /readyz.", required=True),
-    },
-)
-
-
-class Rules:
-    """The name of a file of rules, or what would be in it."""
-
-    def read(self, value: object, path: Place, findings: Findings) -> object:
-        return value if type(value) is dict else FILE.read(value, path, findings)
-
-    def schema(self) -> Schema:
-        return {"anyOf": [FILE.schema(), {"type": "object"}]}
-
-
-GATEWAY = Record(
-    "a gateway file",
-    {
-        "version": Field(Scalar.version(1), "The version of this form: write version: 1.", required=True),
-        "listeners": Field(ListOf(LISTENER, "a list such as [{port: 8080}]"), "Where clients connect.", required=True),
-        "services": Field(MapOf(SERVICE, "services by name"), "What routes lead to.", required=True),
-        "routes": Field(
-            ListOf(ROUTE, "a list such as [{path: /orders, service: orders}]"), "What goes where.", required=True
-        ),
-        "identity": Field(IDENTITY, "Who callers are."),
-        "rules": Field(Rules(), "The rules: the name of a file, or what would be in it."),
-        "store": Field(
-            Scalar.text("memory, or an address such as redis://HOST:6379/0", most=4096, numbers=False),
-            "Where the state is; default: HEADGATE_STORE in the environment, or else memory.",
-        ),
-        "on_store_failure": Field(
-            Scalar.choice([str(mode) for mode in Mode]), "While the store is away, where a rule does not say."
-        ),
-        "on_headgate_failure": Field(
-            Scalar.choice(("deny", "allow")),
-            "What happens to requests that nobody decides about: deny (503, the default) or allow.",
-        ),
-        "decisions": Field(DECISIONS, "Who decides; default: a service that runs beside this gateway."),
-        "limits": Field(LIMITS, "What the gateway bears."),
-        "admin": Field(ADMIN, "Where metrics and health are told; default: nowhere."),
-        "threads": Field(Scalar.whole(1, 256), "Of Envoy; default: one for each processor."),
-        "access_log": Field(Scalar.choice({"json": True, "off": False}), "A line for each request; default: json."),
-        "drain": Field(seconds(0, 3600), "For requests in progress to end after SIGTERM; default: 25s."),
-    },
-    extensions=True,
-)
-
-
-def gateway_schema() -> Schema:
-    """Return the JSON Schema of a gateway file."""
-    return {"$schema": DIALECT, "title": "A gateway of Headgate", **GATEWAY.schema()}
 
 
 def load_gateway(
@@ -259,8 +64,7 @@ def load_gateway(
     if read is not None:
         building = _Building(Folder(Path(name).parent, findings, reading), findings)
         rules, others = building.rules(document, read.get("rules"))
-        if not findings.count:
-            gateway = building.gateway(read, rules, store)
+        gateway = building.gateway(document.data, read, rules, store)
     if gateway is None or findings.count or document.problems or others:
         problems = [_without_secrets(problem) for problem in findings.problems()]
         raise InvalidRules(in_order([*document.problems, *problems, *others]))
@@ -287,8 +91,25 @@ class Part(Locator):
         return self._whole.source(line)
 
 
+def _complete(form: Record, read: Values, kind: str) -> Iterator[tuple[Place, Values]]:
+    """Yield the parts of a kind that can be made, each with its place; what is wrong with others is noted already."""
+    given = read.get(kind, ())
+    for key, part in given.items() if isinstance(given, dict) else enumerate(given):
+        if _has_all(form, part):
+            yield (kind, key), {name: _without_gaps(value) for name, value in part.items()}
+
+
+def _has_all(form: Record, part: Values | None) -> bool:
+    return part is not None and part.keys() >= {*form.required}
+
+
+def _without_gaps(value: Any) -> Any:
+    """Return a list without what is wrong in it, and all else as it is."""
+    return [item for item in value if item is not None] if type(value) is list else value
+
+
 class _Building:
-    """Makes the parts of a file that is well formed, and notes what makes no sense."""
+    """Makes the parts of a file that are well formed, and notes what makes no sense."""
 
     def __init__(self, folder: Folder, findings: Findings) -> None:
         self._folder, self._findings = folder, findings
@@ -309,23 +130,28 @@ class _Building:
             return "", [replace(problem, path=f"{inside}{problem.path}") for problem in error.problems]
         return "", []
 
-    def gateway(self, read: Values, rules: str, store: str) -> Gateway | None:
-        listeners = [self._listener(("listeners", index), each) for index, each in enumerate(read["listeners"])]
-        services = {name: self._service(("services", name), name, each) for name, each in read["services"].items()}
-        routes = [self._route(("routes", index), each, services) for index, each in enumerate(read["routes"])]
+    def gateway(self, data: Values, read: Values, rules: str, store: str) -> Gateway | None:
+        listeners = {path: self._listener(path, each) for path, each in _complete(LISTENER, read, "listeners")}
+        services = {str(path[1]): self._service(path, each) for path, each in _complete(SERVICE, read, "services")}
+        names = data["services"] if "services" in read else None  # a route may lead to one that has a fault
+        routes = {path: self._route(path, each, names) for path, each in _complete(ROUTE, read, "routes")}
         identity, limits = read.get("identity", {}), read.get("limits", {})
+        if read.get("listeners") == []:
+            self._note(("listeners",), "names no port", "Write one: [{port: 8080}].")
+        if read.get("routes") == []:
+            self._note(("routes",), "leads nowhere", "Write one: [{path: /, service: NAME}].")
         self._check_unique(listeners)
         self._check_routes(routes)
         issuers = issuers_of(identity.get("tokens", ()), self._folder, self._findings)
         self._check_keys(identity)
-        decisions = self._decisions(read, rules, store)
+        decisions = self._decisions(data, read, rules, store)
         if self._findings.count:
             return None
         admin = read.get("admin")
         return Gateway(
-            tuple(listeners),
+            tuple(listeners.values()),
             services,
-            tuple(routes),
+            tuple(routes.values()),
             decisions,
             identity.get("api_keys"),
             issuers,
@@ -345,7 +171,7 @@ class _Building:
         given = read.get("tls", [])
         if given and "redirect_to" in read:
             self._note((*path, "redirect_to"), "what has TLS needs no redirect to it", "Remove tls or redirect_to.")
-        certificates = [self._certificate((*path, "tls"), each) for each in given]
+        certificates = [self._certificate((*path, "tls"), each) for each in given if _has_all(TLS, each)]
         address = read.get("address", "127.0.0.1")
         return GatewayListener(
             address, read["port"], tuple([each for each in certificates if each]), read.get("redirect_to", 0)
@@ -365,13 +191,13 @@ class _Building:
             return None
         return Certificate(chain, key)
 
-    def _service(self, path: Place, name: str, read: Values) -> UpstreamService:
+    def _service(self, path: Place, read: Values) -> UpstreamService:
         if not read["endpoints"]:
             self._note((*path, "endpoints"), "names no server", 'Write where it is: ["10.0.0.5:8000"].')
         tls = self._upstream_tls((*path, "tls"), read["tls"], read["endpoints"]) if "tls" in read else None
         plain = ("health_check", "connect_timeout", "timeout", "retries")
         given = {field: read[field] for field in plain if field in read}
-        return UpstreamService(name, tuple(read["endpoints"]), read.get("protocol", False), tls=tls, **given)
+        return UpstreamService(str(path[1]), tuple(read["endpoints"]), read.get("protocol", False), tls=tls, **given)
 
     def _upstream_tls(
         self, path: Place, read: Mapping[str, str], endpoints: Iterable[UpstreamEndpoint]
@@ -387,8 +213,8 @@ class _Building:
         name = read.get("name") or min(hosts, default="")
         return None if authorities is None else UpstreamTls(authorities, name, own)
 
-    def _route(self, path: Place, read: Values, services: Mapping[str, UpstreamService]) -> GatewayRoute:
-        if read["service"] not in services:
+    def _route(self, path: Place, read: Values, services: Iterable[str] | None) -> GatewayRoute:
+        if services is not None and read["service"] not in services:
             hint = self._findings.near(read["service"], services)
             known = ", ".join(services)
             self._note((*path, "service"), f"there is no service {read['service']!r}", hint or f"There are: {known}.")
@@ -409,36 +235,34 @@ class _Building:
         )
 
     def _cors(self, path: Place, read: Values) -> Cors:
-        if "*" in read["origins"] and read.get("credentials"):
+        origins = _without_gaps(read.get("origins", []))
+        if "*" in origins and read.get("credentials"):
             self._note((*path, "credentials"), "cookies for every origin would let any page act as its visitor")
         max_age = int(read.get("max_age", 600))
-        return Cors(tuple(read["origins"]), tuple(read.get("headers", ())), read.get("credentials", False), max_age)
+        return Cors(tuple(origins), tuple(read.get("headers", ())), read.get("credentials", False), max_age)
 
-    def _check_unique(self, listeners: Sequence[GatewayListener]) -> None:
+    def _check_unique(self, listeners: Mapping[Place, GatewayListener]) -> None:
         seen: set[int] = set()
-        for index, each in enumerate(listeners):
+        for path, each in listeners.items():
             if each.port in seen:
-                self._note(("listeners", index, "port"), f"{each.port} is the port of another listener, too")
+                self._note((*path, "port"), f"{each.port} is the port of another listener, too")
             seen.add(each.port)
-        if not listeners:
-            self._note(("listeners",), "names no port", "Write one: [{port: 8080}].")
 
-    def _check_routes(self, routes: Sequence[GatewayRoute]) -> None:
-        seen: dict[tuple[str, str, str], int] = {}
-        for index, route in enumerate(routes):
+    def _check_routes(self, routes: Mapping[Place, GatewayRoute]) -> None:
+        seen: dict[tuple[str, str, str], Place] = {}
+        for path, route in routes.items():
             for host in route.hosts or ("*",):
                 for method in route.methods or ("*",):
-                    first = seen.setdefault((host, route.path, method), index)
-                    if first != index:
-                        which = render(("routes", first))
-                        self._note(("routes", index), f"is for the same requests as {which}", "Remove one of the two.")
+                    first = seen.setdefault((host, route.path, method), path)
+                    if first != path:
+                        self._note(path, f"is for the same requests as {render(first)}", "Remove one of the two.")
                         break
-        if not routes:
-            self._note(("routes",), "leads nowhere", "Write one: [{path: /, service: NAME}].")
 
     def _check_keys(self, identity: Mapping[str, Any]) -> None:
         seen: dict[str, int] = {}
         for index, key in enumerate(identity.get("api_keys", {}).get("keys", ())):
+            if not _has_all(HOLDER, key):
+                continue
             first = seen.setdefault(key["sha256"], index)
             if first != index:
                 place: Place = ("identity", "api_keys", "keys", index, "sha256")
@@ -446,7 +270,7 @@ class _Building:
         if identity.get("api_keys", {}).get("header", "").lower() == "authorization" and identity.get("tokens"):
             self._note(("identity", "api_keys", "header"), "tokens come in Authorization: let keys have another header")
 
-    def _decisions(self, read: Values, rules: str, store: str) -> DecisionService:
+    def _decisions(self, data: Values, read: Values, rules: str, store: str) -> DecisionService:
         given = read.get("decisions", {})
         timeout, workers = given.get("timeout", 0.25), given.get("workers", 1)
         if "address" in given:
@@ -466,7 +290,7 @@ class _Building:
         for name in ("tls", "caller_key_file"):
             if name in given:
                 self._note(("decisions", name), "is for a service elsewhere", "Give its address, too.", at_key=True)
-        if "rules" not in read:
+        if "rules" not in {*data, *GATEWAY.misspelt(data, self._findings)}:
             self._note((), "there are no rules", "Write rules: FILE, or the rules themselves.")
         store = read.get("store", store)
         if workers > 1 and not store.lower().startswith("redis"):
