@@ -283,7 +283,7 @@ def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from places(each, (*path, key))
 
 
-JUNK = [None, 0, -1, 2.5, True, "", "x", "*", [], [None], ["x"], {}, {"x": 1}, [{}], {"path": "/"}]
+JUNK: list[Any] = [None, 0, -1, 2.5, True, "", "x", "*", [], [None], ["x"], {}, {"x": 1}, [{}], {"path": "/"}]
 
 
 @pytest.mark.parametrize("place", [*places(FULL)], ids=str)

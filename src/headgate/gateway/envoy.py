@@ -6,15 +6,16 @@ Its admin interface is a Unix socket in a folder that is nobody else's, so no cl
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from asyncio.subprocess import Process
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +34,17 @@ _LOOK_EVERY = 0.05
 _YOUNG, _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 5.0
 _DRAIN_NOTICE = 0.5
 """Seconds between telling clients on open connections to leave, and closing the ports."""
-_DEATH_SIGNAL = 1
+_END_WITH_PARENT = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)}, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes another program, which the kernel ends when its parent (argument 1) is gone, however that came.
+
+It runs in a process of its own: in one with threads, nothing of ours may run between fork and exec.
+"""
 _LOG_FORMATS = {
     "text": "%Y-%m-%dT%T.%eZ %l envoy.%n %v",
     "json": '{"time":"%Y-%m-%dT%T.%eZ","level":"%l","logger":"envoy.%n","message":"%j"}',
@@ -156,7 +167,7 @@ class Envoy:
         while not self._stopping.is_set():
             born = loop.time()
             process = self._process = await asyncio.create_subprocess_exec(
-                *self._command(file), process_group=0, preexec_fn=_end_with_parent()
+                sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *self._command(file), process_group=0
             )
             self.starts += 1
             try:
@@ -262,16 +273,6 @@ class Envoy:
 
 def _fate(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"died by {signal.Signals(-code).name}"
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """Return what a child calls so that the kernel ends it when this process is gone, however that came."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: between fork and exec little is safe
-
-    def wish() -> None:
-        prctl(_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
-
-    return wish
 
 
 def replace_file(path: Path, content: bytes) -> bool:
