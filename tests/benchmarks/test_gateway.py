@@ -33,7 +33,7 @@ def test_envoy_asks_nobody_or_a_rate_limit_service(tmp_path: Path, *, limited: b
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     names = [each["name"] for each in manager["http_filters"]]
     assert (AUTHORIZATION in names, RATE_LIMIT in names, names[-1]) == (False, limited, ROUTER)
-    assert validate(whole) == ""
+    assert validate(whole, tmp_path) == ""
 
 
 def test_the_command_has_the_keys_of_those_who_ask(tmp_path: Path) -> None:

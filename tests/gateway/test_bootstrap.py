@@ -98,14 +98,15 @@ def everything(folder: Path) -> dict[str, Any]:
 
 def test_envoy_accepts_what_is_made_of_every_field(tmp_path: Path) -> None:
     gateway, resources = made(tmp_path, **everything(tmp_path))
-    assert validate(resources.whole(gateway, secret=False)) == ""
+    assert validate(resources.whole(gateway, secret=False), tmp_path) == ""
 
 
 def test_what_envoy_refuses_is_told(tmp_path: Path) -> None:
     gateway, resources = made(tmp_path)
     whole = resources.whole(gateway, secret=False)
     whole["static_resources"]["clusters"][0]["type"] = "WRONG"
-    assert "WRONG" in validate(whole)
+    assert "WRONG" in validate(whole, tmp_path)
+    assert not (tmp_path / "whole.json").exists()
 
 
 def test_what_may_be_shown_has_no_secrets(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_a_service_may_have_any_name(tmp_path: Path) -> None:
         tmp_path, services=services, routes=[{"path": "/", "service": "headgate"}], identity={"tokens": tokens}
     )
     assert [each["name"] for each in resources.clusters] == [*names, "@issuer-0", "@headgate"]
-    assert validate(resources.whole(gateway, secret=False)) == ""
+    assert validate(resources.whole(gateway, secret=False), tmp_path) == ""
 
 
 def test_each_worker_has_a_socket_that_envoy_spreads_requests_over(tmp_path: Path) -> None:

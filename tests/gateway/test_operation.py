@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +19,6 @@ from typing import Any, Self
 
 import pytest
 
-from headgate.gateway.running import private_folder
 from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, minimal, upstream
 from tests.server.process.certificates import Authority
 from tests.servers import RedisServer, free_port, redis_server, until
@@ -193,31 +191,6 @@ def test_a_named_file_of_rules_is_followed_too(orders: Upstream) -> None:
         assert found.get("/").status == 429
         found.process.send_signal(signal.SIGKILL)  # nobody is left behind
         until(lambda: refuses(found.port), "Envoy ends with its supervisor", SECONDS)
-
-
-def test_what_a_gateway_leaves_behind_that_is_killed_is_removed_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / "headgate-run-else").write_text("not a folder")
-    (tmp_path / "headgate-run-link").symlink_to(tmp_path)
-    script = f"""
-from headgate.gateway.running import private_folder
-with private_folder({str(tmp_path)!r}) as folder:
-    (folder / "shared").mkdir()
-    print(folder, flush=True)
-    input()
-"""
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        left = Path(process.stdout.readline().strip())
-        with private_folder(str(tmp_path)) as mine:
-            assert left.exists(), "its process lives"
-            process.kill()
-            process.wait()
-            assert left.exists()
-            with private_folder(str(tmp_path)):
-                assert not left.exists()
-                assert mine.exists()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["headgate-run-else", "headgate-run-link"]
 
 
 @pytest.mark.parametrize("way", ["stopped", "killed"])

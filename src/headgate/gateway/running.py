@@ -20,14 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from signal import SIGKILL
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import msgspec
@@ -49,14 +46,13 @@ from headgate.gateway.loading import load_gateway
 from headgate.gateway.model import Gateway, GatewayListener
 from headgate.gateway.pages import Pages
 from headgate.live import FileSource, Live
+from headgate.server.folders import private_folder
 from headgate.server.ports import examine, listen_at
 from headgate.server.process import handle_signals
 from headgate.server.settings import Settings
 from headgate.server.supervisor import Supervisor
 
 _LOG = logging.getLogger("headgate.gateway")
-_FOLDER = "headgate-run-"
-"""What the names of private folders begin with."""
 _OLD_CLUSTERS_SECONDS = 10.0
 """How long a cluster stays that no route leads to any more, besides the time that a decision may take."""
 _FIXED: Mapping[str, Callable[[Gateway], object]] = {
@@ -80,10 +76,10 @@ class Plan:
     resources: Resources
 
 
-def planned(gateway: Gateway, folder: str) -> Plan:
+def planned(gateway: Gateway, folder: Path) -> Plan:
     """Return what is to be done about a gateway. Raises UsageError if Envoy would refuse it. It may block."""
-    resources = resources_of(gateway, folder)
-    if refusal := validate(resources.whole(gateway, secret=False)):
+    resources = resources_of(gateway, str(folder))
+    if refusal := validate(resources.whole(gateway, secret=False), folder):
         raise UsageError(f"Envoy refuses what this makes: {refusal}")
     return Plan(gateway, resources)
 
@@ -302,7 +298,7 @@ class RunningGateway:
             for listener in gateway.listeners:
                 if listener.name not in {each.name for each in self.gateway.listeners}:
                     _check_port(listener)
-        plan = planned(gateway, str(self._folder))
+        plan = planned(gateway, self._folder)
         if version > 1 and self._loop:
             self._loop.call_soon_threadsafe(self._changes.put_nowait, plan)
         return plan
@@ -315,50 +311,6 @@ class RunningGateway:
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{kind}.json"
-
-
-@contextmanager
-def private_folder(parent: str | None = None) -> Iterator[Path]:
-    """Make a folder for the length of a with block; those that gateways have left behind that were killed are removed.
-
-    It is locked as long as its process lives, whatever the process is called in which container.
-
-    Args:
-        parent: where; default: among temporary files.
-
-    Raises:
-        UsageError: it cannot be locked.
-    """
-    for left in Path(parent or gettempdir()).glob(f"{_FOLDER}*"):
-        if (lock := _locked(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    with TemporaryDirectory(prefix=_FOLDER, dir=parent) as name:
-        lock = _locked(Path(name))
-        if lock is None:
-            told = "another gateway starts at the same time, or locks do not work there: start again, or elsewhere"
-            raise UsageError(f"{name} cannot be locked: {told} (XDG_RUNTIME_DIR)")
-        try:
-            yield Path(name)
-        finally:
-            os.close(lock)
-
-
-def _locked(folder: Path) -> int | None:
-    """Lock a folder of this user; returns what to close, None if another has locked or removed it."""
-    try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        flock(opened, LOCK_EX | LOCK_NB)
-        found = os.fstat(opened)
-        if found.st_uid == os.geteuid() and os.path.samestat(found, folder.lstat()):
-            return opened
-    except OSError:
-        pass
-    os.close(opened)
-    return None
 
 
 def _runtime_folder() -> str | None:

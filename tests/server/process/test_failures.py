@@ -164,6 +164,26 @@ def test_workers_end_when_their_supervisor_is_killed(found: Service) -> None:
     until(lambda: not any(_lives(worker) for worker in workers), "they end", SECONDS)
 
 
+def test_what_a_service_leaves_behind_that_is_killed_with_its_workers_is_removed_by_the_next(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    options, environment = ("--workers", "2", "--store", redis.address), {"TMPDIR": str(tmp_path)}
+    with service(*options, environment=environment) as killed:
+        killed.started()
+        (left,) = tmp_path.glob("headgate-run-*")
+        workers = killed.workers()
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)  # else they would see the end of their supervisor, and tidy up
+        killed.signal(signal.SIGKILL)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        killed.ended()
+    assert left.exists()
+    with service(*options, environment=environment) as found:
+        found.started()
+        assert not left.exists()
+
+
 def test_while_redis_is_away_everybody_is_answered_and_then_it_is_strict_again(
     found: Service, redis: RedisServer
 ) -> None:
