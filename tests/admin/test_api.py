@@ -17,8 +17,9 @@ from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
+from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.security import MAX_BODY, PUBLIC, READS, WRITES
-from headgate.admin.service import AdminService, FileRules
+from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
 from headgate.policy.request import Request
@@ -209,8 +210,49 @@ class TestRules:
             assert (await admin.ask("POST", "/api/v1/rules", rule)).status_code == 201
             for tier in ("of a rule", "gold", ""):
                 assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
+            assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "golf")).status_code == 400
+            assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")).status_code == 201
 
         on(url, work)
+
+    def test_an_override_that_says_nothing_is_refused(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            for body in ({}, {"until": "2036-01-01T00:00:00Z"}):
+                answer = await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", **body})
+                assert answer.status_code == 400, answer.text
+            assert "changes nothing: give a limit, burst" in answer.json()["detail"]
+            assert (await admin.catalog.document()).document["users"] == {}
+
+        on(url, work)
+
+    @pytest.mark.parametrize(
+        ("tier", "rule_id", "limit", "warned"),
+        [
+            ("", "orders-user", 6, None),
+            ("", "orders-user", 5, "rule orders-user is 5/minute for this user anyway"),
+            ("gold", "orders-user", 50, "rule orders-user is 50/minute for this user anyway"),
+            ("gold", "orders-user", 5, None),
+            ("", "team/a", 10, "rule team/a is only for tier gold, and the user is of no tier"),
+            ("gold", "team/a", 10, None),
+            ("", "off", 10, "rule off is not enabled"),
+        ],
+    )
+    def test_an_override_without_effect_says_so(
+        self, sqlite: str, tier: str, rule_id: str, limit: int, warned: str | None
+    ) -> None:
+        """It is kept: it may have an effect later, when the rule or the tier is another."""
+
+        async def work(admin: Admin) -> None:
+            off = {"id": "off", "limit": 1, "window": "1s", "enabled": False}
+            assert (await admin.ask("POST", "/api/v1/rules", off)).status_code == 201
+            assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
+            body = {"rule_id": rule_id, "limit": limit}
+            answer = (await admin.ask("POST", "/api/v1/users/42/override", body)).json()
+            expected = None if warned is None else [f"it has no effect at present: {warned}"]
+            assert answer.get("warnings") == expected
+            assert answer["overrides"] == {rule_id: {"limit": limit}}
+
+        on(sqlite, work)
 
     def test_ids_with_slashes_are_escaped_in_paths(self, url: str) -> None:
         async def work(admin: Admin) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,26 @@ class Operator:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def agree(self, *words: str, meanwhile: Callable[[], object], code: int = 0) -> str:
+        """Say yes to what a command asks, once something else has happened; returns what it complains."""
+        here, there = pty.openpty()  # people are asked at a terminal
+        command = [sys.executable, "-m", "headgate.cli", *words]
+        asked, end = subprocess.PIPE, self._environment
+        with subprocess.Popen(command, stdin=there, stdout=asked, stderr=asked, env=end, text=True) as running:
+            os.close(there)
+            assert running.stdout is not None
+            said = ""
+            while not said.endswith("[y/N]"):
+                letter = running.stdout.read(1)
+                assert letter, running.communicate()
+                said += letter
+            meanwhile()
+            os.write(here, b"y\n")
+            complained = running.communicate(timeout=SECONDS)[1]
+        os.close(here)
+        assert running.returncode == code, complained
+        return complained
+
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedService, Path]]:
@@ -109,6 +130,26 @@ def test_operators_look_at_rules_and_change_them(
     until(lambda: service.check("u4")["limits"][0]["limit"] == 5, "it is in force", SECONDS)
     assert "orders-user" in operator.run("audit", "list")
     operator.run("audit", "verify")
+
+
+def test_what_is_confirmed_is_what_was_shown(operator: Operator, tmp_path: Path) -> None:
+    """A rule that another makes while somebody is asked is not deleted with those that were to be deleted."""
+    whole, rules = tmp_path / "whole.yaml", tmp_path / "rules.yaml"
+    whole.write_text(operator.run("rules", "get"))
+    rules.write_text("version: 1\nrules:\n  - {id: mine, limit: 1, window: 1s}\n")
+    another = "version: 1\nrules:\n  - {id: another, limit: 1, window: 1s}\n"
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(another)
+    told = operator.agree(
+        *("rules", "apply", str(rules)),
+        meanwhile=lambda: operator.run("rules", "apply", str(theirs), "--yes"),
+        code=2,
+    )
+    assert "by now" in told
+    assert "another" in operator.run("rules", "list")
+    operator.agree("rules", "apply", str(rules), meanwhile=lambda: None)
+    assert "another" not in operator.run("rules", "list")
+    operator.run("rules", "apply", str(whole), "--yes")
 
 
 def test_who_has_no_key_is_told_so(embedded: tuple[EmbeddedService, Path]) -> None:

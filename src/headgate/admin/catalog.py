@@ -23,6 +23,7 @@ from headgate.admin import audit
 from headgate.admin.audit import Actor, texts_of
 from headgate.admin.database import Database
 from headgate.admin.objects import (
+    ANY_VERSION,
     TABLES,
     Body,
     ObjectKind,
@@ -69,20 +70,23 @@ class Edited(NamedTuple):
 
     before: Stored | None
     after: Stored | None
+    revision: int
+    """The revision that is in force now."""
 
 
 class VersionConflict(HeadgateError):
     """Something is not of the version that was to be replaced: somebody else was quicker."""
 
-    def __init__(self, operation: Operation, found: int) -> None:
-        self.operation, self.found = operation, found
-        what = f"{operation.kind} {operation.id!r}"
-        if not operation.expected:
+    def __init__(self, what: str, expected: int, found: int) -> None:
+        self.expected = expected
+        if not expected:
             super().__init__(f"{what} exists already, in version {found}")
+        elif expected == ANY_VERSION:
+            super().__init__(f"{what} does not exist, and If-Match asks for one that does")
         elif not found:
-            super().__init__(f"{what} does not exist any more; version {operation.expected} was to be replaced")
+            super().__init__(f"{what} does not exist any more; version {expected} was to be replaced")
         else:
-            super().__init__(f"{what} is of version {found} by now, not {operation.expected}: read it again")
+            super().__init__(f"{what} is of version {found} by now, not {expected}: read it again")
 
 
 class UnknownObject(HeadgateError):
@@ -204,35 +208,45 @@ class Catalog:
         """
         async with self.database.exclusively() as connection:
             before = (await stored_of(connection, kind, [name])).get(name)
+            _check_version(f"{kind} {name!r:.200}", expected, before.version if before else 0)
             body = revised(before)
             if body is not None or before is not None:
                 transaction = _Transaction(connection, actor, self._now())
-                await transaction.run([Operation(kind, name, body, expected)])
-            return Edited(before, (await stored_of(connection, kind, [name])).get(name))
+                await transaction.run([Operation(kind, name, body)])
+            after = (await stored_of(connection, kind, [name])).get(name)
+            return Edited(before, after, await revision_number(connection))
 
-    async def apply(self, document: Body, actor: Actor, *, dry_run: bool = False, only_first: bool = False) -> Changed:
+    async def apply(
+        self,
+        document: Body,
+        actor: Actor,
+        *,
+        dry_run: bool = False,
+        only_first: bool = False,
+        expected: int | None = None,
+    ) -> Changed:
         """Let what a rules file says, and nothing else, be in force; see `change`.
 
-        With `only_first` nothing happens where anything was ever changed.
+        With `only_first` nothing happens where anything was ever changed. `expected` is the revision that is replaced.
         """
         await asyncio.to_thread(from_data, document)
         async with self.database.exclusively(dry_run=dry_run) as connection:
             number = await revision_number(connection)
             if only_first and number:
                 return Changed(number, ())
+            _check_version("what is in force", expected, number)
             present = await document_of(connection)
-            operations, order = (
-                await asyncio.to_thread(operations_between, present, document),
-                list(_rules_of(document)),
-            )
-            return await _Transaction(connection, actor, self._now()).run(operations, order)
+            operations = await asyncio.to_thread(operations_between, present, document)
+            return await _Transaction(connection, actor, self._now()).run(operations, list(_rules_of(document)))
 
-    async def roll_back(self, kind: ObjectKind, name: str, version: int, actor: Actor) -> Changed:
-        """Let something be again what it was in a version; that makes a new version."""
-        for found in await self.versions(kind, name):
-            if found.version == version:
-                return await self.change([Operation(kind, name, found.body)], actor)
-        raise UnknownObject(f"{kind} {name!r} has no version {version}")
+    async def roll_back(
+        self, kind: ObjectKind, name: str, version: int, actor: Actor, expected: int | None = None
+    ) -> Edited:
+        """Let something be again what it was in a version; that makes a new version. See `edit`."""
+        bodies = {each.version: each.body for each in await self.versions(kind, name)}
+        if version not in bodies:
+            raise UnknownObject(f"{kind} {name!r} has no version {version}")
+        return await self.edit(kind, name, lambda _: bodies[version], actor, expected)
 
 
 class _Write(NamedTuple):
@@ -304,9 +318,7 @@ class _Transaction:
     @staticmethod
     def _is_new(operation: Operation, found: Stored | None) -> bool:
         """Whether there is anything to do; raises where it is not what was expected."""
-        version = found.version if found else 0
-        if operation.expected is not None and operation.expected != version:
-            raise VersionConflict(operation, version)
+        _check_version(f"{operation.kind} {operation.id!r:.200}", operation.expected, found.version if found else 0)
         if operation.body is None and found is None:
             raise UnknownObject(f"{operation.kind} {operation.id!r} does not exist")
         return found is None or operation.body is None or operation.body != found.body
@@ -459,6 +471,13 @@ def _canonical(operations: Sequence[Operation], ruleset: Ruleset) -> list[Any]:
         else:
             written.append(to_data(ruleset.users[name]))
     return written
+
+
+def _check_version(what: str, expected: int | None, found: int) -> None:
+    """Raise VersionConflict unless something is of the version that is expected; see `Operation.expected`."""
+    is_expected = found > 0 if expected == ANY_VERSION else expected in {None, found}
+    if expected is not None and not is_expected:
+        raise VersionConflict(what, expected, found)
 
 
 def _check_id(operation: Operation) -> None:

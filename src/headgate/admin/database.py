@@ -118,7 +118,7 @@ class Database:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Ask, in one transaction. Raises DatabaseError."""
+        """Ask, in one transaction, which sees what others change either as a whole or not. Raises DatabaseError."""
         async with self._begun(self._engine.connect()) as connection:
             yield connection
 
@@ -161,7 +161,9 @@ class Database:
         with _translated(self.name):
             self._make_file()
             async with connecting as connection:
-                await connection.execution_options(**{_WRITING: writing})
+                is_snapshot = not writing and not self.is_sqlite  # there, every transaction is one
+                isolated = {"isolation_level": "REPEATABLE READ"} if is_snapshot else {}
+                await connection.execution_options(**{_WRITING: writing}, **isolated)
                 async with connection.begin():
                     yield connection
 

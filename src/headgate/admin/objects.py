@@ -14,6 +14,8 @@ from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
 """What a rule has that does not say; filters look at it so. Fields not named here are empty then."""
+ANY_VERSION = -1
+"""Stands for the version of something that has to exist, whatever its version is."""
 _IN_ONE_QUERY = 500
 
 Body = dict[str, Any]
@@ -44,7 +46,7 @@ class Operation(NamedTuple):
     body: Any | None
     """What it is to be, in the form of a rules file; None: it is to be deleted."""
     expected: int | None = None
-    """The version that this replaces: 0 for something new, None for whatever there is."""
+    """The version that this replaces: 0 for something new, `ANY_VERSION` for what exists, None for anything."""
 
 
 class Stored(NamedTuple):

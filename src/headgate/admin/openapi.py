@@ -33,7 +33,8 @@ _EXAMPLES: Json = {
     "override": {"rule_id": "orders-user", "limit": 5000, "until": "2030-01-01T00:00:00Z"},
     "file": "version: 1\nrules:\n  - {id: orders-user, limit: 100, window: 1m}\n",
 }
-_VERSIONED = ("/rules/", "/tiers/", "/settings/")
+_VERSIONED = ("/rules/", "/tiers/", "/settings/", "/users/", "/apply")
+"""Paths of what has versions: changes may say which one they replace."""
 _HEADERS: list[Json] = [
     {
         "name": "X-Reason",
@@ -44,8 +45,8 @@ _HEADERS: list[Json] = [
     {
         "name": "If-Match",
         "in": "header",
-        "description": 'The version that this replaces, as the ETag of an answer has it: `"3"`.',
-        "schema": {"type": "string", "pattern": '^("[1-9][0-9]{0,8}"|\\*)$'},
+        "description": 'The version that this replaces, as an ETag says: `"3"`; of a whole file, the revision.',
+        "schema": {"type": "string", "pattern": '^("(0|[1-9][0-9]{0,8})"|\\*)$'},
     },
     {
         "name": "If-None-Match",
@@ -99,7 +100,7 @@ def document_of(app: Litestar) -> Json:
     for path, item in found["paths"].items():
         for method, operation in item.items():
             if method != "get" and path != "/api/v1/explain":
-                versioned = method in {"put", "delete"} and any(part in path for part in _VERSIONED)
+                versioned = any(part in path for part in _VERSIONED) and not path.endswith("/reset")
                 operation.setdefault("parameters", []).extend(_HEADERS if versioned else _HEADERS[:1])
             _document(operation, bodies.get((method, path.replace("}", ":str}")), ""))
     found["paths"] |= decision_paths.PATHS

@@ -25,7 +25,8 @@ from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
-from headgate.admin.service import AdminService, FileRules
+from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.service import AdminService
 from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine

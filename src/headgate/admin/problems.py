@@ -13,9 +13,8 @@ from litestar.routes import HTTPRoute
 
 from headgate.admin.catalog import UnknownObject, VersionConflict
 from headgate.admin.database import DatabaseError
-from headgate.admin.routes.asking import PreconditionFailed
+from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
-from headgate.admin.service import RulesInFile
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.policy.problems import InvalidRules
 from headgate.web.problem import Problem, bad_request, of_status
@@ -41,7 +40,7 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> Problem:
         )
         return bad_request("the rules would not be acceptable; nothing was changed", faults)
     if isinstance(error, VersionConflict):
-        return of_status(412 if error.operation.expected or is_conditional else 409, str(error))
+        return of_status(412 if error.expected or is_conditional else 409, str(error))
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return of_status(status, str(error))
@@ -58,7 +57,6 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> Problem:
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (BodyTooLarge, 413),
     (BodyTooSlow, 408),
-    (PreconditionFailed, 412),
     (RecursionError, 400),
     (UnknownObject, 404),
     (RulesInFile, 409),
@@ -70,7 +68,8 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 def explained(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer an error with its problem document."""
-    problem = problem_of(error, is_conditional="if-none-match" in request.headers)
+    is_conditional = "if-match" in request.headers or "if-none-match" in request.headers
+    problem = problem_of(error, is_conditional=is_conditional)
     headers = {}
     if problem.status == 405:
         path = request.scope["path"].rstrip("/")

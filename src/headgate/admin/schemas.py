@@ -95,7 +95,7 @@ _API_KEY = {
     "revoked_at": some(MOMENT),
 }
 _NEW_KEY = record({**_API_KEY, "key": {**TEXT, "description": "It is shown here, and nowhere else."}})
-_CHANGED_USER = record({"id": TEXT}, tier=TEXT, overrides=ref("overrides"))
+_CHANGED_USER = record({"id": TEXT}, tier=TEXT, overrides=ref("overrides"), warnings=list_of(TEXT))
 _DIFFERENCE = record(
     {
         "kind": {"enum": ["rule", "tier", "user", "setting"]},

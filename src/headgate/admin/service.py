@@ -10,122 +10,34 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 
 from headgate.admin import audit, usage, what_if
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Changed, Edited, UnknownObject
+from headgate.admin.catalog import UnknownObject
 from headgate.admin.database import Database
 from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
-from headgate.admin.objects import RULE_DEFAULTS, ObjectKind, ObjectVersion, Operation, Stored, revision_number
+from headgate.admin.objects import ObjectKind, Operation, Stored, revision_number
+from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.core.decision import Decision
-from headgate.core.errors import HeadgateError, UsageError
+from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.policy.dumping import to_data
 from headgate.policy.explain import Considered
 from headgate.policy.loading import change_from_data, from_data, load, rule_from_data
-from headgate.policy.model import Ruleset
+from headgate.policy.model import Change, Ruleset
 from headgate.policy.request import Request
-from headgate.policy.snapshot import Whole
 from headgate.policy.times import moment_text
 
+_DEFAULT_TIER = "default_tier"
 _WEEK_US = 7 * usage.DAY_US
 _MOST_TIERS = 100
 _NAMED = 5
 """Principals that an answer names."""
 SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
-
-
-class RulesInFile(HeadgateError):
-    """The rules are in a file: that is where they are changed."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the rules come from the file {path}, so they are changed there; to change them here, serve from a "
-            f"database: headgate rules apply {path} --database URL, then headgate serve --database URL"
-        )
-
-
-class RuleCatalog(Protocol):
-    """Where rules are: as much of a `Catalog` as the admin plane needs."""
-
-    async def revision(self) -> int: ...
-
-    async def document(self) -> Whole: ...
-
-    async def get(self, kind: ObjectKind, name: str) -> Stored | None: ...
-
-    async def page(
-        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
-    ) -> tuple[list[Stored], int]: ...
-
-    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]: ...
-
-    async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed: ...
-
-    async def edit(
-        self,
-        kind: ObjectKind,
-        name: str,
-        revised: Callable[[Stored | None], Any | None],
-        actor: Actor,
-        expected: int | None = None,
-    ) -> Edited: ...
-
-    async def apply(self, document: dict[str, Any], actor: Actor, *, dry_run: bool = False) -> Changed: ...
-
-    async def roll_back(self, kind: ObjectKind, name: str, version: int, actor: Actor) -> Changed: ...
-
-
-class FileRules:
-    """Rules that come from a file, to be read only.
-
-    Args:
-        path: of the file.
-        ruleset: what is in force.
-        version: how often it was loaded.
-    """
-
-    def __init__(self, path: str, ruleset: Callable[[], Ruleset], version: Callable[[], int]) -> None:
-        self._path, self._ruleset, self._version = path, ruleset, version
-
-    async def revision(self) -> int:
-        """Return how often the file was loaded."""
-        return self._version()
-
-    async def document(self) -> Whole:
-        """Return all that is in force."""
-        return Whole(self._version(), to_data(self._ruleset()))
-
-    async def get(self, kind: ObjectKind, name: str) -> Stored | None:
-        """Return something in force; None if it does not exist."""
-        body = bodies_of(to_data(self._ruleset()), kind).get(name)
-        return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
-
-    async def page(
-        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
-    ) -> tuple[list[Stored], int]:
-        """Return some of what is in force of one kind, and how many pass the filters."""
-        bodies = bodies_of(to_data(self._ruleset()), kind)
-        found = [name for name, body in bodies.items() if _passes(name, body, filters)]
-        if sort.lstrip("-") != "position":
-            found.sort(reverse=sort.startswith("-"))
-        some = [Stored(kind, name, bodies[name], self._version(), 0, 0) for name in found[offset : offset + limit]]
-        return some, len(found)
-
-    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
-        """Return what is known of earlier versions: nothing."""
-        stored = await self.get(kind, name)
-        return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
-
-    async def change(self, *_: object, **__: object) -> NoReturn:
-        """Refuse, with RulesInFile."""
-        raise RulesInFile(self._path)
-
-    edit = apply = roll_back = change
 
 
 class ResultPage(NamedTuple):
@@ -136,6 +48,19 @@ class ResultPage(NamedTuple):
     """How many there are altogether, as far as the filters let them through."""
     next: int | None
     """The offset of the next page; None if this is the last."""
+
+
+class SpecialUser(NamedTuple):
+    """What is special about a user, which may be nothing."""
+
+    body: dict[str, Any]
+    version: int
+    """Of the body; 0: nothing is special."""
+
+    @classmethod
+    def of(cls, stored: Stored | None) -> Self:
+        """Return what is stored of a user."""
+        return cls(dict(stored.body), stored.version) if stored else cls({}, 0)
 
 
 class AdminService:
@@ -192,18 +117,21 @@ class AdminService:
             rule_from_data(body)
         if body is None:
             raise UsageError(f"null is not a {kind}; DELETE is what deletes one")
-        before, after = await self.rules.edit(kind, name, lambda _: body, actor, expected)
-        return cast("Stored", after), before is None
+        if kind is ObjectKind.SETTING and name == _DEFAULT_TIER and isinstance(body, str):
+            await self._check_tier(body)
+        done = await self.rules.edit(kind, name, lambda _: body, actor, expected)
+        return cast("Stored", done.after), done.before is None
 
     async def delete(self, kind: ObjectKind, name: str, expected: int | None, actor: Actor) -> None:
         """Delete something. Raises as `Catalog.change` does."""
         await self.rules.change([Operation(kind, name, None, expected)], actor)
 
-    async def apply(self, text: str, actor: Actor, *, dry_run: bool) -> dict[str, Any]:
+    async def apply(self, text: str, actor: Actor, expected: int | None = None, *, dry_run: bool) -> dict[str, Any]:
         """Let a whole rules file be in force; says what that changes, and, if it is tried, how much that is used."""
         wanted = await asyncio.to_thread(load, text)
         present = (await self.rules.document()).document if dry_run else {}
-        changed = await self.rules.apply(await asyncio.to_thread(to_data, wanted), actor, dry_run=dry_run)
+        document = await asyncio.to_thread(to_data, wanted)
+        changed = await self.rules.apply(document, actor, dry_run=dry_run, expected=expected)
         differences: list[dict[str, Any]] = [
             {"kind": each.kind, "id": each.subject, "action": each.action, "before": each.before, "after": each.after}
             for each in changed.entries
@@ -271,26 +199,20 @@ class AdminService:
 
     # Users
 
-    async def user(self, name: str) -> dict[str, Any]:
-        """Return what is special about a user, which may be nothing."""
-        stored = await self.rules.get(ObjectKind.USER, name)
-        return dict(stored.body) if stored else {}
-
-    async def set_tier(self, name: str, tier: str, actor: Actor) -> dict[str, Any]:
+    async def set_tier(self, name: str, tier: str, actor: Actor, expected: int | None = None) -> SpecialUser:
         """Move a user to a tier; empty: to none. Raises UsageError for one that no rule and no tier has."""
-        if tier and self._database is not None:
-            await self._check_tier(tier)
+        await self._check_tier(tier)
 
         def moved(user: dict[str, Any]) -> None:
             user.pop("tier", None)
             if tier:
                 user["tier"] = tier
 
-        return await self._edit_user(name, moved, actor)
+        return await self._edit_user(name, moved, actor, expected)
 
     async def _check_tier(self, tier: str) -> None:
         """Raise UsageError unless a tier of this name, or a rule for it, is there: it would mean nothing."""
-        if await self.rules.get(ObjectKind.TIER, tier) is not None:
+        if not tier or self._database is None or await self.rules.get(ObjectKind.TIER, tier) is not None:
             return
         if (await self.page(ObjectKind.RULE, {"tier": tier}, "position", 0, 1)).total:
             return
@@ -299,18 +221,44 @@ class AdminService:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
         raise UsageError(f"there is no tier {tier!r:.80}, and no rule for one: {hint}")
 
-    async def set_override(self, name: str, rule_id: str, change: Any, actor: Actor) -> dict[str, Any]:
-        """Change a rule for one user, perhaps only for a time. Raises UsageError for a time that is over."""
-        until = change_from_data(change).until
-        if until is not None and until <= self._now():
+    async def set_override(
+        self, name: str, rule_id: str, change: Any, actor: Actor, expected: int | None = None
+    ) -> SpecialUser:
+        """Change a rule for one user, perhaps only for a time. Raises UsageError for what can have no effect."""
+        read = change_from_data(change)
+        if read.until is not None and read.until <= self._now():
             raise UsageError("an override that has ended already changes nothing: until is in the past")
+        if read == Change(until=read.until):
+            raise UsageError(
+                "this override changes nothing: give a limit, burst, capacity, window, algorithm or limits; "
+                "to end one that is there, DELETE it"
+            )
 
         def overridden(user: dict[str, Any]) -> None:
             user["overrides"] = {**user.get("overrides", {}), rule_id: change}
 
-        return await self._edit_user(name, overridden, actor)
+        return await self._edit_user(name, overridden, actor, expected)
 
-    async def end_override(self, name: str, rule_id: str, actor: Actor) -> dict[str, Any]:
+    async def without_effect(self, user: Mapping[str, Any], rule_id: str) -> list[str]:
+        """Return why the override of a rule has no effect at present, if that is so; it may have one later."""
+        stored = await self.rules.get(ObjectKind.RULE, rule_id)
+        if stored is None:  # that of the default
+            return []
+        rule, usual = rule_from_data(stored.body), await self.rules.get(ObjectKind.SETTING, _DEFAULT_TIER)
+        tier: str = user.get("tier") or (usual.body if usual else "")
+        whose = f"the user is of tier {tier}" if tier else "the user is of no tier"
+        if not rule.enabled:
+            return [f"it has no effect at present: rule {rule_id} is not enabled"]
+        if rule.tier and rule.tier != tier:
+            return [f"it has no effect at present: rule {rule_id} is only for tier {rule.tier}, and {whose}"]
+        of_tier = await self.rules.get(ObjectKind.TIER, tier) if tier else None
+        changed = change_from_data(of_tier.body.get(rule_id, {}) if of_tier else {}).apply(rule.quotas)
+        if change_from_data(user["overrides"][rule_id]).apply(changed) != changed:
+            return []
+        same = "; ".join(map(str, changed))
+        return [f"it has no effect at present: rule {rule_id} is {same} for this user anyway"]
+
+    async def end_override(self, name: str, rule_id: str, actor: Actor, expected: int | None = None) -> SpecialUser:
         """End the override of one rule, or, if none is named, of all. Raises UnknownObject if there is none."""
 
         def ended(user: dict[str, Any]) -> None:
@@ -322,9 +270,11 @@ class AdminService:
             if left:
                 user["overrides"] = left
 
-        return await self._edit_user(name, ended, actor)
+        return await self._edit_user(name, ended, actor, expected)
 
-    async def _edit_user(self, name: str, edit: Callable[[dict[str, Any]], None], actor: Actor) -> dict[str, Any]:
+    async def _edit_user(
+        self, name: str, edit: Callable[[dict[str, Any]], None], actor: Actor, expected: int | None
+    ) -> SpecialUser:
         """Change what is special about a user, whom the database forgets if nothing is any more."""
 
         def revised(stored: Stored | None) -> dict[str, Any] | None:
@@ -332,14 +282,12 @@ class AdminService:
             edit(user)
             return user or None
 
-        _, after = await self.rules.edit(ObjectKind.USER, name, revised, actor)
-        return dict(after.body) if after else {}
+        return SpecialUser.of((await self.rules.edit(ObjectKind.USER, name, revised, actor, expected)).after)
 
-    async def user_limits(self, name: str) -> dict[str, Any]:
-        """Return the limits that count a user, what they are for that user, and their present state."""
+    async def user_limits(self, name: str) -> tuple[dict[str, Any], int]:
+        """Return the limits that count a user, and their present state; and the version of what is special."""
         policy = self._engine.policy
-        special = policy.special_of(name)
-        tier = policy.tier_of(special)
+        tier = policy.tier_of(policy.special_of(name))
         limits = []
         for rule in policy.rules.values():
             if not rule.rule.enabled or rule.rule.dimensions != ("user",):
@@ -359,12 +307,9 @@ class AdminService:
                     "limits": [state_data(state) for state in states],
                 }
             )
-        return {
-            "user_id": name,
-            "tier": tier,
-            "overrides": (await self.user(name)).get("overrides", {}),
-            "rules": limits,
-        }
+        special, version = SpecialUser.of(await self.rules.get(ObjectKind.USER, name))
+        stored = {"tier": special.get("tier") or policy.tier_of(None), "overrides": special.get("overrides", {})}
+        return {"user_id": name, **stored, "rules": limits}, version
 
     async def reset_user(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
         """Forget what a user used of the limits that count users, or of the rules that are named."""
@@ -443,15 +388,6 @@ class AdminService:
         }
 
 
-def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
-    """Return what the data of a rules file has of one kind, by id."""
-    if kind is ObjectKind.RULE:
-        return {rule["id"]: rule for rule in document.get("rules", ())}
-    if kind is ObjectKind.SETTING:
-        return {name: body for name, body in document.items() if name not in {"version", "rules", "tiers", "users"}}
-    return dict(document.get(f"{kind}s", {}))
-
-
 def state_data(decision: Decision) -> dict[str, Any]:
     """Return what a limit has now. Times are in seconds."""
     return {
@@ -481,15 +417,3 @@ def _rule(considered: Considered, states: Sequence[Decision]) -> dict[str, Any]:
 
 def _shown(principal: str | bytes) -> str:
     return principal if isinstance(principal, str) else f"sha256:{principal.hex()}"
-
-
-def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:
-    for field, wanted in filters.items():
-        if field == "search":
-            if not any(
-                wanted.lower() in text.lower() for text in (name, body.get("name", ""), body.get("endpoint", ""))
-            ):
-                return False
-        elif body.get(field, RULE_DEFAULTS.get(field, "")) != wanted:
-            return False
-    return True

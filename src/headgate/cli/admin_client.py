@@ -85,8 +85,12 @@ def call(
     *,
     raw: str | None = None,
     query: dict[str, Any] | None = None,
+    expected: int | None = None,
 ) -> Any:
-    """Ask the admin plane that the arguments name; returns what it answers. Raises NoAnswer."""
+    """Ask the admin plane that the arguments name; returns what it answers. Raises NoAnswer.
+
+    What is changed is refused unless it is of the version that is `expected`.
+    """
     target = parse_target(arguments.url)
     key = os.environ.get("HEADGATE_ADMIN_KEY", "")
     if not key:
@@ -94,6 +98,8 @@ def call(
     headers = {**caller_headers(key), "accept": "application/json"}
     if getattr(arguments, "reason", ""):
         headers["x-reason"] = arguments.reason.encode("ascii", "backslashreplace").decode()
+    if expected is not None:
+        headers["if-match"] = f'"{expected}"'
     content = None
     if raw is not None:
         content, headers["content-type"] = raw.encode(), "application/yaml"

@@ -126,10 +126,10 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
     ruleset = checked(arguments.file).ruleset
     text = to_yaml(ruleset)
 
-    def applied(dry_run: bool) -> Json:  # noqa: FBT001  one of two
+    def applied(dry_run: bool, expected: int | None = None) -> Json:  # noqa: FBT001  one of two
         if not arguments.database:
             query = {"dry_run": "true"} if dry_run else {}
-            answer: Json = call(arguments, "POST", "/apply", raw=text, query=query)
+            answer: Json = call(arguments, "POST", "/apply", raw=text, query=query, expected=expected)
             return answer
 
         async def work(database: Database) -> Json:
@@ -137,7 +137,7 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             from headgate.admin.catalog import Catalog  # noqa: PLC0415
 
             actor = Actor(operator(), reason=arguments.reason)
-            done = await Catalog(database).apply(to_data(ruleset), actor, dry_run=dry_run)
+            done = await Catalog(database).apply(to_data(ruleset), actor, dry_run=dry_run, expected=expected)
             changes = [{"action": each.action, "kind": each.kind, "id": each.subject} for each in done.entries]
             return {"revision": done.revision, "dry_run": dry_run, "changes": changes}
 
@@ -145,11 +145,13 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     planned = applied(dry_run=True)
     gone = [change for change in planned["changes"] if change["action"] == "delete"]
+    seen: int | None = None
     if not arguments.dry_run and gone and not arguments.json:
         names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in gone[:10])
         if not confirmed(arguments, terminal, f"This deletes {len(gone)}: {names}. Go on?"):
             return NO
-    answer = planned if arguments.dry_run else applied(dry_run=False)
+        seen = None if arguments.yes else planned["revision"] - 1  # what is confirmed is what was shown, and no more
+    answer = planned if arguments.dry_run else applied(dry_run=False, expected=seen)
     if arguments.json:
         terminal.say_json(answer)
         return OK

@@ -107,7 +107,8 @@ def _override(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not given:
         raise UsageError("say what is different: --limit, --burst, --capacity or --window; or --end")
     answer = call(arguments, "POST", f"{_user(arguments)}/override", {"rule_id": arguments.rule, **given})
-    return told(arguments, terminal, answer, f"user {arguments.user}: {arguments.rule} is overridden")
+    warned = "".join(f"; {warning}" for warning in answer.get("warnings", ()))
+    return told(arguments, terminal, answer, f"user {arguments.user}: {arguments.rule} is overridden{warned}")
 
 
 def _reset_user(arguments: argparse.Namespace, terminal: Terminal) -> int:

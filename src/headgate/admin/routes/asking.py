@@ -16,17 +16,17 @@ from litestar.params import PathParameter, QueryParameter
 
 from headgate.admin.audit import Actor, texts_of
 from headgate.admin.keys import ApiKey
-from headgate.admin.objects import ObjectKind
+from headgate.admin.objects import ANY_VERSION
 from headgate.admin.security import BodyTooLarge, actor_name, visible
 from headgate.admin.service import AdminService
-from headgate.core.errors import HeadgateError, UsageError
+from headgate.core.errors import UsageError
 
 MOST = 1000
 """Items of a page."""
 LONGEST_JSON = 1_048_576
 """Bytes of a body that is not a rules file."""
 _LONGEST_REASON = 1000
-_VERSION = re.compile(r'(?:W/)?"?([0-9]{1,10})"?')
+_VERSION = re.compile(r'(?:W/)?"?(0|[1-9][0-9]{0,9})"?')
 Json = dict[str, Any]
 Admin = NamedDependency[AdminService]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000_000, description="Items to leave out.")]
@@ -34,10 +34,6 @@ Limit = Annotated[int, QueryParameter(ge=1, le=MOST, description="Items of a pag
 RuleId = Annotated[str, PathParameter(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$", description="The id of a rule.")]
 UserId = Annotated[str, PathParameter(min_length=1, max_length=512, description="The value of the principal `user`.")]
 Name = Annotated[str, PathParameter(min_length=1, max_length=64)]
-
-
-class PreconditionFailed(HeadgateError):
-    """A header asks for what is not so."""
 
 
 async def role_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -60,10 +56,8 @@ def actor_of(request: Request[Any, Any, Any]) -> Actor:
     return Actor(actor_name(known["key"]), known["request_id"], visible(reason))
 
 
-async def expected_version(
-    request: Request[Any, Any, Any], admin: AdminService, kind: ObjectKind, name: str
-) -> int | None:
-    """Return the version that a change replaces by its headers: 0 for something new, None for any.
+def expected_version(request: Request[Any, Any, Any]) -> int | None:
+    """Return the version that a change replaces by its headers; see `Operation.expected`. Raises UsageError.
 
     ``If-Match`` names it, or with ``*`` says that there is one; ``If-None-Match: *`` says that there is none.
     """
@@ -76,12 +70,9 @@ async def expected_version(
     if not if_match:
         return None
     if if_match == "*":
-        stored = await admin.rules.get(kind, name)
-        if stored is None:
-            raise PreconditionFailed(f"there is no {kind} {name!r:.200}, and If-Match asks for one")
-        return stored.version
+        return ANY_VERSION
     found = _VERSION.fullmatch(if_match)
-    if found is None or not 0 < int(found[1]) < 2**31:
+    if found is None:
         raise UsageError(f'If-Match names a version, as the ETag of an answer does: "3", not {if_match!r:.40}')
     return int(found[1])
 

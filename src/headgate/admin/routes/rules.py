@@ -83,24 +83,15 @@ async def put_rule(
     named = data.get("id", data.get("rule_id", rule_id))
     if named != rule_id:
         raise UsageError(f"the rule says that its id is {named!r:.80}, and the path says {rule_id!r}")
-    actor = actor_of(request)
-    stored, is_new = await admin.put(
-        ObjectKind.RULE, rule_id, data, await expected_version(request, admin, ObjectKind.RULE, rule_id), actor
-    )
+    stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor_of(request))
     status = 201 if is_new else 200
     return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=status)
 
 
 @delete("/rules/{rule_id:str}", opt={"role": KeyRole.EDITOR}, summary="Delete a rule", status_code=204)
-async def delete_rule(
-    admin: Admin,
-    request: Request[Any, Any, State],
-    rule_id: RuleId,
-) -> None:
+async def delete_rule(admin: Admin, request: Request[Any, Any, State], rule_id: RuleId) -> None:
     """Delete a rule. Its versions stay, and it can be rolled back."""
-    await admin.delete(
-        ObjectKind.RULE, rule_id, await expected_version(request, admin, ObjectKind.RULE, rule_id), actor_of(request)
-    )
+    await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request))
 
 
 @get("/rules/{rule_id:str}/versions", opt={"role": KeyRole.VIEWER}, summary="List the versions of a rule")
@@ -115,34 +106,38 @@ async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
 @post("/rules/{rule_id:str}/rollback", opt={"role": KeyRole.EDITOR}, summary="Roll a rule back", status_code=200)
 async def roll_back_rule(
     admin: Admin, request: Request[Any, Any, State], rule_id: RuleId, data: JSONBody[RollbackBody]
-) -> Json:
+) -> Response[Json]:
     """Let a rule be again what it was in an earlier version; that makes a new version."""
-    changed = await admin.rules.roll_back(ObjectKind.RULE, rule_id, data.version, actor_of(request))
-    return {"revision": changed.revision, "changed": bool(changed.entries)}
+    done = await admin.rules.roll_back(
+        ObjectKind.RULE, rule_id, data.version, actor_of(request), expected_version(request)
+    )
+    shown = {"revision": done.revision, "changed": done.before != done.after}
+    return Response(shown, headers=etag(done.after.version if done.after else 0))
 
 
 # The whole
 
 
 @get("/export", opt={"role": KeyRole.VIEWER}, summary="Export all rules as a file", media_type="application/yaml")
-async def export(admin: Admin) -> str:
-    """Return all that is in force as a rules file."""
-    _, document = await admin.rules.document()
-    return await asyncio.to_thread(lambda: to_yaml(from_data(document)))  # of 100,000 users, it takes a while
+async def export(admin: Admin) -> Response[str]:
+    """Return all that is in force as a rules file, with the revision as ETag."""
+    revision, document = await admin.rules.document()
+    text = await asyncio.to_thread(lambda: to_yaml(from_data(document)))  # of 100,000 users, it takes a while
+    return Response(text, headers=etag(revision))
 
 
 @post("/apply", opt={"role": KeyRole.EDITOR, "body": "file"}, summary="Apply a whole rules file", status_code=200)
 async def apply_file(admin: Admin, request: Request[Any, Any, State], dry_run: FromQuery[bool] = False) -> Json:
     """Let a rules file, as YAML or JSON, and nothing else be in force, in one transaction.
 
-    With `dry_run` nothing is changed, and the answer says what would be.
+    With `dry_run` nothing is changed, and the answer says what would be. `If-Match` is the revision that is replaced.
     """
     raw = await request.body()
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         raise UsageError("a rules file is UTF-8 text") from None
-    return await admin.apply(text, actor_of(request), dry_run=dry_run)
+    return await admin.apply(text, actor_of(request), expected_version(request), dry_run=dry_run)
 
 
 # Tiers and settings
@@ -167,15 +162,9 @@ def _objects(kind: ObjectKind) -> Router:
         summary=f"Make or replace a {what}",
         operation_id=f"put_{body}",
     )
-    async def put_one(
-        admin: Admin,
-        request: Request[Any, Any, State],
-        name: Name,
-    ) -> Response[Any]:
+    async def put_one(admin: Admin, request: Request[Any, Any, State], name: Name) -> Response[Any]:
         data = decoded(await request.body())
-        stored, is_new = await admin.put(
-            kind, name, data, await expected_version(request, admin, kind, name), actor_of(request)
-        )
+        stored, is_new = await admin.put(kind, name, data, expected_version(request), actor_of(request))
         shown = {"id": name, "value": stored.body, "version": stored.version}
         return Response(shown, headers=etag(stored.version), status_code=201 if is_new else 200)
 
@@ -186,12 +175,8 @@ def _objects(kind: ObjectKind) -> Router:
         operation_id=f"delete_{body}",
         status_code=204,
     )
-    async def delete_one(
-        admin: Admin,
-        request: Request[Any, Any, State],
-        name: Name,
-    ) -> None:
-        await admin.delete(kind, name, await expected_version(request, admin, kind, name), actor_of(request))
+    async def delete_one(admin: Admin, request: Request[Any, Any, State], name: Name) -> None:
+        await admin.delete(kind, name, expected_version(request), actor_of(request))
 
     return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{what}s"])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, delete, get, post, put
+from litestar import Request, Response, delete, get, post, put
 from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.keys import KeyRole
 from headgate.admin.objects import ObjectKind
-from headgate.admin.routes.asking import Admin, Json, Limit, Offset, UserId, actor_of
+from headgate.admin.routes.asking import Admin, Json, Limit, Offset, UserId, actor_of, etag, expected_version
+from headgate.admin.service import SpecialUser
 from headgate.core.errors import UsageError
 from headgate.policy.request import Request as Asked
 
@@ -48,15 +49,21 @@ async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: O
 
 
 @get("/users/{user_id:str}/limits", opt={"role": KeyRole.VIEWER}, summary="A user's limits and their present state")
-async def user_limits(admin: Admin, user_id: UserId) -> Json:
-    """Return the limits that count a user, what they are for that user, and their present state."""
-    return await admin.user_limits(user_id)
+async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
+    """Return the limits that count a user, what they are for that user, and their present state.
+
+    The ETag is that of tier and overrides, `"0"` for a user about whom nothing is special.
+    """
+    found, version = await admin.user_limits(user_id)
+    return Response(found, headers=etag(version))
 
 
 @put("/users/{user_id:str}/tier", opt={"role": KeyRole.EDITOR}, summary="Move a user to a tier")
-async def set_tier(admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[TierBody]) -> Json:
+async def set_tier(
+    admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[TierBody]
+) -> Response[Json]:
     """Move a user to a tier; an empty one is none."""
-    return {"id": user_id, **await admin.set_tier(user_id, data.tier, actor_of(request))}
+    return _special(user_id, await admin.set_tier(user_id, data.tier, actor_of(request), expected_version(request)))
 
 
 @post(
@@ -65,12 +72,17 @@ async def set_tier(admin: Admin, request: Request[Any, Any, State], user_id: Use
     summary="Override a rule for a user",
     status_code=200,
 )
-async def set_override(admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[Json]) -> Json:
-    """Change a rule for one user, until a moment or for good."""
+async def set_override(
+    admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[Json]
+) -> Response[Json]:
+    """Change a rule for one user, until a moment or for good; `warnings` say why that has no effect at present."""
     rule_id = data.pop("rule_id", None)
     if not isinstance(rule_id, str):
         raise UsageError("an override names its rule: rule_id is text")
-    return {"id": user_id, **await admin.set_override(user_id, rule_id, data, actor_of(request))}
+    expected = expected_version(request)
+    user = await admin.set_override(user_id, rule_id, data, actor_of(request), expected)
+    warnings = await admin.without_effect(user.body, rule_id)
+    return _special(user_id, user, **({"warnings": warnings} if warnings else {}))
 
 
 @delete(
@@ -81,9 +93,10 @@ async def end_override(
     request: Request[Any, Any, State],
     user_id: UserId,
     rule_id: Annotated[str | None, QueryParameter(max_length=64, description="Of one rule; default: of all.")] = None,
-) -> Json:
+) -> Response[Json]:
     """End the override of one rule, or of all."""
-    return {"id": user_id, **await admin.end_override(user_id, rule_id or "", actor_of(request))}
+    expected = expected_version(request)
+    return _special(user_id, await admin.end_override(user_id, rule_id or "", actor_of(request), expected))
 
 
 @post("/users/{user_id:str}/reset", opt={"role": KeyRole.EDITOR}, summary="Reset a user's limits", status_code=200)
@@ -102,7 +115,7 @@ async def reset_user(
 )
 async def delete_user(admin: Admin, request: Request[Any, Any, State], user_id: UserId) -> None:
     """Take a user's tier and overrides away."""
-    await admin.delete(ObjectKind.USER, user_id, None, actor_of(request))
+    await admin.delete(ObjectKind.USER, user_id, expected_version(request), actor_of(request))
 
 
 @post("/explain", opt={"role": KeyRole.VIEWER}, summary="Explain what a request would get", status_code=200)
@@ -112,6 +125,10 @@ async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
     return await admin.explain(
         Asked(data.principal, data.endpoint, data.method, given, cost=data.cost, tier=data.tier, rule_id=data.rule_id)
     )
+
+
+def _special(user_id: str, user: SpecialUser, **more: Any) -> Response[Json]:
+    return Response({"id": user_id, **user.body, **more}, headers=etag(user.version))
 
 
 ROUTES = (list_users, user_limits, set_tier, set_override, end_override, reset_user, delete_user, explain)

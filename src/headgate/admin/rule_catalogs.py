@@ -1,0 +1,128 @@
+"""Where rules are, as the admin plane sees it: in a catalog, where they are changed, or in a file, to be read only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from headgate.admin.audit import Actor
+from headgate.admin.catalog import Changed, Edited
+from headgate.admin.objects import RULE_DEFAULTS, ObjectKind, ObjectVersion, Operation, Stored
+from headgate.core.errors import HeadgateError
+from headgate.policy.dumping import to_data
+from headgate.policy.model import Ruleset
+from headgate.policy.snapshot import Whole
+
+
+class RulesInFile(HeadgateError):
+    """The rules are in a file: that is where they are changed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the rules come from the file {path}, so they are changed there; to change them here, serve from a "
+            f"database: headgate rules apply {path} --database URL, then headgate serve --database URL"
+        )
+
+
+class RuleCatalog(Protocol):
+    """Where rules are: as much of a `Catalog` as the admin plane needs."""
+
+    async def revision(self) -> int: ...
+
+    async def document(self) -> Whole: ...
+
+    async def get(self, kind: ObjectKind, name: str) -> Stored | None: ...
+
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> tuple[list[Stored], int]: ...
+
+    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]: ...
+
+    async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed: ...
+
+    async def edit(
+        self,
+        kind: ObjectKind,
+        name: str,
+        revised: Callable[[Stored | None], Any | None],
+        actor: Actor,
+        expected: int | None = None,
+    ) -> Edited: ...
+
+    async def apply(
+        self, document: dict[str, Any], actor: Actor, *, dry_run: bool = False, expected: int | None = None
+    ) -> Changed: ...
+
+    async def roll_back(
+        self, kind: ObjectKind, name: str, version: int, actor: Actor, expected: int | None = None
+    ) -> Edited: ...
+
+
+class FileRules:
+    """Rules that come from a file, to be read only.
+
+    Args:
+        path: of the file.
+        ruleset: what is in force.
+        version: how often it was loaded.
+    """
+
+    def __init__(self, path: str, ruleset: Callable[[], Ruleset], version: Callable[[], int]) -> None:
+        self._path, self._ruleset, self._version = path, ruleset, version
+
+    async def revision(self) -> int:
+        """Return how often the file was loaded."""
+        return self._version()
+
+    async def document(self) -> Whole:
+        """Return all that is in force."""
+        return Whole(self._version(), to_data(self._ruleset()))
+
+    async def get(self, kind: ObjectKind, name: str) -> Stored | None:
+        """Return something in force; None if it does not exist."""
+        body = bodies_of(to_data(self._ruleset()), kind).get(name)
+        return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
+
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> tuple[list[Stored], int]:
+        """Return some of what is in force of one kind, and how many pass the filters."""
+        bodies = bodies_of(to_data(self._ruleset()), kind)
+        found = [name for name, body in bodies.items() if _passes(name, body, filters)]
+        if sort.lstrip("-") != "position":
+            found.sort(reverse=sort.startswith("-"))
+        some = [Stored(kind, name, bodies[name], self._version(), 0, 0) for name in found[offset : offset + limit]]
+        return some, len(found)
+
+    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
+        """Return what is known of earlier versions: nothing."""
+        stored = await self.get(kind, name)
+        return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
+
+    async def change(self, *_: object, **__: object) -> NoReturn:
+        """Refuse, with RulesInFile."""
+        raise RulesInFile(self._path)
+
+    edit = apply = roll_back = change
+
+
+def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
+    """Return what the data of a rules file has of one kind, by id."""
+    if kind is ObjectKind.RULE:
+        return {rule["id"]: rule for rule in document.get("rules", ())}
+    if kind is ObjectKind.SETTING:
+        return {name: body for name, body in document.items() if name not in {"version", "rules", "tiers", "users"}}
+    return dict(document.get(f"{kind}s", {}))
+
+
+def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:
+    for field, wanted in filters.items():
+        if field == "search":
+            if not any(
+                wanted.lower() in text.lower() for text in (name, body.get("name", ""), body.get("endpoint", ""))
+            ):
+                return False
+        elif body.get(field, RULE_DEFAULTS.get(field, "")) != wanted:
+            return False
+    return True
