@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from headgate.cli.__main__ import main
+from headgate.gateway.forms import gateway_schema
+from headgate.gateway.loading import load_gateway
+from headgate.web.apikey import digest
 
 
 def test_init_writes_a_file_that_passes_the_check_and_leaves_one_that_is_there(
@@ -15,6 +20,13 @@ def test_init_writes_a_file_that_passes_the_check_and_leaves_one_that_is_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["gateway", "--init"]) == 0
+    key = capsys.readouterr().out.split()[-1]
+    gateway = load_gateway("gateway.yaml")
+    assert [each.path for each in gateway.routes] == ["/orders", "/users"]
+    assert gateway.api_keys
+    assert [each["sha256"] for each in gateway.api_keys["keys"]] == [digest(key)], "nobody else has this key"
+    assert key not in Path("gateway.yaml").read_text()
+    jsonschema.validate(yaml.safe_load(Path("gateway.yaml").read_text()), gateway_schema())
     assert len([line for line in Path("gateway.yaml").read_text().splitlines() if not line.startswith("#")]) <= 30
     assert main(["gateway", "--check"]) == 0
     assert "gateway.yaml: it could start: 2 routes to 2 services" in capsys.readouterr().out
@@ -22,6 +34,8 @@ def test_init_writes_a_file_that_passes_the_check_and_leaves_one_that_is_there(
     assert main(["gateway", "--init"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert Path("gateway.yaml").read_text() == "mine"
+    assert main(["gateway", "--init", "other.yaml"]) == 0
+    assert capsys.readouterr().out.split()[-1] != key
     assert main(["gateway", "--init", "nowhere/gateway.yaml"]) == 2
     assert "cannot be written" in capsys.readouterr().err
 

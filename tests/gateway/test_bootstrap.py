@@ -101,6 +101,21 @@ def test_envoy_accepts_what_is_made_of_every_field(tmp_path: Path) -> None:
     assert validate(resources.whole(gateway, secret=False), tmp_path) == ""
 
 
+@pytest.mark.parametrize(
+    ("failure", "passed"), [("deny", "allow_missing_or_failed"), ("allow", "allow_missing")], ids=["deny", "allow"]
+)
+def test_bad_tokens_are_left_to_headgate_unless_requests_may_pass_without_it(
+    tmp_path: Path, failure: str, passed: str
+) -> None:
+    (tmp_path / "secret").write_text("s" * 40)
+    tokens = [{"audience": "any", "secret_file": "secret"}]
+    _, resources = made(tmp_path, identity={"tokens": tokens}, on_headgate_failure=failure)
+    (chain,) = resources.listeners[0]["filter_chains"]
+    (verifies,) = [each for each in chain["filters"][0]["typed_config"]["http_filters"] if "jwt" in each["name"]]
+    (rule,) = verifies["typed_config"]["rules"]
+    assert rule["requires"]["requires_any"]["requirements"] == [{"provider_name": "issuer-0"}, {passed: {}}]
+
+
 def test_what_envoy_refuses_is_told(tmp_path: Path) -> None:
     gateway, resources = made(tmp_path)
     whole = resources.whole(gateway, secret=False)

@@ -30,10 +30,11 @@ rules:
 """
 IDENTITY = """\
 version: 1
-api_keys: {keys: [{sha256: %s, name: reporting, user: ada}]}
+api_keys: {header: x-client-key, keys: [{sha256: %s, name: reporting, user: ada}]}
 jwt_metadata: [{key: issuer-0, claims: {user: sub}}]
 """
 KEY = "ak_reporting-0123456789"
+CALLER = "the-key-of-the-edge-0123456789"
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +70,13 @@ def running(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
     folder: Path = tmp_path_factory.mktemp("decisions")
     (folder / "rules.yaml").write_text(RULES)
     (folder / "identity.yaml").write_text(IDENTITY % digest(KEY))
+    (folder / "callers").write_text(f"edge {digest(CALLER)}\n")
+    (folder / "key").write_text(f"{CALLER}\n")
     authority = Authority(folder, "authority")
     for name in ("server", "gateway"):
         authority.signed(name)
     options = ["--rules", "rules.yaml", "--identity", "identity.yaml", "--client-ca", "authority.pem"]
+    options += ["--caller-keys", "callers"]
     options += ["--tls-cert", "server.pem", "--tls-key", "server.key"]
     with upstream("orders") as orders, service(*options, cwd=folder) as deciding:
         deciding.started()
@@ -86,6 +90,7 @@ def running(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
                 "certificate": f"{folder}/gateway.pem",
                 "key": f"{folder}/gateway.key",
             },
+            "caller_key_file": f"{folder}/key",
             "timeout": "10s",
         }
         token = {"audience": ["api"], "issuer": "https://id.example.com", "jwks_url": issuer}
@@ -96,8 +101,20 @@ def running(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 
 def test_a_service_elsewhere_decides_and_knows_the_api_keys(running: Gateway) -> None:
     assert not running.children("headgate.server.worker")
-    assert [running.get("/mine", x_api_key=KEY).status for _ in range(3)] == [200, 200, 429]
-    assert running.get("/mine", x_api_key="ak_guessed").status == 401
+    assert [running.get("/mine", x_client_key=KEY).status for _ in range(3)] == [200, 200, 429]
+    assert running.get("/mine", x_client_key="ak_guessed").status == 401
+
+
+def test_a_gateway_whose_key_the_service_does_not_know_is_not_answered(running: Gateway) -> None:
+    good = running.data["decisions"]
+    assert running.get("/else").status == 200
+    (running.folder / "key").write_text("another-key-0123456789")
+    for change in ({"caller_key_file": "key"}, {"caller_key_file": None}):
+        given = {name: value for name, value in {**good, **change}.items() if value}
+        running.changed(decisions=given)
+        until(lambda: running.get("/else").status == 503, "nobody decides", SECONDS)
+    running.changed(decisions=good)
+    until(lambda: running.get("/else").status == 200, "it is known again", SECONDS)
 
 
 def test_tokens_are_verified_by_keys_that_envoy_fetched(running: Gateway, private: rsa.RSAPrivateKey) -> None:

@@ -19,7 +19,6 @@ from headgate.gateway.model import Cors, HealthCheck, UpstreamEndpoint
 from headgate.policy.problems import InvalidRules
 from tests.server.process.certificates import Authority
 
-STARTER = Path(__file__).parents[2] / "src" / "headgate" / "gateway" / "starter.yaml"
 DIGEST = "0" * 64
 GOOD: dict[str, Any] = {
     "version": 1,
@@ -125,12 +124,6 @@ def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
     assert json.loads(issuer.jwks)["keys"][0]["alg"] == "HS256"
     assert (gateway.drain_seconds, gateway.access_log, gateway.max_header_kb) == (5.0, False, 8)
     assert "x" * 32 not in repr(gateway)
-
-
-def test_the_file_to_start_from_is_good() -> None:
-    gateway = load_gateway(STARTER)
-    assert [each.path for each in gateway.routes] == ["/orders", "/users"]
-    jsonschema.validate(yaml.safe_load(STARTER.read_text()), gateway_schema())
 
 
 BAD = [

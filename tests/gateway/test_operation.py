@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import pytest
 
+from headgate.web.apikey import digest
 from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, minimal, upstream
 from tests.server.process.certificates import Authority
 from tests.servers import RedisServer, free_port, redis_server, until
@@ -144,6 +145,32 @@ def test_rules_and_keys_change_without_a_new_listener(running: Gateway) -> None:
     running.changed(rules=RULES)
     until(lambda: running.get("/tight").status == 200, "it is gone", SECONDS)
     assert running.metric("envoy_listener_manager_total_listeners_draining") == draining
+
+
+def test_a_key_that_is_removed_is_refused_and_others_are_not(running: Gateway) -> None:
+    """Also on a connection that was there before; meanwhile nobody else notices."""
+
+    def keys(*names: str) -> dict[str, Any]:
+        return {"api_keys": {"keys": [{"sha256": digest(f"ak_{name}"), "name": name} for name in names]}}
+
+    running.changed(identity=keys("kept", "removed"))
+    until(lambda: running.get("/local/7", x_api_key="ak_removed").status == 200, "both are known", SECONDS)
+    connection = HTTPConnection("127.0.0.1", running.port, timeout=SECONDS)
+    with closing(connection):
+        connection.connect()
+        client = connection.sock
+
+        def status(name: str) -> int:
+            connection.request("GET", "/local/7", headers={"X-Api-Key": f"ak_{name}"})
+            response = connection.getresponse()
+            response.read()
+            return response.status
+
+        assert status("removed") == 200
+        running.write({**running.data, "identity": keys("kept")})
+        until(lambda: (status("kept"), status("removed")) == (200, 401), "it is refused", SECONDS)
+        assert connection.sock is client
+    running.changed(identity={})
 
 
 @pytest.mark.parametrize(

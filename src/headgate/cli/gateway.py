@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from headgate.core.errors import UsageError, not_installed
 from headgate.core.numbers import printable
 from headgate.policy.problems import InvalidRules, ProblemKind
 from headgate.server.settings import LOG_FORMATS, LOG_LEVELS
+from headgate.web.apikey import digest
 
 if TYPE_CHECKING:
     from headgate.gateway.model import Gateway, GatewayListener
@@ -82,8 +84,9 @@ def _loaded(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _init(file: Path, terminal: Terminal) -> int:
-    """Write the file to start from. One that is there is left alone."""
-    text = Path(__file__).parents[1].joinpath("gateway", "starter.yaml").read_text()
+    """Write the file to start from, with an API key that nobody else has. One that is there is left alone."""
+    key = f"ak_{secrets.token_urlsafe(24)}"
+    text = Path(__file__).parents[1].joinpath("gateway", "starter.yaml").read_text().replace("DIGEST", digest(key))
     try:
         with file.open("x") as new:
             new.write(text)
@@ -92,6 +95,7 @@ def _init(file: Path, terminal: Terminal) -> int:
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     terminal.say(f"{file} is written. Look at it, and run it with: headgate gateway {file}")
+    terminal.say(f"the API key of its user, which is written nowhere else: {key}")
     return OK
 
 

@@ -161,7 +161,7 @@ def _filters(gateway: Gateway) -> list[Json]:
         mutations = {"request_trailers_mutations": _removals(gateway)}
         filters.append(_filter(TRAILERS, "header_mutation.v3.HeaderMutation", mutations=mutations))
     if gateway.issuers:
-        filters.append(_filter(JWT, "jwt_authn.v3.JwtAuthentication", **_tokens(gateway.issuers)))
+        filters.append(_filter(JWT, "jwt_authn.v3.JwtAuthentication", **_tokens(gateway)))
     filters.append(_filter(AUTHORIZATION, "ext_authz.v3.ExtAuthz", **_authorization(gateway)))
     if gateway.on_headgate_failure == "allow":
         filters.append(_filter(REQUIREMENT, "rbac.v3.RBAC"))
@@ -220,13 +220,17 @@ def _rate_limit(gateway: Gateway) -> Json:
     }
 
 
-def _tokens(issuers: tuple[TokenIssuer, ...]) -> Json:
-    """Return who signs tokens. One that is there must be good; Headgate knows where one has to be."""
-    named = [{"provider_name": each.name} for each in issuers]
+def _tokens(gateway: Gateway) -> Json:
+    """Return who signs tokens. Headgate knows where one has to be, and refuses those that are not verified here.
+
+    So guesses are counted by address. Where requests may pass that nobody decides about, none may have a bad token.
+    """
+    named = [{"provider_name": each.name} for each in gateway.issuers]
+    others = "allow_missing" if gateway.on_headgate_failure == "allow" else "allow_missing_or_failed"
     return {
-        "providers": {each.name: _provider(each) for each in issuers},
+        "providers": {each.name: _provider(each) for each in gateway.issuers},
         "rules": [
-            {"match": {"prefix": "/"}, "requires": {"requires_any": {"requirements": [*named, {"allow_missing": {}}]}}}
+            {"match": {"prefix": "/"}, "requires": {"requires_any": {"requirements": [*named, {others: {}}]}}},
         ],
         "bypass_cors_preflight": True,
     }

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.server.process.service import Service, service
-from tests.server.rls.envoys import EXAMPLES, Envoy, envoy
+from tests.server.rls.envoys import EXAMPLES, SECONDS, Envoy, envoy
 from tests.servers import free_port
 from tests.web.tokens import jwk, signed
 
@@ -64,6 +65,20 @@ def test_a_request_without_credentials_passes_as_its_address(asking: Envoy) -> N
     assert reply.headers["x-ratelimit-limit"] == "1000"
     assert upstream_saw(asking) == {}
     asking.logged("GET 200 outcome=allowed rule=per-address user=- apikey=- ip=127.0.0.1")
+
+
+def test_a_call_beyond_its_limit_is_told_so_in_words_of_grpc(asking: Envoy) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{asking.port}") as channel:
+        call: Any = channel.unary_unary("/orders/Take")
+        codes = []
+        for _ in range(4):
+            with pytest.raises(grpc.RpcError) as caught:  # the upstream does not speak gRPC
+                call(b"", metadata=[("authorization", bearer(sub="edsger"))], timeout=SECONDS)
+            error: Any = caught.value
+            codes.append(error.code())
+    assert codes[2:] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED not in codes[:2]
+    assert "orders allows 2" in error.details()
 
 
 def test_a_verified_token_names_the_user_to_rules_logs_and_upstream(asking: Envoy) -> None:
