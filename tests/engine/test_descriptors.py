@@ -17,7 +17,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.engine.verbs import used_up
-from headgate.policy.envoy import Answer, Descriptor, Override, load
+from headgate.policy.envoy import Descriptor, EnvoyAnswer, Override, load
 from headgate.testing import ManualClock
 from tests.servers import RedisServer, redis_server, until
 
@@ -66,14 +66,14 @@ def store(request: pytest.FixtureRequest) -> str:
 async def deciding(**options: Any) -> Any:
     async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), **options) as engine:
 
-        async def ask(*descriptors: Descriptor) -> Answer:
+        async def ask(*descriptors: Descriptor) -> EnvoyAnswer:
             answered = await engine.decide(engine.match("edge", descriptors))
             return answered.answer
 
         yield ask
 
 
-def codes(answer: Answer) -> list[tuple[int, int]]:
+def codes(answer: EnvoyAnswer) -> list[tuple[int, int]]:
     return [(status.code.value, status.limit_remaining) for status in answer.statuses]
 
 

@@ -25,7 +25,7 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.core.plan import Call, Verb
 from headgate.engine import Engine, Explained
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome
 from headgate.policy.explain import MATCHES, Considered
 from headgate.policy.loading import load_file
 from headgate.policy.request import GLOBAL, Request
@@ -91,7 +91,7 @@ def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace,
     (match,) = policy.match(domain, [Descriptor(entries)], arguments.cost).matches
     with closing(open_store(arguments.store)) as store:
         decision = store.run(Call(Verb.PEEK, match.limits, match.hits)) if match.limits else None
-    refuses = match.outcome in {Outcome.BANNED, Outcome.TOO_MANY, Outcome.INVALID}
+    refuses = match.outcome in {MatchOutcome.BANNED, MatchOutcome.TOO_MANY, MatchOutcome.INVALID}
     allowed = match.shadow_mode or (decision.allowed if decision is not None else not refuses)
     limits = [] if decision is None else decision.limits
     states = [{"quota": str(each.quota), "remaining": each.remaining, "limit": each.limit} for each in limits]

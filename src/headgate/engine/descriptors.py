@@ -18,12 +18,12 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
-from headgate.core.plan import Call, Limit, Plan, Verb
+from headgate.core.plan import Limit, Plan
 from headgate.engine.body import AsyncBody
 from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
-from headgate.policy.envoy import Answer, Descriptor, DescriptorPolicy, LiveDescriptors, Match, Matching, combine
-from headgate.policy.envoy.matching import Outcome, principal_of
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, EnvoyAnswer, LiveDescriptors, Match, Matching, combine
+from headgate.policy.envoy.matching import MatchOutcome, principal_of
 from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
@@ -33,14 +33,22 @@ Trees = str | os.PathLike[str] | DescriptorPolicy | LiveDescriptors
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
-    """An answer, and what it is made of."""
+    """What was decided, of which the answer is made."""
 
     matching: Matching
     decisions: tuple[Decision | None, ...]
     """Of the store, for each descriptor; None where it was not asked."""
-    answer: Answer
-    at_us: int = 0
+    at_us: int
     """When it was asked for, by the engine's clock, in microseconds since the epoch."""
+    shadow_mode: bool = False
+    quota_mode: bool = False
+    """Whether all limits were in one of these modes, whatever the files say."""
+
+    @property
+    def answer(self) -> EnvoyAnswer:
+        """What comes of the decisions; worked out whenever it is asked for."""
+        modes = {"shadow_mode": self.shadow_mode, "quota_mode": self.quota_mode}
+        return combine(self.matching, self.decisions, self.at_us, **modes)
 
 
 class AsyncDescriptorEngine(AsyncBody):
@@ -84,7 +92,7 @@ class AsyncDescriptorEngine(AsyncBody):
             trees.start()
         self._trees = trees
         self.shadow_mode = shadow_mode
-        self._modes = {"shadow_mode": shadow_mode, "quota_mode": quota_mode}
+        self._modes = [shadow_mode, quota_mode]
         self._count_refused = count_refused
 
     @property
@@ -97,7 +105,7 @@ class AsyncDescriptorEngine(AsyncBody):
 
         It is the same for the engines that `within` has returned, or will.
         """
-        self._modes["shadow_mode"] = self.shadow_mode or not enforcing
+        self._modes[0] = self.shadow_mode or not enforcing
 
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
         """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""
@@ -105,15 +113,14 @@ class AsyncDescriptorEngine(AsyncBody):
 
     async def decide(self, matching: Matching) -> Answered:
         """Ask the store about all that applies, and return the answer."""
-        now, matches = self.clock.now(), matching.matches
-        calls = [call for match in matches if (call := _call(match)) is not None]
-        if len(matches) == 1 == len(calls) and not self._count_refused:
+        now, calls = self.clock.now(), matching.calls
+        if len(matching.matches) == 1 == len(calls) and not self._count_refused:
             memory = self._memory
             decision = memory.run(calls[0]) if memory is not None else await self._store.run(calls[0])
             decisions: tuple[Decision | None, ...] = (decision,)
         else:
-            decisions = await self._drive(_decided(matches, calls, count_refused=self._count_refused))
-        return Answered(matching, decisions, combine(matching, decisions, now, **self._modes), now)
+            decisions = await self._drive(_decided(matching, count_refused=self._count_refused))
+        return Answered(matching, decisions, now, *self._modes)
 
     def rules_statistics(self) -> LoadStatistics | None:
         """Return how loading the files went so far, for metrics; None where they do not change."""
@@ -126,25 +133,14 @@ class AsyncDescriptorEngine(AsyncBody):
         await super().close()
 
 
-def _call(match: Match) -> Call | None:
-    """Return what the store is asked about a descriptor, if anything."""
-    limits, hits = match.limits, match.hits
-    if not limits:
-        return None
-    if not hits:
-        return Call(Verb.PEEK, limits)
-    return Call(Verb.REFUND if match.refund else Verb.CHECK, limits, hits)
-
-
-def _decided(
-    matches: Sequence[Match], calls: Sequence[Call], *, count_refused: bool
-) -> Flow[tuple[Decision | None, ...]]:
+def _decided(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision | None, ...]]:
     """Ask about all descriptors; hits that are refused use up what is left, if they are counted."""
-    answers = iter((yield calls) if calls else ())
+    matches = matching.matches
+    answers = iter((yield matching.calls) if matching.calls else ())
     decisions = tuple([next(answers) if match.limits else None for match in matches])
     if count_refused:
         for match, decision in zip(matches, decisions, strict=True):
-            is_refused = match.outcome is Outcome.TOO_MANY or (decision is not None and not decision.allowed)
+            is_refused = match.outcome is MatchOutcome.TOO_MANY or (decision is not None and not decision.allowed)
             if is_refused and match.hits > 1 and not match.refund:
                 yield from used_up(_plan(match), match.hits)
     return decisions

@@ -22,8 +22,8 @@ from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slice, Slots
-from headgate.policy.envoy.answering import Answer, Code
-from headgate.policy.envoy.matching import Match, Matching, Outcome
+from headgate.policy.envoy.answering import Code, EnvoyAnswer
+from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.tree import DescriptorRule
 from headgate.policy.facts import facts_of
 from headgate.policy.request import PRINCIPALS, Request, principal_name
@@ -134,14 +134,14 @@ class Recorder:
             self._until_sample = stride()
             self._hot.asked(ruling.rule_id, _value_of(request, ruling.rule_id, self._engine))
 
-    def answered(self, matching: Matching, answer: Answer, elapsed_ns: int, api: str = "rls") -> None:
+    def answered(self, matching: Matching, answer: EnvoyAnswer, elapsed_ns: int, api: str = "rls") -> None:
         """Note a decision by an Envoy descriptor tree."""
         self._time(elapsed_ns)
         series = self._series
         for match, status in zip(matching.matches, answer.statuses, strict=True):
             rule = match.rule
-            if rule is None or match.outcome is Outcome.UNLIMITED or match.outcome is Outcome.REPLACED:
-                if match.outcome is not Outcome.INVALID:
+            if rule is None or match.outcome is MatchOutcome.UNLIMITED or match.outcome is MatchOutcome.REPLACED:
+                if match.outcome is not MatchOutcome.INVALID:
                     self._unlimited(Verdict.UNLIMITED)
                 continue
             if match.refund:

@@ -59,6 +59,8 @@ def varint(number: int) -> bytes:
         return bytes((number & 127 | 128, number >> 7))
     if number < 2_097_152:
         return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14))
+    if number < 268_435_456:
+        return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14 & 127 | 128, number >> 21))
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headgate.core.decision import Decision
 from headgate.core.plan import Call, Verb
-from headgate.policy.envoy import Answer, Descriptor, DescriptorPolicy, Match, Matching, combine, load
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, EnvoyAnswer, Match, Matching, combine, load
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 
@@ -52,7 +52,7 @@ class Service:
 
     def ask(
         self, *descriptors: Descriptor, hits_addend: int = 0, shadow_mode: bool = False, quota_mode: bool = False
-    ) -> Answer:
+    ) -> EnvoyAnswer:
         (domain,) = self.rules.domains
         matching = self.rules.match(domain, descriptors, hits_addend)
         return combine(

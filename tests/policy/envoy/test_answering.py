@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.policy.envoy import Answer, Code, Descriptor, Matching, Status, Unit, combine, passed_metadata
+from headgate.policy.envoy import Code, Descriptor, EnvoyAnswer, Matching, Status, Unit, combine, passed_metadata
 from tests.policy.envoy.given import Service, asked, policy, written
 
 SECOND = 1_000_000
@@ -242,7 +242,7 @@ def test_a_missing_decision_is_misuse() -> None:
 def metadata_of(service: Service, *descriptors: Descriptor) -> dict[str, object]:
     (domain,) = service.rules.domains
     matching: Matching = service.rules.match(domain, descriptors)
-    answer: Answer = combine(matching, service.decisions(matching), 0)
+    answer: EnvoyAnswer = combine(matching, service.decisions(matching), 0)
     return passed_metadata(matching, answer)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.policy.envoy import Code, Outcome
+from headgate.policy.envoy import Code, MatchOutcome
 from tests.policy.envoy.given import Pairs, Service, asked, matched, policy, rates
 
-UNMATCHED, BANNED, UNLIMITED = Outcome.UNMATCHED, Outcome.BANNED, Outcome.UNLIMITED
+UNMATCHED, BANNED, UNLIMITED = MatchOutcome.UNMATCHED, MatchOutcome.BANNED, MatchOutcome.UNLIMITED
 TO_NUMBER = ("to_number", "2061111111")
 USER = ("user", "bkthomps")
 
@@ -57,11 +57,11 @@ USER = ("user", "bkthomps")
 )
 def test_documented_descriptors_get_the_documented_limits(file: str, descriptor: Pairs, expected: str) -> None:
     match = matched(policy(file), *descriptor)
-    if isinstance(expected, Outcome):
+    if isinstance(expected, MatchOutcome):
         assert match.outcome is expected
         assert not match.limits
     else:
-        assert match.outcome is Outcome.LIMITED
+        assert match.outcome is MatchOutcome.LIMITED
         assert rates(match) == [expected]
 
 
@@ -163,18 +163,18 @@ def test_metrics_have_the_documented_names(file: str, descriptor: Pairs, metric:
         ([[("foo", "foo"), ("bar", "bkthomps")]], ["1/minute fixed_window"]),
         (
             [[("foo", "foo"), ("bar", "bkthomps")], [("category", "account")]],
-            [Outcome.REPLACED, "4/minute fixed_window"],
+            [MatchOutcome.REPLACED, "4/minute fixed_window"],
         ),
         (
             [
                 [("source_cluster", "proxy"), ("destination_cluster", "override")],
                 [("foo", "foo"), ("bar", "banned")],
             ],
-            ["2/minute fixed_window", Outcome.REPLACED],
+            ["2/minute fixed_window", MatchOutcome.REPLACED],
         ),
         (
             [[("category", "account")], [("source_cluster", "proxy"), ("destination_cluster", "fake")]],
-            ["4/minute fixed_window", Outcome.REPLACED],
+            ["4/minute fixed_window", MatchOutcome.REPLACED],
         ),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.policy.envoy import Code, Descriptor, DescriptorPolicy, Match, Outcome, Override, Unit, load
+from headgate.policy.envoy import Code, Descriptor, DescriptorPolicy, Match, MatchOutcome, Override, Unit, load
 from headgate.policy.request import InvalidRequest
 from tests.policy.envoy.given import Pairs, Service, asked, matched, policy, rates, written
 
@@ -89,7 +89,7 @@ def test_patterns(pattern: str, fits: list[str], does_not_fit: list[str]) -> Non
 def test_an_unknown_domain_passes_and_says_so() -> None:
     matching = policy("example01").match("other", [asked(("database", "users")), Descriptor((), None, Override(1, 1))])
     assert not matching.known
-    assert [match.outcome for match in matching.matches] == [Outcome.UNMATCHED] * 2
+    assert [match.outcome for match in matching.matches] == [MatchOutcome.UNMATCHED] * 2
     assert policy("example01").match("mongo_cps", [asked(("database", "users"))]).known
 
 
@@ -111,7 +111,7 @@ def test_hits(hits_addend: int, hits: int | None, expected: int) -> None:
 
 def test_more_hits_than_could_ever_pass_are_refused_without_a_store() -> None:
     rules = policy("example01")
-    for hits, outcome in ((500, Outcome.LIMITED), (501, Outcome.TOO_MANY), (1 << 63, Outcome.TOO_MANY)):
+    for hits, outcome in ((500, MatchOutcome.LIMITED), (501, MatchOutcome.TOO_MANY), (1 << 63, MatchOutcome.TOO_MANY)):
         match = rules.match("mongo_cps", [asked(("database", "users"), hits=hits)]).matches[0]
         assert match.outcome is outcome
 
@@ -160,17 +160,17 @@ class TestReplaces:
     def test_within_one_request(self, keys: str, expected: list[int]) -> None:
         matches = written(self.RULES).match("d", [asked((key, "v")) for key in keys]).matches
         assert [limit_of(match) for match in matches] == expected
-        assert all(match.outcome is Outcome.REPLACED for match in matches if not match.limits)
+        assert all(match.outcome is MatchOutcome.REPLACED for match in matches if not match.limits)
 
     def test_the_unlimited_and_shadows_replace_too_and_the_unlimited_is_not_replaced(self) -> None:
         rules = written(self.RULES)
         free, first = rules.match("d", [asked(("free", "")), asked(("a", ""))]).matches
-        assert (free.outcome, first.outcome) == (Outcome.UNLIMITED, Outcome.REPLACED)
+        assert (free.outcome, first.outcome) == (MatchOutcome.UNLIMITED, MatchOutcome.REPLACED)
         assert free.name == "C"
         shadow, third = rules.match("d", [asked(("shadow", "")), asked(("c", ""))]).matches
-        assert (limit_of(shadow), third.outcome) == (6, Outcome.REPLACED)
+        assert (limit_of(shadow), third.outcome) == (6, MatchOutcome.REPLACED)
         free, _ = rules.match("d", [asked(("free", "")), asked(("b", ""))]).matches
-        assert free.outcome is Outcome.UNLIMITED
+        assert free.outcome is MatchOutcome.UNLIMITED
 
     def test_an_override_neither_replaces_nor_is_replaced(self) -> None:
         override = Override(9, Unit.SECOND)
@@ -209,7 +209,7 @@ class TestOverride:
         assert match.stat == ("d", f"{key}_v")
 
     def test_0_is_a_ban(self) -> None:
-        assert self.match("k", Override(0, 1)).outcome is Outcome.BANNED
+        assert self.match("k", Override(0, 1)).outcome is MatchOutcome.BANNED
 
     @pytest.mark.parametrize(
         ("override", "problem"),
@@ -231,7 +231,7 @@ class TestOverride:
         service = Service(written(self.RULES))
         matching = service.rules.match("d", [bad, good])
         assert matching.problems == (f"descriptor 'k=v': the limit that came with the request: {problem}",)
-        assert [match.outcome for match in matching.matches] == [Outcome.INVALID, Outcome.LIMITED]
+        assert [match.outcome for match in matching.matches] == [MatchOutcome.INVALID, MatchOutcome.LIMITED]
         answer = service.ask(bad, good)  # whoever decides it all the same does not let it pass
         assert [status.code for status in answer.statuses] == [Code.OVER_LIMIT, Code.OK]
         assert answer.code is Code.OVER_LIMIT
@@ -264,7 +264,7 @@ class TestBeyond:
 
     def test_one_limit_of_0_is_enough_for_a_ban(self) -> None:
         match = matched(policy("beyond"), ("banned", "u"))
-        assert match.outcome is Outcome.BANNED
+        assert match.outcome is MatchOutcome.BANNED
         assert match.rule is not None
         assert match.rule.banned is not None
         assert match.rule.banned.name == "nothing"

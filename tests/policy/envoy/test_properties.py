@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from headgate.core.key import Principal
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, Outcome, Override, combine, load
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome, Override, combine, load
 from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT, descriptors_schema
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.problems import InvalidRules, Problem
@@ -208,7 +208,7 @@ def test_any_request_gets_an_answer(descriptors: list[Descriptor], hits_addend: 
     answer = combine(matching, service.decisions(matching), service.clock.now())
     assert len(answer.statuses) == len(descriptors)
     for match, status in zip(matching.matches, answer.statuses, strict=True):
-        assert (match.outcome is Outcome.INVALID) == bool(match.problem)
+        assert (match.outcome is MatchOutcome.INVALID) == bool(match.problem)
         assert 0 <= status.limit_remaining < 1 << 32
         assert status.duration_until_reset >= 0
         with suppress(UnicodeEncodeError):

@@ -17,12 +17,12 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
-from headgate.policy.envoy import Descriptor, Outcome, load, passed_metadata
+from headgate.policy.envoy import Descriptor, MatchOutcome, load, passed_metadata
 from headgate.policy.envoy import combine as answer_of
 from headgate.policy.selection import Verdict
 from headgate.protos import RateLimitResponse
 from headgate.server.rls import RlsOptions
-from headgate.server.rls.answers import MOST_REFUSALS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
+from headgate.server.rls.answers import MOST_ANSWERS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
 from headgate.web.headers import MOST_PREPARED, ResponseHeaders
 from tests.server.rls.messages import OK, OVER_LIMIT
 from tests.web import plain
@@ -202,10 +202,11 @@ def test_what_trees_decide_is_answered_as_protobuf_would(
 ) -> None:
     matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1, refund=refund) for key, _, refund in asked])
     decisions = [_about(match, told) for match, (_, told, _) in zip(matching.matches, asked, strict=True)]
-    answered = Answered(matching, tuple(decisions), answer_of(matching, decisions, NOW, **modes))
+    answered = Answered(matching, tuple(decisions), NOW, **modes)
+    assert answered.answer == answer_of(matching, decisions, NOW, **modes)
     writer = by_trees(chosen, denies)
     for _ in range(2):  # with what was prepared the first time
-        _reference(answered, chosen, denies=denies).is_same_as(writer.of(answered, NOW))
+        _reference(answered, chosen, denies=denies).is_same_as(writer.of(answered)[1])
 
 
 def _about(match: Any, told: Decision) -> Decision | None:
@@ -237,7 +238,7 @@ def _reference(answered: Answered, chosen: tuple[str, bool, bool], *, denies: bo
     facts["state"] = str(worst if answer.code == OK else Pressure.THROTTLED)
     pairs = list(zip(matches, answer.statuses, strict=True))
     shadowed = [".".join(match.stat) for match, each in pairs if each.over and (match.shadow_mode or answer.shadowed)]
-    hopeless = [match for match, each in pairs if each.code == OVER_LIMIT and match.outcome is not Outcome.LIMITED]
+    hopeless = [match for match, each in pairs if each.code == OVER_LIMIT and match.outcome is not MatchOutcome.LIMITED]
     if answer.code == OK:
         told = [(decision, name) for decision, name in told if decision.allowed]
     if answer.code == OVER_LIMIT and hopeless:
@@ -278,7 +279,7 @@ def test_what_is_kept_of_refusals_is_bounded_and_those_of_another_second_are_oth
             reference.is_same_as(answer)
     assert answers._writer is not None
     assert len(answers._writer._retry_after) <= MOST_PREPARED
-    assert len(answers._refusals) <= MOST_REFUSALS
+    assert len(answers._known) <= MOST_ANSWERS
 
 
 def test_what_is_prepared_of_limits_is_bounded() -> None:
@@ -287,3 +288,27 @@ def test_what_is_prepared_of_limits_is_bounded() -> None:
     for number in range(MOST_PREPARED + 100):
         answers.of([ruling_of(decision, [f"rule-{number}"])], NOW)
     assert len(answers._prepared) <= MOST_PREPARED
+
+
+def test_a_limit_that_descriptors_share_is_told_once_and_two_that_say_the_same_are_told_twice() -> None:
+    answers = RuleAnswers(RlsOptions(), lambda _: False)
+    one, same = (Decision(False, 3, 0, 10, 20, Pressure.THROTTLED, plain.QUOTAS[0]) for _ in range(2))
+    for other, policies in ((one, ["orders"]), (same, ["orders", "orders#2"])) * 2:
+        answer = answers.of([ruling_of(one, ["orders"]), ruling_of(other, ["orders"])], NOW)
+        fields = {each.key: each.value for each in RateLimitResponse.FromString(answer.raw).response_headers_to_add}
+        assert [item.partition(";")[0] for item in fields["RateLimit"].split(", ")] == [
+            f'"{name}"' for name in policies
+        ]
+
+
+def test_the_limit_that_blocks_longest_is_told_also_where_that_is_within_a_second() -> None:
+    answers = TreeAnswers(RlsOptions())
+    matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1) for key in ("plain", "burst")])
+    quotas = [match.limits[0].quota for match in matching.matches]
+    for waits, name in (((1_200_000, 1_300_000), "b"), ((1_300_000, 1_200_000), "plain")) * 2:
+        told = [
+            Decision(False, quota.capacity, 0, wait, wait, Pressure.THROTTLED, quota)
+            for quota, wait in zip(quotas, waits, strict=True)
+        ]
+        _, answer = answers.of(Answered(matching, tuple(told), NOW))
+        assert RateLimitResponse.FromString(answer.raw).dynamic_metadata["rule_id"] == name

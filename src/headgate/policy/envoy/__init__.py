@@ -4,11 +4,11 @@
 
     policy = load({"edge.yaml": text})                        # all problems at once, each with its place
     matching = policy.match("edge", [Descriptor((("remote_address", "203.0.113.9"),))])
-    calls = [Call(Verb.CHECK, match.limits, match.hits) for match in matching.matches]
-    decisions = [store.run(call) if call.plan else None for call in calls]
+    calls = iter(matching.calls)                              # what the store is asked about those with limits
+    decisions = [store.run(next(calls)) if match.limits else None for match in matching.matches]
     answer = combine(matching, decisions, now)                # overall code, and one status for each descriptor
 
-(A match with 0 hits is peeked at, one with `refund` is refunded.) Everything here is pure: to ask the store is the
+Everything here is pure: to ask the store is the
 service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `loading`, how
 they are written, and a folder that is watched; `matching`, which of them apply; `answering`, what comes of it.
 
@@ -18,21 +18,21 @@ What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loa
 
 from __future__ import annotations
 
-from headgate.policy.envoy.answering import Answer, Code, Status, combine, passed_metadata
+from headgate.policy.envoy.answering import Code, EnvoyAnswer, Status, combine, passed_metadata
 from headgate.policy.envoy.loading import LiveDescriptors, load
-from headgate.policy.envoy.matching import DescriptorPolicy, Match, Matching, Outcome
+from headgate.policy.envoy.matching import DescriptorPolicy, Match, Matching, MatchOutcome
 from headgate.policy.envoy.request import Descriptor, Override, Unit
 from headgate.policy.envoy.tree import RateLimit
 
 __all__ = [
-    "Answer",
     "Code",
     "Descriptor",
     "DescriptorPolicy",
+    "EnvoyAnswer",
     "LiveDescriptors",
     "Match",
+    "MatchOutcome",
     "Matching",
-    "Outcome",
     "Override",
     "RateLimit",
     "Status",

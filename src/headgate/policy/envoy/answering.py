@@ -23,7 +23,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND
-from headgate.policy.envoy.matching import Match, Matching, Outcome
+from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.request import MAX_UINT32
 from headgate.policy.envoy.tree import DescriptorRule, RateLimit
 
@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True, gc=False):
     """Whether the limit is exceeded; in shadow mode the code is OK all the same."""
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class EnvoyAnswer(msgspec.Struct, frozen=True, gc=False):
     """The answer to a request."""
 
     code: Code
@@ -64,7 +64,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 _OK = Status(Code.OK)
 _UNLIMITED = Status(Code.OK, None, MAX_UINT32)
 _INVALID = Status(Code.OVER_LIMIT, over=True)
-_REFUSED = (Outcome.BANNED, Outcome.TOO_MANY)
+_REFUSED = (MatchOutcome.BANNED, MatchOutcome.TOO_MANY)
 
 
 def combine(
@@ -74,7 +74,7 @@ def combine(
     *,
     shadow_mode: bool = False,
     quota_mode: bool = False,
-) -> Answer:
+) -> EnvoyAnswer:
     """Return the answer to a request.
 
     Args:
@@ -96,21 +96,21 @@ def combine(
         is_over = status.code is Code.OVER_LIMIT
         if status is _UNLIMITED:
             continue
-        if (quota_mode or match.quota_mode) and match.outcome is not Outcome.INVALID:
+        if (quota_mode or match.quota_mode) and match.outcome is not MatchOutcome.INVALID:
             quotas += 1
             exceeded += is_over
         elif is_over:
             refused = True
     is_over = refused or 0 < quotas == exceeded
     code = Code.OVER_LIMIT if is_over and not shadow_mode else Code.OK
-    return Answer(code, tuple(statuses), is_over and shadow_mode, degraded)
+    return EnvoyAnswer(code, tuple(statuses), is_over and shadow_mode, degraded)
 
 
-def passed_metadata(matching: Matching, answer: Answer) -> dict[str, Any]:
+def passed_metadata(matching: Matching, answer: EnvoyAnswer) -> dict[str, Any]:
     """Return the metadata of all rules whose descriptors passed, merged: where two differ, the first one counts."""
     merged: dict[str, Any] = {}
     for match, status in zip(matching.matches, answer.statuses, strict=True):
-        if status.code is Code.OK and match.outcome is not Outcome.UNLIMITED and match.metadata:
+        if status.code is Code.OK and match.outcome is not MatchOutcome.UNLIMITED and match.metadata:
             _merge(merged, match.metadata)
     return merged
 
@@ -126,9 +126,9 @@ def _status(match: Match, decision: Decision | None, now: int) -> Status:
         is_over = not match.refund
         code = Code.OVER_LIMIT if is_over and not rule.shadow_mode else Code.OK
         return Status(code, limit, 0, _seconds(limit.window_us - now % limit.window_us), is_over)
-    if match.outcome is Outcome.UNLIMITED:
+    if match.outcome is MatchOutcome.UNLIMITED:
         return _UNLIMITED
-    return _INVALID if match.outcome is Outcome.INVALID else _OK
+    return _INVALID if match.outcome is MatchOutcome.INVALID else _OK
 
 
 def _decided(match: Match, rule: DescriptorRule, decision: Decision, now: int) -> Status:

@@ -29,7 +29,7 @@ import msgspec
 from headgate.core.errors import InvalidKey, InvalidQuota
 from headgate.core.key import LITERAL, Principal, bounded, checked_principal
 from headgate.core.numbers import short
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.policy.envoy.request import Descriptor, Entries, Unit
 from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Trail, made_once
 from headgate.policy.problems import Problem
@@ -38,7 +38,7 @@ from headgate.policy.request import InvalidRequest
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Outcome(StrEnum):
+class MatchOutcome(StrEnum):
     """What is to be done about a descriptor."""
 
     LIMITED = "limited"
@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 class Match(msgspec.Struct, frozen=True, gc=False):
     """What applies to one descriptor."""
 
-    outcome: Outcome
+    outcome: MatchOutcome
     limits: Plan = ()
     """What to ask the store about, if limited."""
     hits: int = 0
@@ -106,6 +106,8 @@ class Matching(msgspec.Struct, frozen=True, gc=False):
     """One for each descriptor, in order."""
     known: bool = True
     """Whether the domain is configured."""
+    calls: tuple[Call, ...] = ()
+    """What the store is asked, for each match that has limits."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -158,7 +160,7 @@ class DescriptorPolicy:
                 replaced |= match.rule.replaces
         if replaced:
             matches = [_not_replaced(match, replaced) for match in matches]
-        return Matching(tuple(matches))
+        return Matching(tuple(matches), calls=tuple([_call(match) for match in matches if match.limits]))
 
 
 class _Domain:
@@ -186,7 +188,7 @@ class _Domain:
         return _UNMATCHED if rule is None else _applied(rule, entries, hits, refund=descriptor.refund)
 
 
-_UNMATCHED = Match(Outcome.UNMATCHED)
+_UNMATCHED = Match(MatchOutcome.UNMATCHED)
 
 
 def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
@@ -209,17 +211,25 @@ def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
 
 def _applied(rule: DescriptorRule, entries: Entries, hits: int, *, refund: bool) -> Match:
     if not rule.counted:
-        return Match(Outcome.UNLIMITED if rule.banned is None else Outcome.BANNED, (), hits, refund, rule, entries)
+        return Match(
+            MatchOutcome.UNLIMITED if rule.banned is None else MatchOutcome.BANNED, (), hits, refund, rule, entries
+        )
     if hits > rule.capacity:
         if not refund:
-            return Match(Outcome.TOO_MANY, (), hits, refund, rule, entries)
+            return Match(MatchOutcome.TOO_MANY, (), hits, refund, rule, entries)
         hits = rule.capacity
     try:
         principal = principal_of(entries, rule.shares)
     except InvalidKey as error:
         return _invalid(entries, str(error))
     limits = tuple([Limit(place, principal, quota) for place, quota in rule.counted])
-    return Match(Outcome.LIMITED, limits, hits, refund, rule, entries)
+    return Match(MatchOutcome.LIMITED, limits, hits, refund, rule, entries)
+
+
+def _call(match: Match) -> Call:
+    if not match.hits:
+        return Call(Verb.PEEK, match.limits)
+    return Call(Verb.REFUND if match.refund else Verb.CHECK, match.limits, match.hits)
 
 
 @lru_cache(maxsize=10_000)
@@ -239,10 +249,10 @@ def _not_replaced(match: Match, replaced: frozenset[str]) -> Match:
         return match
     kept = tuple([limit for limit in rule.limits if not limit.name or limit.name not in replaced])
     if not kept:
-        return Match(Outcome.REPLACED, hits=match.hits, refund=match.refund, entries=match.entries)
+        return Match(MatchOutcome.REPLACED, hits=match.hits, refund=match.refund, entries=match.entries)
     return _applied(replace(rule, limits=kept), match.entries, match.hits, refund=match.refund)
 
 
 def _invalid(entries: Entries, problem: str) -> Match:
     shown = ", ".join(f"{key}={value}" for key, value in entries)
-    return Match(Outcome.INVALID, entries=entries, problem=f"descriptor {short(shown)}: {problem}")
+    return Match(MatchOutcome.INVALID, entries=entries, problem=f"descriptor {short(shown)}: {problem}")

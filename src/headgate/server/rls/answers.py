@@ -2,7 +2,11 @@
 
 An answer is put together from pieces. What does not change is encoded once for each limit (`LimitPieces`); of the rest,
 each part of the answer is written where its value is known: the statuses, the header fields, the problem document of a
-refusal, and the metadata. There is one way for all answers, so that a refusal costs little more than an admission.
+refusal, and the metadata.
+
+Within a second, limits tell many in the same words: so much is left, until then. So answers are remembered by all that
+they say, admissions and refusals alike; to find one takes a quarter of putting it together. What several limits admit
+is not remembered: mostly one of them is shared by many, and has another number left each time.
 
 A refusal that is due to the store, under the mode ``deny``, is over the limit as well: at an error Envoy would let the
 request pass, unless it is configured otherwise. Only the document says whose fault it is.
@@ -11,6 +15,7 @@ request pass, unless it is configured otherwise. Only the document says whose fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 
 import msgspec
 
@@ -21,7 +26,7 @@ from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
 from headgate.policy.compiled import Memory
-from headgate.policy.envoy import Status, passed_metadata
+from headgate.policy.envoy import EnvoyAnswer, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
@@ -41,8 +46,8 @@ from headgate.web.headers import (
 )
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
-MOST_REFUSALS = 1024
-"""Answers that are kept, of less than a kilobyte each."""
+MOST_ANSWERS = 2048
+"""Answers that are kept, of about a kilobyte each."""
 UNNAMED = "default"
 """What header fields call a limit without a name, or with one that they cannot have."""
 TOO_MANY_REQUESTS = 429
@@ -107,10 +112,6 @@ class _Answers:
         self._several = Memory[tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces]]](MOST_PREPARED)
         """What is prepared of limits that are told together, by their names and quotas; with these, so that no others
         get their identity."""
-        self._refusals = Memory[tuple[object, ...], tuple[Sequence[LimitPieces], RlsAnswer]](MOST_REFUSALS)
-        """The last refusals: within a second, limits refuse everybody in the same words. With what is prepared of the
-        limits, so that nothing else gets its identity. To find one takes half of putting it together, without which a
-        refusal would take more than 1.1 times an admission."""
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
@@ -157,16 +158,6 @@ class _Answers:
         limits: Sequence[LimitPieces] = (limit,)
         if decision.parts:
             decision, limits = most_shown(decision, self._listed(names, decision.parts))
-        refusal: tuple[object, ...] = ()
-        if not allowed:
-            times = -(-decision.retry_after_us // SECOND), -(-decision.reset_after_us // SECOND), reset_at
-            about = id(limits) if decision.parts else id(limits[0])
-            refusal = about, statuses, metadata, decision.remaining, times, decision.degraded, is_ours
-            if decision.parts:
-                refusal += decision.index, *map(_words, decision.parts)
-            known = self._refusals.get(refusal)
-            if known is not None:
-                return known[1]
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None and limit.fields is not None:
             listed = [each.fields for each in limits if each.fields is not None] if decision.parts else ()
@@ -176,10 +167,7 @@ class _Answers:
             document = write(decision, [each.texts for each in limits])
             pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
         pieces.append(metadata)
-        answer = RlsAnswer(allowed, b"".join(pieces))
-        if refusal:
-            self._refusals.keep(refusal, (limits, answer))
-        return answer
+        return RlsAnswer(allowed, b"".join(pieces))
 
     def _listed(self, names: Sequence[str], parts: Sequence[Decision]) -> Sequence[LimitPieces]:
         """Return what is prepared of several limits; the same object for the same ones."""
@@ -216,6 +204,8 @@ class RuleAnswers(_Answers):
     def __init__(self, options: RlsOptions, denies: Callable[[str], bool]) -> None:
         super().__init__(options, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
         self._denies = denies
+        self._known = Memory[tuple[object, ...], tuple[Sequence[Ruling], RlsAnswer]](MOST_ANSWERS)
+        """With the rulings, so that no other quota gets the identity of one of theirs."""
 
     def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
         """Return the answer to a request.
@@ -225,11 +215,44 @@ class RuleAnswers(_Answers):
             now: the time before the decision, in microseconds since the epoch.
             refunds: whether each descriptor is a refund, which is never refused; default: none is.
         """
+        told = rulings
         if refunds:
-            statuses = b"".join(map(self._status, rulings, refunds))
-            rulings = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
-        else:
-            statuses = self._status(rulings[0]) if len(rulings) == 1 else b"".join(map(self._status, rulings))
+            told = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
+        decision, names = _joined(told)
+        if decision is None or (decision.parts and decision.allowed) or refunds:
+            return self._written(rulings, told, decision, names, now, refunds)
+        key = (decision.index, *[self._words(ruling, now) for ruling in rulings])
+        if len(rulings) > 1:
+            limits = [id(part) for each in rulings if each.decision is not None for part in each.decision.limits]
+            key += tuple(map(limits.index, limits))  # which of them are the same
+        known = self._known.get(key)
+        if known is None:
+            known = self._known.keep(key, (rulings, self._written(rulings, told, decision, names, now)))
+        return known[1]
+
+    def _words(self, ruling: Ruling, now: int) -> tuple[object, ...]:
+        """Return all that an answer says of a ruling, and by what it is put together."""
+        decision, shadow, is_ours = ruling.decision, None, False
+        if ruling.shadow:
+            shadow = tuple([each.rule_id for each in ruling.shadow if not each.decision.allowed])
+        if decision is None:
+            return ruling.verdict, ruling.allowed, ruling.reason, shadow
+        if decision.degraded:
+            is_ours = self._denies(ruling.rule_id)
+        return ruling.rules, ruling.rule_id, ruling.reason, shadow, is_ours, *_words(decision, now)
+
+    def _written(  # noqa: PLR0917  all that was found out so far
+        self,
+        rulings: Sequence[Ruling],
+        told: Sequence[Ruling],
+        decision: Decision | None,
+        names: Sequence[str],
+        now: int,
+        refunds: Sequence[bool] = (),
+    ) -> RlsAnswer:
+        """Put an answer together; `told` are the rulings that are not about refunds, `decision` is theirs."""
+        statuses = b"".join(map(self._status, rulings, refunds or repeat(False)))
+        rulings = told
         more, hopeless = b"", None
         for ruling in rulings:
             if ruling.shadow and not more:
@@ -240,7 +263,6 @@ class RuleAnswers(_Answers):
             more += _STATES[hopeless.state] + entry("reason", hopeless.reason)
             detail = NOT_ADMITTED if hopeless.verdict is Verdict.DENIED else hopeless.reason
             return self._refused(statuses, detail, self._metadata(more))
-        decision, names = _joined(rulings)
         if decision is None:
             return self._undecided(statuses, self._metadata(more + _STATES[Pressure.NORMAL]))
         rule_id, allowed = names[decision.index], decision.allowed
@@ -286,10 +308,24 @@ class TreeAnswers(_Answers):
     def __init__(self, options: RlsOptions, *, denies: bool = False) -> None:
         super().__init__(options, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
         self._denies = denies
+        self._known = Memory[tuple[object, ...], tuple[Answered, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
+        """With what was answered, so that no other rule or quota gets the identity of one of its own."""
 
-    def of(self, answered: Answered, now: int) -> RlsAnswer:
-        """Return the answer; `now` is from before the decision, in microseconds since the epoch."""
-        answer, matches = answered.answer, answered.matching.matches
+    def of(self, answered: Answered) -> tuple[EnvoyAnswer, RlsAnswer]:
+        """Return what was decided, and the answer that tells it."""
+        key = _what_is_told(answered)
+        known = self._known.get(key) if key is not None else None
+        if known is not None:
+            return known[1:]
+        answer = answered.answer
+        told = self._written(answered, answer)
+        if key is not None:
+            self._known.keep(key, (answered, answer, told))
+        return answer, told
+
+    def _written(self, answered: Answered, answer: EnvoyAnswer) -> RlsAnswer:
+        """Put an answer together."""
+        now, matches = answered.at_us, answered.matching.matches
         allowed = answer.code is Code.OK
         statuses, shadowed = b"", list[str]()
         decisions, names = list[Decision](), list[str]()
@@ -313,17 +349,18 @@ class TreeAnswers(_Answers):
         if not allowed and hopeless is not None:
             detail = next(iter(answered.matching.problems), _HOPELESS)
             rule_id = entry("rule_id", hopeless) if hopeless else b""
-            metadata = self._told(answered, state, rule_id, shadowed, has_metadata=has_metadata)
+            metadata = self._told(answered, answer, state, rule_id, shadowed, has_metadata=has_metadata)
             return self._refused(statuses, detail, metadata)
         if allowed and has_refused:  # some quotas are exceeded, or it is shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
-            return self._undecided(statuses, self._told(answered, state, b"", shadowed, has_metadata=has_metadata))
+            metadata = self._told(answered, answer, state, b"", shadowed, has_metadata=has_metadata)
+            return self._undecided(statuses, metadata)
         decision = combine(decisions)
         limit = self._prepared.of(names[decision.index], decision.quota)
         metadata = (
-            self._told(answered, state, limit.rule_id, shadowed, has_metadata=has_metadata)
+            self._told(answered, answer, state, limit.rule_id, shadowed, has_metadata=has_metadata)
             if shadowed or has_metadata or answer.degraded
             else limit.metadata[state]
         )
@@ -344,10 +381,17 @@ class TreeAnswers(_Answers):
         return encoding.status(content, status.limit_remaining, seconds)
 
     def _told(
-        self, answered: Answered, state: Pressure, rule_id: bytes, shadowed: Sequence[str], *, has_metadata: bool
+        self,
+        answered: Answered,
+        answer: EnvoyAnswer,
+        state: Pressure,
+        rule_id: bytes,
+        shadowed: Sequence[str],
+        *,
+        has_metadata: bool,
     ) -> bytes:
         """Return the metadata of the descriptors that passed, and ours, which count where names are the same."""
-        degraded = answered.answer.degraded
+        degraded = answer.degraded
         ours = _STATES[state] + rule_id
         if shadowed:
             ours += entry("shadow_denied", shadowed)
@@ -355,16 +399,49 @@ class TreeAnswers(_Answers):
             ours += entry("degraded", degraded)
         if not has_metadata:
             return self._metadata(ours)
-        given = passed_metadata(answered.matching, answered.answer)
+        given = passed_metadata(answered.matching, answer)
         names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
         theirs = [entry(name, value) for name, value in given.items() if not names.get(name)]
         return self._metadata(b"".join(theirs) + ours)
 
 
-def _words(part: Decision) -> tuple[object, ...]:
-    """Return all that a refusal by several limits says of one of them."""
-    retry_after, reset_after = -(-part.retry_after_us // SECOND), -(-part.reset_after_us // SECOND)
-    return part.allowed, part.remaining, retry_after, reset_after, part.state
+def _what_is_told(answered: Answered) -> tuple[object, ...] | None:
+    """Return all that the answer depends on, or None if it is not worth remembering."""
+    decisions, now = answered.decisions, answered.at_us
+    ranks: tuple[int, ...] = ()
+    if len(decisions) == 1:
+        only = decisions[0]
+        if only is not None and only.parts and only.allowed:
+            return None
+    else:
+        waits = [part.retry_after_us for each in decisions if each is not None for part in each.limits]
+        if not any(waits):
+            return None
+        ranks = tuple(map(sorted(set(waits)).index, waits))  # seconds do not tell which limit blocks longest
+    words = []
+    for match, decision in zip(answered.matching.matches, decisions, strict=True):
+        rule = match.rule
+        values = match.entries if rule is not None and rule.stat is None else match.problem
+        about = id(rule), match.outcome, match.refund, match.hits, values
+        words.append(about if decision is None else (*about, *_words(decision, now)))
+    return now // SECOND, answered.shadow_mode, answered.quota_mode, ranks, *words
+
+
+def _words(decision: Decision, now: int) -> tuple[object, ...]:
+    """Return all that an answer says of a decision; of its quota, the identity."""
+    reset_us, parts = decision.reset_after_us, decision.parts
+    words = (
+        id(decision.quota),
+        decision.allowed,
+        decision.remaining,
+        -(-decision.retry_after_us // SECOND),
+        -(-reset_us // SECOND),
+        -(-(now + reset_us) // SECOND),
+        decision.state,
+        decision.delay_us,
+        decision.degraded,
+    )
+    return (*words, decision.index, *[_words(part, now) for part in parts]) if parts else words
 
 
 def _policy_name(name: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from headgate.policy.envoy.answering import Code
 from headgate.protos import framed, varint
+from headgate.web.headers import Numbers
 
 OK = b"\x08\x01"
 """The beginning of an answer: its overall code."""
@@ -18,21 +19,20 @@ BODY = b"\x2a"
 _SHORT = 64
 """Values of header fields with fewer bytes have what comes before them prepared, their length included."""
 _SMALL = tuple([bytes([number]) for number in range(128)])
-_DURATIONS = (b"\x22\x00", *[bytes((0x22, 2, 8, seconds)) for seconds in range(1, 128)])
 _LEFT = (b"", *[bytes((0x18, number)) for number in range(1, 128)])
 
 
 def _duration(seconds: int) -> bytes:
-    after = varint(seconds)
-    return b"\x22" + _SMALL[len(after) + 1] + b"\x08" + after
+    return framed(b"\x22", b"\x08" + varint(seconds) if seconds else b"")
+
+
+_durations = Numbers(_duration)
 
 
 def status(content: bytes, remaining: int = 0, seconds: int | None = None) -> bytes:
     """Return one of the `statuses`; `content` is what `status_content` returns, None for no time until the reset."""
     left = _LEFT[remaining] if remaining < 128 else b"\x18" + varint(remaining)
-    reset = b""
-    if seconds is not None:
-        reset = _DURATIONS[seconds] if seconds < 128 else _duration(seconds)
+    reset = b"" if seconds is None else _durations[seconds]
     size = len(content) + len(left) + len(reset)
     return b"\x12" + (_SMALL[size] if size < 128 else varint(size)) + content + left + reset
 

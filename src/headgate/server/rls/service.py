@@ -70,16 +70,18 @@ class RecurringQuestions(Memory[bytes, Understood]):
 
     def __init__(self) -> None:
         super().__init__(MOST_RECURRING)
-        self._seen = [0] * MOST_RECURRING
-        """Hashes of questions that came lately, each in a place of its own choice."""
+        self._seen = set[int]()
+        """Hashes of questions that came once lately."""
 
     def note(self, raw: bytes, asked: Understood) -> None:
         """Take note of a question; the second time it comes in a while, it is kept."""
-        number = hash(raw)
-        slot = number % MOST_RECURRING
-        if self._seen[slot] != number:
-            self._seen[slot] = number
+        number, seen = hash(raw), self._seen
+        if number not in seen:
+            if len(seen) >= MOST_RECURRING:
+                seen.clear()
+            seen.add(number)
         elif len(raw) <= LONGEST_RECURRING:
+            seen.remove(number)
             self.keep(raw, asked)
 
 
@@ -205,10 +207,12 @@ class RateLimitService:
 
     async def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer:
         """Answer by trees."""
-        began, now = perf_counter_ns(), trees.clock.now()
+        began = perf_counter_ns()
         answered = await trees.decide(matching)
-        self._recorder.answered(matching, answered.answer, perf_counter_ns() - began)
-        return self._by_trees.of(answered, now)
+        elapsed_ns = perf_counter_ns() - began
+        answer, told = self._by_trees.of(answered)
+        self._recorder.answered(matching, answer, elapsed_ns)
+        return told
 
     async def _ruled(self, decisions: Decisions, asked: Understood) -> RlsAnswer:
         """Answer by rules: all descriptors, or none."""
@@ -231,8 +235,9 @@ class RateLimitService:
         if refused and self._count_refused:
             for part in parts:
                 if part.request.cost > 1 and not part.refund:
-                    await decisions.engine.use_up(part)
-        return self._by_rules.of(rulings, now, [descriptor.refund for descriptor in descriptors])
+                    await decisions.use_up(part)
+        refunds = [part.refund for part in parts]
+        return self._by_rules.of(rulings, now, refunds if any(refunds) else ())
 
     def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> Part:
         hits = hits_addend if descriptor.hits is None else descriptor.hits
