@@ -7,7 +7,7 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPSConnection
 from time import perf_counter_ns
@@ -183,7 +183,8 @@ def steps(amount: Amount) -> int:
     """Return how many steps there are to report."""
     rows = chosen(amount)
     others = sum(row.is_ours for row in rows.values()) if amount.other else 0
-    return 2 * (len(rows) + others) + 1
+    prompt = sum(name in rows for name in PROMPT) if amount.latency else 0
+    return 2 * (len(rows) + others) + prompt + 1
 
 
 def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
@@ -194,7 +195,11 @@ def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
     require()
     with ExitStack() as stack:
         store = stack.enter_context(_pinned_redis(Cores.split()))
-        found = measure(_subjects(stack, amount, store), amount, done)
+        found = measure(_subjects(stack, chosen(amount), amount, store), amount, done)
+    for name in PROMPT if amount.latency else ():
+        if name in found:
+            found[name] = _with_latency(found[name], name, amount)
+            done(told(found[name]))
     versions = {name: servers.version(name) for name in ("nginx", "wrk", "h2load")}
     observed = observing(amount.pace)
     done(f"observing: {observed.best / 1000:.2f} us")
@@ -203,16 +208,14 @@ def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
 
 
 def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str], None]) -> dict[str, Cost]:
-    """Let all take turns, and then those in `PROMPT` be asked at half of their highest rate."""
+    """Let all take turns."""
     for name, subject in subjects.items():
         subject.prepare(amount.seconds if amount.warm_up else 0)
         done(f"{name}: answers rightly, about {subject.rate:,.0f}/s")
     times = alternate({name: _turn(subject, amount.seconds) for name, subject in subjects.items()}, amount.pace)
     costs = {name: subject.cost(times[name]) for name, subject in subjects.items()}
-    for name, cost in costs.items():
-        if name in PROMPT and amount.latency:
-            costs[name] = _with_latency(cost, subjects[name], amount.seconds)
-        done(told(costs[name]))
+    for cost in costs.values():
+        done(told(cost))
     return costs
 
 
@@ -242,7 +245,7 @@ def observing(pace: Pace) -> Figure:
         recorder.close()
 
 
-def _subjects(stack: ExitStack, amount: Amount, store: Server) -> dict[str, Subject]:
+def _subjects(stack: ExitStack, rows: Mapping[str, Row], amount: Amount, store: Server) -> dict[str, Subject]:
     """Start a server for each setup, and say how it is asked."""
     running: dict[tuple[Setup, str], Served] = {}
     databases = iter(range(DATABASES))
@@ -257,7 +260,7 @@ def _subjects(stack: ExitStack, amount: Amount, store: Server) -> dict[str, Subj
         return Subject(name, row, running[row.setup, python], cores, amount.users, kept)
 
     found = {}
-    for name, row in chosen(amount).items():
+    for name, row in rows.items():
         found[name] = subject(row, sys.executable, row.setup.program)
         if row.is_ours and amount.other:
             found[OTHER + name] = subject(row, amount.other, f"other {OURS}")
@@ -268,9 +271,14 @@ def _turn(subject: Subject, seconds: float) -> Callable[[int], float]:
     return lambda _: subject.round(seconds)
 
 
-def _with_latency(cost: Cost, subject: Subject, seconds: float) -> Cost:
-    highest = 1e9 / cost.time.best
-    found = [subject.loader.at_rate(highest / 2, seconds) for _ in range(RUNS)]
+def _with_latency(cost: Cost, name: str, amount: Amount) -> Cost:
+    """Ask a server at half of its highest rate. It is alone: idle ones wake up with every second, all on its core."""
+    rate = 1e9 / cost.time.best / 2
+    with ExitStack() as stack:
+        store = stack.enter_context(_pinned_redis(Cores.split()))
+        subject = _subjects(stack, {name: all_rows()[name]}, replace(amount, other=""), store)[name]
+        subject.prepare(amount.seconds)
+        found = [subject.loader.at_rate(rate, amount.seconds) for _ in range(RUNS)]
     typical = sorted(found, key=lambda each: each.p99)[len(found) // 2]
     return Cost(cost.name, cost.what, cost.cpu, cost.time, cost.store_us, typical)
 

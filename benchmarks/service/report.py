@@ -99,9 +99,10 @@ def method(cores: Cores) -> str:
   at least as much of a user's limit as answers say, so that nobody is measured while failing.
 - **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
   of the ratios within the rounds; other figures are those of the median round.
-- **Latency**: at a constant rate, half of the rate of the best round. Over gRPC by our own client, which sends what is
-  due every millisecond, and times each request from when it was due; over HTTP by h2load, for one user, which sends
-  what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts.
+- **Latency**: at a constant rate, half of the rate of the best round, of a server that is alone: beside those of all
+  other rows, which wake up on its core with every second, it would wait for them. Over gRPC by our own client, which
+  sends what is due every millisecond, and times each request from when it was due; over HTTP by h2load, for one user,
+  which sends what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts.
 """
 
 
