@@ -39,18 +39,18 @@ DOMAIN = "gateway"
 """Of what is asked after responses."""
 SERVER = "headgate"
 """What clients are told about who answers."""
-_OURS: Json = {"safe_regex": {"regex": "x[^a-z0-9](headgate|envoy)[^a-z0-9].*"}}
-"""No client's header is called so: there are servers to which any sign in a name is an underscore."""
+_SIGNS = r"[!-/:-@\[-`{-~]*"
+"""What may stand for a hyphen in a name: there are servers to which any sign is an underscore."""
+_FORBIDDEN = ("x-(headgate|envoy)(-.*)?|x-(http-)?method(-override)?|proxy",)
+"""No client's header is called so: what only we write, and what makes another request of it for some services."""
 _OF_PROXIES = (
-    "x-forwarded-",
-    "x-original-",
-    "forwarded",
-    "x-real-ip",
-    "x-client-ip",
-    "true-client-ip",
-    "cf-connecting-ip",
+    "(x-)?forwarded(-.*)?|x-(original-.*|rewrite-url|host|real-ip|proxyuser-ip)",
+    ".*client-ip|cf-connecting-ip.*|x-appengine-.*",
 )
-"""Nor so, unless proxies of our own come before."""
+"""Nor so, unless proxies of our own come before: who is told to be the client, and what was asked for.
+
+Envoy takes expressions up to some size, so there are two.
+"""
 _CLIENT = CLIENT_ADDRESS.decode()
 _NOBODY = {"address_prefix": "255.255.255.255", "prefix_len": 32}
 """No client is one of us: by default, Envoy would believe more of those in private networks."""
@@ -271,9 +271,9 @@ def _without_claims(gateway: Gateway) -> Json:
 
 
 def _removals(gateway: Gateway) -> list[Json]:
-    starts = () if gateway.trusted_hops else _OF_PROXIES
-    matchers = [_OURS, *({"prefix": start, "ignore_case": True} for start in starts)]
-    return [{"remove_on_match": {"key_matcher": matcher}} for matcher in matchers]
+    names = _FORBIDDEN if gateway.trusted_hops else _FORBIDDEN + _OF_PROXIES
+    spelt = [name.replace("-", _SIGNS) for name in names]
+    return [{"remove_on_match": {"key_matcher": {"safe_regex": {"regex": regex}}}} for regex in spelt]
 
 
 def _mappers() -> list[Json]:

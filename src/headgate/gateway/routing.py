@@ -40,6 +40,15 @@ _UPGRADING: Json = {
     "append_action": "OVERWRITE_IF_EXISTS",
 }
 _USUAL_HEADERS = ("authorization", "content-type")
+_HOST = r"[A-Za-z0-9._~-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]*\](:[0-9]*)?"
+_NO_HOST: Json = {
+    "match": {
+        "prefix": "/",
+        "headers": [{"name": ":authority", "string_match": {"safe_regex": {"regex": _HOST}}, "invert_match": True}],
+    },
+    "direct_response": {"status": 400},
+}
+"""What comes before all routes: two Host lines are one with a comma to Envoy, and either of them to some services."""
 _NOWHERE: Json = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
 """Where all else leads: Envoy asks about no request that has no route, and those who look around are limited, too."""
 _TOLD = {"user": "user", "apikey": "apikey", "ip": "ip", "tenant": "tenant", "tier": "tier"}
@@ -71,6 +80,7 @@ def redirect_configuration(port: int) -> Json:
 
 
 def _routes_of(host: str, gateway: Gateway) -> Iterator[Json]:
+    yield _NO_HOST
     found = [(rank, route) for route in gateway.routes if (rank := _nearness(host, route)) is not None]
     for _, route in sorted(found, key=lambda each: (each[0], -len(each[1].path), not each[1].methods)):
         yield from _entries(route, gateway)
