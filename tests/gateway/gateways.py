@@ -244,6 +244,54 @@ def upstream(name: str) -> Iterator[Upstream]:
             thread.join()
 
 
+class KeyServer(ThreadingHTTPServer):
+    """Where an issuer has its keys, or whatever else `answer` is; while that is None, nothing is answered."""
+
+    daemon_threads = True
+
+    def __init__(self, key: dict[str, Any]) -> None:
+        super().__init__(("127.0.0.1", 0), _Keys)
+        self.good = json.dumps({"keys": [key]}).encode()
+        self.answer: bytes | None = self.good
+        self.status = 200
+        self.asked = threading.Event()
+        self.ended = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/keys"
+
+
+class _Keys(BaseHTTPRequestHandler):
+    server: KeyServer
+
+    def do_GET(self) -> None:
+        self.server.asked.set()
+        if self.server.answer is None:
+            self.server.ended.wait(SECONDS)
+            return
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name in the standard library
+        pass
+
+
+@contextmanager
+def key_server(key: dict[str, Any]) -> Iterator[KeyServer]:
+    """The keys of an issuer, for the length of a with block: a public key, as a JWK."""
+    with KeyServer(key) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.ended.set()
+            server.shutdown()
+            thread.join()
+
+
 def minimal(port: int, **fields: Any) -> dict[str, Any]:
     """The least that a file has, on free ports, in front of a service."""
     return {

@@ -238,7 +238,7 @@ def _tokens(gateway: Gateway) -> Json:
 
 def _provider(issuer: TokenIssuer) -> Json:
     provider: Json = {
-        "from_headers": [{"name": "Authorization", "value_prefix": "Bearer "}],
+        "from_headers": [{"name": "Authorization", "value_prefix": f"{scheme} "} for scheme in ("Bearer", "bearer")],
         "forward": True,
         "payload_in_metadata": issuer.name,
         "clock_skew_seconds": issuer.leeway,
