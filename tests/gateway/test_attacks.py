@@ -14,7 +14,7 @@ from h2.events import RequestReceived, StreamEnded, TrailersReceived
 
 from headgate.web.apikey import digest
 from tests.gateway.gateways import SECONDS, Gateway, gateway, minimal
-from tests.server.hostile import Upstream, hostile, post, sent, sent_over_http2, upstream
+from tests.server.hostile import Upstream, hostile, hostile_over_http2, post, sent, sent_over_http2, upstream
 from tests.server.wire.http2.conversation import unchecked
 from tests.servers import until
 
@@ -31,6 +31,10 @@ def test_nothing_beyond_the_limit_reaches_a_service() -> None:
         let_through: list[str] = []
         for name, data in hostile():
             assert sent(running.port, data)[:10] in {b"HTTP/1.1 4", b"HTTP/1.1 5", b"HTTP/1.1 1"}, name
+            if len(behind.served) > 2 + len(let_through):
+                let_through.append(name)
+        for name, fields in hostile_over_http2():
+            assert sent_over_http2(running.port, fields)[:1] in {b"", b"4"}, name
             if len(behind.served) > 2 + len(let_through):
                 let_through.append(name)
         assert let_through == []

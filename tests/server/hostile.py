@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import hpack
@@ -163,6 +163,7 @@ FORGED = [
     b"X-Original-Host: free",
     b"X-Rewrite-URL: /free",
     b"Connection: X-Forwarded-For, X-Original-URI, X-Original-Method, X-User",
+    b"Connection: X-Forwarded-Uri, X-Forwarded-Method, X-Forwarded-For",
     b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: aaaaaaaaaaaaaaaaaaaaaa==",
     b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
     b"X-Original-URI: /free\r\nX-Original-URI: /also-free",
@@ -234,6 +235,23 @@ TARGETS = [
     b"orders/7",
     b"/free?/../orders/7",
     b"/free/..;/orders/7",
+    b"/free;/../orders/7",
+    b"/free/.%2e/orders/7",
+    b"/free/%252e%252e/orders/7",
+    b"/free/..%00/orders/7",
+    b"/free%5c..%5corders/7",
+    b"/free#/../orders/7",
+    b"///orders/7",
+    b"/.//orders/7",
+    b"/orders;a=b/7",
+    b"/orders/%37",
+    b"/orders%09/7",
+    b"/%6f%72ders/7",
+    b"/%u006frders/7",
+    b"HTTP://api//orders/7",
+    b"http://user@api/orders/7",
+    b"http:///orders/7",
+    b"api:orders/7",
 ]
 """Spellings of a path under /orders, or of none, for servers that read them in their own way."""
 _INNER = b"POST /smuggled HTTP/1.1\r\nHost: api\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -264,6 +282,42 @@ SMUGGLED = {
 """Two requests, of which some servers see one: whatever is seen of them, the second is asked about like the first."""
 
 
+USUAL = {b":method": b"POST", b":scheme": b"http", b":authority": b"api", b":path": b"/orders/7"}
+"""The fields of a request over HTTP/2 that is like any other."""
+FIELDS: dict[str, Mapping[bytes, bytes] | list[tuple[bytes, bytes]]] = {
+    **{f"path {target[:40]!r}": {b":path": target} for target in TARGETS},
+    "a path with another line": {b":path": b"/free HTTP/1.1\r\nhost: api\r\n\r\n"},
+    "a path with a tab": {b":path": b"/free\t/orders/7"},
+    "an empty path": {b":path": b""},
+    "a method with another line": {b":method": b"GET /free HTTP/1.1\r\nx:"},
+    "a method in small letters": {b":method": b"post"},
+    "another scheme": {b":scheme": b"gopher"},
+    "CONNECT": {b":method": b"CONNECT"},
+    "an authority with another line": {b":authority": b"api\r\nx-user: root"},
+    "two authorities": {b":authority": b"api, free"},
+    "a path after a header": [*[*USUAL.items()][:3], (b"x-a", b"b"), (b":path", b"/free")],
+    **{
+        f"more: {name!r}: {value!r}": [*USUAL.items(), (name, value)]
+        for name, value in [
+            *((b":path", b"/free"), (b":method", b"GET"), (b":user", b"root"), (b":protocol", b"websocket")),
+            *((b"host", b"free"), (b"X-Capitals", b"a"), (b"x-spaced ", b"a"), (b"x:colon", b"a"), (b"", b"a")),
+            *((b"x-line", b"a\r\nx-user: root"), (b"x-line", b"a\nx-user: root"), (b"x-nul", b"a\0b")),
+            *((b"transfer-encoding", b"chunked"), (b"te", b"chunked"), (b"connection", b"close")),
+            *((b"upgrade", b"websocket"), (b"content-length", b"7"), (b"content-length", b"-1")),
+            *((b"x-forwarded-for", b"198.51.100.7"), (b"x-envoy-internal", b"true"), (b"x-long", b"a" * 17_000)),
+        ]
+    },
+    "150 crumbs": [*USUAL.items(), *[(b"cookie", b"a=b")] * 150],
+}
+"""Over HTTP/2: what is unlike the usual, or all of it."""
+
+
+def hostile_over_http2() -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:
+    """Yield the fields of every request over HTTP/2 of the corpus, with what is hostile about it."""
+    for name, fields in FIELDS.items():
+        yield name, [*{**USUAL, **fields}.items()] if isinstance(fields, Mapping) else fields
+
+
 def hostile() -> Iterator[tuple[str, bytes]]:
     """Yield every request of the corpus, with what is hostile about it."""
     for name, lines in HEADERS.items():
@@ -278,3 +332,4 @@ def hostile() -> Iterator[tuple[str, bytes]]:
         yield f"smuggled {name}", data
     for version in (b"HTTP/1.0", b"HTTP/0.9", b"HTTP/1.2", b"HTTP/2.0", b"HTTP/1.1 ", b""):
         yield f"version {version!r}", post().replace(b"HTTP/1.1", version, 1)
+    yield "bare line feeds", post().replace(b"\r\n", b"\n")
