@@ -25,7 +25,7 @@ GOOD, OTHER, BAD = (f"version: 1\nrules: [{{id: a, limit: {limit}, window: 1m}}]
 
 
 def limit_of(live: LivePolicy) -> int:
-    (limit,) = live.policy.plan(Request({"user": "ada"}), 0).enforced.plan
+    (limit,) = live.policy.select(Request({"user": "ada"}), 0).enforced.plan
     return limit.quota.limit
 
 
@@ -181,7 +181,7 @@ def test_no_request_sees_half_of_a_change(tmp_path: Path) -> None:
 
         def read() -> None:
             while not stop.is_set():
-                limits = {limit.quota.limit for limit in live.policy.plan(Request({"user": "ada"}), 0).enforced.plan}
+                limits = {limit.quota.limit for limit in live.policy.select(Request({"user": "ada"}), 0).enforced.plan}
                 mixed.extend([limits] if len(limits) > 1 else [])
 
         readers = [threading.Thread(target=read) for _ in range(4)]
@@ -194,7 +194,9 @@ def test_no_request_sees_half_of_a_change(tmp_path: Path) -> None:
                 "it was looked at",
             )
         replaced(file, text(99))
-        until(lambda: live.policy.plan(Request({"user": "a"}), 0).enforced.plan[0].quota.limit == 99, "the last is in")
+        until(
+            lambda: live.policy.select(Request({"user": "a"}), 0).enforced.plan[0].quota.limit == 99, "the last is in"
+        )
         stop.set()
         for reader in readers:
             reader.join()

@@ -118,7 +118,7 @@ def _one_endpoint(size: int, condition: Callable[[int], dict[str, Any]]) -> tupl
 
 
 def _asked(policy: Policy) -> tuple[Callable[[Request], Selection], Callable[[Selection], Found]]:
-    return partial(policy.plan, now=0), lambda selection: selection.enforced.rules
+    return partial(policy.select, now=0), lambda selection: selection.enforced.rules
 
 
 def _siblings(size: int) -> Built:

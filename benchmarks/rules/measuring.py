@@ -88,7 +88,7 @@ class Decided:
     limiter: Figure
     """`Limiter.check`: the same limits without rules."""
     plan: Figure
-    """`Policy.plan`: matching alone."""
+    """`Policy.select`: matching alone."""
     engine: Figure
     """`Engine.check`."""
 
@@ -189,7 +189,7 @@ def decide(rules: int, pace: Pace) -> Iterator[Decided]:
             calls: dict[str, tuple[Callable[[Any], object], Callable[[int], object]]] = {
                 "floor": (FLOOR.open(Kind.GCRA, limits).call, _key),
                 "limiter": (limiter.check, _key),
-                "plan": (partial(policy.plan, now=0), request),
+                "plan": (partial(policy.select, now=0), request),
                 "engine": (engine.check, request),
             }
             if path is Path.DENY:

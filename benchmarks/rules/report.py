@@ -16,7 +16,7 @@ fewest. Every row is shown, whether it passes or not.
 """
 
 METHOD = f"""\
-- **Matching** is `Policy.plan`: a request (user, path as it was sent, method) in, all limits with the keys of their
+- **Matching** is `Policy.select`: a request (user, path as it was sent, method) in, all limits with the keys of their
   counters out. That includes checking the path and the values, and looking for lists, tiers and overrides. What rules
   mean for requests of one kind, and which rules a path leads to, is remembered; where each request is for another rule
   and there are more rules than it remembers, it is worked out anew.
@@ -62,8 +62,8 @@ Microseconds per request, best round, by the number of siblings.
 def about_decisions(rules: int) -> str:
     """Say what was decided."""
     return f"""\
-Microseconds per decision, best round, with {rules:,} rules. "Policy.plan" is the part of `Engine.check` that finds the
-limits. No verdict: this is for information.
+Microseconds per decision, best round, with {rules:,} rules. "Policy.select" is the part of `Engine.check` that finds
+the limits. No verdict: this is for information.
 """
 
 
@@ -168,7 +168,7 @@ def _decided(decided: Sequence[Decided]) -> str:
         "matching rules, path": lambda each: f"{each.matching}, {each.path}",
         "floor": lambda each: _spread(each.floor),
         "`Limiter.check`": lambda each: _spread(each.limiter),
-        "`Policy.plan`": lambda each: _spread(each.plan),
+        "`Policy.select`": lambda each: _spread(each.plan),
         "`Engine.check`": lambda each: _spread(each.engine),
         "x `Limiter.check`": lambda each: times(each.times_limiter),
         "x floor": lambda each: f"{each.times_floor:.1f}",

@@ -191,7 +191,9 @@ def test_all_rules_together_have_a_bound(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_none_at_all() -> None:
-    assert not Denials(Principals(), per_rule=0).is_on
+    for denials in (Denials(Principals(), per_rule=0), Denials(Principals(), in_all=0)):
+        assert not denials.wants("orders")
+        assert denials.second() == 0
     with pytest.raises(UsageError):
         Denials(Principals(), per_rule=-1)
 

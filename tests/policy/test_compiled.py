@@ -150,14 +150,14 @@ def answer(selection: Selection) -> NaiveAnswer:
 def test_the_compiled_policy_equals_the_naive_one(ruleset: Ruleset, asked: list[Request]) -> None:
     policy = Policy(ruleset)
     for request in asked:
-        assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
+        assert answer(policy.select(request, NOW)) == naive_plan(ruleset, request, NOW)
 
 
 @given(rulesets(), st.lists(requests(), min_size=1, max_size=4))
 def test_a_policy_that_does_not_enforce_asks_the_same_limits_as_shadows(ruleset: Ruleset, asked: list[Request]) -> None:
     enforcing, counting = Policy(ruleset), Policy(ruleset, enforcing=False)
     for request in asked:
-        usual, selection = (policy.plan(request, NOW, asking=False) for policy in (enforcing, counting))
+        usual, selection = (policy.select(request, NOW, asking=False) for policy in (enforcing, counting))
         if usual.verdict is not Verdict.LIMITED:
             assert selection.verdict is usual.verdict
         else:
@@ -210,7 +210,7 @@ def test_two_keys_are_equal_only_for_the_same_rule_shape_and_value(one: dict[str
     meaning_of_key: dict[Limit, tuple[str, str, str]] = {}
     keys_of_meaning: dict[tuple[str, str, str], Limit] = {}
     for values in (one, other):
-        limits = KEYED.plan(Request(values), NOW).enforced
+        limits = KEYED.select(Request(values), NOW).enforced
         for rule_id, limit in zip(limits.rules, limits.plan, strict=True):
             value = {"global": "", "endpoint": "/", **values}[KEYED.rules[rule_id].dimension]
             meaning = rule_id, limit.quota.shape, value
@@ -221,7 +221,7 @@ def test_two_keys_are_equal_only_for_the_same_rule_shape_and_value(one: dict[str
 
 def limits(policy: Policy, request: Request, now: int = NOW) -> list[tuple[str, str]]:
     """Return rule and quota of what is enforced."""
-    found = policy.plan(request, now).enforced
+    found = policy.select(request, now).enforced
     return [(rule, str(limit.quota)) for rule, limit in zip(found.rules, found.plan, strict=True)]
 
 
@@ -265,7 +265,7 @@ class TestTiersAndOverrides:
 
     def test_the_state_stays_when_a_limit_changes_and_not_when_the_window_does(self) -> None:
         spaces = [
-            self.policy(users={"u1": User("", {"r": change})}).plan(U1, NOW).enforced.plan[0].space
+            self.policy(users={"u1": User("", {"r": change})}).select(U1, NOW).enforced.plan[0].space
             for change in (
                 Change(),
                 Change(limit=5, burst=3),
@@ -334,7 +334,9 @@ class TestTiersAndOverrides:
 
 class TestResetOnChange:
     def space(self, quotas: tuple[Quota, ...], **given: Any) -> str:
-        return Policy(Ruleset((Rule("r", quotas, reset_on_change=True),), **given)).plan(U1, NOW).enforced.plan[0].space
+        return (
+            Policy(Ruleset((Rule("r", quotas, reset_on_change=True),), **given)).select(U1, NOW).enforced.plan[0].space
+        )
 
     def test_another_limit_is_another_place(self) -> None:
         places = [self.space(Quota.parse(text)) for text in ("10/minute", "11/minute", "10/minute burst 1")]
@@ -359,7 +361,7 @@ class TestPlaces:
         with pytest.raises(InvalidKey):
             checked_name(space_name(rule))
         policy = Policy(Ruleset(default=rule))
-        (limit,) = policy.plan(Request({"user": "42"}), NOW).enforced.plan
+        (limit,) = policy.select(Request({"user": "42"}), NOW).enforced.plan
         assert limit.space not in Family("default", QUOTAS).spaces
 
     def test_another_dimension_is_another_place(self) -> None:
@@ -379,14 +381,14 @@ class TestReplaces:
 
     def test_a_rule_does_not_apply_when_another_that_matches_replaces_it(self) -> None:
         policy = Policy(Ruleset((self.WIDE, Rule("narrow", QUOTAS, endpoint="/a/**", replaces=frozenset({"wide"})))))
-        assert policy.plan(Request({"user": "u"}, "/a/b"), NOW).enforced.rules == ("narrow",)
-        assert policy.plan(Request({"user": "u"}, "/b"), NOW).enforced.rules == ("wide",)
+        assert policy.select(Request({"user": "u"}, "/a/b"), NOW).enforced.rules == ("narrow",)
+        assert policy.select(Request({"user": "u"}, "/b"), NOW).enforced.rules == ("wide",)
 
     @pytest.mark.parametrize("trial", [{"shadow": True}, {"enforce_percent": 0}])
     def test_a_shadow_replaces_nothing(self, trial: dict[str, Any]) -> None:
         """What is tried out must not switch off what is in force."""
         policy = Policy(Ruleset((self.WIDE, Rule("trial", QUOTAS, replaces=frozenset({"wide"}), **trial))))
-        selection = policy.plan(U1, NOW)
+        selection = policy.select(U1, NOW)
         assert selection.enforced.rules == ("wide",)
         assert [limits.rules for limits in selection.shadow] == [("trial",)]
 
@@ -395,11 +397,11 @@ class TestReplaces:
         replaces = {"a": "b", "b": "c", "c": "d", "d": ""}
         rules = [Rule(name, QUOTAS, endpoint="**", replaces=frozenset(replaces[name])) for name in order]
         policy = Policy(Ruleset(tuple(rules)))
-        assert sorted(policy.plan(U1, NOW).enforced.rules) == ["a", "c"]
+        assert sorted(policy.select(U1, NOW).enforced.rules) == ["a", "c"]
         told = {each.rule: each.reason for each in explain(policy, U1, NOW).rules}
         assert (told["b"], told["d"]) == ("replaced by rule a", "replaced by rule c")
         without = Policy(Ruleset(tuple(replace(rule, enabled=rule.id != "a") for rule in rules)))
-        assert sorted(without.plan(U1, NOW).enforced.rules) == ["b", "d"]
+        assert sorted(without.select(U1, NOW).enforced.rules) == ["b", "d"]
 
     def test_a_circle_is_refused(self) -> None:
         circle = [
@@ -417,7 +419,7 @@ class TestSeveralDimensions:
 
     def principal(self, request: Request) -> Any:
         for _ in range(2):  # also when such requests are known
-            (limit,) = self.POLICY.plan(request, NOW).enforced.plan
+            (limit,) = self.POLICY.select(request, NOW).enforced.plan
         assert limit.space == "r@user+endpoint|tb:60000000"
         return limit.principal
 
@@ -430,13 +432,13 @@ class TestSeveralDimensions:
     def test_no_two_values_make_the_same(self, texts: list[str]) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="user+tenant"),)))
         one, other = (
-            policy.plan(Request({"user": user, "tenant": tenant}), NOW).enforced.plan[0].principal
+            policy.select(Request({"user": user, "tenant": tenant}), NOW).enforced.plan[0].principal
             for user, tenant in (texts[:2], texts[2:])
         )
         assert (one == other) is (texts[:2] == texts[2:])
 
     def test_a_request_that_has_not_all_of_them_does_not_meet_the_rule(self) -> None:
-        assert not self.POLICY.plan(Request({"ip": "192.0.2.1"}, "/a"), NOW).matched
+        assert not self.POLICY.select(Request({"ip": "192.0.2.1"}, "/a"), NOW).matched
         (considered,) = explain(self.POLICY, Request({}, "/a"), NOW).rules
         assert considered.reason == "no value for dimension user"
 
@@ -476,18 +478,18 @@ class TestKeyPattern:
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension=dimension, key_pattern=pattern),)))
         for values, expected in ((those, True), (others, False)):
             for value in values * 2:
-                assert policy.plan(Request({dimension: value}), NOW).matched is expected
+                assert policy.select(Request({dimension: value}), NOW).matched is expected
         for value in others:
             (considered,) = explain(policy, Request({dimension: value}), NOW).rules
             assert considered.reason.endswith(f"is not {pattern}")
 
     def test_paths_too(self) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="endpoint", key_pattern="/api/*"),)))
-        assert [policy.plan(Request({}, path), NOW).matched for path in ("/api/a/b", "/other")] == [True, False]
+        assert [policy.select(Request({}, path), NOW).matched for path in ("/api/a/b", "/other")] == [True, False]
 
     def test_the_default_has_one_as_well(self) -> None:
         policy = Policy(Ruleset(default=Rule("default", QUOTAS, key_pattern="bot-*")))
-        assert [policy.plan(Request({"user": user}), NOW).matched for user in ("bot-1", "ada")] == [True, False]
+        assert [policy.select(Request({"user": user}), NOW).matched for user in ("bot-1", "ada")] == [True, False]
 
     @pytest.mark.parametrize("given", [{"dimension": "global"}, {"dimension": "user+ip"}, {"dimension": "ip"}])
     def test_what_makes_no_sense_is_refused(self, given: dict[str, Any]) -> None:
@@ -503,17 +505,17 @@ class TestDefault:
 
     def test_it_applies_when_nothing_else_does(self) -> None:
         policy = Policy(Ruleset((Rule("b", QUOTAS, dimension="ip", endpoint="/b"),), default=self.DEFAULT))
-        assert policy.plan(self.ASKED, NOW).enforced.rules == ("default",)
-        assert policy.plan(Request({"ip": "192.0.2.1"}, "/b"), NOW).enforced.rules == ("b",)
+        assert policy.select(self.ASKED, NOW).enforced.rules == ("default",)
+        assert policy.select(Request({"ip": "192.0.2.1"}, "/b"), NOW).enforced.rules == ("b",)
 
     def test_it_applies_beside_shadows(self) -> None:
         policy = Policy(Ruleset((Rule("a", QUOTAS, dimension="ip", shadow=True),), default=self.DEFAULT))
-        selection = policy.plan(self.ASKED, NOW)
+        selection = policy.select(self.ASKED, NOW)
         assert selection.enforced.rules == ("default",)
         assert [limits.rules for limits in selection.shadow] == [("a",)]
 
     def test_without_one_everything_passes_and_is_marked(self) -> None:
-        selection = Policy(Ruleset()).plan(self.ASKED, NOW)
+        selection = Policy(Ruleset()).select(self.ASKED, NOW)
         assert selection == Selection(Verdict.UNLIMITED, unmatched_principals=tuple(self.ASKED.principal))
         assert not selection.matched
 
@@ -528,28 +530,28 @@ class TestLists:
     )
 
     def test_who_is_allowed_passes_without_limits(self) -> None:
-        selection = self.POLICY.plan(Request({"ip": "::ffff:10.1.2.3"}), NOW)
+        selection = self.POLICY.select(Request({"ip": "::ffff:10.1.2.3"}), NOW)
         assert selection == Selection(Verdict.ALLOWED, reason="ip 10.1.2.3 is on the allow list: 10.0.0.0/8")
-        assert self.POLICY.plan(Request({}, "/health//"), NOW).verdict is Verdict.ALLOWED
-        assert self.POLICY.plan(Request({"ip": "192.0.2.1"}), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.select(Request({}, "/health//"), NOW).verdict is Verdict.ALLOWED
+        assert self.POLICY.select(Request({"ip": "192.0.2.1"}), NOW).verdict is Verdict.LIMITED
 
     def test_who_is_denied_is_refused_even_if_also_allowed(self) -> None:
-        assert self.POLICY.plan(Request({"ip": "10.6.6.6"}), NOW).verdict is Verdict.DENIED
-        both = self.POLICY.plan(Request({"ip": "10.0.0.1", "user": "evil-7"}), NOW)
+        assert self.POLICY.select(Request({"ip": "10.6.6.6"}), NOW).verdict is Verdict.DENIED
+        both = self.POLICY.select(Request({"ip": "10.0.0.1", "user": "evil-7"}), NOW)
         assert both == Selection(Verdict.DENIED, reason="user evil-7 is on the deny list: evil*")
 
     def test_a_list_sees_the_whole_address_where_the_network_is_counted(self) -> None:
         counted = {"ip": "2001:db8::/64"}
-        assert self.POLICY.plan(Request(counted, address="2001:db8::bad"), NOW).verdict is Verdict.DENIED
-        assert self.POLICY.plan(Request(counted, address="2001:db8::900d"), NOW).verdict is Verdict.LIMITED
-        assert self.POLICY.plan(Request(counted), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.select(Request(counted, address="2001:db8::bad"), NOW).verdict is Verdict.DENIED
+        assert self.POLICY.select(Request(counted, address="2001:db8::900d"), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.select(Request(counted), NOW).verdict is Verdict.LIMITED
 
     def test_a_list_sees_the_whole_address_if_it_was_given(self) -> None:
-        denied = self.POLICY.plan(Request({"ip": "2001:DB8::bad"}), NOW)
+        denied = self.POLICY.select(Request({"ip": "2001:DB8::bad"}), NOW)
         assert denied == Selection(Verdict.DENIED, reason="ip 2001:db8::bad is on the deny list: 2001:db8::bad")
-        assert self.POLICY.plan(Request({"ip": "2001:db8::900d"}), NOW).verdict is Verdict.LIMITED
-        assert self.POLICY.plan(Request({"ip": "2001:db8::bad"}, rule_id="r"), NOW).verdict is Verdict.DENIED
-        assert self.POLICY.plan(Request({"ip": "2001:db8::900d"}, rule_id="r"), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.select(Request({"ip": "2001:db8::900d"}), NOW).verdict is Verdict.LIMITED
+        assert self.POLICY.select(Request({"ip": "2001:db8::bad"}, rule_id="r"), NOW).verdict is Verdict.DENIED
+        assert self.POLICY.select(Request({"ip": "2001:db8::900d"}, rule_id="r"), NOW).verdict is Verdict.LIMITED
 
 
 class TestIdentity:
@@ -557,12 +559,12 @@ class TestIdentity:
         """An unverified header must not choose whose limit is used."""
         policy = Policy(Ruleset((Rule("r", QUOTAS), Rule("t", QUOTAS, dimension="tenant"))))
         claimed = Request({"tenant": "t1"}, attributes={"user": "victim", "tenant": "t2"})
-        assert policy.plan(claimed, NOW).enforced.plan == (Limit("t@tenant|tb:60000000", "t1", QUOTAS[0]),)
+        assert policy.select(claimed, NOW).enforced.plan == (Limit("t@tenant|tb:60000000", "t1", QUOTAS[0]),)
 
     def test_one_address_has_one_key(self) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="ip"),)))
         spellings = ["203.0.113.9", "::ffff:203.0.113.9", "::FFFF:CB00:7109", "64:ff9b::203.0.113.9"]
-        keys = {policy.plan(Request({"ip": text}), NOW).enforced.plan[0].principal for text in spellings}
+        keys = {policy.select(Request({"ip": text}), NOW).enforced.plan[0].principal for text in spellings}
         assert keys == {"203.0.113.9"}
 
     @pytest.mark.parametrize(
@@ -578,7 +580,7 @@ class TestIdentity:
     def test_an_ipv6_network_has_one_key(self, text: str, counted: str) -> None:
         """Whoever has one address of a /64 has all of them."""
         policy = Policy(Ruleset((Rule("r", QUOTAS, dimension="ip"),)))
-        for selection in (policy.plan(Request({"ip": text}, rule_id=rule_id), NOW) for rule_id in ("", "r")):
+        for selection in (policy.select(Request({"ip": text}, rule_id=rule_id), NOW) for rule_id in ("", "r")):
             assert [limit.principal for limit in selection.enforced.plan] == [counted]
 
     @pytest.mark.parametrize(
@@ -608,19 +610,19 @@ class TestIdentity:
     def test_what_cannot_be_matched_is_refused(self, given: dict[str, Any], said: str) -> None:
         for allow in ((), (Entry("user", "*"),)):
             with pytest.raises(InvalidRequest, match=re.escape(said)):
-                Policy(Ruleset((Rule("r", QUOTAS),), allow=allow)).plan(
+                Policy(Ruleset((Rule("r", QUOTAS),), allow=allow)).select(
                     Request(**{"principal": {"user": "u"}, **given}), NOW
                 )
 
     def test_any_mapping_and_any_text_will_do(self) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset({"POST"}), tier="low"),)))
         asked = Request(MappingProxyType({"user": Pressure.WARNING}), "/", HTTPMethod.POST, ChainMap(), tier=Tier.LOW)
-        assert policy.plan(asked, NOW).enforced.plan[0].principal == "warning"
+        assert policy.select(asked, NOW).enforced.plan[0].principal == "warning"
 
     @pytest.mark.parametrize("user", ["\ud800", "x" * 70_000])
     def test_what_cannot_be_a_key_is_refused(self, user: str) -> None:
         with pytest.raises(InvalidKey):
-            Policy(Ruleset((Rule("r", QUOTAS, enforce_percent=50),))).plan(Request({"user": user}), NOW)
+            Policy(Ruleset((Rule("r", QUOTAS, enforce_percent=50),))).select(Request({"user": user}), NOW)
 
     def test_capitals_of_the_method_do_not_matter(self) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset({"POST"})),)))
@@ -641,7 +643,7 @@ class TestIdentity:
             rules = (Rule("r", QUOTAS, dimension="endpoint", endpoint="/Api/caf\u00e9"),)
             policy = Policy(Ruleset(rules, ignore_case=ignore_case))
             found = {
-                path: policy.plan(Request(endpoint=path), NOW).enforced.plan
+                path: policy.select(Request(endpoint=path), NOW).enforced.plan
                 for path in ("/Api/caf\u00e9", "/Api/caf%c3%a9", "/aPI/Caf%C3%A9")
             }
             assert [bool(plan) for plan in found.values()] == [True, True, ignore_case]
@@ -652,19 +654,19 @@ class TestCost:
     POLICY = Policy(Ruleset((Rule("big", Quota.parse("100/s")), Rule("small", Quota.parse("5/s"), endpoint="/small"))))
 
     def test_a_cost_above_a_capacity_is_an_error_that_names_the_rule(self) -> None:
-        assert self.POLICY.plan(Request({"user": "u"}, cost=6), NOW).matched
+        assert self.POLICY.select(Request({"user": "u"}, cost=6), NOW).matched
         with pytest.raises(CostTooLarge, match="rule 'small': cost 6 is above the capacity of 5/second, 5"):
-            self.POLICY.plan(Request({"user": "u"}, "/small", cost=6), NOW)
+            self.POLICY.select(Request({"user": "u"}, "/small", cost=6), NOW)
 
     def test_a_shadow_says_that_it_is_too_small(self) -> None:
         policy = Policy(Ruleset((Rule("r", Quota.parse("5/s"), shadow=True),)))
-        assert [policy.plan(Request({"user": "u"}, cost=c), NOW).shadow[0].too_small for c in (5, 6)] == [False, True]
+        assert [policy.select(Request({"user": "u"}, cost=c), NOW).shadow[0].too_small for c in (5, 6)] == [False, True]
 
     @pytest.mark.parametrize("cost", [-1, 100_001, 1.0, True, None, "1"])
     def test_a_cost_is_a_whole_number_in_range(self, cost: Any) -> None:
         for policy in (self.POLICY, Policy(Ruleset())):
             with pytest.raises(InvalidCost, match="cost must be a whole number from 0 to 100000, not"):
-                policy.plan(Request({"user": "u"}, cost=cost), NOW)
+                policy.select(Request({"user": "u"}, cost=cost), NOW)
 
     def test_what_was_taken_can_be_given_back_after_a_limit_was_lowered(self) -> None:
         """As much as the store has counted as used, and no more."""
@@ -673,18 +675,18 @@ class TestCost:
             for text in ("10/h", "4/h")
         )
         asked, store = Request({"user": "u"}, cost=8), MemoryStore(clock=ManualClock())
-        for limits in (before.plan(asked, NOW).enforced, *before.plan(asked, NOW).shadow):
+        for limits in (before.select(asked, NOW).enforced, *before.select(asked, NOW).shadow):
             assert store.run(Call(Verb.CHECK, limits.plan, 8))
         with pytest.raises(CostTooLarge):
-            after.plan(asked, NOW)
-        found = after.plan(asked, NOW, asking=False)
+            after.select(asked, NOW)
+        found = after.select(asked, NOW, asking=False)
         assert [limits.too_small for limits in found.shadow] == [False]
         for limits in (found.enforced, *found.shadow):
             assert store.run(Call(Verb.PEEK, limits.plan)).remaining == 0
             assert store.run(Call(Verb.REFUND, limits.plan, 8)).remaining == 4
 
     def test_zero_only_asks(self) -> None:
-        assert self.POLICY.plan(Request({"user": "u"}, cost=0), NOW).matched
+        assert self.POLICY.select(Request({"user": "u"}, cost=0), NOW).matched
 
 
 class TestGradualEnforcement:
@@ -692,7 +694,7 @@ class TestGradualEnforcement:
 
     def enforced(self, percent: int, rule_id: str = "r") -> set[str]:
         policy = Policy(Ruleset((Rule(rule_id, QUOTAS, enforce_percent=percent),)))
-        return {user for user in self.USERS if policy.plan(Request({"user": user}), NOW).enforced.plan}
+        return {user for user in self.USERS if policy.select(Request({"user": user}), NOW).enforced.plan}
 
     def test_so_many_percent_are_enforced_and_stay_so(self) -> None:
         ten, thirty = self.enforced(10), self.enforced(30)
@@ -723,7 +725,7 @@ class TestOneRule:
 
     def plan(self, rule_id: str, value: str, **given: str) -> list[tuple[str, Any, str]]:
         named = self.POLICY.request_of(value, rule_id)
-        found = self.POLICY.plan(msgspec.structs.replace(named, principal={**named.principal, **given}), NOW)
+        found = self.POLICY.select(msgspec.structs.replace(named, principal={**named.principal, **given}), NOW)
         return [
             (rule, limit.principal, str(limit.quota))
             for rule, limit in zip(found.enforced.rules, found.enforced.plan, strict=True)
@@ -740,13 +742,13 @@ class TestOneRule:
     def test_it_counts_in_the_same_place_as_any_request(self) -> None:
         asked = Request({"user": "u1"}, "/a", "POST", {"region": "eu"}, tier="pro")
         named = Request({"user": "u1"}, rule_id="r")
-        assert self.POLICY.plan(asked, NOW).enforced.plan[0] == self.POLICY.plan(named, NOW).enforced.plan[0]
+        assert self.POLICY.select(asked, NOW).enforced.plan[0] == self.POLICY.select(named, NOW).enforced.plan[0]
 
     def test_lists_hold(self) -> None:
-        assert self.POLICY.plan(Request({"user": "evil"}, rule_id="r"), NOW).verdict is Verdict.DENIED
+        assert self.POLICY.select(Request({"user": "evil"}, rule_id="r"), NOW).verdict is Verdict.DENIED
         both = Request({"ip": "192.0.2.1", "user": "evil"}, rule_id="i")
-        assert self.POLICY.plan(both, NOW).verdict is Verdict.DENIED
-        assert self.POLICY.plan(Request(endpoint="/", rule_id="e"), NOW).verdict is Verdict.DENIED
+        assert self.POLICY.select(both, NOW).verdict is Verdict.DENIED
+        assert self.POLICY.select(Request(endpoint="/", rule_id="e"), NOW).verdict is Verdict.DENIED
 
     @pytest.mark.parametrize("rule_id", ["off", "nobody"])
     def test_an_unknown_or_disabled_rule_matches_nothing_or_is_an_error(self, rule_id: str) -> None:
@@ -754,22 +756,22 @@ class TestOneRule:
         lenient, strict = (
             Policy(Ruleset((Rule("off", QUOTAS, enabled=False),), unknown_rule=word)) for word in ("allow", "error")
         )
-        selection = lenient.plan(named, NOW)
+        selection = lenient.select(named, NOW)
         assert selection.verdict is Verdict.UNLIMITED
         assert not selection.matched
         with pytest.raises(UnknownRule, match=f"rule '{rule_id}' (is disabled|does not exist)"):
-            strict.plan(named, NOW)
+            strict.select(named, NOW)
 
     def test_a_value_and_a_cost_are_checked(self) -> None:
         with pytest.raises(InvalidRequest):
-            self.POLICY.plan(Request({"user": ""}, rule_id="r"), NOW)
+            self.POLICY.select(Request({"user": ""}, rule_id="r"), NOW)
         with pytest.raises(CostTooLarge):
-            self.POLICY.plan(Request({"user": "u2"}, cost=11, rule_id="r"), NOW)
+            self.POLICY.select(Request({"user": "u2"}, cost=11, rule_id="r"), NOW)
 
     @pytest.mark.parametrize("wrong", [None, 7, ["r"], b"r"])
     def test_what_is_not_text_is_refused(self, wrong: Any) -> None:
         with pytest.raises(InvalidRequest, match="rule_id is text, not"):
-            self.POLICY.plan(Request({"user": "u1"}, rule_id=wrong), NOW)
+            self.POLICY.select(Request({"user": "u1"}, rule_id=wrong), NOW)
         for client_id, rule_id in (("u1", wrong), (wrong, "r")):
             with pytest.raises(InvalidRequest, match="is text, not"):
                 self.POLICY.request_of(client_id, rule_id)
@@ -779,7 +781,7 @@ def test_a_thousand_other_rules_change_nothing() -> None:
     few = (Rule("one", QUOTAS, endpoint="/a/*"), Rule("two", QUOTAS, endpoint="/a/**", methods=frozenset({"GET"})))
     many = [Rule(f"other-{n}", QUOTAS, endpoint=f"/a/x{n}", when={"customer": str(n)}) for n in range(1000)]
     asked = Request({"user": "u"}, "/a/b", "GET", {"customer": "7"})
-    assert Policy(Ruleset(few)).plan(asked, NOW) == Policy(Ruleset((*many, *few))).plan(asked, NOW)
+    assert Policy(Ruleset(few)).select(asked, NOW) == Policy(Ruleset((*many, *few))).select(asked, NOW)
 
 
 def test_a_bad_pattern_names_its_rule() -> None:

@@ -34,9 +34,9 @@ def test_a_kind_of_request_that_was_seen_is_decided_as_if_it_was_new(
     for request in asked * 2:
         for now in (NOW, NOW + 10_000_000, NOW):
             fresh = Policy(ruleset, enforcing=enforcing)
-            assert policy.plan(request, now, asking=False) == fresh.plan(request, now, asking=False)
+            assert policy.select(request, now, asking=False) == fresh.select(request, now, asking=False)
             if enforcing:
-                assert answer(policy.plan(request, now)) == naive_plan(ruleset, request, now)
+                assert answer(policy.select(request, now)) == naive_plan(ruleset, request, now)
 
 
 WRONG: list[Any] = [None, 1, "", b"x", [], {}, "ü" * 70_000]
@@ -46,7 +46,7 @@ WRONG: list[Any] = [None, 1, "", b"x", [], {}, "ü" * 70_000]
 def test_what_is_wrong_with_a_request_is_told_as_if_it_was_new(field: msgspec.structs.FieldInfo, wrong: object) -> None:
     ruleset = Ruleset((PER_USER,))
     remembering = Policy(ruleset)
-    remembering.plan(ADA, NOW)
+    remembering.select(ADA, NOW)
     request = msgspec.structs.replace(ADA, **{field.name: wrong})
     assert outcome(remembering, request) == outcome(Policy(ruleset), request)
 
@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_value_is_told_as_if_it_was_new(name: str, wrong: o
     usual = {"user": "ada", "ip": "192.0.2.1"}
     remembering = Policy(ruleset)
     for principal, attributes in ((usual, {}), (usual, {"r": "x"}), (usual | {"r": "x"}, {})):
-        remembering.plan(Request(principal, "/a", "GET", attributes), NOW)
+        remembering.select(Request(principal, "/a", "GET", attributes), NOW)
     found: Any = {name: wrong}
     request = Request(usual | found, "/a", "GET") if in_principal else Request(usual, "/a", "GET", found)
     assert outcome(remembering, request) == outcome(Policy(ruleset), request)
@@ -65,45 +65,45 @@ def test_what_is_wrong_with_a_value_is_told_as_if_it_was_new(name: str, wrong: o
 
 def outcome(policy: Policy, request: Request) -> object:
     try:
-        return answer(policy.plan(request, NOW))
+        return answer(policy.select(request, NOW))
     except HeadgateError as error:
         return type(error), str(error)
 
 
 def test_names_are_no_principal() -> None:
     policy = Policy(Ruleset((PER_USER,)))
-    policy.plan(ADA, NOW)
+    policy.select(ADA, NOW)
     for principal in (("user",), ["user"], {"user"}, "user"):
         with pytest.raises(InvalidRequest, match="principal is a mapping"):
-            policy.plan(msgspec.structs.replace(ADA, principal=principal), NOW)
+            policy.select(msgspec.structs.replace(ADA, principal=principal), NOW)
 
 
 def test_who_is_special_is_not_taken_for_anybody_else() -> None:
     policy = Policy(Ruleset((PER_USER,), users={"bob": User("", {"per-user": Change(limit=99)})}))
     for _ in range(2):
-        limits = [policy.plan(Request({"user": user}, "/a", "GET"), NOW) for user in ("ada", "bob", "eve")]
+        limits = [policy.select(Request({"user": user}, "/a", "GET"), NOW) for user in ("ada", "bob", "eve")]
         assert [each.enforced.plan[0].quota.limit for each in limits] == [10, 99, 10]
 
 
 def test_a_cost_that_could_never_pass_is_refused_each_time() -> None:
     policy = Policy(Ruleset((PER_USER,)))
-    policy.plan(ADA, NOW)
+    policy.select(ADA, NOW)
     for _ in range(2):
         with pytest.raises(CostTooLarge, match="per-user"):
-            policy.plan(msgspec.structs.replace(ADA, cost=11), NOW)
+            policy.select(msgspec.structs.replace(ADA, cost=11), NOW)
 
 
 def test_what_is_only_in_force_for_a_time_ends() -> None:
     ruleset = Ruleset((PER_USER,), tiers={"pro": {"per-user": Change(limit=99, until=NOW + 5)}})
     policy, request = Policy(ruleset), msgspec.structs.replace(ADA, tier="pro")
-    found = [policy.plan(request, now).enforced.plan[0].quota.limit for now in (NOW, NOW + 4, NOW + 5, NOW)]
+    found = [policy.select(request, now).enforced.plan[0].quota.limit for now in (NOW, NOW + 4, NOW + 5, NOW)]
     assert found == [99, 99, 10, 99]
 
 
 def test_the_override_of_a_user_ends() -> None:
     override = Change(limit=99, until=NOW + 5)
     policy = Policy(Ruleset((PER_USER,), users={"ada": User("", {"per-user": override})}))
-    found = [policy.plan(ADA, now).enforced.plan[0].quota.limit for now in (NOW, NOW + 4, NOW + 5, NOW)]
+    found = [policy.select(ADA, now).enforced.plan[0].quota.limit for now in (NOW, NOW + 4, NOW + 5, NOW)]
     assert found == [99, 99, 10, 99]
 
 
@@ -123,28 +123,28 @@ def test_rules_that_look_at_values_look_at_those_of_each_request(ruleset: Rulese
     policy = Policy(ruleset)
     for user in ("ada", "bob", "eve", "ada", "bob", "eve"):
         request = Request({"user": user}, "/a", "GET")
-        assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
+        assert answer(policy.select(request, NOW)) == naive_plan(ruleset, request, NOW)
 
 
 def test_a_rule_that_is_named_is_for_any_key_however_often() -> None:
     policy = Policy(Ruleset((replace(PER_USER, key_pattern="a*"),)))
     for _ in range(2):
-        assert policy.plan(Request({"user": "bob"}, rule_id="per-user"), NOW).matched
-        assert not policy.plan(Request({"user": "bob"}), NOW).matched
+        assert policy.select(Request({"user": "bob"}, rule_id="per-user"), NOW).matched
+        assert not policy.select(Request({"user": "bob"}), NOW).matched
 
 
 def test_values_that_no_rule_asks_for_are_one_kind() -> None:
     policy = Policy(Ruleset((replace(PER_USER, when={"region": "eu"}),)))
     for number in range(3):
-        assert not policy.plan(Request({"user": "ada"}, attributes={"region": f"r{number}"}), NOW).matched
-        assert policy.plan(Request({"user": f"u{number}"}, attributes={"region": "eu"}), NOW).matched
+        assert not policy.select(Request({"user": "ada"}, attributes={"region": f"r{number}"}), NOW).matched
+        assert policy.select(Request({"user": f"u{number}"}, attributes={"region": "eu"}), NOW).matched
     assert remembered(policy)["_kinds"] == 2
 
 
 def test_paths_that_the_same_patterns_match_are_one_kind() -> None:
     policy = Policy(Ruleset((PER_USER, replace(PER_IP, endpoint="/orders/**"))))
     for number in range(10):
-        policy.plan(Request({"user": "ada"}, f"/orders/{number}", "GET"), NOW)
+        policy.select(Request({"user": "ada"}, f"/orders/{number}", "GET"), NOW)
     assert remembered(policy) == {"_known": 10, "_forms": 1, "_kinds": 1, "_steps": 0}
 
 
@@ -157,7 +157,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         principal = {"user": f"u{number % 30}", f"x{number}": "x"}
         request = Request(principal, f"/orders/{number}", "GET", tier=f"t{number}")
-        assert answer(policy.plan(request, NOW)) == naive_plan(ruleset, request, NOW)
+        assert answer(policy.select(request, NOW)) == naive_plan(ruleset, request, NOW)
         assert max(remembered(policy).values()) <= 8
 
 
@@ -174,7 +174,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_long_is_not_remembered(asked: Request, memory: str) -> None:
     policy = Policy(Ruleset((PER_USER,)))
-    assert policy.plan(asked, NOW).matched
+    assert policy.select(asked, NOW).matched
     assert remembered(policy)[memory] == 0
 
 

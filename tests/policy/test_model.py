@@ -193,7 +193,7 @@ class TestCapacity:
         for again in (ruleset, load(to_yaml(ruleset))):
             policy = Policy(again)
             for request in (Request({"user": "bob"}, tier="pro"), Request({"user": "ada"})):
-                (one,) = policy.plan(request, 0).enforced.plan
+                (one,) = policy.select(request, 0).enforced.plan
                 assert (one.quota.limit, one.quota.capacity) == (limit, capacity)
 
     def test_an_override_keeps_the_capacity_that_a_tier_gives(self) -> None:
@@ -203,7 +203,7 @@ class TestCapacity:
             tiers: {pro: {r: {capacity: 7}, s: {burst: 3}}}
             users: {ada: {tier: pro, overrides: {r: {limit: 500}, s: {limit: 500}}}}
             """)
-        quotas = [limit.quota for limit in Policy(ruleset).plan(Request({"user": "ada"}), 0).enforced.plan]
+        quotas = [limit.quota for limit in Policy(ruleset).select(Request({"user": "ada"}), 0).enforced.plan]
         assert [(quota.limit, quota.capacity) for quota in quotas] == [(500, 7), (500, 503)]
 
     def test_equal_quotas_of_two_rules_are_changed_each_in_its_own_way(self) -> None:
@@ -212,7 +212,7 @@ class TestCapacity:
             rules: [{id: r, limit: 10, window: 1m, burst: 5}, {id: s, limit: 10, window: 1m, capacity: 15}]
             tiers: {pro: {r: {limit: 100}, s: {limit: 100}}}
             """)
-        plan = Policy(ruleset).plan(Request({"user": "ada"}, tier="pro"), 0).enforced.plan
+        plan = Policy(ruleset).select(Request({"user": "ada"}, tier="pro"), 0).enforced.plan
         assert [limit.quota.capacity for limit in plan] == [105, 15]
 
     def test_a_change_gives_one_of_the_two(self) -> None:

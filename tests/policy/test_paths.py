@@ -97,14 +97,14 @@ def test_the_corpus_is_large() -> None:
 
 @pytest.mark.parametrize("path", sorted(SAME))
 def test_a_spelling_of_a_path_hits_its_rule_and_counts_in_the_same_place(path: str) -> None:
-    assert POLICY.plan(Request(endpoint=path), 0) == POLICY.plan(Request(endpoint=PATH), 0)
-    assert POLICY.plan(Request(endpoint=path), 0).enforced.plan[0].principal == PATH
+    assert POLICY.select(Request(endpoint=path), 0) == POLICY.select(Request(endpoint=PATH), 0)
+    assert POLICY.select(Request(endpoint=path), 0).enforced.plan[0].principal == PATH
 
 
 @pytest.mark.parametrize("path", sorted(REFUSED))
 def test_what_servers_may_read_differently_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest):
-        POLICY.plan(Request(endpoint=path), 0)
+        POLICY.select(Request(endpoint=path), 0)
 
 
 @pytest.mark.parametrize(

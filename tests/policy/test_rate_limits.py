@@ -89,7 +89,7 @@ def test_a_name_without_a_tier_is_for_everyone() -> None:
 def test_a_user_has_the_limit_of_one_tier(tier: str, applied: str) -> None:
     policy = Policy(load_file(SEED))
     asked = Request(principal={"user": "ada", "ip": "203.0.113.9"}, endpoint="api.search", tier=tier)
-    assert {*policy.plan(asked, 0).enforced.rules} == {applied, "ip_global_limit", "global_api_limit"}
+    assert {*policy.select(asked, 0).enforced.rules} == {applied, "ip_global_limit", "global_api_limit"}
 
 
 @pytest.mark.parametrize(

@@ -337,4 +337,4 @@ def test_a_policy_that_was_renewed_step_by_step_is_one_that_was_made_afresh(
         assert live.policy.ruleset == fresh
         policy = Policy(fresh)
         for request, now in _ASKED:  # also fills what a policy remembers, which the next one must not trust
-            assert live.policy.plan(request, now) == policy.plan(request, now)
+            assert live.policy.select(request, now) == policy.select(request, now)

@@ -113,7 +113,7 @@ def _request_for(rule: Rule) -> Request:
 
 def _is_limited(policy: Policy, request: Request) -> bool:
     try:
-        return policy.plan(request, 0).verdict is Verdict.LIMITED
+        return policy.select(request, 0).verdict is Verdict.LIMITED
     except UsageError:
         return False
 

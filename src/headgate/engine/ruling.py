@@ -123,11 +123,14 @@ def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDeci
 
 def shadow_decisions(shadow: Sequence[Limits], decisions: Iterable[Decision]) -> tuple[RuleDecision, ...]:
     """Return what the limits of shadow rules say, by one decision for each rule."""
-    told: list[RuleDecision] = []
+    told: tuple[RuleDecision, ...] = ()
     for limits, each in zip(shadow, decisions, strict=True):
-        for rule, part in zip(limits.rules, each.parts or (each,), strict=True):
-            told.append(RuleDecision(rule, refused(part) if limits.too_small else part))
-    return tuple(told)
+        if not each.parts and not limits.too_small:
+            told += (RuleDecision(limits.rules[0], each),)
+            continue
+        for rule, part in zip(limits.rules, each.limits, strict=True):
+            told += (RuleDecision(rule, refused(part) if limits.too_small else part),)
+    return told
 
 
 def refused(decision: Decision) -> Decision:
@@ -147,14 +150,14 @@ def ruling_of(
         version: of the policy.
         shadow: what the limits of shadow rules say.
     """
-    unmatched = selection.unmatched_principals
+    verdict, unmatched = selection.verdict, selection.unmatched_principals
     if decision is None:
-        allowed = selection.verdict is not Verdict.DENIED
-        about = selection.matched, selection.reason, version, unmatched, selection
-        return Ruling(allowed, selection.verdict, None, "", (), shadow, *about)
+        allowed, matched = verdict is not Verdict.DENIED, selection.matched
+        about = shadow, matched, selection.reason, version, unmatched, selection
+        return Ruling(allowed, verdict, None, "", (), *about)
     rules = selection.enforced.rules
-    rule_id, about = rules[decision.index], (True, "", version, unmatched, selection)
-    return Ruling(decision.allowed, selection.verdict, decision, rule_id, rules, shadow, *about)
+    allowed, rule_id = decision.allowed, rules[decision.index]
+    return Ruling(allowed, verdict, decision, rule_id, rules, shadow, True, "", version, unmatched, selection)
 
 
 def passed(ruling: Ruling, now: int) -> Passed:

@@ -130,7 +130,7 @@ class _Group(NamedTuple):
 
 def selected(policy: Policy, part: Part, now: int) -> Selection:
     """Return what is to be done about one of several requests."""
-    selection = policy.plan(part.request, now, asking=False)
+    selection = policy.select(part.request, now, asking=False)
     if part.instead.plan and selection.verdict not in {Verdict.ALLOWED, Verdict.DENIED}:
         if policy.enforcing:
             return Selection(Verdict.LIMITED, part.instead)

@@ -56,7 +56,7 @@ Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""
 TRIES = 3
 """To take what is left of a limit, while others take from it too."""
-_CHECK, _LIMITED = Verb.CHECK, Verdict.LIMITED
+_CHECK = Verb.CHECK
 _WRITTEN = re.compile(r"\n|^\s*\{|:\s")
 """What the text of rules has, and the name of a file hardly."""
 
@@ -152,24 +152,24 @@ class Verbs:
         began = perf_counter_ns() if self.observer is not None else 0
         policy, now = self._rules.value, time_ns() // 1000 if self._now is None else self._now()
         try:
-            selection = policy.plan(request, now)
+            selection = policy.select(request, now)
         except UnknownRule as error:
             selection = self._unmatched(policy, error)
-        enforced, cost = selection.enforced, request.cost
-        if selection.shadow or not enforced.plan or not cost:
-            return selection, check_of(selection, cost), policy.version, now, began
-        return selection, Call(_CHECK, enforced.plan, cost), policy.version, now, began
+        plan, shadow, cost = selection.enforced.plan, selection.shadow, request.cost
+        if not shadow:
+            return selection, Call(_CHECK, plan, cost) if plan and cost else None, policy.version, now, began
+        tried: tuple[Plan, ...] = ()
+        for limits in shadow:
+            if not limits.too_small:
+                tried += (limits.plan,)
+        call = Call(_CHECK, plan, cost, b"", None, tried) if cost and len(tried) == len(shadow) else None
+        return selection, call, policy.version, now, began
 
     def answered(self, request: Request, asked: Asked, decision: Decision) -> Ruling:
         """End a check whose one call the store has answered."""
         selection, _, version, _, began = asked
-        rules = selection.enforced.rules
-        if selection.shadow or not rules:
-            tried = shadow_decisions(selection.shadow, decision.shadow)
-            ruling = ruling_of(selection, decision if rules else None, version, tried)
-        else:
-            allowed, rule_id, unmatched = decision.allowed, rules[decision.index], selection.unmatched_principals
-            ruling = Ruling(allowed, _LIMITED, decision, rule_id, rules, (), True, "", version, unmatched, selection)
+        tried = shadow_decisions(selection.shadow, decision.shadow) if selection.shadow else ()
+        ruling = ruling_of(selection, decision if selection.enforced.plan else None, version, tried)
         if self.observer is not None:
             self.observer.decided(ruling, request, perf_counter_ns() - began)
         return ruling
@@ -257,7 +257,7 @@ class Verbs:
                 shared.append(rule_id)
                 continue
             named = Request(counted, tier=request.tier, rule_id=rule_id)
-            selection = policy.plan(named, self.clock.now(), asking=False)
+            selection = policy.select(named, self.clock.now(), asking=False)
             plans = [limits.plan for limits in (selection.enforced, *selection.shadow) if limits.plan]
             if plans:
                 yield [Call(Verb.RESET, plan) for plan in plans]
@@ -271,9 +271,9 @@ class Verbs:
         return joined(explanation, (yield from ruled(explanation.selection, call, policy.version)))
 
     def selected(self, policy: Policy, request: Request, now: int, *, asking: bool = True) -> Selection:
-        """Return what applies to a request; see `Policy.plan`."""
+        """Return what applies to a request; see `Policy.select`."""
         try:
-            return policy.plan(request, now, asking=asking)
+            return policy.select(request, now, asking=asking)
         except UnknownRule as error:
             return self._unmatched(policy, error)
 
@@ -334,18 +334,6 @@ def checked_mode(given: object, name: str = "on_store_failure") -> Mode:
         if given == mode:
             return mode
     raise InvalidStore(f"{name} must be one of {', '.join(Mode)}, not {short(given)}")
-
-
-def check_of(selection: Selection, cost: int) -> Call | None:
-    """Return the one call that checks what applies to a request; None if it takes none, or more than one."""
-    if not cost or not selection.matched:
-        return None
-    shadow = []
-    for limits in selection.shadow:
-        if limits.too_small:
-            return None
-        shadow.append(limits.plan)
-    return Call(Verb.CHECK, selection.enforced.plan, cost, b"", None, tuple(shadow))
 
 
 def ruled(selection: Selection, what: Call, version: int, idempotency_key: str = "") -> Flow[Ruling]:

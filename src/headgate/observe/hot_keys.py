@@ -1,8 +1,9 @@
 """The keys that are asked about, and refused, most often.
 
 Most decisions are sampled: one in `EVERY` is looked at, and weighs as much. Refusals are all looked at, up to `DENIALS`
-in a second; beyond that, one in `EVERY`. So the lists are estimates: what is hot is surely found, and how hot it is
-comes out right by a few percent. Which ones are looked at is left to chance, as traffic may have a rhythm of its own.
+in a second; beyond that, one in `EVERY`, which stands for those that were passed over. So the lists are estimates: what
+is hot is surely found, and how hot it is comes out right by a few percent. Which ones are looked at is left to chance,
+as traffic may have a rhythm of its own.
 
 They are counted in bounded memory, by the algorithm of Misra and Gries, in batches, with decay. At most 2 K keys are
 counted. When there are more, the K-th largest count is subtracted from all, and those that have nothing left are
@@ -73,25 +74,18 @@ class HotKeys:
         self._hot: Frequent[Key] = Frequent(size)
         self._denied: Frequent[Key] = Frequent(size)
         self._denials = 0
-        self._until_denial = stride()
 
     def asked(self, rule: str, value: str) -> None:
         """Note one of `EVERY` decisions."""
         self._hot.add((rule, value), EVERY)
 
-    def wants_denial(self) -> int:
-        """Return what this refusal weighs; 0: it is not wanted."""
-        if self._denials < DENIALS:
-            self._denials += 1
-            return 1
-        self._until_denial -= 1
-        if self._until_denial:
-            return 0
-        self._until_denial = stride()
-        return EVERY
+    def denial_stride(self) -> int:
+        """Return after how many refusals more one is looked at: that one weighs as many."""
+        self._denials += 1
+        return 1 if self._denials < DENIALS else stride()
 
     def denied(self, rule: str, value: str, weight: int) -> None:
-        """Note a refusal that is wanted."""
+        """Note a refusal that is looked at; see `denial_stride`."""
         self._denied.add((rule, value), weight)
 
     def second(self) -> None:

@@ -174,24 +174,21 @@ class Denials:
     def __init__(self, principals: Principals, *, per_rule: int = PER_RULE, in_all: int = IN_ALL) -> None:
         if per_rule < 0 or in_all < 0:
             raise UsageError(f"denials logged per second are 0 or more, not {min(per_rule, in_all)}")
-        self._principals, self._per_rule, self._in_all = principals, per_rule, in_all
+        self._principals, self._per_rule, self._in_all = principals, per_rule if in_all else 0, in_all
         self._lines = 0
         self._seen: dict[str, int] = {}
-        self._left_out: dict[str, int] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any refusal is logged."""
-        return self._per_rule > 0 and self._in_all > 0
+        self._logged: dict[str, int] = {}
 
     def wants(self, rule: str) -> bool:
         """Whether there is a line left for a refusal by this rule; if not, it is counted as left out."""
+        if not self._per_rule:
+            return False
         seen = self._seen[rule] = self._seen.get(rule, 0) + 1
-        if seen <= self._per_rule and self._lines < self._in_all:
-            self._lines += 1
-            return True
-        self._left_out[rule] = self._left_out.get(rule, 0) + 1
-        return False
+        if seen > self._per_rule or self._lines >= self._in_all:
+            return False
+        self._lines += 1
+        self._logged[rule] = seen
+        return True
 
     def log(self, rule: str, who: str, *, api: str, retry_after_us: int | None, reason: str = "") -> None:
         """Write the line for a refusal that is wanted; `reason` is why, where that is not the limit."""
@@ -204,12 +201,14 @@ class Denials:
 
     def second(self) -> int:
         """Let a second pass: say how many were left out, and return that."""
-        left_out, count = self._left_out, sum(self._left_out.values())
+        left_out = {rule: seen - self._logged.get(rule, 0) for rule, seen in self._seen.items()}
+        count = sum(left_out.values())
         if count:
             most = nlargest(_NAMED, left_out.items(), key=lambda item: item[1])
-            first = ", ".join(f"{rule or 'deny list'}: {each}" for rule, each in most)
-            _DENIALS.info("denials not logged", extra=fields(count=count, of_rules=len(left_out), first=first))
+            first = ", ".join(f"{rule or 'deny list'}: {each}" for rule, each in most if each)
+            of_rules = sum(map(bool, left_out.values()))
+            _DENIALS.info("denials not logged", extra=fields(count=count, of_rules=of_rules, first=first))
         self._lines = 0
         self._seen.clear()
-        self._left_out.clear()
+        self._logged.clear()
         return count

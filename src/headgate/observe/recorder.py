@@ -7,7 +7,7 @@ others: refusals, several rules at once, shadows and decisions without the store
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from headgate.clock import BUCKETS, FINEST_NS, bucket_of
@@ -22,6 +22,7 @@ from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slice, Slots
+from headgate.policy.compiled import Memory
 from headgate.policy.envoy.answering import Code, EnvoyAnswer
 from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.tree import DescriptorRule
@@ -75,10 +76,11 @@ class Recorder:
         self._engine: AsyncEngine | None = None
         self._watched: list[Watched] = []
         self._series, self._names = RuleSeries(table), DescriptorNames()
-        self._cells, self._allowed = table.cells, self._series.allowed
+        self._cells, self._admitting = table.cells, self._series.known
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
         self._took = table.cell_of(metrics.DECISION_DURATION)
         self._until_sample = stride()
+        self._until_denial = self._denial_stride = 1
         self._unlogged = table.cell_of(metrics.DENIALS_UNLOGGED)
         self._peeks = table.cell_of(metrics.PEEKS)
         self._refunds, self._resets = table.cell_of(metrics.REFUNDS), table.cell_of(metrics.RESETS)
@@ -111,24 +113,19 @@ class Recorder:
             cells[self._peeks] += 1
             return
         decision = ruling.decision
-        for name in ruling.unmatched_principals:
-            known = principal_name(name)
-            cells[self._unmatched[known if known in PRINCIPALS else OTHER]] += 1
-        if self._use is not None and isinstance(selection := ruling.selection, Selection):
+        if ruling.unmatched_principals:
+            self._count_unmatched(ruling.unmatched_principals)
+        if self._use is not None and type(selection := ruling.selection) is Selection:
             self._use.asked(selection.enforced.plan, request.cost)
             for limits in selection.shadow:
                 self._use.asked(limits.plan, request.cost)
-        if decision is None or decision.parts or decision.degraded or ruling.shadow:
+        if decision is None or not decision.allowed or decision.degraded:
             self._count(ruling, request, api)
-        elif not ruling.allowed:
-            self._series.count(ruling.rule_id, DENIED)
-            self._refused(ruling.rule_id, request, api, decision.retry_after_us, "")
         else:
-            cell = self._allowed.get(ruling.rule_id)
-            if cell is None:
-                self._series.count(ruling.rule_id, ALLOWED)
-            else:
+            for cell in self._admitting.get(ruling.rules) or self._series.admitting(ruling.rules):
                 cells[cell] += 1
+        if ruling.shadow:
+            self._series.tried(ruling.shadow)
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
@@ -262,43 +259,44 @@ class Recorder:
         return known
 
     def _count(self, ruling: Ruling, request: Request, api: str) -> None:
-        """Count a decision the longer way."""
-        decision, count = ruling.decision, self._series.count
+        """Count a decision that is not the usual one: without limits, a refusal, or without the store."""
+        decision, series = ruling.decision, self._series
         if decision is None:
             self._unlimited(ruling.verdict)
-            if ruling.allowed and not ruling.shadow:
-                return
-        elif ruling.allowed:
-            for rule in dict.fromkeys(ruling.rules):
-                count(rule, ALLOWED)
+            if not ruling.allowed:
+                reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
+                self._refused("", request, api, None, reason)
+            return
+        if decision.allowed:
+            for cell in series.admitting(ruling.rules):
+                self._cells[cell] += 1
+        elif not decision.parts:
+            series.count(ruling.rule_id, DENIED)
         else:
-            refused = [rule for rule, part in zip(ruling.rules, decision.limits, strict=True) if not part.allowed]
-            for rule in dict.fromkeys(refused):
-                count(rule, DENIED)
-        if ruling.degraded:
+            refusing = [rule for rule, part in zip(ruling.rules, decision.parts, strict=True) if not part.allowed]
+            for rule in dict.fromkeys(refusing):
+                series.count(rule, DENIED)
+        if decision.degraded:
             for rule in dict.fromkeys(ruling.rules):
-                count(rule, DEGRADED)
-        if ruling.shadow:
-            self._count_tried(ruling.shadow)
-        if not ruling.allowed:
-            retry_after_us = decision.retry_after_us if decision is not None else None
-            reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
-            self._refused(ruling.rule_id, request, api, retry_after_us, reason)
+                series.count(rule, DEGRADED)
+        if not decision.allowed:
+            self._refused(ruling.rule_id, request, api, decision.retry_after_us, decision.degraded)
 
-    def _count_tried(self, shadow: Sequence[RuleDecision]) -> None:
-        """Count what shadow rules say: no, if one of a rule's limits says no."""
-        tried: dict[str, bool] = {}
-        for each in shadow:
-            tried[each.rule_id] = tried.get(each.rule_id, True) and each.decision.allowed
-        for rule, is_allowed in tried.items():
-            self._series.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
+    def _count_unmatched(self, names: Iterable[str]) -> None:
+        for name in names:
+            known = principal_name(name)
+            self._cells[self._unmatched[known if known in PRINCIPALS else OTHER]] += 1
 
     def _unlimited(self, verdict: str) -> None:
         self._cells[self._verdicts[verdict]] += 1
 
     def _refused(self, rule: str, who: Request | Match, api: str, retry_after_us: int | None, reason: str) -> None:
-        weight = self._hot.wants_denial()
-        is_logged = self._denials.is_on and self._denials.wants(rule)
+        weight = 0
+        self._until_denial -= 1
+        if not self._until_denial:
+            weight, self._denial_stride = self._denial_stride, self._hot.denial_stride()
+            self._until_denial = self._denial_stride
+        is_logged = self._denials.wants(rule)
         if not (weight or is_logged):
             return
         value = _value_of(who, rule, self._engine) if isinstance(who, Request) else _descriptor_value(who)
@@ -348,21 +346,37 @@ class RuleSeries:
         most: see `MOST_SERIES`.
     """
 
-    __slots__ = ("_cells_of", "_most", "_table", "allowed")
+    __slots__ = ("_cells_of", "_most", "_table", "known")
 
     def __init__(self, table: CounterTable, *, most: int = MOST_SERIES) -> None:
         self._table, self._most = table, most
         outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED
         self._cells_of: dict[str, dict[str, int]] = {outcome: {} for outcome in outcomes}
-        self.allowed = self._cells_of[ALLOWED]
-        """The cells that count what passed, by rule, as far as they are known: for those who are in a hurry."""
+        self.known: Memory[tuple[str, ...], tuple[int, ...]] = Memory(most)
+        """What `admitting` has returned."""
+
+    def admitting(self, rules: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the cells that count an admission by these rules, one for each limit; they are remembered."""
+        return self.known.keep(rules, tuple([self._cell(rule, ALLOWED) for rule in dict.fromkeys(rules)]))
+
+    def tried(self, shadow: Sequence[RuleDecision]) -> None:
+        """Count what shadow rules say, by their limits side by side: no, if one of a rule's limits says no."""
+        rule, is_allowed = shadow[0].rule_id, True
+        for each in shadow:
+            if each.rule_id != rule:
+                self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
+                rule, is_allowed = each.rule_id, True
+            is_allowed = is_allowed and each.decision.allowed
+        self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
 
     def count(self, rule: str, outcome: str) -> None:
         """Count one more decision of a rule."""
-        cell = self._cells_of[outcome].get(rule)
-        self._table.cells[self._found(rule, outcome) if cell is None else cell] += 1
+        self._table.cells[self._cell(rule, outcome)] += 1
 
-    def _found(self, rule: str, outcome: str) -> int:
+    def _cell(self, rule: str, outcome: str) -> int:
+        known = self._cells_of[outcome].get(rule)
+        if known is not None:
+            return known
         labels = () if outcome == DEGRADED else (outcome,)
         metric = metrics.RULE_DEGRADED if outcome == DEGRADED else metrics.RULE_DECISIONS
         if len(self._table) >= self._most and not self._table.has(metric, rule, *labels):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -48,7 +48,7 @@ from headgate.policy.selection import UNMATCHED, Selection, Steps, Verdict
 from headgate.policy.trie import Conditions, Ends, Trie, matches
 
 MOST = 4096
-"""Kinds of requests that are remembered; also forms, routes, and outcomes of tests."""
+"""Kinds of requests that are remembered; also forms, and outcomes of tests."""
 MOST_ENDPOINTS = 16_384
 """Endpoints, with all else that a kind has, of which it is remembered what is known: many contain ids."""
 LONGEST = 512
@@ -77,39 +77,18 @@ class Memory(dict[K, V]):
         return value
 
 
-class _Route:
-    """What all paths have in common that the same patterns match.
-
-    Args:
-        ends: the rules that have those patterns, by their numbers.
-    """
-
-    __slots__ = ("ends", "values")
-
-    def __init__(self, ends: Ends[int]) -> None:
-        self.ends = ends
-        self.values = tuple([item for end in ends for item in end.values.items()])
-        """What those rules ask for with `when`, by name."""
-
-
-class _Endpoint(NamedTuple):
-    """What follows from the path of a request."""
-
-    path: str
-    """In canonical form."""
-    route: _Route
-
-
 class _Form:
     """What follows from the method and tier of a request, and from the names of its principals and attributes."""
 
-    __slots__ = ("has_ip", "is_listed", "is_plain", "method", "principals", "tier", "unmatched")
+    __slots__ = ("has_ip", "is_listed", "is_plain", "length", "method", "principals", "tier", "unmatched")
 
     def __init__(self, request: Request, known: set[str], listed: set[str]) -> None:
         check_request(request)
         principals, attributes = request.principal, request.attributes
         named = {name: principal_name(name) for name in (*principals, *attributes)}
         self.method, self.tier = request.method.upper(), request.tier
+        self.length = sum(map(len, (request.method, request.tier, *principals, *attributes)))
+        """Characters of all of it together."""
         self.principals = frozenset(principals)
         self.has_ip = IP in self.principals
         self.is_plain = not any(named[name] in PRINCIPALS and named[name] != name for name in principals) and (
@@ -132,24 +111,27 @@ class _Kind:
         is_named: whether requests name the one rule, so that it is for any key.
     """
 
-    __slots__ = ("_default", "_is_named", "_rules", "ids", "segments", "steps", "tests", "tier")
+    __slots__ = ("_default", "_is_named", "_rules", "segments", "steps", "tests", "tier")
 
     def __init__(
-        self, rules: Sequence[PreparedRule], default: Sequence[PreparedRule], tier: str, *, is_named: bool = False
+        self, rules: list[PreparedRule], default: list[PreparedRule], tier: str, *, is_named: bool = False
     ) -> None:
         self._rules, self._default, self.tier, self._is_named = rules, default, tier, is_named
-        everything = (*rules, *default)
-        self.tests = tuple(
-            [rule for rule in everything if rule.is_enforced is None or (rule.only is not None and not is_named)]
-        )
+        self.tests = [
+            rule for rule in rules + default if rule.is_enforced is None or (rule.only is not None and not is_named)
+        ]
         """Rules of which it depends on values whether they match, and whether they are enforced."""
-        self.ids = tuple([rule.id for rule in everything])
         self.segments: tuple[str, ...] | None = None
         """For a named rule that counts by paths and more: those of its pattern, which the path must match."""
         if is_named and len(rules[0].dimensions) > 1 and ENDPOINT in rules[0].dimensions:
             self.segments = rules[0].segments
         self.steps: Steps | None = None
         """For those about whom nothing has to be tested, and nothing is special."""
+
+    def overrides(self, special: Special) -> tuple[Overridden | None, ...]:
+        """Return what overrides each of the rules for somebody; empty if nothing does."""
+        found = tuple([special.overrides.get(rule.id) for rule in self._rules + self._default])
+        return found if any(found) else ()
 
     def outcome(self, facts: Mapping[str, str], address: str) -> tuple[bool | None, ...]:
         """Return whether each of `tests` is enforced; None: it does not match."""
@@ -161,21 +143,28 @@ class _Kind:
 
     def applying(self, outcome: tuple[bool | None, ...]) -> list[tuple[PreparedRule, bool]]:
         """Return the rules that apply, and whether they are enforced."""
-        tested = dict(zip(self.tests, outcome, strict=True))
-        states = {rule: tested.get(rule, rule.is_enforced) for rule in (*self._rules, *self._default)}
-        replaced = replaced_among([rule for rule in self._rules if rule.replaces and states[rule]])
-        chosen = [rule for rule in self._rules if rule.id not in replaced]
-        if not any(states[rule] for rule in self._rules):
-            chosen += self._default
-        return [(rule, state) for rule in chosen if (state := states[rule]) is not None]
+        tested = dict(zip(self.tests, outcome, strict=True)) if outcome else {}
+        states = [(rule, tested.get(rule, rule.is_enforced)) for rule in self._rules]
+        chosen, replacing = states, [rule for rule, state in states if state and rule.replaces]
+        if replacing:
+            replaced = replaced_among(replacing)
+            chosen = [(rule, state) for rule, state in states if rule.id not in replaced]
+        if self._default and not any(state for _, state in states):
+            chosen = chosen + [(rule, tested.get(rule, rule.is_enforced)) for rule in self._default]
+        return [(rule, state) for rule, state in chosen if state is not None]
 
 
 class _Known(msgspec.Struct, frozen=True):
     """What is known about requests with the same endpoint, method, tier and names."""
 
-    endpoint: _Endpoint
+    path: str
+    """The endpoint in canonical form."""
+    ends: Ends[int]
+    """The rules whose patterns match it, by their numbers."""
+    values: tuple[tuple[str, set[str]], ...]
+    """What those rules ask for with `when`, by name."""
     form: _Form
-    kind: _Kind | None
+    kind: _Kind | None = None
     """None: it takes a look at values."""
 
 
@@ -191,7 +180,7 @@ class Policy:
 
     __slots__ = (
         *("__weakref__", "_allow", "_default_tier", "_deny", "_forms", "_in_order", "_kinds", "_known", "_listed"),
-        *("_names", "_ordinary", "_routes", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
+        *("_names", "_ordinary", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
     )
 
     def __init__(self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True) -> None:
@@ -228,7 +217,6 @@ class Policy:
     def _forget(self) -> None:
         """Begin with memories of nothing."""
         self._known: Memory[tuple[Any, ...], _Known] = Memory(MOST_ENDPOINTS)
-        self._routes: Memory[Ends[int], _Route] = Memory(MOST)
         self._forms: Memory[tuple[Any, ...], _Form] = Memory(MOST)
         self._kinds: Memory[tuple[Any, ...], _Kind] = Memory(MOST)
         self._steps: Memory[tuple[Any, ...], Steps] = Memory(MOST)
@@ -255,7 +243,7 @@ class Policy:
         policy._forget()  # noqa: SLF001
         return policy
 
-    def plan(self, request: Request, now: int, *, asking: bool = True) -> Selection:
+    def select(self, request: Request, now: int, *, asking: bool = True) -> Selection:
         """Return what is to be done about `request`.
 
         Args:
@@ -292,10 +280,12 @@ class Policy:
         if known is None:
             return self._looked_at(request, key, now, asking=asking)
         form, kind = known.form, known.kind
-        steps = kind.steps if kind is not None else None
+        steps = kind.steps if kind is not None and not form.is_listed else None
         if steps is None or not steps.since <= now < steps.until or (self._users and self._is_special(principal)):
-            return self._planned(request, _facts(request, known.endpoint, form), known, now, asking=asking)
-        found = _facts(request, known.endpoint, form) if steps.needs_facts else _counted(principal, form)
+            return self._selected(request, _facts(request, known), known, now, asking=asking)
+        found: Mapping[str, str] = principal
+        if steps.needs_facts or form.has_ip:
+            found = _facts(request, known) if steps.needs_facts else _counted(principal)
         return steps.selection(found, cost, cost if asking else 0, form.unmatched)
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
@@ -352,9 +342,9 @@ class Policy:
         if request.rule_id != "" and self._is_unknown(request):
             return UNMATCHED
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        return self._planned(request, facts, self._learned(request, facts, key), now, asking=asking)
+        return self._selected(request, facts, self._learned(request, facts, key), now, asking=asking)
 
-    def _planned(
+    def _selected(
         self, request: Request, facts: Mapping[str, str], known: _Known, now: int, *, asking: bool
     ) -> Selection:
         """Return what is to be done about a request, whoever asks."""
@@ -367,17 +357,20 @@ class Policy:
 
     def _learned(self, request: Request, facts: Mapping[str, str], key: tuple[Any, ...] | None) -> _Known:
         """Return what follows from a request that `facts_of` has accepted, and remember it, if there is a key to it."""
-        path, names = facts[ENDPOINT], (*request.principal, *request.attributes)
+        path, of_form = facts[ENDPOINT], (request.method, request.tier, len(request.principal), *request.principal)
+        if request.attributes:
+            of_form = (*of_form, *request.attributes)
+        form = self._forms.get(of_form)
+        if form is None:
+            form = _Form(request, self._names, self._listed)
+            if key is not None and form.length <= LONGEST:
+                self._forms.keep(of_form, form)
         ends = self._trie.ends(path)
-        route = self._routes.get(ends) or self._routes.keep(ends, _Route(ends))
-        of_form = (request.method, request.tier, len(request.principal), *names)
-        form = self._forms.get(of_form) or _Form(request, self._names, self._listed)
-        known = _Known(_Endpoint(path, route), form, None)
-        if key is None or sum(map(len, (request.endpoint, request.method, request.tier, *names))) > LONGEST:
+        known = _Known(path, ends, tuple([item for end in ends if end.values for item in end.values.items()]), form)
+        if key is None or len(request.endpoint) + form.length > LONGEST:
             return known
-        self._forms.keep(of_form, form)
-        if form.is_plain and not form.is_listed and not route.values and not self._is_special(facts):
-            known = _Known(known.endpoint, form, self._kind_of(request, facts, known, None))
+        if form.is_plain and not known.values:
+            known = _Known(path, ends, (), form, self._kind_of(request, facts, known, None))
         return self._known.keep(key, known)
 
     def _of_listed(self, request: Request, facts: Mapping[str, str]) -> Selection | None:
@@ -396,13 +389,11 @@ class Policy:
         special = self._users.get(facts.get(USER, "")) if self._users else None
         kind, form = self._kind_of(request, facts, known, special), known.form
         outcome = kind.outcome(facts, address_given(request)) if kind.tests else ()
-        overrides: tuple[Overridden | None, ...] = ()
-        if special is not None and special.overrides:
-            overrides = tuple([special.overrides.get(rule_id) for rule_id in kind.ids])
-        is_usual = not outcome and not any(overrides)
+        overrides = kind.overrides(special) if special is not None and special.overrides else ()
+        is_usual = not outcome and not overrides
         steps = kind.steps if is_usual else self._steps.get((kind, outcome, overrides))
         if steps is None or not steps.since <= now < steps.until:
-            given = dict(zip(kind.ids, overrides, strict=False))
+            given = special.overrides if special is not None and overrides else {}
             applying = [
                 Applied(rule, rule.terms(kind.tier, given.get(rule.id), now), is_enforced and self.enforcing)
                 for rule, is_enforced in kind.applying(outcome)
@@ -416,10 +407,10 @@ class Policy:
 
     def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, special: Special | None) -> _Kind:
         """Return the kind of a request, which perhaps has been seen before."""
-        (path, route), form, kind = known.endpoint, known.form, known.kind
+        form, kind = known.form, known.kind
         if kind is None or special is not None:
-            key: tuple[Any, ...] = (request.rule_id or route, form, special.tier if special is not None else "")
-            for name, values in route.values:
+            key: tuple[Any, ...] = (request.rule_id or known.ends, form, special.tier if special is not None else "")
+            for name, values in known.values:
                 value = facts.get(name)
                 key = (*key, value if value in values else None)
             kind = self._kinds.get(key)
@@ -427,7 +418,7 @@ class Policy:
                 kind = self._kinds.keep(
                     key, self._worked_out(request, facts, known, form.tier or self.tier_of(special))
                 )
-        if kind.segments is not None and not matches(kind.segments, path):
+        if kind.segments is not None and not matches(kind.segments, known.path):
             rule = self.rules[request.rule_id]
             raise InvalidRequest(
                 f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
@@ -442,9 +433,10 @@ class Policy:
                 raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
             return _Kind([rule], [], tier, is_named=True)
         found: list[int] = []
-        for end in known.endpoint.route.ends:
+        for end in known.ends:
             end.collect(found, known.form.method, tier, facts)
-        ordinary, default = list[PreparedRule](), list[PreparedRule]()
+        ordinary: list[PreparedRule] = []
+        default: list[PreparedRule] = []
         for number in sorted(found):
             rule = self._in_order[number]
             if facts.keys() >= set(rule.dimensions):
@@ -458,20 +450,18 @@ class Policy:
         return Special(user.tier, overrides)
 
 
-def _facts(request: Request, endpoint: _Endpoint, form: _Form) -> Mapping[str, str]:
+def _facts(request: Request, known: _Known) -> Mapping[str, str]:
     """Return what `facts_of` returns for a request that has values of the right types."""
-    if not form.is_plain:
-        return {**facts_of(request), ENDPOINT: endpoint.path}
-    facts = {**request.attributes, **request.principal, ENDPOINT: endpoint.path, GLOBAL: EVERYBODY}
-    if form.has_ip:
+    if not known.form.is_plain:
+        return {**facts_of(request), ENDPOINT: known.path}
+    facts = {**request.attributes, **request.principal, ENDPOINT: known.path, GLOBAL: EVERYBODY}
+    if known.form.has_ip:
         facts[IP] = counted_by(facts[IP])
     return facts
 
 
-def _counted(principal: Mapping[str, str], form: _Form) -> Mapping[str, str]:
-    """Return principals as they are counted, each of which has its own name."""
-    if not form.has_ip:
-        return principal
+def _counted(principal: Mapping[str, str]) -> Mapping[str, str]:
+    """Return principals as they are counted, one of which is an address."""
     address = counted_by(principal[IP])
     return principal if address == principal[IP] else {**principal, IP: address}
 

@@ -57,8 +57,8 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(policy: Policy, request: Request, now: int) -> Explanation:
-    """Say why `policy.plan(request, now)` is what it is. Raises as that does."""
-    selection = policy.plan(request, now)
+    """Say why `policy.select(request, now)` is what it is. Raises as that does."""
+    selection = policy.select(request, now)
     facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
     special = policy.special_of(facts.get("user", ""))
     tier = request.tier or policy.tier_of(special)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from headgate.core.numbers import short
 from headgate.policy.addresses import counted_by
 from headgate.policy.paths import normalised
-from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, InvalidRequest, Request, principal_name
+from headgate.policy.request import ENDPOINT, GLOBAL, IP, PRINCIPALS, InvalidRequest, Request, principal_name
 
 IDENTITIES = PRINCIPALS | {ENDPOINT, GLOBAL}
 """Names that attributes cannot claim: an unverified header must not choose whose limit is used."""
@@ -46,8 +46,8 @@ def facts_of(request: Request, *, ignore_case: bool = False) -> dict[str, str]:
             facts[name] = value
         elif facts.setdefault(known, value) != value:
             raise InvalidRequest(f"principal {short(name)} is another name of {known!r}, and the two differ")
-    if "ip" in facts:
-        facts["ip"] = counted_by(facts["ip"])
+    if IP in facts:
+        facts[IP] = counted_by(facts[IP])
     path = normalised(request.endpoint)
     facts[ENDPOINT] = path.lower() if ignore_case else path
     facts[GLOBAL] = EVERYBODY
@@ -66,9 +66,8 @@ def _of_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
 
 def address_given(request: Request) -> str:
     """Return the whole address of a request, as it was given; empty: there is none."""
-    if request.address:
-        return request.address
-    return next((value for name, value in request.principal.items() if principal_name(name) == "ip"), "")
+    given = request.address or request.principal.get(IP)
+    return given or next((value for name, value in request.principal.items() if principal_name(name) == IP), "")
 
 
 def together(values: Iterable[str | None]) -> str | None:

@@ -226,7 +226,8 @@ class PreparedRule:
     def terms(self, tier: str, override: Overridden | None, now: int) -> Terms:
         """Return the terms that are in force for somebody, at a time in microseconds since the epoch."""
         schedule = self._by_tier.get(tier, self._untiered) if override is None else override.schedule(tier)
-        return next(terms for terms in schedule if now < terms.until)
+        first = schedule[0]
+        return first if now < first.until else next(terms for terms in schedule if now < terms.until)
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):

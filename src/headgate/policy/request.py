@@ -69,7 +69,7 @@ def _known(name: str) -> str:
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """Who asks for what. Nothing is checked here; `headgate.policy.compiled.Policy.plan` does that."""
+    """Who asks for what. Nothing is checked here; `headgate.policy.compiled.Policy.select` does that."""
 
     principal: Mapping[str, str] = {}
     """Who asks, by dimension: ``{"user": "42", "ip": "203.0.113.9"}``; see `ALIASES` for other names of the same. Only

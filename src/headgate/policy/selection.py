@@ -70,7 +70,6 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
 UNMATCHED = Selection(Verdict.UNLIMITED)
 """No rule has anything to say."""
 _LIMITED, _UNLIMITED = Verdict.LIMITED, Verdict.UNLIMITED
-_NOTHING = Limits()
 _new = tuple.__new__
 
 
@@ -78,8 +77,9 @@ _Step = tuple[str, tuple[str, ...] | None, str, Quota, Limit | None]
 """How to make one limit: by what it counts; by which ones, if it counts by several together; its space and its quota;
 and the limit itself, where everybody is counted together. The text of the first is the same object as that of the next
 step, if they count alike. (To unpack a named tuple takes several times as long.)"""
-_Shadow = tuple[tuple[_Step, ...], tuple[str, ...], int]
-"""How to make the limits of one shadow rule: the steps, the rule of each, and the highest cost that all could admit."""
+_Shadow = tuple[int, int, tuple[str, ...], int]
+"""Which of the limits are those of one shadow rule, from and to; the rule of each, and the highest cost that all of
+them could admit."""
 
 
 class Steps:
@@ -90,30 +90,35 @@ class Steps:
         principals: names of principals that those requests have.
     """
 
-    __slots__ = ("_capacity", "_enforced", "_only", "_rules", "_shadow", "applying", "needs_facts", "since", "until")
+    __slots__ = ("_capacity", "_enforced", "_rules", "_shadow", "_steps", "applying", "needs_facts", "since", "until")
 
     def __init__(self, applying: Sequence[Applied], principals: Collection[str]) -> None:
-        self.applying = tuple(applying)
-        enforced = [applied for applied in applying if applied.is_enforced]
-        self._enforced = sum([_steps(applied) for applied in enforced], ())
-        self._rules = sum([_rules(applied) for applied in enforced], ())
-        self._only = _only(self._enforced)
-        self._capacity = min([MAX_COST, *[applied.terms.capacity for applied in enforced]])
-        self._shadow: tuple[_Shadow, ...] = tuple(
-            [
-                (_steps(applied), _rules(applied), applied.terms.capacity)
-                for applied in applying
-                if not applied.is_enforced
-            ]
-        )
-        self.since = max([applied.terms.since for applied in applying], default=0)
-        self.until = min([applied.terms.until for applied in applying], default=FOREVER)
+        self.applying = applying
+        self.since, self.until = 0, FOREVER
         """Between these times, in microseconds since the epoch, the terms are in force."""
-        counted = {name for applied in applying for name in applied.rule.dimensions}
-        if all(applied.rule.dimension == GLOBAL or GLOBAL not in applied.rule.dimensions for applied in applying):
-            counted.discard(GLOBAL)
-        self.needs_facts = not counted <= set(principals).difference({ENDPOINT})
+        self.needs_facts = False
         """Whether requests are counted by more than by principals; an address is one in the form it is counted by."""
+        self._steps: tuple[_Step, ...] = ()
+        self._rules: tuple[str, ...] = ()
+        self._shadow: tuple[_Shadow, ...] = ()
+        self._capacity = MAX_COST
+        for applied in applying:
+            rule, terms = applied.rule, applied.terms
+            if applied.is_enforced:
+                steps = _steps(applied)
+                self._steps += steps
+                self._rules += (rule.id,) * len(steps)
+                self._capacity = min(self._capacity, terms.capacity)
+            self.since, self.until = max(self.since, terms.since), min(self.until, terms.until)
+            for name in rule.dimensions:
+                if (name not in principals and name != GLOBAL) or name == ENDPOINT:
+                    self.needs_facts = True
+        self._enforced = len(self._steps)
+        for applied in applying:
+            if not applied.is_enforced:
+                first, steps = len(self._steps), _steps(applied)
+                self._steps += steps
+                self._shadow += ((first, len(self._steps), (applied.rule.id,) * len(steps), applied.terms.capacity),)
 
     def selection(self, facts: Mapping[str, str], cost: int, asked: int, unmatched: tuple[str, ...]) -> Selection:
         """Return what is to be done about a request.
@@ -124,24 +129,30 @@ class Steps:
             asked: how much of it is to be taken: none for a refund or a reset.
             unmatched: see `Selection.unmatched_principals`.
 
-        Raises InvalidCost, CostTooLarge and InvalidKey; see `Policy.plan`.
+        Raises InvalidCost, CostTooLarge and InvalidKey; see `Policy.select`.
         """
         if type(cost) is not int or not 0 <= cost <= self._capacity:
             self._check(cost, asked)
+        plan: Plan = ()  # tuples that grow: a list takes longer, unless it gets long
+        known = ""
+        for dimension, dimensions, space, quota, limit in self._steps:
+            if limit is not None:
+                plan += (limit,)
+                continue
+            if dimension is not known:
+                known = dimension
+                value = facts[dimension] if dimensions is None else _joined(dimensions, facts)
+                principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
+            plan += (_new(Limit, (space, principal, quota)),)  # it makes a named tuple in half the time
+        if not self._shadow:
+            if not plan and not unmatched:
+                return UNMATCHED
+            return Selection(_LIMITED if plan else _UNLIMITED, Limits(plan, self._rules), (), "", unmatched)
         shadow: tuple[Limits, ...] = ()
-        if self._shadow:
-            shadow = tuple(
-                [Limits(_plan(steps, facts), rules, asked > capacity) for steps, rules, capacity in self._shadow]
-            )
-        if self._only is not None:
-            name, space, quota = self._only
-            value = facts[name]
-            principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
-            plan: Plan = (_new(Limit, (space, principal, quota)),)  # it makes a named tuple in half the time
-            return Selection(_LIMITED, Limits(plan, self._rules), shadow, "", unmatched)
-        if self._enforced:
-            return Selection(_LIMITED, Limits(_plan(self._enforced, facts), self._rules), shadow, "", unmatched)
-        return Selection(_UNLIMITED, _NOTHING, shadow, "", unmatched) if shadow or unmatched else UNMATCHED
+        for first, end, rules, capacity in self._shadow:
+            shadow += (Limits(plan[first:end], rules, asked > capacity),)
+        enforced = Limits(plan[: self._enforced], self._rules)
+        return Selection(_LIMITED if self._enforced else _UNLIMITED, enforced, shadow, "", unmatched)
 
     def _check(self, cost: int, asked: int) -> None:
         """Refuse a cost that is not one, or that is above the capacity of a rule. Raises InvalidCost, CostTooLarge."""
@@ -156,7 +167,7 @@ class Steps:
 
 def limits_of(applied: Applied, facts: Mapping[str, str]) -> Plan:
     """Return the limits of one rule for one request. Raises InvalidKey."""
-    return _plan(_steps(applied), facts)
+    return Steps([Applied(applied.rule, applied.terms, True)], ()).selection(facts, 0, 0, ()).enforced.plan
 
 
 def principal_of(value: str) -> Principal:
@@ -166,39 +177,14 @@ def principal_of(value: str) -> Principal:
     return bounded(checked_principal(value))
 
 
-def _rules(applied: Applied) -> tuple[str, ...]:
-    return (applied.rule.id,) * len(applied.terms.counted)
+def _joined(dimensions: tuple[str, ...], facts: Mapping[str, str]) -> str:
+    return together([facts[name] for name in dimensions]) or ""
 
 
 def _steps(applied: Applied) -> tuple[_Step, ...]:
     dimension, names = applied.rule.dimension, applied.rule.dimensions
     several = names if len(names) > 1 else None
-    return tuple(
-        [
-            (dimension, several, space, quota, Limit(space, EVERYBODY, quota) if dimension == GLOBAL else None)
-            for space, quota in applied.terms.counted
-        ]
-    )
-
-
-def _only(steps: tuple[_Step, ...]) -> tuple[str, str, Quota] | None:
-    """Return by what a single limit counts, its space and its quota, if there is one, for each principal by itself."""
-    if len(steps) != 1:
-        return None
-    ((dimension, several, space, quota, limit),) = steps
-    return (dimension, space, quota) if several is None and limit is None else None
-
-
-def _plan(steps: tuple[_Step, ...], facts: Mapping[str, str]) -> Plan:
-    plan: list[Limit] = []  # list[Limit]() would take longer than all the rest
-    known = ""
-    for dimension, dimensions, space, quota, limit in steps:
-        if limit is not None:
-            plan.append(limit)
-            continue
-        if dimension is not known:
-            known = dimension
-            value = facts[dimension] if dimensions is None else together([facts[name] for name in dimensions]) or ""
-            principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
-        plan.append(_new(Limit, (space, principal, quota)))
-    return tuple(plan)
+    steps: tuple[_Step, ...] = ()
+    for space, quota in applied.terms.counted:
+        steps += ((dimension, several, space, quota, Limit(space, EVERYBODY, quota) if dimension == GLOBAL else None),)
+    return steps

@@ -78,7 +78,7 @@ class StandIn:
         if verbs is None or decision is None:
             return
         try:
-            selection = verbs.policy.plan(request, self._clock.now(), asking=False)
+            selection = verbs.policy.select(request, self._clock.now(), asking=False)
         except UsageError:  # the rules here are older
             return
         if selection.enforced.rules == ruling.rules:

@@ -116,10 +116,15 @@ class MemoryStore:
                     decision: Decision = _CHECKS[len(call.plan)](self, call.plan, call.cost, now)
                 else:
                     decision = self._run(call, now)
-                if call.shadow:
-                    tried = [self._run(each, now) for each in plans.shadow_calls(call, decision)]
-                    return msgspec.structs.replace(decision, shadow=tuple(tried))
-                return decision
+                if not call.shadow:
+                    return decision
+                tried: tuple[Decision, ...] = ()
+                if call.verb is _CHECK and decision.allowed:
+                    for plan in call.shadow:
+                        tried += (_CHECKS[len(plan)](self, plan, call.cost, now),)
+                else:
+                    tried = tuple([self._run(each, now) for each in plans.shadow_calls(call, decision)])
+                return msgspec.structs.replace(decision, shadow=tried)
             finally:
                 self._lock.release()
         raise AssertionError("the lock was not acquired")

@@ -252,7 +252,7 @@ class RateLimitService:
     def _problem(self, decisions: Decisions, domain: str, descriptor: Descriptor, hits_addend: int, now: int) -> str:
         """Say what is wrong with a descriptor; empty if nothing is."""
         try:
-            decisions.engine.policy.plan(self._part(domain, descriptor, hits_addend).request, now, asking=False)
+            decisions.engine.policy.select(self._part(domain, descriptor, hits_addend).request, now, asking=False)
         except HeadgateError as error:
             return str(error)
         return ""
