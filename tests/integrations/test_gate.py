@@ -32,7 +32,7 @@ from headgate.core.errors import InvalidCost
 from headgate.integrations import Budget, Refusal
 from headgate.integrations.budgets import name_of
 from headgate.integrations.gate import AsyncGate, Gate, GateSettings
-from headgate.integrations.visit import Answer, Subject, Visit
+from headgate.integrations.visit import Answer, Visit
 from headgate.testing import ManualClock
 from headgate.web import ApiKeys, Holder, Identifier, digest
 from headgate.web.errors import InvalidSettings
@@ -54,11 +54,11 @@ def gate(**settings: Any) -> Gate:
 
 def visit(found: Gate | AsyncGate, peer: str = "203.0.113.9", path: str = "/", **headers: str) -> Visit:
     lines = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Visit(found, Subject({"peer": peer, **headers}, peer, lines, path, "GET"))
+    return Visit(found, {"peer": peer, **headers}, peer, lines, path, "GET")
 
 
 def entered(found: Gate, *budgets: Budget, route: str = "route", **request: Any) -> Refusal | None:
-    return found.run(visit(found, **request).enter(budgets or found.budgets, route))
+    return found.enter(visit(found, **request), budgets or found.budgets, route)
 
 
 def passed(found: Gate, times: int, *budgets: Budget, **request: Any) -> int:
@@ -89,7 +89,7 @@ def test_several_limits_are_decided_together_and_a_refusal_takes_from_none() -> 
     found = gate(limits=[Budget(limits="5/minute", name="all"), Budget(limits="2/hour", name="few")])
     assert passed(found, 4) == 2
     seen = visit(found)
-    found.run(seen.enter([found.budgets[0]]))
+    found.enter(seen, [found.budgets[0]])
     assert remaining(seen) == ["2"]  # the two that were refused took nothing of the five
 
 
@@ -98,10 +98,10 @@ def test_what_earlier_budgets_took_is_given_back_when_the_route_refuses() -> Non
     route = Budget(limits="1/hour")
     for _ in range(3):
         seen = visit(found)
-        assert found.run(seen.enter(found.budgets)) is None
-        found.run(seen.enter([route], "exports"))
+        assert found.enter(seen, found.budgets) is None
+        found.enter(seen, [route], "exports")
     seen = visit(found)
-    found.run(seen.enter(found.budgets))
+    found.enter(seen, found.budgets)
     assert remaining(seen) == ["3"]  # one export, and this
 
 
@@ -142,7 +142,7 @@ def test_nobody_is_exempt_by_an_answer_that_nobody_waits_for() -> None:
 
     async def main() -> list[bool]:
         waiting = AsyncGate({"limits": "1/minute", "exempt": exempt})
-        return [await waiting.run(visit(waiting).enter(waiting.budgets)) is None for _ in range(2)]
+        return [await waiting.enter(visit(waiting), waiting.budgets) is None for _ in range(2)]
 
     assert asyncio.run(main()) == [True, False]
 
@@ -151,7 +151,7 @@ def test_two_budgets_of_a_route_do_not_count_in_one_place() -> None:
     found = gate()
     budgets = Budget(limits="2/minute", key=lambda _: "x"), Budget(limits="2/minute", key=lambda _: "x")
     seen = visit(found)
-    found.run(seen.enter(budgets, "route"))
+    found.enter(seen, budgets, "route")
     assert remaining(seen) == ["1", "1"]
 
 
@@ -189,7 +189,7 @@ def test_failed_log_ins_count_and_others_do_not() -> None:
 
     def log_in(status: int) -> bool:
         seen = visit(found)
-        if found.run(seen.enter(found.budgets)) is not None:
+        if found.enter(seen, found.budgets) is not None:
             return False
         found.run(seen.respond(Answer(status), status))
         return True
@@ -202,7 +202,7 @@ def test_never_more_fail_at_once_than_the_condition_allows() -> None:
     """All take before anybody has a response: nothing is let through on the hope that it will not count."""
     found = gate(limits="3/minute", count_when=lambda response: response.status_code == 401)
     under_way = [visit(found) for _ in range(20)]
-    inside = [seen for seen in under_way if found.run(seen.enter(found.budgets)) is None]
+    inside = [seen for seen in under_way if found.enter(seen, found.budgets) is None]
     assert len(inside) == 3
     for seen in inside:
         found.run(seen.respond(Answer(401), 401))
@@ -213,11 +213,11 @@ def test_errors_cost_nothing_where_that_is_asked_for() -> None:
     found = gate(limits="1/minute", refund_on_error=True)
     for _ in range(3):
         seen = visit(found)
-        assert found.run(seen.enter(found.budgets)) is None
+        assert found.enter(seen, found.budgets) is None
         found.run(seen.respond(Answer(503), 503))
         found.run(seen.fail())  # and only once
     seen = visit(found)
-    assert found.run(seen.enter(found.budgets)) is None
+    assert found.enter(seen, found.budgets) is None
     found.run(seen.fail())
     assert passed(found, 3) == 1
 
@@ -228,7 +228,7 @@ def test_a_shadow_refuses_nothing_and_is_told() -> None:
     assert passed(found, 3) == 3
     assert [(refusal.is_shadow, refusal.detail[:24]) for refusal in told] == [(True, "default allows 1/minute.")] * 2
     seen = visit(found)
-    found.run(seen.enter(found.budgets))
+    found.enter(seen, found.budgets)
     assert seen.fields() == []
 
 
@@ -312,8 +312,8 @@ def test_a_verified_key_counts_by_its_holder_and_a_guessed_one_by_address() -> N
 
 def test_who_says_twice_who_asks_is_not_served() -> None:
     found = gate(limits="1/minute", identity=Identifier(AddressReader(), ApiKeys(verified_upstream=True)))
-    seen = Visit(found, Subject(None, "203.0.113.9", [(b"x-api-key", b"a"), (b"x-api-key", b"b")]))
-    refusal = found.run(seen.enter(found.budgets))
+    seen = Visit(found, None, "203.0.113.9", [(b"x-api-key", b"a"), (b"x-api-key", b"b")])
+    refusal = found.enter(seen, found.budgets)
     assert refusal is not None
     assert refusal.status == 400
 
@@ -438,7 +438,7 @@ def test_an_engine_that_would_block_the_loop_is_refused_and_one_in_memory_is_not
 
 
 async def entered_async(found: AsyncGate, **request: Any) -> bool:
-    return await found.run(visit(found, **request).enter(found.budgets)) is None
+    return await found.enter(visit(found, **request), found.budgets) is None
 
 
 @pytest.mark.parametrize("store", ["memory", MemoryStore()], ids=["address", "store"])
@@ -470,7 +470,7 @@ def test_names_of_routes_become_names_of_budgets_and_stay_apart() -> None:
 def test_without_header_fields_a_refusal_still_is_not_to_be_stored() -> None:
     found = gate(limits="1/minute", headers=None)
     seen = visit(found)
-    found.run(seen.enter(found.budgets))
+    found.enter(seen, found.budgets)
     assert seen.fields() == []
     refusal = entered(found)
     assert refusal is not None
@@ -480,8 +480,8 @@ def test_without_header_fields_a_refusal_still_is_not_to_be_stored() -> None:
 def test_fields_describe_the_most_restrictive_limit_of_all_that_were_asked() -> None:
     found = gate(limits="100/minute", headers=ResponseHeaders(reset_format="seconds"))
     seen = visit(found)
-    found.run(seen.enter(found.budgets))
-    found.run(seen.enter([Budget(limits="2/minute")], "exports"))
+    found.enter(seen, found.budgets)
+    found.enter(seen, [Budget(limits="2/minute")], "exports")
     fields = dict(seen.fields())
     assert (fields["X-RateLimit-Limit"], fields["X-RateLimit-Remaining"]) == ("2", "1")
     assert fields["RateLimit-Policy"] == '"default";q=100;w=60, "exports";q=2;w=60'
@@ -501,7 +501,7 @@ def test_fields_describe_the_most_restrictive_limit_of_all_that_were_asked() -> 
 )
 def test_the_strings_of_other_limiters_are_read_as_the_page_says(theirs: str, ours: str) -> None:
     assert "; ".join(map(str, Quota.parse(theirs))) == ours
-    assert Gate(GateSettings(limits=theirs)).budgets[0].family("default").quotas == tuple(Quota.parse(ours))
+    assert Gate(GateSettings(limits=theirs)).budgets[0].families["default"][1].quotas == tuple(Quota.parse(ours))
 
 
 def test_each_route_may_have_the_limit_of_all_for_itself() -> None:
@@ -520,8 +520,8 @@ def test_nothing_that_a_request_holds_outlives_it() -> None:
     found = gate(limits="1/minute", on_refused=lambda request, refusal: request)
     for _ in range(2):
         held = Held()
-        held.visit = Visit(found, Subject(held, "203.0.113.9"))
-        found.run(held.visit.enter(found.budgets))
+        held.visit = Visit(found, held, "203.0.113.9")
+        found.enter(held.visit, found.budgets)
     alive = weakref.ref(held)
     del held
     gc.collect()

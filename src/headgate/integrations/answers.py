@@ -13,6 +13,7 @@ from headgate.core.numbers import short
 from headgate.core.plan import combine
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
+from headgate.policy.request import UnknownRule
 from headgate.policy.selection import Verdict
 from headgate.web import problem
 from headgate.web.errors import InvalidSettings
@@ -79,20 +80,22 @@ class Answers:
         self._prepared = Prepared(self._prepare)
         self._unstored = spelling("Cache-Control")("no-store")
 
-    def fields(self, rulings: Sequence[Ruling], now: int) -> list[Any]:
-        """Return the header fields about all limits that a request was asked by; `now` as for `ResponseHeaders.of`."""
+    def fields(self, ruling: Ruling, now: int) -> list[Any]:
+        """Return the header fields about what a request was asked by; `now` as for `ResponseHeaders.of`."""
+        writer, decision = self._writer, ruling.decision
+        if writer is None or decision is None:
+            return []
+        if decision.parts:
+            return self._fields(decision, self._limits(ruling.rules, decision), now)
+        limit: Any = self._prepared.of(ruling.rule_id, decision.quota)[0]
+        return writer.write(decision, limit, -(-(now + decision.reset_after_us) // SECOND))
+
+    def fields_of(self, rulings: Sequence[Ruling], now: int) -> list[Any]:
+        """Return the same about several rulings."""
         if self._writer is None:
             return []
         if len(rulings) == 1:
-            ruling = rulings[0]
-            decision = ruling.decision
-            if decision is None:
-                return []
-            if decision.parts:
-                return self._fields(decision, self._limits(ruling.rules, decision), now)
-            fields = self._prepared.of(ruling.rule_id, decision.quota)[0]
-            if fields is not None:
-                return self._writer.write(decision, fields, -(-(now + decision.reset_after_us) // SECOND))
+            return self.fields(rulings[0], now)
         decided = [(ruling.rules, ruling.decision) for ruling in rulings if ruling.decision is not None]
         if not decided:
             return []
@@ -117,7 +120,9 @@ class Answers:
         return Refusal(told_all, fields, ruling)
 
     def unreadable(self, error: Exception) -> Refusal:
-        """Return what is answered to a request that could not be asked about."""
+        """Return what is answered to a request that could not be asked about, if that is the client's fault."""
+        if isinstance(error, UnknownRule):
+            raise error
         return Refusal(problem.bad_request(str(error)), [self._unstored])
 
     def _limits(self, names: Sequence[str], decision: Decision) -> Sequence[tuple[LimitFields[Any] | None, LimitTexts]]:

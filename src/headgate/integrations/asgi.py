@@ -17,7 +17,7 @@ from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Quotas
 from headgate.integrations.gate import AsyncGate, GateSettings
-from headgate.integrations.visit import DEFAULT, Answer, Subject, Visit
+from headgate.integrations.visit import Answer, Visit
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import as_bytes
 from headgate.web.problem import CONTENT_TYPE
@@ -32,6 +32,7 @@ VISIT = "headgate.visit"
 """Where a scope has the visit of its request, for whoever limits routes."""
 TRY_LATER = 1013
 """The code with which a connection is closed that sends too many messages: "try again later", as IANA lists it."""
+_REQUESTS = frozenset({"http", "websocket"})
 _OURS = frozenset({b"x-ratelimit-limit", b"ratelimit"})
 _PROBLEM = (b"content-type", CONTENT_TYPE.encode())
 
@@ -57,6 +58,12 @@ class RateLimitMiddleware:
             and with it all that come behind it.
     """
 
+    present: Callable[[Scope], Any] | None = None
+    """Makes of a scope what functions of the application want to see; None: they see it as it is."""
+    limits_of: Callable[[Visit, Scope], tuple[Sequence[Budget], str]] | None = None
+    """Says what a request is limited by before it reaches the application, and the name of its route; None: what is for
+    all routes."""
+
     def __init__(
         self,
         app: Application,
@@ -79,38 +86,30 @@ class RateLimitMiddleware:
             budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
             self._messages = self.gate.checked(budget)
 
-    def present(self, scope: Scope) -> Any:
-        """Return the request as functions of the application want to see it."""
-        return scope
+    def check(self, scope: Scope) -> None:
+        """Look at an application that starts. Raises UsageError for what could not work."""
 
-    def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:  # noqa: ARG002  others need it
-        """Return what a request is limited by before it reaches the application, and the name of its route."""
-        return visit.gate.budgets, DEFAULT
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
-        if kind == "http":
-            await self._http(scope, receive, send)
-        elif kind == "websocket":
-            await self._websocket(scope, receive, send)
-        else:
-            try:
-                await self.app(scope, receive, send)
-            finally:
-                if kind == "lifespan" and self._owned:
-                    await self.gate.close()
-
-    def _visit(self, scope: Scope) -> Visit:
-        client, raw_path = scope.get("client"), scope.get("raw_path")
-        path = raw_path.decode("latin-1") if raw_path else scope["path"]
+    async def __call__(  # noqa: C901  a call costs more here than a line
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        kind, gate = scope["type"], self.gate
+        if kind not in _REQUESTS:
+            await self._others(kind, scope, receive, send)
+            return
+        client, path = scope.get("client"), "/"
+        if gate.by_rules:
+            raw_path = scope.get("raw_path")
+            path = raw_path.decode("latin-1") if raw_path else scope["path"]
         peer = client[0] if client else None
-        visit = Visit(self.gate, Subject(self.present(scope), peer, scope["headers"], path, scope.get("method", "GET")))
+        visit = Visit(gate, scope, peer, scope["headers"], path, scope.get("method", "GET"), self.present)
         scope[VISIT] = visit
-        return visit
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gate, visit = self.gate, self._visit(scope)
-        refusal = await gate.run(visit.enter(*self.limits_of(visit, scope)))
+        if self.limits_of is None:
+            refusal = await gate.enter(visit, gate.budgets)
+        else:
+            refusal = await gate.enter(visit, *self.limits_of(visit, scope))
+        if kind == "websocket":
+            await self._websocket(visit, refusal, scope, receive, send)
+            return
         if refusal is not None:
             scope.pop(VISIT, None)
             await respond(refusal, scope, receive, send)
@@ -146,10 +145,21 @@ class RateLimitMiddleware:
         finally:
             scope.pop(VISIT, None)  # it knows the scope, too: without this, only the garbage collector would end both
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gate, visit = self.gate, self._visit(scope)
-        refusal = await gate.run(visit.enter(*self.limits_of(visit, scope)))
+    async def _others(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what is not a request."""
+        if kind == "lifespan":
+            self.check(scope)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if kind == "lifespan" and self._owned:
+                await self.gate.close()
+
+    async def _websocket(
+        self, visit: Visit, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if refusal is not None:
+            scope.pop(VISIT, None)
             await receive()  # that somebody wants to connect
             await deny(refusal, scope, receive, send)
             return
@@ -162,15 +172,16 @@ class RateLimitMiddleware:
             await deny(denied.refusal, scope, receive, send)
         except Exception:
             if visit.is_open and not connection.has_left:
-                await gate.run(visit.fail())
+                await self.gate.run(visit.fail())
             raise
         finally:
             scope.pop(VISIT, None)
 
-    async def _counted(self, subject: Subject) -> Refusal | None:
+    async def _counted(self, connection: Visit) -> Refusal | None:
         """Take what a message costs; if messages wait for their turn, wait for it."""
+        of = connection.request, connection.peer, connection.lines, connection.path, connection.method
         while True:
-            refusal = await self.gate.run(Visit(self.gate, subject).enter(self._messages))
+            refusal = await self.gate.enter(Visit(self.gate, *of), self._messages)
             if refusal is None or not self._waits or refusal.ruling is None or refusal.ruling.decision is None:
                 return refusal
             await asyncio.sleep(refusal.ruling.decision.retry_after)
@@ -180,7 +191,7 @@ class _Connection:
     """A WebSocket connection, as the application sees it."""
 
     def __init__(
-        self, receive: Receive, send: Send, visit: Visit, count: Callable[[Subject], Awaitable[Refusal | None]] | None
+        self, receive: Receive, send: Send, visit: Visit, count: Callable[[Visit], Awaitable[Refusal | None]] | None
     ) -> None:
         self._receive, self._send, self._visit, self._count = receive, send, visit, count
         self.is_known = False
@@ -200,7 +211,7 @@ class _Connection:
         self.has_left |= message["type"] == "websocket.disconnect"
         if message["type"] != "websocket.receive" or self._count is None or self._is_closed:
             return message
-        refusal = await self._count(self._visit.subject)
+        refusal = await self._count(self._visit)
         if refusal is None:
             return message
         self._is_closed = True
@@ -216,11 +227,14 @@ def gate(**settings: Unpack[GateSettings]) -> AsyncGate:
 
 def with_fields(message: Message, visit: Visit) -> Message:
     """Return the start of a response with the header fields, unless somebody further inside has sent them."""
+    fields = visit.fields()
+    if not fields:
+        return message
     headers = list(message.get("headers", ()))
-    if _OURS.isdisjoint([name for name, _ in headers]):
-        headers += visit.fields()
-        return {**message, "headers": headers}
-    return message
+    for name, _ in headers:
+        if name in _OURS:
+            return {**message, "headers": headers}
+    return {**message, "headers": headers + fields}
 
 
 async def respond(refusal: Refusal, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:

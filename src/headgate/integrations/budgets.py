@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,6 +35,8 @@ Quotas: TypeAlias = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
 QuotasOfKey: TypeAlias = Callable[[str], Quotas | Awaitable[Quotas]]
 """Says which quotas a key has: for plans that customers pay for, and the like."""
+NamedFamily: TypeAlias = tuple[tuple[str, ...], Family]
+"""Limits, and the name of each."""
 KEPT_FAMILIES = 4096
 """Different quotas of `QuotasOfKey` that are kept, ready to use."""
 NO_ROUTE = "-"
@@ -45,6 +47,28 @@ _LIMITED_AS = "__headgate_limited__"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]+")
 _LONGEST_NAME = 60
 """Characters of a name that is made of another one: it leaves room for a number at its end."""
+
+
+class Families(dict[str, NamedFamily]):
+    """Keeps the same quotas under several names.
+
+    Args:
+        quotas: which.
+    """
+
+    __slots__ = ("_quotas",)
+
+    def __init__(self, quotas: Sequence[Quota]) -> None:
+        super().__init__()
+        self._quotas = quotas
+
+    def __missing__(self, name: str) -> NamedFamily:
+        found = self[name] = _named(name, Family(name, self._quotas))
+        return found
+
+
+def _named(name: str, family: Family) -> NamedFamily:
+    return (name,) * len(family.quotas), family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +105,16 @@ class Budget:
 
     is_final: bool = field(init=False, repr=False, compare=False, default=True)
     """Whether nothing that comes after a request changes what it costs."""
-    _family: Family | None = field(init=False, repr=False, compare=False, default=None)
-    _families: dict[str, Family] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """The same, under the names of the routes that have this budget."""
+    is_plain: bool = field(init=False, repr=False, compare=False, default=True)
+    """Whether no function has a say in what is asked, and the answer is not only tried out."""
+    families: Families = field(init=False, repr=False, compare=False)
+    """The limits, under the names of the routes that have this budget; none where a function says which ones."""
 
     def __post_init__(self) -> None:
         is_final = self.count_when is None and not self.refund_on_error
         object.__setattr__(self, "is_final", is_final)  # the instance is frozen; these are parts of its construction
+        is_plain = not (self.key or self.exempt or self.shadow or callable(self.cost) or callable(self.limits))
+        object.__setattr__(self, "is_plain", is_plain)
         if (self.limits is None) == (self.rule is None):
             raise UsageError("give either limits, such as '100/minute', or the id of a rule of the engine")
         if self.name:
@@ -101,11 +128,12 @@ class Budget:
         for what in ("refund_on_error", "shadow", "replaces"):
             if not isinstance(getattr(self, what), bool):  # text such as "false" would be true
                 raise UsageError(f"{what} is True or False, not {short(getattr(self, what))}")
+        family = None
         if self.limits is not None and not callable(self.limits):
             family = family_of(self.name or "default", self.limits)
-            object.__setattr__(self, "_family", family)
             if not callable(self.cost) and self.cost:
                 family.checked_cost(self.cost)
+        object.__setattr__(self, "families", Families(() if family is None else family.quotas))
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
@@ -117,15 +145,11 @@ class Budget:
         """Whether the same becomes of a request that took the same from either."""
         return (self.count_when, self.refund_on_error) == (other.count_when, other.refund_on_error)
 
-    def family(self, name: str, quotas: Quotas | None = None) -> Family:
+    def named(self, name: str, quotas: Quotas | None = None) -> NamedFamily:
         """Return the limits under a name: those that a key has, or the same for all."""
         if quotas is None:
-            found = self._families.get(name)
-            if found is None:
-                found = Family(name, self._family.quotas if self._family is not None else ())
-                self._families[name] = found
-            return found
-        return _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas)
+            return self.families[name]
+        return _named(name, _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas))
 
 
 class BudgetSettings(TypedDict, total=False):
@@ -253,7 +277,8 @@ class Counter(_Counts):
         check = self._bound.get(family)
         if check is None:
             check = _kept(self._bound, family, self._store.bind(family))
-        return question.ruling(check(question.key, question.cost))
+        decision, names = check(question.key, question.cost), question.names
+        return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, (), True)
 
     def give_back(self, question: Question, ruling: Ruling) -> Ruling:
         """Give back what a ruling on a question took."""

@@ -30,7 +30,7 @@ from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
 from headgate.integrations.functions import CallRefused, Invocation, budget_of, key_of
 from headgate.integrations.gate import Gate, GateSettings
-from headgate.integrations.visit import Subject, Visit
+from headgate.integrations.visit import Visit
 
 __all__ = ["TaskLimits"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,9 +77,9 @@ class TaskLimits:
 
         @wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            visit = Visit(gate, Subject(Invocation(function, args, kwargs)))
+            visit = Visit(gate, Invocation(function, args, kwargs))
             if not _is_admitted():
-                refusal = gate.run(visit.enter((*gate.budgets, *budgets), route))
+                refusal = gate.enter(visit, (*gate.budgets, *budgets), route)
                 if refusal is not None:
                     _defer(refusal, route)
                 if visit.delay_us and _is_called():

@@ -31,7 +31,7 @@ from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
 from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping
-from headgate.integrations.visit import Subject, Visit
+from headgate.integrations.visit import Visit
 from headgate.integrations.wsgi import Lines, path_of
 from headgate.stores import open_store
 from headgate.web.errors import InvalidSettings
@@ -110,7 +110,7 @@ class RateLimitMiddleware:
         gate, visit = self._gate, _visit_of(request, self._gate)
         response: HttpResponseBase = self._get_response(request)
         if not visit.has_entered:  # there is no view, or another middleware was quicker
-            refusal = gate.run(visit.enter(gate.budgets))
+            refusal = gate.enter(visit, gate.budgets)
             if refusal is not None:
                 return _response(refusal)
         if visit.is_open:
@@ -121,7 +121,7 @@ class RateLimitMiddleware:
         gate, visit = self._gate, _visit_of(request, self._gate)
         response: HttpResponseBase = await self._get_response(request)
         if not visit.has_entered:
-            refusal = await gate.run(visit.enter(gate.budgets))
+            refusal = await gate.enter(visit, gate.budgets)
             if refusal is not None:
                 return _response(refusal)
         if visit.is_open:
@@ -130,12 +130,12 @@ class RateLimitMiddleware:
 
     def _enter(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
         visit = _visit_of(request, self._gate)
-        refusal = self._gate.run(visit.enter(*_all_of(visit, view)))
+        refusal = self._gate.enter(visit, *_all_of(visit, view))
         return None if refusal is None else _response(refusal)
 
     async def _enter_async(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
         visit = _visit_of(request, self._gate)
-        refusal = await self._gate.run(visit.enter(*_all_of(visit, view)))
+        refusal = await self._gate.enter(visit, *_all_of(visit, view))
         return None if refusal is None else _response(refusal)
 
 
@@ -173,8 +173,8 @@ def _decorated(view: Any, budget: Budget) -> Any:
         visit = _visit_of(request, _SITE.gate(is_async=False))
         if not visit.has_asked(budgets):
             gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
-            run = async_to_sync(gate.run) if gate.is_async else gate.run
-            refusal = run(visit.enter(_known(visit, budgets), route))
+            enter = async_to_sync(gate.enter) if gate.is_async else gate.enter
+            refusal = enter(visit, _known(visit, budgets), route)
             if refusal is not None:
                 return _response(refusal)
         return view(request, *args, **kwargs)
@@ -183,7 +183,7 @@ def _decorated(view: Any, budget: Budget) -> Any:
     async def limited_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         visit = _visit_of(request, _SITE.gate(is_async=True))
         if not visit.has_asked(budgets):
-            refusal = await _SITE.gate(is_async=True).run(visit.enter(_known(visit, budgets), route))
+            refusal = await _SITE.gate(is_async=True).enter(visit, _known(visit, budgets), route)
             if refusal is not None:
                 return _response(refusal)
         return await view(request, *args, **kwargs)
@@ -208,8 +208,7 @@ def _visit_of(request: HttpRequest, gate: Gatekeeping) -> Visit:
         meta, scope = request.META, getattr(request, "scope", None)
         raw = scope.get("raw_path") if scope is not None else None
         path = raw.decode("latin-1") if raw else path_of(meta) if scope is None else request.get_full_path()
-        subject = Subject(request, meta.get("REMOTE_ADDR"), Lines(meta), path, request.method or "")
-        visit = Visit(gate, subject)
+        visit = Visit(gate, request, meta.get("REMOTE_ADDR"), Lines(meta), path, request.method or "")
         request.headgate_visit = visit
     return visit
 

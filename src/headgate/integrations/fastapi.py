@@ -26,7 +26,7 @@ from starlette.responses import Response
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import VISIT, Denied, Receive, Scope, Send, gate
+from headgate.integrations.asgi import VISIT, Denied, Scope, gate
 from headgate.integrations.budgets import (
     Budget,
     BudgetSettings,
@@ -36,7 +36,6 @@ from headgate.integrations.budgets import (
     name_of_function,
     note_limited,
 )
-from headgate.integrations.gate import AsyncGate
 from headgate.integrations.visit import Visit
 from headgate.web.problem import CONTENT_TYPE
 
@@ -56,15 +55,12 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
     are checked: one that could not work keeps it from starting.
     """
 
-    def present(self, scope: Scope) -> HTTPConnection:
-        return HTTPConnection(scope)
+    present = HTTPConnection
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for budget in _budgets_of(scope.get("app")):
-                self.gate.know(budget)
-            check_order(_endpoints_of(scope.get("app")))
-        await super().__call__(scope, receive, send)
+    def check(self, scope: Scope) -> None:
+        for budget in _budgets_of(scope.get("app")):
+            self.gate.know(budget)
+        check_order(_endpoints_of(scope.get("app")))
 
 
 class RateLimited(HTTPException):
@@ -154,11 +150,12 @@ async def _enter(connection: HTTPConnection, budgets: Sequence[Budget], route: s
     """Take what budgets of a route cost. Raises RateLimited."""
     scope = connection.scope
     visit: Visit | None = scope.get(VISIT)
-    if visit is None or not isinstance(visit.gate, AsyncGate):
+    if visit is None:
         raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
+    gate: Any = visit.gate
     for budget in budgets:
-        visit.gate.know(budget)
-    refusal = await visit.gate.run(visit.enter(budgets, route))
+        gate.know(budget)
+    refusal = await gate.enter(visit, budgets, route)
     if refusal is None:
         return
     if scope["type"] == "websocket":

@@ -27,8 +27,7 @@ from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, check_order, note_limited
 from headgate.integrations.gate import Gate, GateSettings
-from headgate.integrations.visit import Visit
-from headgate.integrations.wsgi import subject_of
+from headgate.integrations.wsgi import OURS, visit_of
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
 
@@ -79,7 +78,8 @@ class RateLimits:
     def __init__(self, app: Flask | None = None, **settings: Unpack[GateSettings]) -> None:
         self._settings = settings
         self._budgets: list[Budget] = []
-        self._gates: list[Gate] = []
+        self._watched: dict[Gate, _Watch] = {}
+        """What each application calls."""
         if app is not None:
             self.init_app(app)
 
@@ -92,14 +92,12 @@ class RateLimits:
             raise InvalidSettings("HEADGATE is a dictionary, such as {'limits': '100/minute'}")
         given: Any = {**self._settings, **configured}
         gate = Gate(given)
-        gate.checked(*self._budgets)
-        self._gates.append(gate)
         app.extensions[_EXTENSION] = gate
-        views = app.view_functions
-        app.before_request(_Check(views))
-        app.before_request(lambda: _before(gate, views))
-        app.after_request(lambda response: _after(gate, response))
-        app.teardown_request(lambda error: _end(gate, error))
+        watch = self._watched[gate] = _Watch(app, gate)
+        app.before_request(watch.before)
+        app.after_request(watch.after)
+        for budget in (*gate.budgets, *gate.checked(*self._budgets)):
+            watch.know(budget)
 
     @property
     def gate(self) -> Gate:
@@ -109,8 +107,9 @@ class RateLimits:
     def limit(self, limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
         """Return a decorator that limits a view, or all views of a blueprint; see `Budget` for what it may be told."""
         budget = Budget(limits=limits, **terms)
-        for gate in self._gates:
+        for gate, watch in self._watched.items():
             gate.checked(budget)
+            watch.know(budget)
         self._budgets.append(budget)
 
         def decorate(what: F) -> F:
@@ -129,16 +128,53 @@ class RateLimits:
         self.gate.reset(key, name, limits=limits)
 
 
-class _Check:
-    """Checks all routes at the first request, when all are known; if it raises, at every request."""
+class _Watch:
+    """What an application calls before and after each request. Each function costs it some, so there are few."""
 
-    def __init__(self, views: Mapping[str, Any]) -> None:
-        self._views, self._is_done = views, False
+    def __init__(self, app: Flask, gate: Gate) -> None:
+        self._app, self._gate, self._views = app, gate, app.view_functions
+        self._is_checked = self._sees_failures = False
 
-    def __call__(self) -> None:
-        if not self._is_done:
+    def know(self, budget: Budget) -> None:
+        """Be told of failures as well, if a budget gives back what they took."""
+        if budget.refund_on_error and not self._sees_failures:
+            self._sees_failures = True
+            self._app.teardown_request_funcs.setdefault(None, []).append(self._end)
+
+    def before(self) -> None:
+        """Let a request pass. Raises Refused."""
+        if not self._is_checked:  # at the first request all routes are known; if this raises, it does at every one
             check_order(self._views.values())
-            self._is_done = True
+            self._is_checked = True
+        passing = _Passing(self._gate, request._get_current_object(), self._views)  # type: ignore[attr-defined]  # noqa: SLF001
+        setattr(g, _PASSING, passing)
+        own = passing.budgets
+        if not own:
+            passing.enter(self._gate.budgets)
+            return
+        passing.visit.ask(own)
+        passing.enter(own if any(budget.replaces for budget in own) else (*self._gate.budgets, *own))
+
+    def after(self, response: Response) -> Response:
+        """Give back what does not count, and tell what is left."""
+        passing = _passing()
+        visit, refusal, headers = passing.visit, passing.refusal, response.headers
+        if refusal is not None:
+            for name, value in refusal.fields:
+                headers[name] = value
+            return response
+        if visit.is_open:
+            self._gate.run(visit.respond(response, response.status_code))
+        for name, _ in headers:
+            if name.lower() in OURS:
+                return response
+        headers.extend(visit.fields())
+        return response
+
+    def _end(self, error: BaseException | None) -> None:
+        passing: _Passing | None = g.get(_PASSING)
+        if error is not None and passing is not None and passing.visit.is_open:
+            self._gate.run(passing.visit.fail())
 
 
 def _decorated(view: Any, budget: Budget) -> Any:
@@ -167,7 +203,7 @@ class _Passing:
     __slots__ = ("budgets", "refusal", "route", "visit")
 
     def __init__(self, gate: Gate, current: Request, views: Mapping[str, Any]) -> None:
-        self.visit = Visit(gate, subject_of(gate, current, current.environ))
+        self.visit = visit_of(gate, current, current.environ)
         self.route = current.endpoint or ""
         self.budgets: list[Budget] = getattr(views.get(self.route), _BUDGETS, [])
         """Of the view."""
@@ -176,7 +212,7 @@ class _Passing:
     def enter(self, budgets: Sequence[Budget]) -> None:
         """Take what budgets cost. Raises Refused."""
         gate: Any = self.visit.gate
-        self.refusal = refusal = gate.run(self.visit.enter(budgets, self.route))
+        self.refusal = refusal = gate.enter(self.visit, budgets, self.route)
         if refusal is not None:
             raise RateLimited(refusal) if refusal.status == HTTPStatus.TOO_MANY_REQUESTS else Refused(refusal)
 
@@ -196,38 +232,7 @@ def _passing() -> _Passing:
     return passing
 
 
-def _before(gate: Gate, views: Mapping[str, Any]) -> None:
-    passing = _Passing(gate, request._get_current_object(), views)  # type: ignore[attr-defined]  # noqa: SLF001
-    setattr(g, _PASSING, passing)
-    own = passing.budgets
-    if not own:
-        passing.enter(gate.budgets)
-        return
-    passing.visit.ask(own)
-    passing.enter(own if any(budget.replaces for budget in own) else (*gate.budgets, *own))
-
-
 def _enter_blueprint(budget: Budget) -> None:
     passing = _passing()
     if not any(each.replaces for each in passing.budgets):
         passing.enter((budget,))
-
-
-def _after(gate: Gate, response: Response) -> Response:
-    passing = _passing()
-    visit, refusal, headers = passing.visit, passing.refusal, response.headers
-    if refusal is None:
-        if visit.is_open:
-            gate.run(visit.respond(response, response.status_code))
-        if "X-RateLimit-Limit" not in headers and "RateLimit" not in headers:
-            headers.extend(visit.fields())
-    else:
-        for name, value in refusal.fields:
-            headers[name] = value
-    return response
-
-
-def _end(gate: Gate, error: BaseException | None) -> None:
-    passing: _Passing | None = g.get(_PASSING)
-    if error is not None and passing is not None and passing.visit.is_open:
-        gate.run(passing.visit.fail())

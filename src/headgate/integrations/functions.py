@@ -30,7 +30,7 @@ from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Quotas, QuotasOfKey, name_of_function
 from headgate.integrations.gate import AsyncGate, Gate, GateSettings, at_once
-from headgate.integrations.visit import Subject, Visit
+from headgate.integrations.visit import Visit
 from headgate.waiting import deadline
 from headgate.web.errors import InvalidSettings
 
@@ -141,7 +141,7 @@ class _Terms(msgspec.Struct, frozen=True):
         """Let a call pass; yields pauses as well. Raises LimitExceeded and CallRefused, unless there is a fallback."""
         waited = 0
         while True:
-            visit = Visit(gate, Subject(invocation))
+            visit = Visit(gate, invocation)
             refusal = yield from visit.enter((self.budget,), self.route)
             if refusal is None and visit.delay_us:
                 yield _Pause(visit.delay_us)  # its place in a queue

@@ -18,9 +18,9 @@ from headgate.core.numbers import short
 from headgate.engine import AsyncEngine, Engine, Ruling
 from headgate.engine.verbs import Rules
 from headgate.flows import drive, drive_async
-from headgate.integrations.answers import Answers
+from headgate.integrations.answers import Answers, Refusal
 from headgate.integrations.budgets import AsyncCounter, Budget, Counter, Question, Quotas, QuotasOfKey
-from headgate.integrations.visit import DEFAULT, EmptyKey, Flow, T
+from headgate.integrations.visit import DEFAULT, UNREADABLE, EmptyKey, Flow, T, Visit
 from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
@@ -133,12 +133,14 @@ class Gatekeeping:
         self.identifier = identity if isinstance(identity, Identifier) else Identifier(identity)
         self.exempt, self.on_refused = settings.get("exempt"), settings.get("on_refused")
         self.key = settings.get("key")
+        self.is_plain = self.exempt is None and self.key is None
+        """Whether no function of the application has a say in what all requests are asked."""
         self._on_empty_key = settings.get("on_empty_key", "refuse")
         if self._on_empty_key not in {"refuse", "address"}:
             raise InvalidSettings(f"on_empty_key is 'refuse' or 'address', not {short(self._on_empty_key)}")
         self._warned = False
         self._known: dict[int, Budget] = {}
-        self.peers: dict[str, str] = {}
+        self.peers: dict[str | None, str] = {}
         """The keys of peers that came before, where nothing but the peer counts."""
         self.budgets = self.checked(*_budgets(settings))
         self.check_functions(*[each for each in (self.exempt, self.on_refused, self.key) if each is not None])
@@ -174,9 +176,11 @@ class Gatekeeping:
         if self.by_rules:
             dimension, _, value = key.partition(":")
             return Request({dimension: value} if value else {USER: key}, rule_id="" if name == DEFAULT else name)
-        found = [budget.family(name) for budget in self.budgets if budget.name == name and not callable(budget.limits)]
+        found = [
+            budget.families[name][1] for budget in self.budgets if budget.name == name and not callable(budget.limits)
+        ]
         if limits is not None:
-            found = [Budget(limits=limits, name=name).family(name)]
+            found = [Budget(limits=limits, name=name).families[name][1]]
         if not found:
             raise UsageError(f"there is no budget {name!r} for all routes: say which limits it has")
         plan = sum([family.plan(key) for family in found], ())
@@ -258,6 +262,21 @@ class Gate(Gatekeeping):
         """Return what a flow of a visit returns."""
         return drive(flow, at_once)
 
+    def enter(self, visit: Visit, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
+        """Let a request take what budgets of a route cost; returns the refusal, if it is one."""
+        if not budgets:
+            return None
+        try:
+            asked = visit.plain(budgets, route)
+            if asked is not None:
+                refusal = visit.decided(asked, self.decider.check(asked.question))
+        except UNREADABLE as error:
+            refusal = self.answers.unreadable(error)
+        else:
+            if asked is None:
+                return self.run(visit.enter(budgets, route))
+        return None if refusal is None else self.run(visit.refuse(refusal))
+
     def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
         """Forget what a key used of a budget: ``reset("ip:203.0.113.9")``.
 
@@ -283,6 +302,22 @@ class AsyncGate(Gatekeeping):
     async def run(self, flow: Flow[T]) -> T:
         """Return what a flow of a visit returns."""
         return await drive_async(flow, _awaited)
+
+    async def enter(self, visit: Visit, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
+        """See `Gate.enter`."""
+        if not budgets:
+            return None
+        try:
+            asked = visit.plain(budgets, route)
+            if asked is not None:
+                answer = self.decider.check(asked.question)
+                refusal = visit.decided(asked, (await answer) if self.waits else answer)
+        except UNREADABLE as error:
+            refusal = self.answers.unreadable(error)
+        else:
+            if asked is None:
+                return await self.run(visit.enter(budgets, route))
+        return None if refusal is None else await self.run(visit.refuse(refusal))
 
     async def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
         """See `Gate.reset`."""

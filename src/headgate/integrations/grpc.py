@@ -27,7 +27,7 @@ from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Quotas
 from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping, GateSettings
-from headgate.integrations.visit import Subject, Visit
+from headgate.integrations.visit import Visit
 from headgate.web.errors import InvalidSettings
 
 __all__ = ["AsyncRateLimitInterceptor", "Outcome", "RateLimitInterceptor", "ServerCall"]
@@ -127,7 +127,7 @@ class RateLimitInterceptor(grpc.ServerInterceptor):
     def _enter(self, details: Any, message: Any, context: Any) -> Visit:
         """Let a call pass, or end it."""
         visit = _visit(self.gate, details, message, context)
-        refusal = self.gate.run(visit.enter(self._methods.of(self.gate, details.method), details.method))
+        refusal = self.gate.enter(visit, self._methods.of(self.gate, details.method), details.method)
         if refusal is not None:
             context.set_trailing_metadata(_refused(refusal))
             context.abort(_CODES[refusal.status], refusal.detail)
@@ -185,7 +185,7 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
     async def _enter(self, details: Any, message: Any, context: Any) -> Visit:
         """Let a call pass, or end it."""
         visit = _visit(self.gate, details, message, context)
-        refusal = await self.gate.run(visit.enter(self._methods.of(self.gate, details.method), details.method))
+        refusal = await self.gate.enter(visit, self._methods.of(self.gate, details.method), details.method)
         if refusal is not None:
             await context.abort(_CODES[refusal.status], refusal.detail, _refused(refusal))
         context.set_trailing_metadata(tuple(visit.fields()))
@@ -227,7 +227,7 @@ def _visit(gate: Gatekeeping, details: Any, message: Any, context: Any) -> Visit
     metadata, peer = tuple(details.invocation_metadata or ()), context.peer()
     lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
     call = ServerCall(details.method, dict(metadata), peer, message)
-    return Visit(gate, Subject(call, _address(peer), lines, details.method, "POST"))
+    return Visit(gate, call, _address(peer), lines, details.method, "POST")
 
 
 def _address(peer: str) -> str | None:

@@ -64,7 +64,7 @@ class Limit:
         if visit.has_asked((self.budget,)):
             return
         visit.gate.know(self.budget)
-        refusal = await visit.gate.run(visit.enter((self.budget,), name_of_function(handler.fn)))
+        refusal = await visit.gate.enter(visit, (self.budget,), name_of_function(handler.fn))
         if refusal is None:
             return
         if connection.scope["type"] is ScopeType.WEBSOCKET:
@@ -99,9 +99,7 @@ class RateLimitPlugin(InitPlugin):
 class _Middleware(asgi.RateLimitMiddleware):
     """Litestar makes one for each route: all of them share the gate of the plugin."""
 
-    def present(self, scope: Scope) -> Any:
-        connection: Any = ASGIConnection
-        return connection(scope)
+    present: Any = ASGIConnection
 
     def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:
         handler = scope.get("route_handler")

@@ -10,7 +10,7 @@ decides, or a function of the application. Gates differ in whether they wait.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from headgate.core.numbers import short
 from headgate.engine import Ruling
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Question, name_of
-from headgate.policy.request import USER, InvalidRequest, Request, UnknownRule
+from headgate.policy.request import USER, InvalidRequest, Request
 from headgate.policy.selection import Verdict
 from headgate.web.address import UNKNOWN
 from headgate.web.errors import AmbiguousIdentity
@@ -35,7 +35,7 @@ Flow: TypeAlias = Generator[Any, Any, T]
 """Yields values, or awaitables in an event loop, and is sent what they are."""
 DEFAULT = "default"
 """The name of the budget that is for all routes."""
-_UNREADABLE = (AmbiguousIdentity, CostTooLarge, InvalidRequest)
+UNREADABLE = (AmbiguousIdentity, CostTooLarge, InvalidRequest)
 """What a client's request may be: it is answered with 400."""
 KEPT_PEERS = 4096
 """Addresses of peers of which the key is kept."""
@@ -47,20 +47,6 @@ class EmptyKey(InvalidRequest):
     """The key function returned nothing for a request: nobody is counted by no key, so it does not pass."""
 
 
-class Subject(msgspec.Struct, frozen=True):
-    """What a framework knows about a request."""
-
-    request: Any
-    """As its own functions, and those of applications, have it."""
-    peer: str | None = None
-    """The address that opened the connection; None on a Unix socket."""
-    lines: Lines = ()
-    """Header lines, as bytes."""
-    path: str = "/"
-    """As it was sent, not decoded."""
-    method: str = ""
-
-
 class Answer(msgspec.Struct, frozen=True):
     """What `count_when` gets where the framework has no object for a response."""
 
@@ -69,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True):
     """Pairs, as they are sent."""
 
 
-class _Asked(msgspec.Struct, gc=False):
+class Asked(msgspec.Struct, gc=False):
     """Budgets that are decided by one question."""
 
     budget: Budget
@@ -80,41 +66,44 @@ class _Asked(msgspec.Struct, gc=False):
     """Whether it was given back, or it is certain that it counts."""
 
 
-class Visit:
-    """One request on its way through a gate."""
+class Visit(msgspec.Struct, eq=False):
+    """One request on its way through a gate, and what a framework knows about it."""
 
-    __slots__ = (
-        "_ahead",
-        "_asked",
-        "_identity",
-        "_is_exempt",
-        "_names",
-        "_now",
-        "gate",
-        "has_entered",
-        "is_open",
-        "request",
-        "subject",
-    )
+    gate: Gatekeeping
+    subject: Any
+    """The request, as the framework has it."""
+    peer: str | None = None
+    """The address that opened the connection; None on a Unix socket."""
+    lines: Lines = ()
+    """Header lines, as bytes."""
+    path: str = "/"
+    """As it was sent, not decoded; only where rules decide."""
+    method: str = ""
+    present: Callable[[Any], Any] | None = None
+    """Makes of `subject` what functions of the application want to see; None: they see it as it is."""
+    has_entered: bool = False
+    """Whether it was asked for anything yet."""
+    is_open: bool = False
+    """Whether the response decides what it costs."""
+    _asked: list[Asked] = []
+    _now: int = 0
+    _identity: Identity | None = None
+    _is_exempt: bool | None = None
+    _names: dict[str, int] | None = None
+    _ahead: set[int] | None = None
 
-    def __init__(self, gate: Gatekeeping, subject: Subject) -> None:
-        self.gate, self.subject, self.request = gate, subject, subject.request
-        self._asked: list[_Asked] = []
-        self._identity: Identity | None = None
-        self._is_exempt: bool | None = None
-        self._names: dict[str, int] | None = None
-        self._ahead: set[int] | None = None
-        self._now = 0
-        self.has_entered = False
-        """Whether it was asked for anything yet."""
-        self.is_open = False
-        """Whether the response decides what it costs."""
+    @property
+    def request(self) -> Any:
+        """The request, as functions of the application see it."""
+        if self.present is not None:
+            self.subject, self.present = self.present(self.subject), None
+        return self.subject
 
     @property
     def identity(self) -> Identity:
         """Who asks. Raises AmbiguousIdentity."""
         if self._identity is None:
-            self._identity = self.gate.identifier.identify(self.subject.peer, self.subject.lines, self.gate.clock.now())
+            self._identity = self.gate.identifier.identify(self.peer, self.lines, self.gate.clock.now())
         return self._identity
 
     def ask(self, budgets: Sequence[Budget]) -> None:
@@ -124,6 +113,38 @@ class Visit:
     def has_asked(self, budgets: Sequence[Budget]) -> bool:
         """Whether that was noted."""
         return self._ahead is not None and self._ahead.issuperset(map(id, budgets))
+
+    def plain(self, budgets: Sequence[Budget], route: str) -> Asked | None:
+        """Return the one question of a request, where no function of the application has a say in it; else None.
+
+        It is what `enter` would ask. Whoever asks it tells `decided` the answer. Raises one of `UNREADABLE`.
+        """
+        gate = self.gate
+        if self._asked or not gate.is_plain or len(budgets) != 1 or not budgets[0].is_plain or not gate.enabled:
+            return None
+        budget, self.has_entered = budgets[0], True
+        cost: Any = budget.cost
+        if gate.by_rules:
+            question: Any = self._request(budget, cost, self.identity.principal)
+        else:
+            key = gate.peers.get(self.peer) or self._own_key()
+            names, family = budget.families[budget.name or self._name(route)]
+            question = Question(names, cost, family, key)
+        self._now = gate.clock.now()
+        return Asked(budget, question)
+
+    def decided(self, asked: Asked, ruling: Ruling) -> Refusal | None:
+        """Note what was answered to a question; returns the refusal, if it is one."""
+        if not ruling.allowed:
+            return self.gate.answers.refusal(ruling, self._now)
+        budget = asked.budget
+        if budget.rule and not ruling.matched and ruling.verdict is Verdict.UNLIMITED:
+            raise UsageError(ruling.reason or f"rule {budget.rule!r} limits nothing")
+        asked.ruling = ruling
+        self._asked.append(asked)
+        if not budget.is_final:
+            self.is_open = True
+        return None
 
     def enter(self, budgets: Iterable[Budget], route: str = DEFAULT) -> Flow[Refusal | None]:
         """Take what budgets of a route cost; returns the refusal, if it is one."""
@@ -138,14 +159,17 @@ class Visit:
         try:
             asked = yield from self._questions(budgets, route)
             refusal = yield from self._decided(asked)
-        except UnknownRule:
-            raise  # the application's fault, not the client's
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             refusal = gate.answers.unreadable(error)
-        if refusal is not None:
-            yield from self._give_back()
-            return (yield from self._told(refusal))
-        return None
+        return None if refusal is None else (yield from self.refuse(refusal))
+
+    def refuse(self, refusal: Refusal) -> Flow[Refusal]:
+        """Give back what earlier budgets took: a request that is refused takes nothing. Returns what is answered."""
+        for each in self._asked:
+            if not each.is_settled:
+                each.is_settled = True
+                each.ruling = yield self._refund(each)
+        return (yield from self._told(refusal))
 
     @property
     def delay_us(self) -> int:
@@ -175,28 +199,23 @@ class Visit:
 
     def fields(self) -> list[Any]:
         """Return the header fields of the response."""
-        if not self._asked:
+        asked = self._asked
+        if len(asked) == 1 and not asked[0].budget.shadow:
+            return self.gate.answers.fields(asked[0].ruling, self._now)
+        if not asked:
             return []
-        return self.gate.answers.fields([each.ruling for each in self._asked if not each.budget.shadow], self._now)
+        return self.gate.answers.fields_of([each.ruling for each in asked if not each.budget.shadow], self._now)
 
-    def _decided(self, asked: Iterable[_Asked]) -> Flow[Refusal | None]:
+    def _decided(self, asked: Iterable[Asked]) -> Flow[Refusal | None]:
         gate = self.gate
         for each in asked:
             self._now = gate.clock.now()
             answer = gate.decider.check(each.question)
-            ruling: Ruling = (yield answer) if gate.waits else answer
-            if ruling.allowed:
-                if each.budget.rule and not ruling.matched and ruling.verdict is Verdict.UNLIMITED:
-                    raise UsageError(ruling.reason or f"rule {each.budget.rule!r} limits nothing")
-                each.ruling = ruling
-                self._asked.append(each)
-                if not each.budget.is_final:
-                    self.is_open = True
-            elif each.budget.shadow:
-                refusal = gate.answers.refusal(ruling, self._now)
+            refusal = self.decided(each, (yield answer) if gate.waits else answer)
+            if refusal is not None and not each.budget.shadow:
+                return refusal
+            if refusal is not None:
                 yield from self._told(msgspec.structs.replace(refusal, is_shadow=True))
-            else:
-                return gate.answers.refusal(ruling, self._now)
         return None
 
     def _told(self, refusal: Refusal) -> Flow[Refusal]:
@@ -207,42 +226,34 @@ class Visit:
                 return msgspec.structs.replace(refusal, answer=answer)
         return refusal
 
-    def _refund(self, asked: _Asked) -> Any:
+    def _refund(self, asked: Asked) -> Any:
         """Begin to give back what a question took."""
         decider = self.gate.decider
         return decider.refund(asked.ruling) if self.gate.by_rules else decider.give_back(asked.question, asked.ruling)
 
-    def _give_back(self) -> Flow[None]:
-        """Give back what earlier budgets took: a request that is refused takes nothing."""
-        for each in self._asked:
-            if not each.is_settled:
-                each.is_settled = True
-                each.ruling = yield self._refund(each)
-
-    def _questions(self, budgets: Iterable[Budget], route: str) -> Flow[list[_Asked]]:
+    def _questions(self, budgets: Iterable[Budget], route: str) -> Flow[list[Asked]]:
         """Return what is to be asked: what can be decided together is one question; shadows come last."""
         by_rules = self.gate.by_rules
-        enforced: list[_Asked] = []
-        shadows: list[_Asked] = []
+        enforced: list[Asked] = []
+        shadows: list[Asked] = []
         for budget in budgets:
             if budget.exempt is not None and (yield budget.exempt(self.request)):
                 continue
             cost = budget.cost if not callable(budget.cost) else (yield budget.cost(self.request))
             if by_rules:
-                question: Any = yield from self._request(budget, cost)
+                question: Any = self._request(budget, cost, (yield from self._principal(budget)))
             else:
                 key = (yield from self._key(budget)) if budget.key or self.gate.key else self._own_key()
                 quotas = (yield budget.limits(key)) if callable(budget.limits) else None
-                name = budget.name or self._name(route)
-                family = budget.family(name, quotas)
-                question = Question((name,) * len(family.quotas), cost, family, key)
+                names, family = budget.named(budget.name or self._name(route), quotas)
+                question = Question(names, cost, family, key)
                 earlier = (*self._asked, *enforced, *(shadows if budget.shadow else ()))
                 if earlier and _is_asked(budget, question, earlier):
                     continue
             if budget.shadow:
-                shadows.append(_Asked(budget, question))
+                shadows.append(Asked(budget, question))
             elif by_rules or not enforced or not _joined(enforced, budget, question):
-                enforced.append(_Asked(budget, question))
+                enforced.append(Asked(budget, question))
         return enforced + shadows if shadows else enforced
 
     def _name(self, route: str) -> str:
@@ -262,53 +273,52 @@ class Visit:
         return self._address_key() if not key and self.gate.empty_key(budget) else str(key)
 
     def _own_key(self) -> str:
-        """Return the key of who asks."""
-        if self.gate.addresses is not None:
-            return self._address_key()
-        principal = self.identity.principal
-        return next(f"{name}:{principal[name]}" for name in _NAMED if name in principal)
-
-    def _address_key(self) -> str:
-        peer, peers = self.subject.peer, self.gate.peers
-        key = peers.get(peer) if peer is not None else None
-        if key is None:
-            reader = self.gate.identifier.addresses
-            address = reader.read(peer, self.subject.lines).key
-            if address == UNKNOWN:
-                self.gate.unknown_address()
-            key = f"ip:{address}"
-            if peer is not None and not reader.header:  # it is all that counts
-                if len(peers) >= KEPT_PEERS:
-                    peers.clear()
-                peers[peer] = key
+        """Return the key of who asks; where nothing but the peer counts, it is kept."""
+        addresses, peers = self.gate.addresses, self.gate.peers
+        if addresses is None:
+            principal = self.identity.principal
+            return next(f"{name}:{principal[name]}" for name in _NAMED if name in principal)
+        key = self._address_key()
+        if self.peer is not None and not addresses.header:
+            if len(peers) >= KEPT_PEERS:
+                peers.clear()
+            peers[self.peer] = key
         return key
 
-    def _request(self, budget: Budget, cost: int) -> Flow[Request]:
+    def _address_key(self) -> str:
+        address = self.gate.identifier.addresses.read(self.peer, self.lines).key
+        if address == UNKNOWN:
+            self.gate.unknown_address()
+        return f"ip:{address}"
+
+    def _principal(self, budget: Budget) -> Flow[Mapping[str, str]]:
+        """Return who asks, by dimension."""
+        principal, function = self.identity.principal, budget.key or self.gate.key
+        if function is None:
+            return principal
+        key = yield function(self.request)
+        if isinstance(key, Mapping) and key:
+            return {**principal, **key}
+        if key and not isinstance(key, str):
+            raise InvalidKey(f"a key is text, or principals by dimension, not {short(key)}")
+        return {**principal, USER: key} if key or not self.gate.empty_key(budget) else principal
+
+    def _request(self, budget: Budget, cost: Any, principal: Mapping[str, str]) -> Request:
         """Return what an engine is asked."""
-        identity, function = self.identity, budget.key or self.gate.key
-        principal: Mapping[str, str] = identity.principal
-        if function is not None:
-            key = yield function(self.request)
-            if isinstance(key, Mapping) and key:
-                principal = {**principal, **key}
-            elif key and not isinstance(key, str):
-                raise InvalidKey(f"a key is text, or principals by dimension, not {short(key)}")
-            elif key or not self.gate.empty_key(budget):
-                principal = {**principal, USER: str(key)}
-        client = identity.address.client
+        client, tier = self.identity.address.client, self.identity.tier
         address = "" if client is None else client.text
-        about = principal, self.subject.path, self.subject.method
-        return Request(*about, cost=cost, tier=identity.tier, address=address, rule_id=budget.rule or "")
+        about = principal, self.path, self.method
+        return Request(*about, cost=cost, tier=tier, address=address, rule_id=budget.rule or "")
 
 
-def _is_asked(budget: Budget, question: Question, earlier: Iterable[_Asked]) -> bool:
+def _is_asked(budget: Budget, question: Question, earlier: Iterable[Asked]) -> bool:
     """Whether a question is asked already, on the same terms: a budget that a router and a route share counts once."""
     alike = [each for each in earlier if each.question.cost == question.cost and each.budget.has_terms_of(budget)]
     places = {limit[:2] for each in alike for limit in each.question.plan}
     return all(limit[:2] in places for limit in question.plan)
 
 
-def _joined(enforced: Iterable[_Asked], budget: Budget, question: Question) -> bool:
+def _joined(enforced: Iterable[Asked], budget: Budget, question: Question) -> bool:
     """Whether a question could be made part of an earlier one: nothing that comes later tells them apart."""
     for earlier in enforced:
         first = earlier.question

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from headgate.integrations.answers import Refusal
 from headgate.integrations.gate import Gate, Gatekeeping, GateSettings
-from headgate.integrations.visit import Answer, Subject, Visit
+from headgate.integrations.visit import Answer, Visit
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
 
@@ -46,9 +46,9 @@ class RateLimitMiddleware:
         self.app, self.gate = app, gate or Gate(settings)
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
-        gate, visit = self.gate, Visit(self.gate, subject_of(self.gate, environ, environ))
+        gate, visit = self.gate, visit_of(self.gate, environ, environ)
         environ[VISIT] = visit
-        refusal = gate.run(visit.enter(gate.budgets))
+        refusal = gate.enter(visit, gate.budgets)
         if refusal is not None:
             return respond(refusal, environ, start_response)
 
@@ -102,10 +102,10 @@ class Lines:
                 yield name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1")
 
 
-def subject_of(gate: Gatekeeping, request: Any, environ: Environ) -> Subject:
-    """Return what a request is, as the environment has it; the path only where rules ask for it."""
+def visit_of(gate: Gatekeeping, request: Any, environ: Environ) -> Visit:
+    """Return the visit of a request that the environment describes; the path only where rules ask for it."""
     path = path_of(environ) if gate.by_rules else "/"
-    return Subject(request, environ.get("REMOTE_ADDR"), Lines(environ), path, environ.get("REQUEST_METHOD", "GET"))
+    return Visit(gate, request, environ.get("REMOTE_ADDR"), Lines(environ), path, environ.get("REQUEST_METHOD", "GET"))
 
 
 def path_of(environ: Environ) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -136,6 +136,7 @@ class HeaderWriter(Generic[Field]):
         "_encode",
         "_is_epoch",
         "_is_prepared",
+        "_is_usual",
         "_legacy",
         "_limit",
         "_no_store",
@@ -143,11 +144,14 @@ class HeaderWriter(Generic[Field]):
         "_policy",
         "_reason",
         "_remaining",
+        "_remaining_name",
         "_reset",
         "_retry_after",
         "_spelling",
         "_state",
+        "_state_name",
         "_states",
+        "_text",
         "lists_limits",
     )
 
@@ -165,6 +169,12 @@ class HeaderWriter(Generic[Field]):
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
         self._policies: dict[tuple[str, ...], Field] = {}
         """RateLimit-Policy of several limits, by what it has of each."""
+        pairs: Any = self._remaining(""), self._state("")
+        self._is_usual = self._legacy and self._is_epoch and self._is_prepared and isinstance(pairs[0], tuple)
+        """Whether the fields are the usual ones, and pairs: then those of most answers are written without a call."""
+        if self._is_usual:
+            (self._remaining_name, empty), (self._state_name, _) = pairs
+            self._text: Any = str if isinstance(empty, str) else str.encode
 
     def prepare(self, name: str, quota: Quota) -> LimitFields[Field]:
         """Return what headers about a limit have in common. Raises InvalidHeader for a name that is not writable."""
@@ -174,7 +184,7 @@ class HeaderWriter(Generic[Field]):
         item = ietf.policy_item(name, quota)
         return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
 
-    def write(
+    def write(  # noqa: C901  what is usual is written without a call
         self,
         decision: Decision,
         limit: LimitFields[Field],
@@ -191,6 +201,13 @@ class HeaderWriter(Generic[Field]):
             limits: all of them, prepared; needed where there are several, and `lists_limits`.
             partitions: see `ResponseHeaders.of`.
         """
+        state, parts = decision.state, decision.parts
+        if self._is_usual and state is _NORMAL and decision.allowed and not (parts or partitions or decision.delay_us):
+            left, text, until_us = decision.remaining, self._text, decision.reset_after_us
+            if reset_at and left <= ietf.LARGEST and not decision.degraded:
+                item: Any = (self._state_name, text(f"{limit.quoted};r={left};t={-(-until_us // SECOND)}"))
+                number: Any = (self._remaining_name, text(f"{left}"))
+                return [limit.limit, number, self._reset[reset_at], limit.policy[0], item]
         fields: list[Field] = []
         if self._legacy:
             reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
@@ -199,7 +216,6 @@ class HeaderWriter(Generic[Field]):
             fields = [limit.limit, self._remaining(f"{decision.remaining}"), self._reset[reset]]
         if decision.delay_us:
             fields.append(self._delay(_decimal(decision.delay_us)))
-        state, parts = decision.state, decision.parts
         if parts and state is not _THROTTLED:
             state = worst(parts)
         if state is not _NORMAL:
