@@ -100,7 +100,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         ]
         with (
             Engine(load_rules(RULES), clock=clock) as engine,
-            Client(address, clock=clock, timeout=30) as client,
+            Client(address, clock=clock, timeout=600) as client,
         ):
             yield Pair(engine, client, address, clock)
 
@@ -236,7 +236,7 @@ def test_a_request_alone_is_not_enough_for_a_refund(pair: Pair) -> None:
 def test_callers_in_an_event_loop_are_told_the_same(pair: Pair) -> None:
     async def ask() -> None:
         request = Request({"user": "lovelace", "ip": "203.0.113.77"}, "/orders/3", "POST")
-        async with AsyncClient(pair.address, clock=pair.clock, timeout=30) as client:
+        async with AsyncClient(pair.address, clock=pair.clock, timeout=600) as client:
             for verb in ("check", "peek", "explain", "reset", "check", "reset_all"):
                 theirs = comparable(await getattr(client, verb)(request))
                 assert theirs == comparable(getattr(pair.engine, verb)(request)), verb
