@@ -245,6 +245,7 @@ def test_a_gate_may_be_shared_and_reset() -> None:
         ({"gate": AsyncGate({"limits": "1/minute"})}, "own clock, limits"),
         ({"gate": AsyncGate({"limits": "1/minute"}), "limits": None, "clock": None}, "asgi.gate"),
         ({"on_message": "drop"}, "'close' or 'wait'"),
+        ({"limits": None}, "limits nothing"),
         ({"messages": Budget(rule="messages")}, "needs an engine"),
     ],
 )

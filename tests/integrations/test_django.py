@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django import conf
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
@@ -162,3 +163,7 @@ def test_what_cannot_work_is_loud_when_the_site_starts() -> None:
             RateLimitMiddleware(site.home)
     with pytest.raises(InvalidQuota, match="minuet"):
         limit("5/minuet")
+    with override_settings():
+        del conf.settings.HEADGATE
+        with pytest.raises(InvalidSettings, match="not set"):
+            RateLimitMiddleware(site.home)

@@ -17,6 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from headgate import AsyncEngine, InvalidQuota, UnknownRule, UsageError, load_rules
 from headgate.integrations.fastapi import RateLimited, RateLimitMiddleware, limit, limited
 from headgate.testing import ManualClock
+from headgate.web.errors import InvalidSettings
 from tests.integrations.clients import TestClient, WebSocketDenialResponse
 
 CLIENT = ("203.0.113.9", 4711)
@@ -286,6 +287,43 @@ def test_a_limit_that_is_not_one_is_loud_where_it_is_written() -> None:
     for wrong in (limit, limited):
         with pytest.raises(InvalidQuota, match="minuet"):
             wrong("5/minuet")
+
+
+def test_routes_of_included_routers_are_checked_when_the_application_starts() -> None:
+    unlimited = APIRouter()
+    limited("5/minute")(unlimited.get("/a")(lambda: "a"))
+    with_rule = APIRouter()
+    with_rule.get("/b")(lambda: "b")
+    for router, terms in ((unlimited, []), (with_rule, [Depends(limit(rule="nowhere"))])):
+        app, outer = FastAPI(), APIRouter()
+        app.add_middleware(RateLimitMiddleware, limits="5/minute")
+        outer.include_router(router, prefix="/inner", dependencies=terms)
+        app.include_router(outer, prefix="/outer")
+        with pytest.raises(UsageError, match=r"below the decorator|needs an engine"), TestClient(app):
+            pass
+
+
+def test_a_limit_of_an_included_router_may_replace_those_of_the_application() -> None:
+    app, router = FastAPI(dependencies=[Depends(limit("1/minute", name="all"))]), APIRouter()
+    app.add_middleware(RateLimitMiddleware)
+    router.get("/a")(lambda: "a")
+    app.include_router(router, prefix="/usual")
+    app.include_router(router, prefix="/special", dependencies=[Depends(limit("3/minute", replaces=True))])
+    assert statuses(app, *["/usual/a"] * 2, *["/special/a"] * 4) == [200, 429, 200, 200, 200, 429]
+
+
+def test_a_middleware_that_limits_nothing_keeps_the_application_from_starting() -> None:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware)
+    app.get("/")(lambda: "hello")
+    with pytest.raises(InvalidSettings, match="limits nothing"), TestClient(app):
+        pass
+    with pytest.raises(InvalidSettings, match="limits nothing"):  # some servers do not say that they start
+        TestClient(app).get("/")
+    off = FastAPI()
+    off.add_middleware(RateLimitMiddleware, enabled=False)
+    with TestClient(off):
+        pass
 
 
 def test_a_limit_above_the_decorator_of_its_route_keeps_the_application_from_starting() -> None:

@@ -239,6 +239,18 @@ def test_what_cannot_work_is_loud_at_once() -> None:
         bare.test_client().get("/")
 
 
+def test_an_extension_that_limits_nothing_lets_nobody_pass() -> None:
+    app = Flask(__name__)
+    limits = RateLimits(app)
+    app.get("/")(lambda: "hello")
+    app.testing = True
+    for _ in range(2):
+        with pytest.raises(InvalidSettings, match="limits nothing"):
+            app.test_client().get("/")
+    limits.limit("1/minute")(Blueprint("later", __name__))
+    assert app.test_client().get("/").status_code == 200
+
+
 def test_a_limit_above_the_decorator_of_its_route_lets_nobody_pass() -> None:
     def both() -> str:
         return "both"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -128,6 +129,60 @@ def test_errors_may_cost_nothing_and_some_are_exempt() -> None:
     for _ in range(2):
         with pytest.raises(LookupError):
             asyncio.run(send_async())
+
+
+def test_an_asynchronous_generator_counts_once_and_never_blocks_the_loop() -> None:
+    closed: list[str] = []
+
+    @limited("1/minute", otherwise="wait", refund_on_error=True)
+    async def items(name: str) -> AsyncIterator[str]:
+        try:
+            for number in range(2):
+                yield f"{name}{number}"
+                if name == "broken":
+                    raise LookupError
+        finally:
+            closed.append(name)
+
+    async def collected() -> list[str]:
+        assert closed == []
+        with pytest.raises(LookupError):  # which costs nothing
+            _ = [each async for each in items("broken")]
+        found = [each async for each in items("a")]
+        waiting = asyncio.ensure_future(anext(aiter(items("b"))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "it waits for its turn, and we do not wait for it"
+        waiting.cancel()
+        return found
+
+    assert asyncio.run(collected()) == ["a0", "a1"]
+    assert closed == ["broken", "a"]
+
+
+def test_what_is_left_of_an_asynchronous_generator_is_closed() -> None:
+    closed: list[int] = []
+
+    async def fallback() -> AsyncIterator[str]:
+        yield "instead"
+
+    @limited("1/minute", otherwise=fallback)
+    async def items() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.append(1)
+
+    async def first() -> None:
+        found = items()
+        assert await anext(aiter(found)) == 1
+        await found.aclose()  # type: ignore[attr-defined]
+        assert closed == [1]
+        instead: list[Any] = [each async for each in items()]
+        assert instead == ["instead"]
+
+    asyncio.run(first())
 
 
 def test_rules_and_names_decide_what_is_shared() -> None:

@@ -205,3 +205,5 @@ def test_the_address_of_the_peer_counts_and_what_is_not_there_is_not_served(serv
 def test_a_name_that_is_not_one_of_a_method_is_loud(kind: Any) -> None:
     with pytest.raises(InvalidSettings, match=r"not 'Echo\.unary'"):
         kind(methods={"Echo.unary": "1/minute"})
+    with pytest.raises(InvalidSettings, match="limits nothing"):
+        kind(store="memory")

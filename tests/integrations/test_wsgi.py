@@ -163,6 +163,12 @@ def test_the_path_is_as_it_was_sent_or_encoded_again(environ: dict[str, str], pa
     assert path_of(environ) == path
 
 
+def test_a_middleware_that_limits_nothing_is_a_mistake_unless_it_says_so() -> None:
+    with pytest.raises(InvalidSettings, match="limits nothing"):
+        RateLimitMiddleware(hello, store="memory")
+    RateLimitMiddleware(hello, enabled=False)
+
+
 def test_a_gate_that_is_given_has_its_own_settings() -> None:
     with pytest.raises(InvalidSettings, match="own limits"):
         RateLimitMiddleware(hello, gate=Gate({"limits": "1/minute"}), limits="2/minute")

@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
+from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Quotas
-from headgate.integrations.gate import AsyncGate, GateSettings
+from headgate.integrations.gate import AsyncGate, GateSettings, nothing_limited
 from headgate.integrations.visit import Answer, Visit
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import as_bytes
@@ -58,6 +59,8 @@ class RateLimitMiddleware:
             and with it all that come behind it.
     """
 
+    has_routes = False
+    """Whether routes may have limits of their own."""
     present: Callable[[Scope], Any] | None = None
     """Makes of a scope what functions of the application want to see; None: they see it as it is."""
     limits_of: Callable[[Visit, Scope], tuple[Sequence[Budget], str]] | None = None
@@ -85,9 +88,19 @@ class RateLimitMiddleware:
         if messages is not None:
             budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
             self._messages = self.gate.checked(budget)
+        self._is_checked = False
+        if not self.has_routes:
+            self.check({})
 
     def check(self, scope: Scope) -> None:
-        """Look at an application that starts. Raises UsageError for what could not work."""
+        """Look at an application that starts, or at the scope of its first request. Raises UsageError."""
+        if not (self.limited_routes(scope) or self.gate.budgets or self._messages) and self.gate.enabled:
+            raise nothing_limited(type(self).__name__.lstrip("_"))
+        self._is_checked = True
+
+    def limited_routes(self, scope: Scope) -> bool:  # noqa: ARG002  others need it
+        """Say whether any route has limits of its own, which are checked. Raises UsageError."""
+        return False
 
     async def __call__(  # noqa: C901  a call costs more here than a line
         self, scope: Scope, receive: Receive, send: Send
@@ -96,6 +109,8 @@ class RateLimitMiddleware:
         if kind not in _REQUESTS:
             await self._others(kind, scope, receive, send)
             return
+        if not self._is_checked:  # a server does not have to say that it starts
+            self.check(scope)
         client, path = scope.get("client"), "/"
         if gate.by_rules:
             raw_path = scope.get("raw_path")
@@ -148,7 +163,12 @@ class RateLimitMiddleware:
     async def _others(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not a request."""
         if kind == "lifespan":
-            self.check(scope)
+            try:
+                self.check(scope)
+            except UsageError as error:  # servers take an exception alone for an application that cannot be told
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
         try:
             await self.app(scope, receive, send)
         finally:

@@ -73,7 +73,9 @@ setting_changed.connect(_SITE.forget, dispatch_uid="headgate")
 
 
 def _given() -> dict[str, Any]:
-    given = getattr(conf.settings, "HEADGATE", {})
+    given = getattr(conf.settings, "HEADGATE", None)
+    if given is None:
+        raise InvalidSettings("HEADGATE is not set: {'limits': '100/minute'}, or {} where only views have limits")
     if not isinstance(given, dict):
         raise InvalidSettings("HEADGATE is a dictionary, such as {'limits': '100/minute'}")
     found = {str(name).lower(): value for name, value in given.items()}

@@ -55,12 +55,15 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
     are checked: one that could not work keeps it from starting.
     """
 
+    has_routes = True
     present = HTTPConnection
 
-    def check(self, scope: Scope) -> None:
-        for budget in _budgets_of(scope.get("app")):
+    def limited_routes(self, scope: Scope) -> bool:
+        budgets = list(_budgets_of(scope.get("app")))
+        for budget in budgets:
             self.gate.know(budget)
         check_order(_endpoints_of(scope.get("app")))
+        return bool(budgets)
 
 
 class RateLimited(HTTPException):
@@ -92,7 +95,8 @@ class Limit:
 
     async def __call__(self, connection: HTTPConnection) -> None:
         scope = connection.scope
-        route = scope.get("route")
+        included = scope.get("fastapi")  # the route as it is where its router was included
+        route = (included and included.get("effective_route_context")) or scope.get("route")
         found = self._routes.get(id(route))
         if found is None:
             endpoint = scope.get("endpoint")
@@ -185,7 +189,7 @@ def _budgets_of(place: Any) -> Iterator[Budget]:
         if isinstance(dependant.call, Limit):
             yield dependant.call.budget
         dependencies += dependant.dependencies
-    for inner in getattr(place, "routes", None) or ():
+    for inner in _inside(place):
         yield from _budgets_of(inner)
 
 
@@ -193,8 +197,15 @@ def _endpoints_of(place: Any) -> Iterator[Any]:
     """Yield the functions of all routes of an application or a router."""
     if hasattr(place, "endpoint"):
         yield place.endpoint
-    for inner in getattr(place, "routes", None) or ():
+    for inner in _inside(place):
         yield from _endpoints_of(inner)
+
+
+def _inside(place: Any) -> Iterator[Any]:
+    """Yield what an application, a router or a mount has inside; routers that are included may be kept apart."""
+    yield from getattr(place, "routes", None) or ()
+    yield from getattr(place, "effective_route_contexts", tuple)()
+    yield from getattr(getattr(place, "original_route", None), "routes", None) or ()
 
 
 def _problem(_: Any, error: Exception) -> Response:

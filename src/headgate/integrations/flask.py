@@ -26,7 +26,7 @@ from werkzeug.exceptions import HTTPException, TooManyRequests
 from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, check_order, note_limited
-from headgate.integrations.gate import Gate, GateSettings
+from headgate.integrations.gate import Gate, GateSettings, nothing_limited
 from headgate.integrations.wsgi import OURS, visit_of
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
@@ -133,10 +133,11 @@ class _Watch:
 
     def __init__(self, app: Flask, gate: Gate) -> None:
         self._app, self._gate, self._views = app, gate, app.view_functions
-        self._is_checked = self._sees_failures = False
+        self._is_checked = self._has_budgets = self._sees_failures = False
 
     def know(self, budget: Budget) -> None:
-        """Be told of failures as well, if a budget gives back what they took."""
+        """Note that something is limited, and be told of failures if it gives back what they took."""
+        self._has_budgets = True
         if budget.refund_on_error and not self._sees_failures:
             self._sees_failures = True
             self._app.teardown_request_funcs.setdefault(None, []).append(self._end)
@@ -144,6 +145,8 @@ class _Watch:
     def before(self) -> None:
         """Let a request pass. Raises Refused."""
         if not self._is_checked:  # at the first request all routes are known; if this raises, it does at every one
+            if self._gate.enabled and not (self._gate.budgets or self._has_budgets):
+                raise nothing_limited("RateLimits")
             check_order(self._views.values())
             self._is_checked = True
         passing = _Passing(self._gate, request._get_current_object(), self._views)  # type: ignore[attr-defined]  # noqa: SLF001

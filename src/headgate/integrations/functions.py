@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -105,6 +106,8 @@ def limited(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that limits a function, or a coroutine function, which it lets wait without blocking.
 
+    An asynchronous generator counts once, when its first item is asked for.
+
     Args:
         limits: quotas, or a function that says which ones a key has.
         otherwise: what to do with a call that is refused: ``"raise"`` LimitExceeded; ``"wait"`` until it passes; or a
@@ -120,7 +123,8 @@ def limited(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         wanted, route = deadline(0, timeout) if otherwise == "wait" else 0, name_of_function(function)
-        made: Any = _guarded_async if inspect.iscoroutinefunction(function) else _guarded
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        made: Any = _guarded_async if is_async else _guarded
         guarded: Callable[P, R] = made(function, _Terms(budget, settings, otherwise, wanted, route))
         return guarded
 
@@ -205,8 +209,21 @@ def _guarded_async(function: Callable[..., Any], terms: _Terms) -> Callable[...,
             await gate.run(visit.fail())
             raise
 
-    guarded.gate = gate  # type: ignore[attr-defined]
-    return guarded
+    @wraps(function)
+    async def generated(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        visit, refusal = await drive_async(terms.enter(gate, Invocation(function, args, kwargs)), do)
+        items = function(*args, **kwargs) if refusal is None else terms.otherwise(*args, **kwargs)
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    yield item
+        except Exception:
+            await gate.run(visit.fail())
+            raise
+
+    chosen: Any = generated if inspect.isasyncgenfunction(function) else guarded
+    chosen.gate = gate
+    return cast("Callable[..., Any]", chosen)
 
 
 def budget_of(limits: Quotas | QuotasOfKey | None, terms: dict[str, Any]) -> Budget:

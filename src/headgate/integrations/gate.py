@@ -250,6 +250,12 @@ class Gatekeeping:
         return Counter(near, mode)
 
 
+def nothing_limited(where: str) -> InvalidSettings:
+    """Return the error of an application that nothing limits, which is a mistake: a setting that is missing."""
+    sources = "limits='100/minute', rules or an engine"
+    return InvalidSettings(f"{where} limits nothing: give {sources}; for tests of other things, enabled=False")
+
+
 class Gate(Gatekeeping):
     """The gate of an application that may block."""
 

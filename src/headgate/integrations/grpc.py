@@ -26,7 +26,7 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Quotas
-from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping, GateSettings
+from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping, GateSettings, nothing_limited
 from headgate.integrations.visit import Visit
 from headgate.web.errors import InvalidSettings
 
@@ -66,6 +66,8 @@ class _Methods:
 
     def __init__(self, methods: Methods | None, gate: Gatekeeping) -> None:
         self._budgets: dict[str, tuple[Budget, ...]] = {}
+        if gate.enabled and not gate.budgets and not methods:
+            raise nothing_limited("the interceptor")
         for method, given in (methods or {}).items():
             if not isinstance(method, str) or not _METHOD.fullmatch(method):
                 raise InvalidSettings(

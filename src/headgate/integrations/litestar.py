@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from litestar import Response
+from litestar import Litestar, Response
 from litestar.config.app import AppConfig
 from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
@@ -91,15 +91,28 @@ class RateLimitPlugin(InitPlugin):
         """See `InitPlugin`."""
         middleware: Any = _Middleware
         app_config.middleware = [DefineMiddleware(middleware, **self._options), *app_config.middleware]
+        app_config.on_startup = [self._check, *app_config.on_startup]
         app_config.on_shutdown = [*app_config.on_shutdown, self.gate.close]
         app_config.exception_handlers = {RateLimited: _problem, **app_config.exception_handlers}
         return app_config
+
+    def _check(self, app: Litestar) -> None:
+        _Middleware(_nothing, **self._options).check({"litestar_app": app})
 
 
 class _Middleware(asgi.RateLimitMiddleware):
     """Litestar makes one for each route: all of them share the gate of the plugin."""
 
+    has_routes = True
     present: Any = ASGIConnection
+
+    def limited_routes(self, scope: Scope) -> bool:
+        app: Any = scope.get("litestar_app") or scope.get("app")
+        handlers = [handler for route in app.routes for handler in _handlers(route)]
+        guards = [guard for handler in handlers for guard in handler.resolve_guards() if isinstance(guard, Limit)]
+        for guard in guards:
+            self.gate.know(guard.budget)
+        return bool(guards)
 
     def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:
         handler = scope.get("route_handler")
@@ -110,6 +123,11 @@ class _Middleware(asgi.RateLimitMiddleware):
         visit.ask(own)
         shared = () if any(budget.replaces for budget in own) else visit.gate.budgets
         return (*shared, *own), name_of_function(handler.fn) if handler is not None else ""
+
+
+def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
+    found: Sequence[BaseRouteHandler] = getattr(route, "route_handlers", None) or [route.route_handler]
+    return found
 
 
 async def _nothing(*_: Any) -> None:

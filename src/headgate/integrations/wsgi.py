@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, Unpack
 from urllib.parse import quote
 
 from headgate.integrations.answers import Refusal
-from headgate.integrations.gate import Gate, Gatekeeping, GateSettings
+from headgate.integrations.gate import Gate, Gatekeeping, GateSettings, nothing_limited
 from headgate.integrations.visit import Answer, Visit
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
@@ -44,6 +44,8 @@ class RateLimitMiddleware:
         if gate is not None and settings:
             raise InvalidSettings(f"a gate that is given has its own {', '.join(settings)}")
         self.app, self.gate = app, gate or Gate(settings)
+        if self.gate.enabled and not self.gate.budgets:
+            raise nothing_limited("RateLimitMiddleware")
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         gate, visit = self.gate, visit_of(self.gate, environ, environ)
