@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision, marked
 from headgate.core.errors import OutcomeUnknown, StoreError
 from headgate.core.key import Principal
@@ -74,8 +75,9 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     call: Call
     """All its limits are in one slot."""
     keys: bytes
-    """Of its limits, in order, then of its record if it has one, and of its shadow plans; encoded for the wire."""
+    """Of its limits, in order, those of shadow plans last, then of its record if it has one; encoded for the wire."""
     key_count: int
+    plan_count: int
     arguments: bytes
     """One for each plan, encoded for the wire. Empty if they depend on the time, since there are calendars."""
     replicas: int
@@ -91,31 +93,33 @@ def query(call: Call) -> Query:
 
     A refund of a charge that was made with a token forgets the record of it, if it names the token, too.
     """
-    verb, plan, cost, token = call.verb, call.plan, call.cost, call.token
-    charge, shadow = call.charge, call.shadow
-    if verb is _CHECK:
-        letter, taken = b"c", cost
-    else:
-        letter, taken = _LETTERS[verb], cost if verb is _CHECK_ONCE else 0
-    if not (shadow or token) and charge is None:
-        known = _prepared.get((letter, cost, *[id(limit[2]) for limit in plan]))
-        argument, replicas, _ = known or _prepare(letter, plan, cost)
-        count = len(plan)
-        return Query(call, _framed_keys(plan), count, argument, replicas, 1 + 6 * count, taken)
-    keys, count, arguments, size = [], 0, [], 0
-    for each_letter, each, records, since in _parts(call):
-        keys.append(_framed_keys(each))
-        count += len(each) + records
-        size += 1 + 6 * len(each)
-        if records or since:
-            arguments.append(_argument(each_letter, each, cost, records, since))
+    verb, limits, cost = call.verb, call.plan, call.cost
+    letter, charge = (b"c", cost) if verb is _CHECK else (_LETTERS[verb], cost if verb is _CHECK_ONCE else 0)
+    kind: list[object] = [letter, cost]
+    if call.shadow:
+        kind.append(len(limits))  # never an identity
+        for plan in call.shadow:
+            kind.append(len(plan))
+            limits += plan
+    frames = []
+    for space, principal, quota in limits:
+        kind.append(id(quota))
+        if (
+            isinstance(principal, str)
+            and principal.isascii()
+            and not ("%" in principal or "{" in principal or "}" in principal)
+        ):
+            frames.append(f"${len(principal) + len(space) + 7}\r\nhg1:{{={principal}}}{space}\r\n")  # as most are
         else:
-            known = _prepared.get((each_letter, cost, *[id(limit[2]) for limit in each]))
-            arguments.append((known or _prepare(each_letter, each, cost))[0])
-    if token:
-        keys.append(bulk(record_key(plan, token)))
-    whole = b"".join(arguments) if all(arguments) else b""
-    return Query(call, b"".join(keys), count, whole, _replicas(letter, plan), size, taken)
+            frames.append(bulk(key_of(space, principal)).decode())
+    if call.token or call.charge is not None:
+        prepared = _prepare(call, letter)
+        if call.token:
+            frames.append(bulk(record_key(call.plan, call.token)).decode())
+    else:
+        prepared = _prepared.get(tuple(kind)) or _keep(tuple(kind), _prepare(call, letter))
+    arguments, plan_count, replicas, size, _ = prepared
+    return Query(call, "".join(frames).encode(), len(frames), plan_count, arguments, replicas, size, charge)
 
 
 def key_of(space: str, principal: Principal) -> bytes:
@@ -138,21 +142,6 @@ def record_key(plan: Plan, token: bytes) -> bytes:
     return key_of(f"!{token.hex()}", plan[0].principal)
 
 
-def _framed_keys(plan: Plan) -> bytes:
-    """Return the keys of limits as arguments of a command."""
-    frames = []
-    for space, principal, _ in plan:
-        if (
-            isinstance(principal, str)
-            and principal.isascii()
-            and not ("%" in principal or "{" in principal or "}" in principal)
-        ):
-            frames.append(f"${len(principal) + len(space) + 7}\r\nhg1:{{={principal}}}{space}\r\n")  # as most are
-        else:
-            frames.append(bulk(key_of(space, principal)).decode())
-    return "".join(frames).encode()
-
-
 _Part: TypeAlias = tuple[bytes, Plan, int, int]
 """What to do with which limits, how many records go with it, and since when what is taken back was taken."""
 
@@ -166,35 +155,30 @@ def _parts(call: Call) -> list[_Part]:
     return own + [(tried, each, 0, 0) for each in shadow]
 
 
-_Prepared: TypeAlias = tuple[bytes, int, list[Quota]]
+_Prepared: TypeAlias = tuple[bytes, int, int, int, list[Quota]]
+"""What queries about the same quotas have in common: arguments, number of plans, replicas and size; and the quotas."""
 _prepared: dict[tuple[object, ...], _Prepared] = {}
-"""Arguments by verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept,
-so that nothing else takes their identity."""
+"""By verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept, so that
+nothing else takes their identity."""
 
 
-def _prepare(letter: bytes, plan: Plan, cost: int) -> _Prepared:
-    quotas = [quota for _, _, quota in plan]
-    prepared = _argument(letter, plan, cost), _replicas(letter, plan), quotas
+def _prepare(call: Call, letter: bytes) -> _Prepared:
+    quotas = [quota for plan in (call.plan, *call.shadow) for _, _, quota in plan]
+    arguments = b"" if any(quota.calendar for quota in quotas) else arguments_at(call, None)
+    count = len(_parts(call))
+    replicas = 0 if letter == b"p" else max([quota.replicas for _, _, quota in call.plan], default=0)
+    return arguments, count, replicas, count + 6 * len(quotas), quotas
+
+
+def _keep(kind: tuple[object, ...], prepared: _Prepared) -> _Prepared:
     if len(_prepared) >= _MOST_PREPARED:
         _prepared.clear()
-    _prepared[letter, cost, *map(id, quotas)] = prepared
+    _prepared[kind] = prepared
     return prepared
 
 
-def _replicas(letter: bytes, plan: Plan) -> int:
-    return 0 if letter == b"p" else max([quota.replicas for _, _, quota in plan], default=0)
-
-
-def _argument(letter: bytes, plan: Plan, cost: int, records: int = 0, since: int = 0) -> bytes:
-    """Return the argument of a plan; empty if it depends on the time."""
-    if any(quota.calendar for _, _, quota in plan):
-        return b""
-    head = _HEAD.pack(letter, len(plan), records, cost, since)
-    return bulk(b"".join([head, *[_described(quota) for _, _, quota in plan]]))
-
-
 def arguments_at(call: Call, now: int | None) -> bytes:
-    """Return the arguments of a call with calendars. The server knows no time zones: it is told the periods.
+    """Return the arguments of a call. The server knows no time zones: it is told the periods of calendars.
 
     These are the ones around `now`, or around this process's time if the time is the server's. That the two clocks
     differ does no harm as long as it is by less than a period.
@@ -235,7 +219,7 @@ def evaluation(queries: Sequence[Query], now: int | None) -> bytes:
     keys, plans, arguments = 0, 0, []
     for each in queries:
         keys += each.key_count
-        plans += len(each.call.shadow) + (1 if each.call.plan else 0)
+        plans += each.plan_count
         arguments.append(each.arguments or arguments_at(each.call, now))
     time = _SERVER_TIME if now is None else bulk(b"%d" % now)
     return b"".join([_evalsha(keys, plans), *[each.keys for each in queries], time, *arguments])
@@ -328,13 +312,16 @@ def unconfirmed(decision: Decision) -> Decision:
     return marked(decision, NOT_REPLICATED)
 
 
-_PROBED = ("!ready0", Quota(1_000_000, 1_000_000)), ("!ready1", Quota(1_000_000, 2_000_000))
+_PROBED = (
+    ("!ready0", Quota(1_000_000, 1_000_000)),
+    ("!ready1", Quota(1000, 1_000_000, algorithm=Algorithm.SLIDING_WINDOW_LOG)),
+)
 
 
 def probe(principal: str = "headgate") -> Call:
     """Return a call that reads and writes as any check does, on limits that nobody else uses: can the server decide?
 
-    It has two limits, since the script looks at all its permissions before it writes in several places. Beside this,
-    the server is vetted: see `headgate.stores.redis.protocol.vetting`.
+    Of its two limits one is a log, so that the script looks at all its permissions before it writes. Beside this, the
+    server is vetted: see `headgate.stores.redis.protocol.vetting`.
     """
     return Call(Verb.CHECK, tuple([Limit(space, principal, quota) for space, quota in _PROBED]))

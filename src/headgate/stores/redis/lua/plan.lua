@@ -22,8 +22,9 @@
 --        taken from the other, or taken back twice
 --
 -- Every key has a time to live after every operation: until its state means that nothing is used. And a plan that fails
--- has changed nothing that counts: a state is written by one command, after all reads; and where several are written,
--- all permissions are looked at first. (What else may be refused, memory or a replica's data, is refused up front.)
+-- has changed nothing that counts: a state is written by one command, after all reads; and where several are written, by
+-- more commands than the one that a check of limits without logs needs, all permissions are looked at first. (What else
+-- may be refused, memory or a replica's data, is refused up front.)
 local time = call('TIME')
 local now, least_ms = time[1] * 1000000 + time[2], 0
 local clock_ms = (now - now % 1000) / 1000
@@ -46,6 +47,9 @@ end
 local function decider()
   local RECORD_US, RECORD_MS = 300000000, '300000'
   local vetted = false
+  -- Of the limits of a plan: what they hold before and after, for how long that means something, and what they answer,
+  -- which follows the time. All are overwritten by the next plan.
+  local before, after, resets, answers = {}, {}, {}, {pack('<i8', now)}
 
   -- Make sure, once, that no write of several will be refused.
   local function vet(key)
@@ -56,26 +60,54 @@ local function decider()
     if not vetted then error({err = 'NOPERM a command of this script'}) end
   end
 
+  local function ask(plan, index, units, key, since)
+    local quota = plan[index]
+    local state, allowed, remaining, retry, reset, pressure, delay =
+      quota.step(before[index], quota, units, now, key, since)
+    after[index], resets[index] = state, reset
+    answers[index + 1] = pack('<i8i8i8i8i8i8', allowed, remaining, retry, reset, pressure, delay)
+    return allowed == 1, remaining
+  end
+
+  -- What the limit has now, and whether it would admit the cost; takes nothing, but may mend a state (law 8).
+  local function look(plan, index, key)
+    local _, remaining = ask(plan, index, 0, key)
+    after[index] = before[index]
+    if remaining < plan.cost then ask(plan, index, plan.cost, key) end
+  end
+
+  -- Take the cost from all limits if all admit it, else from none; returns the first that does not.
+  local function check(plan, first)
+    local count, cost = plan.count, plan.cost
+    for refused = 1, count do
+      if not ask(plan, refused, cost, KEYS[first + refused]) then
+        for index = 1, count do
+          if index ~= refused then look(plan, index, KEYS[first + index]) end
+        end
+        return refused
+      end
+    end
+  end
+
+  -- Do what needs no all-or-nothing.
+  local function each(plan, verb, first)
+    for index = 1, plan.count do
+      local key = KEYS[first + index]
+      if verb == 'r' then
+        ask(plan, index, -plan.cost, key)
+      elseif verb == 'u' and now >= plan.since then
+        ask(plan, index, -plan.cost, key, plan.since)
+      else
+        if verb == 'u' then ask(plan, index, 0, key) else look(plan, index, key) end
+        after[index] = before[index]
+      end
+      if not before[index] then after[index] = false end
+    end
+  end
+
   -- The keys of the plan follow KEYS[first].
   local function decided(plan, verb, first)
-    local cost, count = plan.cost, plan.count
-    local before, after, reset, answer = {}, {}, {}, {pack('<i8', now)}
-
-    local function ask(index, units, since)
-      local quota, allowed, remaining, retry, pressure, delay = plan[index], nil, nil, nil, nil, nil
-      after[index], allowed, remaining, retry, reset[index], pressure, delay =
-        quota.step(before[index], quota, units, now, KEYS[first + index], since)
-      answer[index + 1] = pack('<i8i8i8i8i8i8', allowed, remaining, retry, reset[index], pressure, delay)
-      return allowed == 1, remaining
-    end
-
-    -- What the limit has now, and whether it would admit the cost; takes nothing, but may mend a state (law 8).
-    local function look(index)
-      local _, remaining = ask(index, 0)
-      after[index] = before[index]
-      if remaining < cost then ask(index, cost) end
-    end
-
+    local count, refused = plan.count, nil
     for index = 1, count do
       local key, log = KEYS[first + index], plan[index].log
       if verb == 'x' then
@@ -87,37 +119,15 @@ local function decider()
         before[index] = call('GET', key)
       end
     end
-    local refused
-    for index = 1, count do
-      if verb == 'c' then
-        if not ask(index, cost) then
-          refused = index
-          break
-        end
-      elseif verb == 'r' then
-        ask(index, -cost)
-      elseif verb == 'u' and now >= plan.since then
-        ask(index, -cost, plan.since)
-      elseif verb == 'u' then
-        ask(index, 0)
-        after[index] = before[index]
-      else
-        look(index)
-        after[index] = before[index]
-      end
-      if verb ~= 'c' and not before[index] then after[index] = false end
-    end
-    for index = 1, refused and count or 0 do
-      if index ~= refused then look(index) end
-    end
-    for index = 1, count do save(KEYS[first + index], plan[index], before[index], after[index], reset[index]) end
-    return concat(answer), not refused
+    if verb == 'c' then refused = check(plan, first) else each(plan, verb, first) end
+    for index = 1, count do save(KEYS[first + index], plan[index], before[index], after[index], resets[index]) end
+    return concat(answers, '', 1, count + 1), not refused
   end
 
   return function(plan, verb, first)
     local count = plan.count
     local record = plan.records == 1 and KEYS[first + count + 1]
-    if count > 1 or record then vet(KEYS[first + 1]) end
+    if record or (count > 1 and (verb ~= 'c' or plan.logs)) then vet(KEYS[first + 1]) end
     if verb == 'o' then
       local recorded, size = call('GET', record), 8 + 48 * count
       local whole = recorded and (#recorded == size or #recorded == size + 1)
@@ -163,18 +173,21 @@ for index = 2, #ARGV do
   if not plan then
     local verb, count, records, cost, since, at = unpack_from('<c1HBdd', text)
     plan = {false, verb = verb, count = count, records = records, cost = cost, since = since}
+    local last, step, log
     for place = 1, count do
       local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
       name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine, at =
         unpack_from('<sdddddddddd', text, at)
-      local step, log = step_named(name)
+      if name ~= last then
+        last, step, log = name, step_named(name)
+      end
       local quota = {
         step = step, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
         full = capacity * unit, per = (fine > 0 or limit == 0) and window or 1, low = 4 * fine, calm = calm, warn = warn,
       }
       if every > 1 then quota.every = every end
       if queue == 1 then quota.queue = true end
-      if log then quota.log = log end
+      if log then quota.log, plan.logs = log, true end
       plan[place] = quota
     end
     if several then plans[text] = plan end
