@@ -95,7 +95,7 @@ class OutcomeUnknown(StoreError):
     """The store was asked and did not answer; the cost may have been taken, or not.
 
     Attributes:
-        told_late: called with the plan and the decision, if whoever catches the error sets it, and the answer comes
+        told_late: called with the call and the decision, if whoever catches the error sets it, and the answer comes
             after all. It may be about some limits of the plan only.
     """
 

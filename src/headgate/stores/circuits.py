@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreBusy, StoreError, StoreUnavailable
-from headgate.core.plan import Plan
+from headgate.core.plan import Call, Plan
 from headgate.locks import new_lock
 from headgate.stores.base import Sharded
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
@@ -58,26 +58,30 @@ class Circuits:
         self.late = 0  # answers that came after their calls had failed
         self._made = made
         self._sharded = store if isinstance(store, Sharded) else None
-        self._only = made()
-        self._breakers = {ONLY_SERVER: self._only} if self._sharded is None else {}
-        self._calm = self._calm_passage()
+        self._only = made() if self._sharded is None else None
+        self._breakers = {ONLY_SERVER: self._only} if self._only is not None else {}
+        self._calm = Passage(self, {}, (), {ONLY_SERVER: 0})  # of the calls to the only server, while all is well
         self._openings = self._recoveries = 0  # of circuits that are forgotten
 
-    def servers_of(self, plan: Plan) -> frozenset[str]:
-        """Return the servers of the limits of `plan`, as far as the store tells them apart."""
-        return frozenset() if self._sharded is None else frozenset(self._sharded.servers_of(plan))
+    def is_apart(self, call: Call) -> bool:
+        """May shadow plans of a call be on other servers than its own plan? Then each is a call of its own."""
+        if self._sharded is None:
+            return False
+        own = {*self._sharded.servers_of(call.plan)}
+        return any(not own.issuperset(self._sharded.servers_of(plan)) for plan in call.shadow)
 
     def enter(self, plan: Plan) -> Passage:
         """Begin a call about `plan`. Whoever is let through reports how it went."""
         with self.lock:
             self.calls += 1
-            if self._sharded is None and self._only.state is _CLOSED:  # all calls go the same way, and no clock is read
-                if self._calm.tickets[ONLY_SERVER] != self._only.epoch:
-                    self._calm = self._calm_passage()
-                return self._calm
+            only, calm = self._only, self._calm
+            if only is not None and only.state is _CLOSED:  # all calls go the same way, and no clock is read
+                if calm.tickets[ONLY_SERVER] != only.epoch:
+                    calm = self._calm = Passage(self, self._breakers, (), {ONLY_SERVER: only.epoch})
+                return calm
             servers, breakers = self._needed(plan)
-            calm = all(breaker.state is _CLOSED for breaker in breakers.values())
-            now = 0 if calm else self.ticks()
+            is_closed = all(breaker.state is _CLOSED for breaker in breakers.values())
+            now = 0 if is_closed else self.ticks()
             tickets = {}
             if all(breaker.may_ask(now) for breaker in breakers.values()):
                 tickets = {server: breaker.ask(now) for server, breaker in breakers.items()}
@@ -97,9 +101,6 @@ class Circuits:
         with self.lock:
             servers, breakers = self._needed(plan)
         return Passage(self, breakers, servers, {})
-
-    def _calm_passage(self) -> Passage:
-        return Passage(self, self._breakers, (), {ONLY_SERVER: self._only.epoch})
 
     def _needed(self, plan: Plan) -> tuple[tuple[str, ...], dict[str, Breaker]]:
         """Return the servers of the limits of `plan`, and the circuits of those servers."""

@@ -34,7 +34,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Family, Limit, Plan, Verb, shadowed
+from headgate.core.plan import Call, Family, Limit, Verb, shadowed
 from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Sharded, Store
@@ -117,7 +117,7 @@ class FailoverStore:
 
     def run(self, call: Call) -> Decision:
         failover = self._failover
-        if call.shadow and failover.is_apart(call):
+        if call.shadow and failover.circuits.is_apart(call):
             return drive(shadowed(call), self.run)
         passage = failover.enter(call)
         if not passage.tickets:
@@ -171,7 +171,7 @@ class AsyncFailoverStore:
 
     async def run(self, call: Call) -> Decision:
         failover = self._failover
-        if call.shadow and failover.is_apart(call):
+        if call.shadow and failover.circuits.is_apart(call):
             return await drive_async(shadowed(call), self.run)
         passage = failover.enter(call)
         if not passage.tickets:
@@ -227,12 +227,6 @@ class _Failover:
         self.degraded: Counter[tuple[Mode, Reason]] = Counter()
         self._silent_until = 0
 
-    def is_apart(self, call: Call) -> bool:
-        """May shadow plans of a call be on other servers than its own plan? Then each is a call of its own."""
-        servers_of = self.circuits.servers_of
-        own = servers_of(call.plan)
-        return any(not servers_of(plan) <= own for plan in call.shadow)
-
     def enter(self, call: Call) -> Passage:
         """Begin a call. What this node took in place of the store goes back here."""
         if call.verb is _RESET:
@@ -246,11 +240,7 @@ class _Failover:
         """Note that the store answered, and return what it did."""
         passage.succeeded(decision)
         if self.fallback.is_curious:
-            if call.plan:
-                self.fallback.saw(call.plan, decision)
-            if call.shadow:
-                for plan, tried in zip(call.shadow, decision.shadow, strict=True):
-                    self.fallback.saw(plan, tried)
+            self.fallback.saw(call, decision)
         return decision
 
     def failed(self, passage: Passage, error: BaseException) -> Absence:
@@ -260,9 +250,9 @@ class _Failover:
             error.told_late = partial(self._answered_late, passage, error.server)
         return absence
 
-    def _answered_late(self, passage: Passage, server: str, plan: Plan, decision: Decision) -> None:
+    def _answered_late(self, passage: Passage, server: str, call: Call, decision: Decision) -> None:
         passage.answered_late(server)
-        self.fallback.saw(plan, decision)
+        self.fallback.saw(call, decision)
         now = self.circuits.ticks()
         if now >= self._silent_until:
             self._silent_until = now + LATE_EVERY_US

@@ -90,14 +90,22 @@ class Fallback:
             call = Call(Verb.PEEK, call.plan, 1)
         return marked(self.answer(call, wait_us), reason)
 
-    def saw(self, plan: Plan, decision: Decision) -> None:
+    def saw(self, call: Call, decision: Decision) -> None:
         """Note what the store itself has decided; also of limits that have another mode now."""
-        now, young = self._now(), self._young
-        for limit, part in zip(plan, decision.parts or (decision,), strict=True):
+        now = self._now()
+        if call.plan:
+            self._note(call.plan, decision, now)
+        for place, plan in enumerate(call.shadow):
+            self._note(plan, decision.shadow[place], now)
+        if len(self._young) >= self._most_seen:
+            self._old, self._young = self._young, {}
+
+    def _note(self, plan: Plan, decision: Decision, now: int) -> None:
+        young, parts = self._young, decision.parts or (decision,)
+        for place, limit in enumerate(plan):  # to zip them would take twice the time
+            part = parts[place]
             if part.degraded != _MISSING:
                 young[limit[:2]] = now, part.limit - part.remaining
-        if len(young) >= self._most_seen:
-            self._old, self._young = young, {}
 
     def reset(self, plan: Plan) -> None:
         """Forget what was decided here, and seen, of the limits of the plan."""

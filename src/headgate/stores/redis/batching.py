@@ -161,12 +161,11 @@ class Batcher:
         """Send what waits, as far as connections are free; where none is, open one."""
         self._dispatching = False
         for connection in self.connections:
-            if not connection.is_open or connection.batch:
-                continue
-            if not (batch := self._next_batch()):
+            if not self._queue:
                 return
-            self._alone = len(batch) == 1
-            connection.send(batch)
+            if connection.is_free and (batch := self._next_batch()):
+                self._alone = len(batch) == 1
+                connection.send(batch)
         if self._queue:
             for connection in self.connections:
                 connection.connect()

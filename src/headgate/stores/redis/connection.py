@@ -186,7 +186,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             if each.answer.done():
                 overdue = self._overdue.get(each.answer)
                 if overdue and overdue.told_late and isinstance(answer, Decision):
-                    overdue.told_late(each.query.call.plan, answer)
+                    overdue.told_late(each.query.call, answer)
             elif isinstance(answer, StoreError):
                 each.answer.set_exception(answer)
             elif self._replicas:

@@ -72,8 +72,8 @@ class AsyncRedisStore:
         self._slots = SlotMap(place) if isinstance(place, Cluster) else None
         if self._slots:  # otherwise there are no servers to be told apart
             self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
-        self._timeout = _timeout_of(place)
-        self._within = 0.0  # seconds that callers wait, if not the usual
+        self._within = self._timeout = _timeout_of(place)
+        """Seconds that callers wait, and the most that any does."""
         self._traffic = Traffic()
         self._connections = _Connections(place, clock, self._slots, self._traffic)
 
@@ -88,11 +88,10 @@ class AsyncRedisStore:
         return hurried
 
     async def run(self, call: Call) -> Decision:
-        servers = self._connections.here()
+        loop = asyncio.get_running_loop()
+        servers, until = self._connections.of(loop), loop.time() + self._within
         if self._slots is None or not spread.is_spread(call):
-            deadline = asyncio.get_running_loop().time() + self._within if self._within else 0.0
-            return await servers.ask(query(call), deadline)
-        until = asyncio.get_running_loop().time() + (self._within or self._timeout)
+            return await servers.ask(query(call), until)
 
         def ask(step: spread.Step) -> Awaitable[Decision]:
             return servers.ask(query(step.call), 0.0 if step.late else until)
@@ -107,7 +106,7 @@ class AsyncRedisStore:
 
         A service that calls this before it listens has warm connections when the first request comes.
         """
-        await self._connections.here().ready()
+        await self._connections.of(asyncio.get_running_loop()).ready()
 
     def traffic(self) -> TrafficStatistics:
         """Return what came back from the servers so far, for metrics."""
@@ -139,9 +138,8 @@ class _Connections:
             await asyncio.wait(ending)
         await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
-    def here(self) -> Batcher | AsyncCluster:
-        """Return the connections of this event loop."""
-        loop = asyncio.get_running_loop()
+    def of(self, loop: asyncio.AbstractEventLoop) -> Batcher | AsyncCluster:
+        """Return the connections of the event loop that is running."""
         if loop is not self._loop or self._servers is None:
             self._leave()
             self._loop, self._process = loop, os.getpid()
