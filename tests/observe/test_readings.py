@@ -102,7 +102,7 @@ def test_rules_are_shown_with_how_loading_them_went(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_a_store_is_shown_with_its_flights_and_its_outage(redis: RedisServer) -> None:
+def test_a_store_is_shown_with_its_batches_and_its_outage(redis: RedisServer) -> None:
     recorder = Recorder()
 
     def shown(name: str, **labels: str) -> float:
@@ -115,9 +115,9 @@ def test_a_store_is_shown_with_its_flights_and_its_outage(redis: RedisServer) ->
             await asyncio.gather(*[decisions.check(REQUEST) for _ in range(100)])
             assert shown("calls_total") == 100
             assert shown("questions_total") == 100
-            assert 1 <= shown("flights_total") < 50
-            assert shown("flight_duration_seconds_count") == shown("flights_total")
-            assert shown("flight_duration_seconds_sum") > 0
+            assert 1 <= shown("batches_total") < 50
+            assert shown("batch_duration_seconds_count") == shown("batches_total")
+            assert shown("batch_duration_seconds_sum") > 0
             assert shown("circuit_state", shard="") == 0
             redis.stop()
             while not shown("circuit_openings_total"):

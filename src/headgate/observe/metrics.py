@@ -100,9 +100,9 @@ STORE_CALLS = _counter("store_calls", "Questions to the store, also while its ci
 STORE_FAILURES = _counter("store_failures", "Questions that the store did not answer.", "reason")
 STORE_DEGRADED = _counter("store_degraded", "Decisions that the store did not make, by mode.", "mode", "reason")
 STORE_LATE = _counter("store_late_answers", "Answers after their deadline: too late for a decision, known to the next.")
-STORE_FLIGHTS = _counter("store_flights", "Round trips to Redis.")
+STORE_BATCHES = _counter("store_batches", "Round trips to Redis.")
 STORE_QUESTIONS = _counter("store_questions", "Questions on those round trips: divided, how many travel together.")
-STORE_DURATION = _histogram("store_flight_duration", "From sending a flight of questions to Redis to its last answer.")
+STORE_DURATION = _histogram("store_batch_duration", "From sending a batch of questions to Redis to its last answer.")
 STORE_CACHED = _counter("store_cached", "Refusals and peeks that were repeated without asking the store.", "verb")
 CIRCUIT_STATE = _gauge(
     "store_circuit_state",

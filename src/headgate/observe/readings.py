@@ -180,7 +180,7 @@ def _of_store(engine: Watched) -> Iterable[Reading]:
         yield Reading(metrics.STORE_CACHED, ("peek",), cached.peek_hits)
     traffic = engine.traffic()
     if traffic is not None:
-        yield Reading(metrics.STORE_FLIGHTS, (), traffic.batches)
+        yield Reading(metrics.STORE_BATCHES, (), traffic.batches)
         yield Reading(metrics.STORE_QUESTIONS, (), traffic.calls)
         yield Reading(metrics.STORE_DURATION, (), traffic.durations)
 

@@ -103,7 +103,7 @@ def scripts(server: RedisServer) -> int:
     )
 
 
-def test_a_batch_on_redis_leaves_in_few_flights() -> None:
+def test_a_batch_on_redis_leaves_in_few_batches() -> None:
     """What is asked at the same time is sent together."""
     with redis_server() as server, serving(LASTING, store=server.address) as service:
         batch(service, *[ORDER | {"principal": {"user": "first"}}] * 2)
