@@ -46,8 +46,8 @@ _PLACES = _MARKS - 1
 """The bits of a hash that say where a mark is."""
 _FREELY = 1000
 """So many refusals are kept of whoever is refused. More would not stay in the processor's caches."""
-_MOMENT = 20
-"""Bits of a time in microseconds that are within the same moment, of about a second."""
+_MOMENT = 19
+"""Bits of a time in microseconds that are within the same moment, of about half a second."""
 _FOREVER = 1 << 62
 _where = itemgetter(0, 1)
 """Returns the space and the principal of a limit."""
@@ -176,19 +176,19 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     decision: Decision
     number: int
     """That of the question."""
-    sent: int
-    """The tick at which it was sent."""
     since: int
     """The tick at which the answer came."""
+    until: int
+    """The tick from which on it may not be repeated."""
 
 
 class _Answers:
     """Answers of one kind, by the hash of what tells most questions apart; each says itself what the question was.
 
     While there are few, every answer is kept. One more, or what takes the place of an older one to the same question,
-    is kept only if the same question was answered a moment ago: most who are refused do not come back within
-    the time for which that is repeated, and to keep what nobody asks for costs more than to answer it. Where answers
-    are `fleeting`, the oldest makes room for any other.
+    is kept only if the same question was answered in this moment or the one before, by the store or by what was kept:
+    most who are refused do not come back within the time for which that is repeated, and to keep what nobody asks for
+    costs more than to answer it. Where answers are `fleeting`, the oldest makes room for any other.
 
     Args:
         longest_us: for how long one may be repeated.
@@ -202,7 +202,7 @@ class _Answers:
         self.longest_us, self._most, self._fleeting = longest_us, most, fleeting
         self.kept: OrderedDict[int, _Kept] = OrderedDict()
         self.hits = self.misses = 0
-        # Keys, each with the time in which its question was answered.
+        # Keys, each with the moment in which its question was answered.
         self._recent = array("q", bytes(0 if fleeting or not longest_us else 8 * _MARKS))
         self._lock = new_lock()
 
@@ -210,11 +210,15 @@ class _Answers:
         """Is the answer to a question to be kept? Takes note that there was one."""
         if self._fleeting or (len(self.kept) < self._most and len(self.kept) < _FREELY and key not in self.kept):
             return True
-        place, mark = key & _PLACES, key ^ tick >> _MOMENT
-        if self._recent[place] == mark:
-            return True
-        self._recent[place] = mark
-        return False
+        place, moment = key & _PLACES, tick >> _MOMENT
+        before, self._recent[place] = self._recent[place] ^ key, key ^ moment
+        return moment - 1 <= before <= moment
+
+    def hit(self, key: int, tick: int) -> None:
+        """Note that a kept answer was given."""
+        self.hits += 1
+        if not self._fleeting:
+            self._recent[key & _PLACES] = key ^ tick >> _MOMENT
 
     def keep(self, key: int, kept: _Kept) -> None:
         with self._lock:
@@ -237,8 +241,7 @@ class _Cache:
     or are yet to come. A refusal touches nothing.
 
     Nearly all calls are checks that pass, or are refused to somebody who does not ask again, so these are to cost next
-    to nothing: no key is made where no answer is kept, all that is known of an answer is worked out when it is found,
-    and only those that keep one take the lock.
+    to nothing: no key is made where no answer is kept, and only those that keep one take the lock.
     """
 
     def __init__(self, store: Store | AsyncStore, peeks: float, denials: float, max_entries: int) -> None:
@@ -256,9 +259,8 @@ class _Cache:
             if answers.kept:
                 key = _key(call)
                 kept = answers.kept.get(key)
-                is_recent = kept is not None and kept.since <= now < kept.sent + answers.longest_us
-                if kept is not None and is_recent and self._is_good(kept, call, now):
-                    answers.hits += 1
+                if kept is not None and kept.since <= now < kept.until and self._is_good(kept, call):
+                    answers.hit(key, now)
                     return _aged(kept.decision, now - kept.since)
             answers.misses += 1
         return now, next(self._numbers), key
@@ -272,7 +274,8 @@ class _Cache:
             if answers.longest_us:
                 key = key or _key(call)
                 if answers.has_room(key, tick) and self._is_repeatable(call, decision):
-                    answers.keep(key, _Kept(call, decision, number, tick, self._ticks()))
+                    until = tick + min(answers.longest_us, _steady_us(decision))
+                    answers.keep(key, _Kept(call, decision, number, self._ticks(), until))
             return
         number, marks = next(self._numbers), self._marks
         for where in map(_where, call.plan):
@@ -298,14 +301,16 @@ class _Cache:
         # By several servers, a refusal may be due to what another try has taken for a moment, and gives back.
         return not self._sharded or call.verb is _PEEK or len({limit.principal for limit in call.plan}) <= 1
 
-    def _is_good(self, kept: _Kept, call: Call, now: int) -> bool:
-        """Is this the answer to that question, is what it says still so, and was no limit of it touched since?"""
-        if kept.call != call or now >= kept.sent + _steady_us(kept.decision):
+    def _is_good(self, kept: _Kept, call: Call) -> bool:
+        """Is this the answer to that question, and was no limit of it touched since?"""
+        if kept.call != call:
             return False
-        touched = [
-            self._marks[hash(where) & _PLACES] for plan in (call.plan, *call.shadow) for where in map(_where, plan)
-        ]
-        return max(touched, default=0) <= kept.number
+        marks, number = self._marks, kept.number
+        for plan in (call.plan, *call.shadow):
+            for where in map(_where, plan):
+                if marks[hash(where) & _PLACES] > number:
+                    return False
+        return True
 
 
 def _key(call: Call) -> int:
