@@ -82,7 +82,7 @@ class StandIn:
         except UsageError:  # the rules here are older
             return
         if selection.enforced.rules == ruling.rules:
-            self._fallback.saw(selection.enforced.plan, decision)
+            self._fallback.saw(Call(Verb.CHECK, selection.enforced.plan), decision)
 
     def check(self, request: Request, absence: Unanswered, idempotency_key: str = "") -> Ruling:
         """Check a request."""

@@ -100,7 +100,7 @@ def test_who_waited_in_vain_does_not_keep_others_from_the_server(server: RedisSe
             with pytest.raises(StoreUnavailable, match="not reached"):
                 await each.run(Call(Verb.CHECK, plan))
         between.open.set()
-        batcher = store._connections.here()
+        batcher = store._connections.of(asyncio.get_running_loop())
         assert isinstance(batcher, Batcher)
         opening = batcher.connections[0].connecting
         assert opening
@@ -119,7 +119,7 @@ def test_ready_opens_every_connection(server: RedisServer) -> None:
     async def run() -> None:
         store = AsyncRedisStore(parse(f"{server.address}&connections=5"))
         await store.ready()
-        batcher = store._connections.here()
+        batcher = store._connections.of(asyncio.get_running_loop())
         assert isinstance(batcher, Batcher)
         assert [connection.is_open for connection in batcher.connections] == [True] * 5
         await store.close()

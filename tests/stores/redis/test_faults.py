@@ -726,7 +726,7 @@ async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
 
 def batcher_of(store: AsyncRedisStore) -> Batcher:
     """The connections of a store to its only server."""
-    found = store._connections.here()
+    found = store._connections.of(asyncio.get_running_loop())
     assert isinstance(found, Batcher)
     return found
 
