@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
@@ -45,6 +45,11 @@ def on(url: str, work: Callable[[Catalog], Awaitable[None]]) -> None:
             await database.close()
 
     asyncio.run(main())
+
+
+async def _after(first: Awaitable[object], then: Awaitable[None]) -> None:
+    await first
+    await then
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
@@ -216,6 +221,27 @@ class TestVersions:
 
 
 class TestCatchingUp:
+    def test_a_change_of_many_takes_as_few_questions_as_one_of_a_few(self, url: str) -> None:
+        """For who changes and for who follows: the time that 100,000 users take grows with their number, not faster."""
+        asked: list[str] = []
+
+        async def work(catalog: Catalog) -> None:
+            engine = catalog.database._engine.sync_engine
+            event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+            counts = []
+            for first, last in ((0, 2), (2, 3000)):
+                names = [f"u{number}" for number in range(first, last)]
+                asked.clear()
+                operations = [Operation(ObjectKind.USER, name, {"overrides": {"a": {"limit": 7}}}) for name in names]
+                done = await catalog.change(operations, ME)
+                changes = await catalog.changed_since(done.revision - 1)
+                assert changes is not None
+                assert len((await catalog.about(changes))["users"]) == len(names)
+                counts.append(len(asked))
+            assert counts[1] <= counts[0]  # the first has to connect as well
+
+        on(url, lambda catalog: _after(catalog.apply(DOCUMENT, ME), work(catalog)))
+
     def test_what_changed_since_a_revision_is_known(self, url: str) -> None:
         async def work(catalog: Catalog) -> None:
             await catalog.apply(DOCUMENT, ME)

@@ -30,11 +30,11 @@ from headgate.admin.objects import (
     ObjectVersion,
     Operation,
     Stored,
+    among,
     condition,
     document_of,
     of_row,
     revision_number,
-    slices,
     stored_of,
 )
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
@@ -229,7 +229,7 @@ class Catalog:
 
         With `only_first` nothing happens where anything was ever changed. `expected` is the revision that is replaced.
         """
-        await asyncio.to_thread(from_data, document)
+        ruleset = await asyncio.to_thread(from_data, document)
         async with self.database.exclusively(dry_run=dry_run) as connection:
             number = await revision_number(connection)
             if only_first and number:
@@ -237,7 +237,8 @@ class Catalog:
             _check_version("what is in force", expected, number)
             present = await document_of(connection)
             operations = await asyncio.to_thread(operations_between, present, document)
-            return await _Transaction(connection, actor, self._now()).run(operations, list(_rules_of(document)))
+            transaction = _Transaction(connection, actor, self._now())
+            return await transaction.run(operations, list(_rules_of(document)), ruleset)
 
     async def roll_back(
         self, kind: ObjectKind, name: str, version: int, actor: Actor, expected: int | None = None
@@ -268,12 +269,19 @@ class _Transaction:
     def __init__(self, connection: AsyncConnection, actor: Actor, now: int) -> None:
         self._connection, self._actor, self._now = connection, actor, now
 
-    async def run(self, operations: Sequence[Operation], order: Sequence[str] = ()) -> Changed:
-        """Do what is to be done; `order` are the ids of all rules as they are to follow each other, if that matters."""
+    async def run(
+        self, operations: Sequence[Operation], order: Sequence[str] = (), ruleset: Ruleset | None = None
+    ) -> Changed:
+        """Do what is to be done.
+
+        `order` are the ids of all rules as they are to follow each other, if that matters; `ruleset` is all that there
+        is to be then, if that is known.
+        """
         found = await self._found(operations)
         wanted = [each for each in operations if self._is_new(each, found.get((each.kind, each.id)))]
         number = await revision_number(self._connection) + 1
-        ruleset = await self._ruleset(wanted) if wanted else Ruleset()
+        if ruleset is None:
+            ruleset = await self._ruleset(wanted) if wanted else Ruleset()
         written = await asyncio.to_thread(_canonical, wanted, ruleset)
         given = [
             _Write(kind, name, body, found.get((kind, name)))
@@ -355,26 +363,25 @@ class _Transaction:
 
     async def users_concerned(self, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
         """Return the users whose overrides are about rules, or on top of tiers, that these operations touch."""
-        concerned = set()
-        for names in slices(sorted(touched[ObjectKind.RULE])):
-            of_rules = select(overrides.c.user_id).distinct().where(overrides.c.rule_id.in_(names))
-            concerned |= set((await self._connection.execute(of_rules)).scalars())
-        of_tiers = select(overrides.c.user_id).distinct().join(users, users.c.id == overrides.c.user_id)
-        if "default_tier" in touched[ObjectKind.SETTING]:
-            named = or_(users.c.tier.in_(sorted(touched[ObjectKind.TIER])), users.c.tier == "")
-        else:
-            named = users.c.tier.in_(sorted(touched[ObjectKind.TIER]))
-        return concerned | set((await self._connection.execute(of_tiers.where(named))).scalars())
+        no_tier = {""} if "default_tier" in touched[ObjectKind.SETTING] else set()
+        concerns = or_(
+            among(self._connection, overrides.c.rule_id, touched[ObjectKind.RULE]),
+            among(self._connection, users.c.tier, touched[ObjectKind.TIER] | no_tier),
+        )
+        found = select(overrides.c.user_id).distinct().join(users, users.c.id == overrides.c.user_id).where(concerns)
+        return set((await self._connection.execute(found)).scalars())
 
     async def _write(self, writes: Sequence[_Write], number: int) -> list[audit.AuditEntry]:
         """Write rows, versions and what nodes look for, in few statements however many there are."""
         last: dict[tuple[ObjectKind, str], int] = {}
         for kind in ObjectKind:
             some = [each for each in writes if each.kind is kind]
-            for names in slices([each.id for each in some]):
-                known = select(versions.c.id, func.max(versions.c.version)).group_by(versions.c.id)
-                of_these = known.where(versions.c.kind == kind, versions.c.id.in_(names))
-                last |= {(kind, name): version for name, version in await self._connection.execute(of_these)}
+            if not some:
+                continue
+            known = select(versions.c.id, func.max(versions.c.version)).group_by(versions.c.id)
+            named = among(self._connection, versions.c.id, [each.id for each in some])
+            for name, version in await self._connection.execute(known.where(versions.c.kind == kind, named)):
+                last[kind, name] = version
             await self._write_rows(TABLES[kind], some, last)
         common = {"revision": number, "at": self._now, "actor": self._actor.name}
         await self._insert(
@@ -393,8 +400,8 @@ class _Transaction:
     async def _write_rows(
         self, table: Table, writes: Sequence[_Write], last: Mapping[tuple[ObjectKind, str], int]
     ) -> None:
-        for names in slices([each.id for each in writes if each.body is None]):
-            await self._connection.execute(delete(table).where(table.c.id.in_(names)))
+        if gone := [each.id for each in writes if each.body is None]:
+            await self._connection.execute(delete(table).where(among(self._connection, table.c.id, gone)))
         made, changed = list[Body](), list[Body]()
         for kind, name, body, before in writes:
             if body is not None:
@@ -415,8 +422,9 @@ class _Transaction:
 
     async def _note_overrides(self, writes: Sequence[_Write], ruleset: Ruleset) -> None:
         of_users = [each.id for each in writes if each.kind is ObjectKind.USER and each.body is not None]
-        for names in slices(of_users):
-            await self._connection.execute(delete(overrides).where(overrides.c.user_id.in_(names)))
+        if of_users:
+            named = among(self._connection, overrides.c.user_id, of_users)
+            await self._connection.execute(delete(overrides).where(named))
         rows = [
             {"user_id": user, "rule_id": rule, "until": change.until}
             for user in of_users

@@ -15,7 +15,6 @@ write happen one after the other.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
@@ -23,6 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
@@ -74,7 +74,11 @@ class Database:
         self.name = self._url.render_as_string(hide_password=True)
         """The URL without its password, for messages."""
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
-        options: dict[str, Any] = {"pool_pre_ping": not self.is_sqlite}
+        options: dict[str, Any] = {
+            "pool_pre_ping": not self.is_sqlite,
+            "json_serializer": lambda value: msgspec.json.encode(value).decode(),
+            "json_deserializer": msgspec.json.decode,
+        }
         if self.is_sqlite:
             self._url = self._url.set(drivername="sqlite+aiosqlite")
             options |= {"poolclass": NullPool, "connect_args": {"timeout": PATIENCE}}
@@ -262,7 +266,7 @@ class _translated:  # noqa: N801  used as a function
             raise DatabaseUnavailable(
                 f"{self._name}: cannot be reached: {str(error) or 'no answer in time'}"
             ) from error
-        if isinstance(error, json.JSONDecodeError):
+        if isinstance(error, msgspec.DecodeError):
             raise DatabaseError(f"{self._name}: a row is damaged: {error}") from error
         if isinstance(error, SQLAlchemyError):
             raise DatabaseUnavailable(f"{self._name}: {_first_line(error)}") from error

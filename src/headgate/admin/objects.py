@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Table, func, or_, select
+from sqlalchemy import Column, ColumnElement, Table, Text, func, literal, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.tables import revision, rules, settings, tiers, users
@@ -16,7 +18,6 @@ RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_buck
 """What a rule has that does not say; filters look at it so. Fields not named here are empty then."""
 ANY_VERSION = -1
 """Stands for the version of something that has to exist, whatever its version is."""
-_IN_ONE_QUERY = 500
 
 Body = dict[str, Any]
 
@@ -94,22 +95,19 @@ async def document_of(connection: AsyncConnection, with_users: set[str] | None =
     if with_users is None:
         document["users"] = {row.id: row.body for row in await connection.execute(select(users.c.id, users.c.body))}
     else:
-        found = await stored_of(connection, ObjectKind.USER, sorted(with_users))
+        found = await stored_of(connection, ObjectKind.USER, with_users)
         document["users"] = {name: each.body for name, each in found.items()}
     for row in await connection.execute(select(settings.c.id, settings.c.body)):
         document[row.id] = row.body
     return document
 
 
-async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Sequence[str]) -> dict[str, Stored]:
+async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Iterable[str]) -> dict[str, Stored]:
     """Return what is in force of one kind, by id, as far as it is named; rules in their order."""
-    table, found = TABLES[kind], {}
-    for some in slices(names):
-        in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
-        wanted = select(table).where(table.c.id.in_(some)).order_by(*in_order)
-        for row in (await connection.execute(wanted)).mappings():
-            found[row["id"]] = of_row(kind, row)
-    return found
+    table = TABLES[kind]
+    in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
+    wanted = select(table).where(among(connection, table.c.id, names)).order_by(*in_order)
+    return {row["id"]: of_row(kind, row) for row in (await connection.execute(wanted)).mappings()}
 
 
 def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
@@ -133,6 +131,12 @@ def of_row(kind: ObjectKind, row: Mapping[Any, Any]) -> Stored:
     return Stored(kind, row["id"], row["body"], row["version"], row["created_at"], row["updated_at"])
 
 
-def slices(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Return a few names at a time: a query has only so many parameters."""
-    return (names[at : at + _IN_ONE_QUERY] for at in range(0, len(names), _IN_ONE_QUERY))
+def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]) -> ColumnElement[bool]:
+    """Return what holds for rows whose column is one of `names`, however many, which are one parameter.
+
+    A parameter each would be too many for the drivers, and PostgreSQL compares every row with every one of them.
+    """
+    if connection.dialect.name == "postgresql":
+        return column.in_(select(func.unnest(literal(list(names), ARRAY(Text))).column_valued()))
+    listed = func.json_each(json.dumps(list(names), ensure_ascii=False)).table_valued("value")
+    return column.in_(select(listed.c.value))
