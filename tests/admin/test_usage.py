@@ -15,9 +15,12 @@ import pytest
 from sqlalchemy import select
 
 from headgate.admin import usage
+from headgate.admin.audit import Actor
 from headgate.admin.database import Database
+from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.admin.tables import usage_hours, usage_minutes
 from headgate.admin.usage import DAY_US, HOUR_US, MINUTE_US, UsageBatch, UsageWriter
+from headgate.observe.metrics import CALLER_ASKED_AT
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_DENIED, Recorder, RuleSeries
 from headgate.observe.workers import Slots
 from headgate.policy.times import moment_text
@@ -51,6 +54,11 @@ class Service:
         slot.close()
         self._workers[worker] = self._slots.open(worker)
 
+    def asked(self, caller: str, at: int, *, worker: int = 0) -> None:
+        """Let a caller with a key ask, at a time in microseconds since the epoch."""
+        table = self._workers[worker].table
+        table.cells[table.cell_of(CALLER_ASKED_AT, caller)] = at * 1000
+
     async def minute(self) -> None:
         """Let a minute end."""
         self.now += MINUTE_US
@@ -78,6 +86,33 @@ async def found(database: Database, step: str = "minute", **filters: Any) -> lis
         rows, total = await usage.page(connection, filters, step, 0, 1000)
     assert total == len(rows)
     return [((row["at"] - NOON) // MINUTE_US, row["rule_id"], row["outcome"], row["count"]) for row in rows]
+
+
+class TestKeys:
+    def test_the_last_use_of_check_keys_is_noted_by_the_minute(self, url: str, tmp_path: Path) -> None:
+        """The latest one, whichever worker and service saw it; what was noted later stays."""
+
+        async def main() -> None:
+            async with opened(url) as database:
+                keys = AdminKeys(database, clock=lambda: NOON)
+                names = [(await keys.create(str(role), role, Actor("me"))).key.id for role in KeyRole]
+                check, viewer, *_ = names
+                one, two = Service(database, tmp_path / "one", 2), Service(database, tmp_path / "two")
+                with closing(one), closing(two):
+                    one.asked(check, NOON + 5, worker=0)
+                    one.asked(check, NOON + 9, worker=1)
+                    one.asked(viewer, NOON + 9)
+                    one.asked("of a file", NOON + 9)
+                    two.asked(check, NOON + 7)
+                    await asyncio.gather(one.minute(), two.minute())
+                    await two.minute()
+                    used = {key.id: key.last_used_at for key in await keys.all()}
+                    assert used == dict.fromkeys(names) | {check: NOON + 9}
+                    two.asked(check, NOON + 11)
+                    await two.minute()
+                    assert (await keys.get(check)).last_used_at == NOON + 11
+
+        asyncio.run(main())
 
 
 class TestWriting:

@@ -150,6 +150,7 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
     unseen = {family.shown_name for family in METRICS.values()} - shown
     assert unseen == {
         "headgate_build_info",
+        "headgate_caller_last_request_timestamp_seconds",
         "headgate_config_broken",
         "headgate_denials_unlogged_total",
         "headgate_peeks_total",

@@ -228,6 +228,22 @@ def test_a_caller_proves_itself_with_every_request() -> None:
     assert admission.in_flight == 3
 
 
+def test_whose_keys_were_accepted_is_noted_again_after_somebody_took_note() -> None:
+    """Also on a connection that stays open for days; and never of whom nobody knows."""
+    known = CallerKeys({digest("a" * 40): Holder("edge")})
+    admission = AdmissionController(keys=lambda: known)
+    connection = admission.admission(NOBODY)
+    for _ in range(2):
+        assert connection.admit(CHECK, [(b"x-api-key", b"b" * 40)]) is not None
+        assert admission.asked == set()
+        assert connection.admit(CHECK, [(b"x-api-key", b"a" * 40)]) is None
+        assert connection.admit(CHECK, [(b"x-api-key", b"a" * 40)]) is None
+        assert admission.asked == {"edge"}
+        admission.asked.clear()
+    assert connection.admit(CHECK, [(b"x-api-key", b"a" * 40)]) is None
+    assert admission.asked == {"edge"}
+
+
 def test_keys_that_are_replaced_count_at_once() -> None:
     keys = [CallerKeys({digest("k"): Holder("k")})]
     admission = AdmissionController(keys=lambda: keys[-1])

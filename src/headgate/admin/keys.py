@@ -12,12 +12,12 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
@@ -214,6 +214,15 @@ class AdminKeys:
         await audit.append(connection, [entry], actor, number, self._now())
         if connection.dialect.name == "postgresql":  # whoever is told of rules looks at keys as well
             await connection.execute(select(func.pg_notify(CHANNEL, str(number))))
+
+
+async def note_uses(database: Database, used: Mapping[str, int]) -> None:
+    """Note when keys of the decision plane were last used, by their ids, if that is later. Raises DatabaseError."""
+    is_later = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < bindparam("at"))
+    of_check = and_(api_keys.c.id == bindparam("key"), api_keys.c.role == KeyRole.CHECK)
+    noted = update(api_keys).where(of_check, is_later).values(last_used_at=bindparam("at"))
+    async with database.writing() as connection:  # in one order, so that two services never wait for each other
+        await connection.execute(noted, [{"key": name, "at": at} for name, at in sorted(used.items())])
 
 
 async def check_keys(database: Database) -> tuple[SharedKey, ...]:

@@ -26,6 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import what_if
 from headgate.admin.database import PATIENCE, Database, DatabaseError
+from headgate.admin.keys import note_uses
 from headgate.admin.tables import usage_hours, usage_minutes, usage_writers
 from headgate.observe import metrics
 from headgate.observe.principal_use import WindowUse
@@ -98,6 +99,8 @@ class UsageWriter:
         self._seen: _Seen = {}
         self._reading = threading.Lock()  # a thread may still read for somebody who was cancelled
         self._waiting: deque[UsageBatch] = deque()
+        self._callers: dict[str, int] = {}  # when their keys were last used, in microseconds since the epoch
+        self._noted: dict[str, int] = {}  # as the database knows
         self._is_away = False
         self.lost = 0
         """Decisions that will never be written, since the database was away for too long."""
@@ -147,6 +150,9 @@ class UsageWriter:
             slices = self._counted()
         for slot, _, series in slices:
             for metric, labels, values in series:
+                if metric is metrics.CALLER_ASKED_AT and values[0]:
+                    (caller,) = values_of(labels)
+                    self._callers[caller] = max(self._callers.get(caller, 0), values[0] // 1000)
                 if metric is not metrics.RULE_DECISIONS and metric is not metrics.RULE_DEGRADED:
                     continue
                 key, value = (slot, metric.name, labels), values[0]
@@ -169,6 +175,11 @@ class UsageWriter:
 
     async def write(self) -> None:
         """Write what waits, the oldest first, as far as the database takes it."""
+        used = {caller: at for caller, at in self._callers.items() if at > self._noted.get(caller, 0)}
+        if used:
+            with suppress(DatabaseError):  # usage says that it is away, and there is a next time
+                await note_uses(self._database, used)
+                self._noted |= used
         while self._waiting:
             some = self._next()
             try:

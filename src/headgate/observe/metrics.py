@@ -151,6 +151,13 @@ CONFIG_LOADED_AT = _gauge(
     merge=Merge.MIN,
 )
 
+CALLER_ASKED_AT = _gauge(
+    "caller_last_request_timestamp_seconds",
+    "When a caller with a key last asked, to the second; by its name in the file, or the id of its key.",
+    "caller",
+    scale=NANO,
+    merge=Merge.MAX,
+)
 ENFORCEMENT = _gauge("enforcement", "1 while limits refuse, 0 while they are only counted; the least.", merge=Merge.MIN)
 CONNECTIONS = _gauge("connections", "Connections open now.")
 WORKERS = _gauge("workers", "Worker processes that live.")

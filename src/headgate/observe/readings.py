@@ -115,6 +115,18 @@ def of_process(worker: str) -> Source:
     return read
 
 
+def of_callers(asked: set[str]) -> Source:
+    """Return when callers last asked; `asked` are those who did since the last time, and is emptied."""
+    last: dict[str, int] = {}
+
+    def read() -> Iterable[Reading]:
+        last.update(dict.fromkeys(asked, time.time_ns()))
+        asked.clear()
+        return [Reading(metrics.CALLER_ASKED_AT, (name,), at) for name, at in last.items()]
+
+    return read
+
+
 def of_live(lives: Mapping[str, Live[Any]]) -> Source:
     """Return how loading went of all that may change, by what it is."""
 

@@ -98,6 +98,8 @@ class AdmissionController:
         clock: Clock | None = None,
     ) -> None:
         self.keys = keys
+        self.asked: set[str] = set()
+        """Names of callers whose keys were accepted, until somebody takes note of them."""
         self.ceiling = Ceiling(per_second, clock)
         self.in_flight = 0
         self.busy = 0
@@ -269,6 +271,7 @@ class ConnectionAdmission:
 
     __slots__ = (
         "__weakref__",
+        "_caller",
         "_ceiling",
         "_controller",
         "_credential",
@@ -289,7 +292,7 @@ class ConnectionAdmission:
         """The slice of time in which it last asked while tokens were scarce."""
         self.taken = self.made_up_at = 0
         """Tokens that its share has not made up for, at that time in microseconds."""
-        self._credential = b""  # what was accepted last, by these keys
+        self._caller, self._credential = "", b""  # who was accepted last and by what, by these keys
         self._keys: CallerKeys | None = None
 
     def admit(self, path: bytes, headers: Headers) -> Refusal | None:
@@ -331,10 +334,13 @@ class ConnectionAdmission:
         if self._credential and self._keys is keys:
             sent = [value for name, value in headers if name in CALLER_HEADERS]
             if len(sent) == 1 and hmac.compare_digest(sent[0], self._credential):
+                self._controller.asked.add(self._caller)
                 return True
-        name, self._credential = keys.caller(headers)
+        self._caller, self._credential = keys.caller(headers)
         self._keys = keys
-        return bool(name)
+        if self._caller:
+            self._controller.asked.add(self._caller)
+        return bool(self._caller)
 
 
 def _bucket(per_second: int, clock: Clock | None) -> Callable[[int], bool]:

@@ -17,7 +17,7 @@ from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe import metrics
 from headgate.observe.logs import Principals
 from headgate.observe.principal_use import WindowUse
-from headgate.observe.readings import of_live, of_number, of_snapshot
+from headgate.observe.readings import of_callers, of_live, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
 from headgate.observe.tracing import Tracing
 from headgate.observe.workers import Slice, Slots
@@ -135,6 +135,7 @@ class Node:
         self._recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
         self._recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
         self._recorder.add(of_live(files.lives()))
+        self._recorder.add(of_callers(self._admission.asked))
         if snapshot is not None:
             self._recorder.add(of_snapshot(snapshot, counting=slot == 0))
         self._sockets: Mapping[str, socket] = {}

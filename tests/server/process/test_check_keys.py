@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import grpc
@@ -149,6 +152,24 @@ def test_without_a_file_only_keys_of_the_database_open(tmp_path: Path) -> None:
         keys.comes_to(made["key"], opens=True)
         assert keys.admin("DELETE", f"/keys/{made['id']}")[0] == 204
         keys.comes_to(made["key"], opens=False)
+
+
+def test_the_last_use_of_a_key_is_noted(tmp_path: Path) -> None:
+    """At the latest when the service ends; and not of one that nobody has used."""
+    environment = {"HEADGATE_RULES": "", "HEADGATE_ADMIN_KEY": ADMIN}
+    with service("--caller-keys", "database", environment=environment, cwd=tmp_path) as found:
+        keys = Keys(found.started())
+        used, unused = keys.made(), keys.made()
+        keys.comes_to(used["key"], opens=True)
+        named = f'headgate_caller_last_request_timestamp_seconds{{caller="{used["id"]}"}}'
+        until(lambda: named in found.get("/metrics")[1].decode(), "it is shown", SECONDS)
+        found.signal(SIGTERM)
+        assert found.ended() == 0
+    with closing(sqlite3.connect(tmp_path / "headgate.db")) as database:
+        noted = dict(database.execute("SELECT id, last_used_at FROM api_keys"))
+        created = dict(database.execute("SELECT id, created_at FROM api_keys"))
+    assert noted[used["id"]] > created[used["id"]]
+    assert noted[unused["id"]] is None
 
 
 def test_without_a_database_there_are_no_keys_of_one(tmp_path: Path) -> None:
