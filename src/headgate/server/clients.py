@@ -31,7 +31,7 @@ from headgate.web.identity import Identifier, Identity
 from headgate.web.problem import NOT_ADMITTED, LimitTexts, Problem, exceeded, of_status, prepare, reduced
 
 Field = TypeVar("Field")
-MOST_REFUSALS = 1024
+MOST_ANSWERS = 1024
 """Answers that are kept, of less than a kilobyte each."""
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
 """Which proxies are trusted unless the settings say otherwise: what runs on this machine."""
@@ -68,9 +68,9 @@ class ClientAnswers(Generic[Field]):
         self._writer = HeaderWriter(headers, spelling)
         self._prepared = Prepared(self._prepare)
         self._no_store = spelling("Cache-Control")("no-store")
-        self._refusals = Memory[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_REFUSALS)
-        """The last refusals by single limits: within a second, a limit refuses everybody in the same words. With what
-        is prepared of the limit, so that nothing else gets its identity."""
+        self._known = Memory[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_ANSWERS)
+        """The last answers by single limits: within a second, a limit tells many the same. With what is prepared of the
+        limit, so that nothing else gets its identity."""
 
     def of(self, ruling: Ruling, now: int) -> ClientAnswer[Field]:
         """Return what follows from a ruling on a request that came at `now`, in microseconds since the epoch."""
@@ -83,35 +83,40 @@ class ClientAnswers(Generic[Field]):
         return ClientAnswer((self._no_store,), problem)
 
     def _decided(self, ruling: Ruling, decision: Decision, now: int) -> ClientAnswer[Field]:
-        """Return what limits say."""
-        if not ruling.allowed and not decision.parts:
-            return self._refused_by_one(ruling, decision, now)
+        """Return what limits say; by a single one, as it was put together before if it was."""
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
         if decision.parts:
             names = policy_names(ruling.rules, len(decision.parts))
             parts = zip(names, decision.parts, strict=True)
-            limits = [self._prepared.of(name, part.quota) for name, part in parts]
-        else:
-            limits = [self._prepared.of(ruling.rule_id, decision.quota)]
+            return self._written(
+                ruling, decision, [self._prepared.of(name, part.quota) for name, part in parts], reset_at
+            )
+        limit = self._prepared.of(ruling.rule_id, decision.quota)
+        times = (
+            -(-decision.retry_after_us // SECOND),
+            -(-decision.reset_after_us // SECOND),
+            reset_at,
+            decision.delay_us,
+        )
+        about = decision.allowed, decision.remaining, decision.state, decision.degraded and self._is_ours(ruling)
+        key = id(limit), times, about, decision.degraded
+        known = self._known.get(key)
+        if known is None:
+            known = self._known.keep(key, (limit, self._written(ruling, decision, (limit,), reset_at)))
+        return known[1]
+
+    def _written(
+        self,
+        ruling: Ruling,
+        decision: Decision,
+        limits: Sequence[tuple[LimitFields[Field], LimitTexts]],
+        reset_at: int,
+    ) -> ClientAnswer[Field]:
         shown, few = most_shown(decision, limits)
-        reset_at = -(-(now + decision.reset_after_us) // SECOND)
         fields = self._writer.write(shown, few[shown.index][0], reset_at, [limit[0] for limit in few])
         if ruling.allowed:
             return ClientAnswer(fields)
         return ClientAnswer(fields, _problem(decision, [limit[1] for limit in limits], is_ours=self._is_ours(ruling)))
-
-    def _refused_by_one(self, ruling: Ruling, decision: Decision, now: int) -> ClientAnswer[Field]:
-        """Return the refusal by a single limit, as it was put together before if it was."""
-        limit = self._prepared.of(ruling.rule_id, decision.quota)
-        reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        times = -(-decision.retry_after_us // SECOND), -(-decision.reset_after_us // SECOND), reset_at
-        is_ours = self._is_ours(ruling)
-        key = id(limit), decision.remaining, times, decision.state, decision.degraded, is_ours
-        known = self._refusals.get(key)
-        if known is None:
-            fields = self._writer.write(decision, limit[0], reset_at, [limit[0]])
-            answer = ClientAnswer(fields, _problem(decision, [limit[1]], is_ours=is_ours))
-            known = self._refusals.keep(key, (limit, answer))
-        return known[1]
 
     def _is_ours(self, ruling: Ruling) -> bool:
         """Whether a refusal is due to the store, under a mode that refuses then: nobody's fault but ours."""

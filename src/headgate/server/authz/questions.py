@@ -100,7 +100,7 @@ class Questions:
     """Reads questions; settings of routes that were read before are remembered."""
 
     def __init__(self) -> None:
-        self._routes = Memory[frozenset[tuple[str, str]], RouteSettings](_MOST_ROUTES)
+        self._routes = Memory[tuple[tuple[str, str], ...], RouteSettings](_MOST_ROUTES)
 
     def read(self, message: bytes, metadata: Headers) -> AuthzQuestion:
         """Return what a message asks.
@@ -117,13 +117,13 @@ class Questions:
             attributes = _CheckRequest.FromString(message).attributes
         except DecodeError:
             raise InvalidRequest("the request cannot be read: it is not UTF-8, or not a message") from None
-        http = attributes.request.http
-        if not http.path or not http.method:
+        http, said = attributes.request.http, attributes.context_extensions
+        method, path = http.method, http.path
+        if not path or not method:
             raise InvalidRequest("the request has no path, or no method")
-        if http.method != http.method.upper():  # Envoy's routes tell post from POST; not all services do
+        if method != method.upper():  # Envoy's routes tell post from POST; not all services do
             raise InvalidRequest("the method is not written in capital letters")
-        said = attributes.context_extensions
-        key = frozenset([(name, said[name]) for name in said])  # items() takes three times as long
+        key = tuple([(name, said[name]) for name in said])  # items() takes three times as long
         route = self._routes.get(key)
         if route is None:
             route = self._routes.keep(key, route_settings(dict(key)))
@@ -133,11 +133,11 @@ class Questions:
         elif http.headers:
             merged = http.headers.items()
             lines = [(name.encode(), value.encode()) for name, value in merged if name[0] != ":"]  # not as they came
-        target = _target(http.path, lines)
+        target = _target(path, lines)
         return AuthzQuestion(
-            http.method,
+            method,
             target,
-            target.partition("?")[2].encode(),
+            target.partition("?")[2].encode() if "?" in target else b"",
             lines,
             _client(metadata, attributes.source.address),
             route,
@@ -161,7 +161,7 @@ def _target(path: str, lines: Headers) -> str:
 def _client(metadata: Headers, source: Any) -> IpAddress | None:
     """Return the address of the client: as metadata of the call has it, or else the one that connected to Envoy."""
     told = [value for name, value in metadata if name == CLIENT_ADDRESS]
-    text = told[0].decode("latin-1") if len(told) == 1 else "" if told else source.socket_address.address
+    text = source.socket_address.address if not told else told[0].decode("latin-1") if len(told) == 1 else ""
     address = parse(text)
     if address is None and (told or source.WhichOneof("address") != "pipe"):
         raise InvalidRoute(f"the address of the client is one IP address, not {short(text)}")

@@ -17,6 +17,7 @@ from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
 from headgate.engine.written import write
+from headgate.policy.compiled import Memory
 from headgate.protos import framed, varint
 from headgate.web.headers import Numbers, Prepared
 
@@ -26,6 +27,8 @@ _CHARGE, _EXACT = b"\x82\x01", b"\x8a\x01"
 _STATES = {Pressure.NORMAL: b"", Pressure.WARNING: b"\x40\x01", Pressure.THROTTLED: b"\x40\x02"}
 _STATES_OF_LIMITS = {Pressure.NORMAL: b"", Pressure.WARNING: b"\x38\x01", Pressure.THROTTLED: b"\x38\x02"}
 _64_BITS = 2**64 - 1
+MOST_ANSWERS = 2048
+"""Answers that are kept, of about a hundred bytes each."""
 
 
 class LimitMessages(msgspec.Struct, frozen=True, gc=False):
@@ -42,14 +45,16 @@ class LimitMessages(msgspec.Struct, frozen=True, gc=False):
 
 
 class RpcAnswers:
-    """Answers checks."""
+    """Answers checks. What single limits say is remembered: within a second, a limit tells many the same."""
 
-    __slots__ = ("_count", "_prepared", "_remaining", "_reset_at", "_retry_after")
+    __slots__ = ("_count", "_known", "_prepared", "_remaining", "_reset_at", "_retry_after")
 
     def __init__(self) -> None:
         self._prepared = Prepared(_prepare)
         self._count, self._remaining = _numbers(b"\x10"), _numbers(b"\x20")
         self._reset_at, self._retry_after = _numbers(b"\x28"), _numbers(b"\x30")
+        self._known = Memory[tuple[object, ...], tuple[LimitMessages, bytes]](MOST_ANSWERS)
+        """With what is prepared of the limit, so that nothing else gets its identity."""
 
     def of(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
         """Return the answer to a request that came at `now`, in microseconds since the epoch.
@@ -60,38 +65,58 @@ class RpcAnswers:
             refundable: whether the answer names the cost that was taken.
             exact: whether it has the ruling itself; see `headgate.engine.written`.
         """
-        decision, pieces = ruling.decision, [_ALLOWED] if ruling.allowed else []
+        decision = ruling.decision
         if decision is None:
-            reason = framed(_REASON, ruling.reason.encode()) if ruling.reason else b""
-            pieces += _STATES[ruling.state], reason, _MATCHED if ruling.matched else b""
+            answer = _ALLOWED if ruling.allowed else b""
+            answer += _STATES[ruling.state] + (framed(_REASON, ruling.reason.encode()) if ruling.reason else b"")
+            answer += _MATCHED if ruling.matched else b""
+        elif decision.parts:
+            answer = self._decided(ruling, decision, now)
         else:
-            limit = self._prepared.of(ruling.rule_id, decision.quota)
-            numbers, state = self._numbers(decision, now), decision.state
-            count = self._count[decision.limit - decision.remaining]
-            pieces += count, limit.limit, numbers, limit.rule_id, _STATES[state]
-            if decision.degraded:
-                pieces += _DEGRADED, framed(_REASON, decision.degraded.encode())
-            pieces.append(_MATCHED)
-            if decision.delay_us:
-                pieces += _DELAY, pack("<d", decision.delay_us / SECOND)
-            if decision.parts:
-                parts = zip(ruling.rules, decision.parts, strict=True)
-                pieces += [framed(_LIMITS, self._limit(rule, part, now)) for rule, part in parts]
-            else:
-                opening = limit.allowed if decision.allowed else limit.denied
-                pieces.append(framed(_LIMITS, opening + numbers + _STATES_OF_LIMITS[state]))
+            answer = self._decided_by_one(ruling, decision, now)
         if ruling.shadow:
-            pieces += [framed(_SHADOW, self._limit(each.rule_id, each.decision, now)) for each in ruling.shadow]
+            tried = [framed(_SHADOW, self._limit(each.rule_id, each.decision, now)) for each in ruling.shadow]
+            answer += b"".join(tried)
         if ruling.unmatched_principals:
-            pieces += [framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals]
+            answer += b"".join([framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals])
         if refundable and (charge := charge_of(ruling)):
-            pieces.append(framed(_CHARGE, charge.encode()))
-        if exact:
-            pieces.append(framed(_EXACT, write(ruling)))
+            answer += framed(_CHARGE, charge.encode())
+        return answer + framed(_EXACT, write(ruling)) if exact else answer
+
+    def _decided_by_one(self, ruling: Ruling, decision: Decision, now: int) -> bytes:
+        """Return what a single limit says, as it was put together before if it was."""
+        limit, reset_at = self._prepared.of(ruling.rule_id, decision.quota), now + decision.reset_after_us
+        numbers = decision.limit, decision.remaining, -(-reset_at // SECOND), -(-decision.retry_after_us // SECOND)
+        key = id(limit), decision.allowed, numbers, decision.state, decision.delay_us, decision.degraded
+        known = self._known.get(key)
+        if known is None:
+            known = self._known.keep(key, (limit, self._decided(ruling, decision, now)))
+        return known[1]
+
+    def _decided(self, ruling: Ruling, decision: Decision, now: int) -> bytes:
+        """Return what limits say."""
+        limit = self._prepared.of(ruling.rule_id, decision.quota)
+        count, state = self._count[decision.limit - decision.remaining], _STATES[decision.state]
+        pieces = [
+            _ALLOWED if ruling.allowed else b"",
+            count,
+            limit.limit,
+            self._numbers(decision, now),
+            limit.rule_id,
+            state,
+        ]
+        if decision.degraded:
+            pieces += _DEGRADED, framed(_REASON, decision.degraded.encode())
+        pieces.append(_MATCHED)
+        if decision.delay_us:
+            pieces += _DELAY, pack("<d", decision.delay_us / SECOND)
+        rules = ruling.rules if decision.parts else (ruling.rule_id,)
+        parts = zip(rules, decision.limits, strict=True)
+        pieces += [framed(_LIMITS, self._limit(rule, part, now)) for rule, part in parts]
         return b"".join(pieces)
 
     def _limit(self, rule_id: str, decision: Decision, now: int) -> bytes:
-        """Return the `LimitStatus` of one of several limits."""
+        """Return the `LimitStatus` of a limit."""
         limit = self._prepared.of(rule_id, decision.quota)
         opening = limit.allowed if decision.allowed else limit.denied
         return opening + self._numbers(decision, now) + _STATES_OF_LIMITS[decision.state]
