@@ -19,7 +19,7 @@ from headgate.core.mode import Mode
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import InvalidRules, from_data, load, load_file, loads_json, read, read_file
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
-from headgate.policy.problems import MOST
+from headgate.policy.problems import MOST, ProblemKind
 from headgate.policy.yaml_text import Document, decoded, resolved
 from tests.policy.written import BAD, FILES, GOOD
 
@@ -282,10 +282,32 @@ def test_a_file_of_envoyproxy_is_known_as_one(text: str) -> None:
 
 
 def test_many_problems_are_bounded() -> None:
+    """Beyond so many none is looked for, and it is said where that begins, and how much it is."""
+    for item in ("  - 5\n", "  - {id: a}\n"):
+        with pytest.raises(InvalidRules) as caught:
+            load("version: 1\nallow: [{user: a}, {user: b}]\nrules:\n" + item * 3000)
+        *problems, unread = caught.value.problems
+        assert [problem.line for problem in problems] == [*range(4, MOST + 4)]
+        assert (unread.line, unread.path, unread.kind) == (MOST + 4, f"rules[{MOST}]", ProblemKind.UNREAD)
+        *_, more, last = str(caught.value).splitlines()
+        assert more == f"... and {MOST - 20} more"
+        assert (
+            last
+            == f"rules:{MOST + 4}:5: rules[{MOST}]: not looked at, after {MOST} problems: {3000 - MOST} from here on"
+        )
+
+
+def test_what_comes_after_too_many_problems_is_not_looked_at() -> None:
     with pytest.raises(InvalidRules) as caught:
-        load("version: 1\nrules:\n" + "  - 5\n" * 3000)
-    assert len(caught.value.problems) == MOST
-    assert str(caught.value).endswith("... and 980 more")
+        load("version: 1\nrules:\n" + "  - 5\n" * MOST + "users: {ada: {tier: 5.5}, bob: {}}\ndeny: [{user: a}]")
+    assert [problem.path for problem in caught.value.problems[MOST:]] == ["users.ada", "deny[0]"]
+
+
+def test_of_problems_that_are_not_listed_the_number_is() -> None:
+    replaces = [f"b{number}" for number in range(MOST + 5)]
+    with pytest.raises(InvalidRules, match="5 more problems are not listed") as caught:
+        from_data({"version": 1, "rules": [{"id": "a", "quota": "1/s", "replaces": replaces}]})
+    assert len(caught.value.problems) == MOST + 1
 
 
 @pytest.mark.parametrize("shape", ["tenant-{:04}-orders-per-user", "{:04}" * 15, "x" * 56 + "{:04}"])

@@ -176,7 +176,8 @@ def _ruleset(data: object, findings: Findings) -> Ruleset | None:
     for name in ("rules", "allow", "deny"):
         read[name] = tuple([item for item in read.get(name, ()) if item is not None])
     ruleset = Ruleset.unchecked(**read)
-    check(ruleset, *_declared(data), findings)
+    if not findings.is_full:
+        check(ruleset, *_declared(data), findings)
     return ruleset
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -13,7 +13,7 @@ from headgate.core.numbers import printable, short
 Path = tuple[str | int, ...]
 """Where a value is in the data: ("rules", 2, "window")."""
 MOST = 1000
-"""So many problems of one file are kept."""
+"""So many problems of one file are looked for."""
 PATIENCE = 100_000
 """How much of one file is compared with names that it could have meant: letters of the word times the names."""
 _LISTED = 20
@@ -32,6 +32,8 @@ class ProblemKind(StrEnum):
     """A field is missing, unknown, or of the wrong type: what the JSON Schema says, too."""
     MEANING = "meaning"
     """All fields are well formed, but together they make no sense."""
+    UNREAD = "unread"
+    """Nobody has looked: there were too many problems before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,10 @@ class InvalidRules(InvalidRule):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        lines = [str(problem) for problem in self.problems[:_LISTED]]
-        if len(self.problems) > _LISTED:
-            lines.append(f"... and {len(self.problems) - _LISTED} more")
-        return "\n".join(lines)
+        found = [problem for problem in self.problems if problem.kind is not ProblemKind.UNREAD]
+        more = [f"... and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+        unread = [problem for problem in self.problems if problem.kind is ProblemKind.UNREAD]
+        return "\n".join([*map(str, found[:_LISTED]), *more, *map(str, unread[:_LISTED])])
 
 
 class Findings:
@@ -119,6 +121,16 @@ class Findings:
         if self.count <= MOST:
             self._found.append((path, at_key, Problem(message, accepted, hint, render(path), kind=kind)))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there are so many problems that no more are looked for."""
+        return self.count >= MOST
+
+    def pass_over(self, path: Path, count: int) -> None:
+        """Note that the value at `path`, and those after it, so many in all, are not looked at."""
+        message = f"not looked at, after {self.count} problems: {count} from here on"
+        self._found.append((path, False, Problem(message, path=render(path), kind=ProblemKind.UNREAD)))
+
     def warn(self, path: Path, message: str, accepted: str = "", hint: str = "", *, at_key: bool = False) -> None:
         """Note that the value at `path`, or its key, has hardly the effect that was meant."""
         if len(self._odd) < MOST:
@@ -136,7 +148,7 @@ class Findings:
         without a suggestion.
         """
         known = tuple(names)
-        if not isinstance(word, str) or len(word) > _LONGEST_WORD or len(known) > _MOST_NAMES or self.count >= MOST:
+        if not isinstance(word, str) or len(word) > _LONGEST_WORD or len(known) > _MOST_NAMES or self.is_full:
             return ""
         near = self._near.get((word, known))
         if near is None:
@@ -150,7 +162,9 @@ class Findings:
 
     def problems(self) -> list[Problem]:
         """Return the problems with their places in the file, from its top to its end."""
-        return self._located(self._found)
+        more = self.count - MOST
+        untold = [Problem(f"{more} more problems are not listed", kind=ProblemKind.UNREAD)] if more > 0 else []
+        return [*self._located(self._found), *untold]
 
     def warnings(self) -> list[Problem]:
         """Return what is odd, likewise."""
@@ -163,6 +177,7 @@ class Findings:
 
     def _located(self, found: Iterable[tuple[Path, bool, Problem]]) -> list[Problem]:
         where, problems = self.where, []
+        where.expect([path for path, _, _ in found])
         for path, at_key, problem in found:
             line, column = where.locate(path, at_key=at_key)
             problems.append(replace(problem, file=where.name, line=line, column=column, source=where.source(line)))
@@ -176,6 +191,9 @@ class Locator:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    def expect(self, paths: Sequence[Path]) -> None:
+        """Hear which paths will be asked about, all at once."""
 
     def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:  # noqa: ARG002  others need them
         """Return line and column of what is at `path`, from 1, or zeros."""

@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Protocol, Self
 
 from headgate.core.numbers import EXACT
-from headgate.policy.problems import MOST, Findings, Path, ProblemKind, shown, unlike
+from headgate.policy.problems import Findings, Path, ProblemKind, shown, unlike
 
 Schema = dict[str, Any]
 Values = dict[str, Any]
@@ -212,7 +212,13 @@ class ListOf:
         if type(value) is not list:
             findings.add(path, unlike(value, "is not a list"), self.accepted)
             return None
-        return [self.of.read(item, (*path, index), findings) for index, item in enumerate(value)]
+        read: list[Any] = []
+        for index, item in enumerate(value):
+            if findings.is_full:
+                findings.pass_over((*path, index), len(value) - index)
+                break
+            read.append(self.of.read(item, (*path, index), findings))
+        return read
 
     def schema(self) -> Schema:
         return {"type": ["array", "null"] if self.or_nothing else "array", "items": self.of.schema()}
@@ -238,7 +244,10 @@ class MapOf:
             findings.add(path, wrong, self.accepted)
             return None
         fits, read = re.compile(self.keys, re.DOTALL).fullmatch, {}
-        for key, inner in value.items():
+        for place, (key, inner) in enumerate(value.items()):
+            if findings.is_full:
+                findings.pass_over((*path, key), len(value) - place)
+                break
             if type(key) is not str or not fits(key):
                 findings.add((*path, str(key)), f"{shown(key)} cannot be a key here", self.accepted, at_key=True)
             elif (got := self.of.read(inner, (*path, key), findings)) is not None:
@@ -323,7 +332,7 @@ class Record:
     def misspelt(self, value: Values, findings: Findings) -> set[str]:
         """Return the fields that unknown keys were probably meant for: that they are missing need not be said."""
         unknown = self.named(value).keys() - self.fields.keys()
-        if not unknown or findings.count >= MOST:
+        if not unknown or findings.is_full:
             return set()
         return {findings.near_name(key, self.fields) for key in unknown}
 

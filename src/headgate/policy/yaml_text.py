@@ -10,6 +10,7 @@ The data comes from the stream of events: nothing recurses, and it is nine times
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import isfinite
 from os import PathLike, fspath
 from typing import Any, Final, NoReturn
@@ -66,7 +67,7 @@ class Document(Locator):
         InvalidRules: reading could not go on.
     """
 
-    __slots__ = ("_lines", "_places", "_text", "_what", "data", "problems")
+    __slots__ = ("_lines", "_places", "_text", "_until", "_what", "data", "problems")
 
     def __init__(self, text: str, name: str, what: str = "a file of rules") -> None:
         super().__init__(name)
@@ -74,9 +75,19 @@ class Document(Locator):
         self._what = what
         self._lines: list[str] | None = None
         self._places: _Places | None = None
+        self._until: tuple[str | int, int] | None = None
         self.problems: list[Problem] = []
         self._check_text()
         self.data: Any = self._build(None)
+
+    def expect(self, paths: Sequence[Path]) -> None:
+        """Hear which paths will be asked about: if all are in one list, the text is read again only so far."""
+        is_in_list = len({path[:1] for path in paths}) == 1 and all(
+            len(path) > 1 and isinstance(path[1], int) for path in paths
+        )
+        until = (paths[0][0], max(int(path[1]) for path in paths)) if is_in_list else None
+        if until != self._until:
+            self._until, self._places = until, None
 
     def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:
         """Return line and column of the value at `path`, or of its key; the text is read again to find out."""
@@ -125,7 +136,7 @@ class Document(Locator):
     def _build(self, places: _Places | None) -> Any:
         yaml = yaml_module()
         try:
-            return _Builder(self, self._what, places).built(self._text)
+            return _Builder(self, self._what, places).built(self._text, self._until)
         except yaml.MarkedYAMLError as error:
             told = f"{error.context or ''} {error.problem}"
             hint = next((advice for sign, advice in _ADVICE.items() if sign in told), "")
@@ -179,8 +190,8 @@ class _Builder:
         """What scalars without quotes mean, as far as they were seen."""
         self._count = 0
 
-    def built(self, text: str) -> Any:
-        """Return the data."""
+    def built(self, text: str, until: tuple[str | int, int] | None = None) -> Any:
+        """Return the data; perhaps only until the item of that number is in the list of that name."""
         yaml = yaml_module()
         events = yaml.events
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is in C, where there is a compiler
@@ -199,11 +210,20 @@ class _Builder:
                 read(event)
             elif kind in others:
                 others[kind](event)
+                if until is not None and self._has(*until):
+                    break
             elif kind is events.DocumentStartEvent:
                 documents += 1
                 if documents > 1:
                     self._document.stop(f"a second document: {self._what} is one", event.start_mark.line, 0)
+        while self._stack:
+            self._end(None)
         return root[0] if root else None
+
+    def _has(self, name: str | int, index: int) -> bool:
+        """Whether a list that is open, right below the top, has an item of that number."""
+        is_below_top = len(self._stack) == 2 and not self._top.keyed
+        return is_below_top and self._stack[-1].key == name and len(self._top.held) > index
 
     def _scalar(self, event: Any) -> None:
         self._count += 1
