@@ -252,7 +252,7 @@ class TestWhichLimit:
         [
             ({"quota": "10/s; 500/day"}, None, "has several windows: say which of 1 s, 86400 s is meant"),
             ({"quota": "10/s; 500/day"}, MINUTE_US, "has no such window: it has 1 s, 86400 s"),
-            ({"quota": "10 once"}, None, "its windows are too long"),
+            ({"quota": "10 once"}, None, "no window of it is within 31d"),
         ],
     )
     def test_what_is_not_clear_is_asked_back(self, rule: dict[str, Any], window_us: int | None, said: str) -> None:
@@ -321,10 +321,12 @@ class TestAsking:
                     "touched": 2,
                     "standard_error": 0,
                     "sampled": 1.0,
+                    "exact": False,
                     "others": [{"in_force": 50, "units": 51}],
                     "hot_keys": [],
+                    "not_counted": [],
                 }
-                assert "fixed windows of 1m, as 4/minute does not count it" in answer["assumes"]
+                assert "fixed windows of 1m, and 4/minute is a token bucket: an estimate" in answer["assumes"]
                 gold = (await ask("limit=10&in_force=50&window_seconds=60")).json()
                 assert (gold["refused"], gold["touched"]) == (31, 2)
                 assert (await ask("limit=4&until=60000000")).json()["units"] == 0
@@ -332,6 +334,31 @@ class TestAsking:
                     assert (await ask(wrong)).status_code == 400, wrong
                 missing = await admin.ask("GET", "/api/v1/rules/nowhere/what-if?limit=1", role="viewer")
                 assert missing.status_code == 404
+
+        asyncio.run(main())
+
+    def test_what_is_not_counted_and_what_is_not_exact_is_said(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with plane(f"sqlite:///{tmp_path}/headgate.db") as admin:
+                limits = {"long": "5/minute; 900/365d", "fixed": "5/minute fixed_window", "odd": "5 per 1500ms fixed_window"}
+                limits |= {"calendar": "5/day in Europe/Berlin", "gcra": "5/minute burst 3 gcra"}
+                said = {}
+                for name, quota in limits.items():
+                    made = await admin.ask("POST", "/api/v1/rules", {"id": name, "quota": quota})
+                    assert made.status_code == 201, made.text
+                    said[name] = (await admin.ask("GET", f"/api/v1/rules/{name}/what-if?limit=4")).json()
+                assert {name: answer["not_counted"] for name, answer in said.items()} == {
+                    **{name: [] for name in limits},
+                    "long": ["900/365d"],
+                }
+                assert [name for name, answer in said.items() if answer["exact"]] == ["fixed"]
+                assert "is one of another length: an estimate" in said["odd"]["assumes"]
+                assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
+                assert said["gcra"]["assumes"].endswith("is a gcra: an estimate, without regard to its burst")
+                file = {"version": 1, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
+                tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
+                (changed,) = [each for each in tried["changes"] if each["id"] == "long"]
+                assert changed["not_counted"] == ["900/365d"]
 
         asyncio.run(main())
 

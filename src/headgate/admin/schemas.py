@@ -105,6 +105,7 @@ _DIFFERENCE = record(
         "after": {},
     },
     last_day={"type": "object", "additionalProperties": WHOLE},
+    not_counted=list_of(TEXT),
     what_if=list_of(ref("what_if")),
 )
 _WHAT_IF = {
@@ -122,6 +123,7 @@ _WHAT_IF = {
     "touched": 310,
     "standard_error": 0,
     "sampled": 1.0,
+    "exact": True,
     "assumes": "clients ask as they did",
     "others": [{"in_force": 1000, "units": 52_000}],
     "hot_keys": ["#5f2b9e2a4c1d7f30"],
@@ -140,10 +142,12 @@ COMPONENTS: Json = {
             "since": MOMENT,
             "until": MOMENT,
             "sampled": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "exact": YES_OR_NO,
             "assumes": TEXT,
             "others": list_of(record({"in_force": WHOLE, "units": WHOLE})),
             "hot_keys": list_of(TEXT),
-        }
+        },
+        not_counted=list_of(TEXT),
     ),
     "api_key": record(_API_KEY),
     "audit_entry": record(

@@ -147,12 +147,14 @@ class AdminService:
         before = await asyncio.to_thread(from_data, {**present, "users": {}})
         limits = what_if.changes_between(before, wanted)
         rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
+        quotas = {rule.id: rule.quotas for rule in wanted.rules}
         now = self._now()
         async with database.reading() as connection:
             used = await usage.totals(connection, rules, now - usage.DAY_US)
             for each in differences:
                 if each["kind"] == ObjectKind.RULE:
                     each["last_day"] = used[each["id"]]
+                    each["not_counted"] = what_if.not_counted(quotas.get(each["id"], ()))
                     changed = [change for (_, rule), found in limits.items() if rule == each["id"] for change in found]
                 elif each["kind"] == ObjectKind.TIER:
                     own = {key: found for key, found in limits.items() if key[0] == each["id"] and key[1] not in rules}
@@ -184,7 +186,8 @@ class AdminService:
         until = self._now() if until is None else until
         since = until - _WEEK_US if since is None else since
         async with self._kept().reading() as connection:
-            return self._with_hot_keys(await change.answer(connection, since, until))
+            answer = await change.answer(connection, since, until)
+        return {**self._with_hot_keys(answer), "not_counted": what_if.not_counted(rule.quotas)}
 
     def _with_hot_keys(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Name principals that the limit would refuse now, of those that are asked about most at this service."""

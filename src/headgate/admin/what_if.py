@@ -28,7 +28,7 @@ from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import UsageError
 from headgate.core.quota import Quota
-from headgate.observe.principal_use import WindowUse, measured_window, passed_over
+from headgate.observe.principal_use import LONGEST_WINDOW_US, WindowUse, measured_window, passed_over
 from headgate.policy.model import Change, Rule, Ruleset
 from headgate.policy.times import length_text, moment_text
 
@@ -153,6 +153,7 @@ class LimitChange(NamedTuple):
             "touched": estimate.touched,
             "standard_error": estimate.standard_error,
             "sampled": estimate.sampled,
+            "exact": self._is_exact,
             "assumes": self._assumption(),
             "others": [
                 {"in_force": in_force, "units": units}
@@ -161,13 +162,32 @@ class LimitChange(NamedTuple):
             ],
         }
 
+    @property
+    def _is_exact(self) -> bool:
+        """Whether use is counted in the very windows of the quota, and not in others that come near."""
+        quota = self.quota
+        is_fixed = quota.algorithm is Algorithm.FIXED_WINDOW and quota.calendar is None
+        return is_fixed and self.window_us == quota.window_us
+
     def _assumption(self) -> str:
-        quota, window_us = self.quota, self.window_us
         assumed = "clients ask as they did, also where they would have been refused"
-        if quota.algorithm is Algorithm.FIXED_WINDOW and quota.calendar is None and window_us == quota.window_us:
+        if self._is_exact:
             return assumed
-        assumed += f"; use is counted in fixed windows of {length_text(window_us)}, as {quota} does not count it"
-        return f"{assumed}; its burst is not regarded" if quota.burst else assumed
+        quota, length = self.quota, length_text(self.window_us)
+        assumed += f"; use was counted in fixed windows of {length}, and {quota} is {_kind(quota)}: an estimate"
+        return f"{assumed}, without regard to its burst" if quota.burst else assumed
+
+
+def _kind(quota: Quota) -> str:
+    if quota.calendar:
+        return "counted by the calendar"
+    is_fixed = quota.algorithm is Algorithm.FIXED_WINDOW
+    return "one of another length" if is_fixed else f"a {str(quota.algorithm).replace('_', ' ')}"
+
+
+def not_counted(quotas: Iterable[Quota]) -> list[str]:
+    """Return those quotas of whose use nothing is known: their windows are too long, or they have none."""
+    return [str(quota) for quota in quotas if not measured_window(quota)]
 
 
 def changes_between(before: Ruleset, after: Ruleset) -> dict[tuple[str, str], list[LimitChange]]:
@@ -197,7 +217,10 @@ def limit_change(rule: Rule, limit: int, window_us: int | None = None, in_force:
     quotas = {quota.window_us: quota for quota in reversed(rule.quotas) if measured_window(quota)}
     lengths = ", ".join(f"{window // 1_000_000 or window / 1_000_000:g} s" for window in sorted(quotas))
     if not quotas:
-        raise UsageError(f"of rule {rule.id} it is not known who asks for how much: its windows are too long")
+        longest = length_text(LONGEST_WINDOW_US)
+        raise UsageError(
+            f"of rule {rule.id} it is not known who asks for how much: no window of it is within {longest}"
+        )
     if window_us is None and len(quotas) > 1:
         raise UsageError(f"rule {rule.id} has several windows: say which of {lengths} is meant")
     quota = quotas.get(window_us) if window_us is not None else next(iter(quotas.values()))

@@ -183,6 +183,8 @@ def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:
         share = f"{100 * found['sampled']:.3g}%"
         terminal.say(f"by a sample of {share}: give or take {2 * found['standard_error']}, mostly")
     terminal.say(printable(f"assumed: {found['assumes']}"))
+    for quota in found["not_counted"]:
+        terminal.say(printable(f"not known: who comes near {quota}, since its use is not counted"))
     return OK
 
 
