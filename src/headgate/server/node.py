@@ -249,7 +249,7 @@ class Node:
                 identifier=self._files.identifier,
                 headers=ResponseHeaders(reset_format=settings.reset_format),
             ),
-            headers=ResponseHeaders(ietf="off", reset_format=settings.reset_format),
+            reset_format=settings.reset_format,
             timestamps=_timestamps(settings),
             charge=self._admission.charge,
             others={b"/json": as_json, b"/rlconfig": as_json.configuration},

@@ -124,11 +124,7 @@ class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
 
 
 class HeaderWriter(Generic[Field]):
-    """Writes the headers of decisions, as `settings` have them, each field in one spelling.
-
-    Attributes:
-        lists_limits: whether the fields list all limits of a decision; else they describe the one that decides.
-    """
+    """Writes the headers of decisions, as `settings` have them, each field in one spelling."""
 
     __slots__ = (
         "_degraded",
@@ -139,6 +135,7 @@ class HeaderWriter(Generic[Field]):
         "_is_usual",
         "_legacy",
         "_limit",
+        "_lists_limits",
         "_no_store",
         "_policies",
         "_policy",
@@ -152,12 +149,11 @@ class HeaderWriter(Generic[Field]):
         "_state_name",
         "_states",
         "_text",
-        "lists_limits",
     )
 
     def __init__(self, settings: ResponseHeaders, spelling: Spelling[Field]) -> None:
         self._encode = VERSIONS[settings.ietf] if isinstance(settings.ietf, str) else settings.ietf
-        self._is_prepared, self.lists_limits = self._encode is ietf.draft_11, self._encode is not ietf.nothing
+        self._is_prepared, self._lists_limits = self._encode is ietf.draft_11, self._encode is not ietf.nothing
         self._legacy, self._is_epoch = settings.legacy, settings.reset_format == "epoch"
         self._spelling = spelling
         self._limit, self._remaining = spelling("X-RateLimit-Limit"), spelling("X-RateLimit-Remaining")
@@ -184,7 +180,7 @@ class HeaderWriter(Generic[Field]):
         item = ietf.policy_item(name, quota)
         return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
 
-    def write(  # noqa: C901  what is usual is written without a call
+    def write(
         self,
         decision: Decision,
         limit: LimitFields[Field],
@@ -198,7 +194,7 @@ class HeaderWriter(Generic[Field]):
             decision: of one limit or several.
             limit: the one that it describes, prepared.
             reset_at: when that is reset, in seconds since the epoch, rounded up; 0 where it is not known.
-            limits: all of them, prepared; needed where there are several, and `lists_limits`.
+            limits: all of them, prepared; needed where there are several, and the IETF's fields list them.
             partitions: see `ResponseHeaders.of`.
         """
         state, parts = decision.state, decision.parts
@@ -214,6 +210,20 @@ class HeaderWriter(Generic[Field]):
             if self._is_epoch and not reset_at:
                 raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
             fields = [limit.limit, self._remaining(f"{decision.remaining}"), self._reset[reset]]
+        fields += self.unusual(decision)
+        if not self._lists_limits:
+            return fields
+        if decision.parts or partitions or not self._is_prepared:
+            fields += self._standard(decision, limits or (limit,), partitions)
+        else:
+            fields += limit.policy
+            fields.append(self._state(ietf.state_item(limit.quoted, decision)))
+        return fields
+
+    def unusual(self, decision: Decision) -> list[Field]:
+        """Return the headers that most admissions do not have: of delays, states, refusals, and without the store."""
+        fields: list[Field] = []
+        state, parts = decision.state, decision.parts
         if decision.delay_us:
             fields.append(self._delay(_decimal(decision.delay_us)))
         if parts and state is not _THROTTLED:
@@ -224,13 +234,6 @@ class HeaderWriter(Generic[Field]):
             fields += self._retry_after[-(-decision.retry_after_us // SECOND) or 1], self._no_store
         if decision.degraded:
             fields += self._degraded, self._reason(_checked_reason(decision.degraded))
-        if not self.lists_limits:
-            return fields
-        if parts or partitions or not self._is_prepared:
-            fields += self._standard(decision, limits or (limit,), partitions)
-        else:
-            fields += limit.policy
-            fields.append(self._state(ietf.state_item(limit.quoted, decision)))
         return fields
 
     def _standard(
@@ -313,6 +316,12 @@ def as_bytes(name: str) -> Callable[[str], tuple[bytes, bytes]]:
     """Spell fields as ASGI and HTTP/2 want them: bytes, names in lower case."""
     lower = name.lower().encode()
     return lambda value: (lower, value.encode())
+
+
+def as_line(name: str) -> Callable[[str], bytes]:
+    """Spell fields as the lines of HTTP/1, names in lower case."""
+    lower = name.lower().encode()
+    return lambda value: b"%b: %b\r\n" % (lower, value.encode())
 
 
 def raw(headers: Headers) -> list[tuple[bytes, bytes]]:

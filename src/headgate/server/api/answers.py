@@ -38,17 +38,23 @@ from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
 from headgate.engine.written import write
 from headgate.server.wire.messages import HttpResponse
-from headgate.web.headers import HeaderWriter, LimitFields, Prepared, ResponseHeaders, as_bytes, policy_names
+from headgate.web.headers import HeaderWriter, Prepared, ResponseHeaders, as_line
 
 JSON = (b"content-type", b"application/json")
+_JSON_LINE = b"content-type: application/json\r\n"
+_NORMAL = Pressure.NORMAL
 _BOOLEANS = {True: b"true", False: b"false"}
 _STATES = {state: state.encode() for state in Pressure}
-_LIMIT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%b,"state":"%b"}'
+_ELEMENT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%d,"state":"%b"}'
 _DECIDED = (
-    b'{"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%b,"current_count":%d,"rule_id":<rule>,'
-    b'"state":"%b",%b,"limits":[%b],%b}'
+    b'{"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%d,"current_count":%d,"rule_id":<rule>,'
+    b'"state":"%b",%b,"limits":[<limits>],%b}'
 )
 """What is in angle brackets is filled in once for each limit."""
+_ALONE = _DECIDED.replace(b"<limits>", _ELEMENT)
+_ADMITTED = _ALONE.replace(b'"allowed":%b', b'"allowed":true').replace(b'"retry_after":%d', b'"retry_after":0')
+_REFUSED = _ALONE.replace(b'"allowed":%b', b'"allowed":false')
+_LINES = _JSON_LINE + b"x-ratelimit-limit: <limit>\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %d\r\n"
 _IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
 _NO_MORE = b'"shadow":[],"unmatched_principals":[]'
 _UNDECIDED = (
@@ -61,50 +67,56 @@ _encode = msgspec.json.Encoder().encode
 class LimitAnswer(msgspec.Struct, frozen=True, gc=False):
     """What is the same in all answers about one limit."""
 
+    admitted: bytes
+    """An answer where this limit is the only one and admits it, without what changes."""
+    refused: bytes
+    """The same where it refuses."""
     decided: bytes
-    """An answer where this limit is the one that decides, without what changes."""
-    limit: bytes
+    """An answer where it decides among several, without what changes."""
+    element: bytes
     """An element of `limits`, without what changes."""
-    fields: LimitFields[tuple[bytes, bytes]]
-    """Of the header."""
+    lines: bytes
+    """The header, without the two numbers that change."""
 
 
 class CheckAnswers:
     """Answers checks, always with 200: that a request is refused is what was asked for.
 
+    The header has the X-RateLimit fields, which repeat the answer. The IETF's fields are left out: they would tell the
+    client of *this* response to slow down, who is not the one that is limited.
+
     Args:
-        headers: which header fields, in which version.
+        reset_format: of X-RateLimit-Reset, see `ResponseHeaders`.
     """
 
-    def __init__(self, headers: ResponseHeaders) -> None:
-        self._writer = HeaderWriter(headers, as_bytes)
+    def __init__(self, reset_format: str = "epoch") -> None:
+        self._writer = HeaderWriter(ResponseHeaders(ietf="off", reset_format=reset_format), as_line)
+        self._is_epoch = reset_format == "epoch"
         self._prepared = Prepared(self._prepare)
 
     def response(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> HttpResponse:
         """Return the response to a request that came at `now`, in microseconds since the epoch."""
         decision = ruling.decision
         if decision is None:
-            return HttpResponse(200, self.body(ruling, now, refundable=refundable, exact=exact), (JSON,))
-        limit = self._prepared.of(ruling.rule_id, decision.quota)
-        reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        limits: list[LimitFields[tuple[bytes, bytes]]] = []
-        if decision.parts and self._writer.lists_limits:
-            parts = zip(policy_names(ruling.rules, len(decision.parts)), decision.parts, strict=True)
-            limits = [self._prepared.of(name, part.quota).fields for name, part in parts]
-        fields = self._writer.write(decision, limit.fields, reset_at, limits)
+            return HttpResponse(200, self.body(ruling, now, refundable=refundable, exact=exact), (), _JSON_LINE)
+        limit, reset_after = self._prepared.of(ruling.rule_id, decision.quota), decision.reset_after_us
+        reset_at = -(-(now + reset_after) // SECOND)
+        lines = limit.lines % (decision.remaining, reset_at if self._is_epoch else -(-reset_after // SECOND))
+        if decision.state is not _NORMAL or decision.parts or decision.degraded or decision.delay_us:
+            lines = b"".join((lines, *self._writer.unusual(decision)))
         body = self._decided(ruling, decision, limit, reset_at, now, refundable)
-        return HttpResponse(200, _with_ruling(body, ruling) if exact else body, (JSON, *fields))
+        return HttpResponse(200, _with_ruling(body, ruling) if exact else body, (), lines)
 
     def body(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
         """Return the answer; on request, with what names the cost that was taken, and with the ruling."""
-        if exact:
-            return _with_ruling(self.body(ruling, now, refundable=refundable), ruling)
         decision = ruling.decision
         if decision is None:
-            return self._undecided(ruling, now, refundable)
-        limit = self._prepared.of(ruling.rule_id, decision.quota)
-        reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        return self._decided(ruling, decision, limit, reset_at, now, refundable)
+            body = self._undecided(ruling, now, refundable)
+        else:
+            limit = self._prepared.of(ruling.rule_id, decision.quota)
+            reset_at = -(-(now + decision.reset_after_us) // SECOND)
+            body = self._decided(ruling, decision, limit, reset_at, now, refundable)
+        return _with_ruling(body, ruling) if exact else body
 
     def _decided(  # noqa: PLR0917  as many as there are pieces
         self,
@@ -115,27 +127,21 @@ class CheckAnswers:
         now: int,
         refundable: bool,  # noqa: FBT001  a fact, and private
     ) -> bytes:
-        remaining, state = decision.remaining, _STATES[decision.state]
-        allowed, wait = b"true", b"0"
-        if not decision.allowed:
-            allowed, wait = b"false", b"%d" % (-(-decision.retry_after_us // SECOND) or 1)
+        left, state, more = decision.remaining, _STATES[decision.state], _NO_MORE
+        used = decision.limit - left
+        in_time = _late(decision) if decision.degraded or decision.delay_us else _IN_TIME
+        if refundable or ruling.shadow or ruling.unmatched_principals:
+            more = self._more(ruling, now, refundable)
         if decision.parts:
             limits = self._limits(zip(ruling.rules, decision.parts, strict=True), now)
-        else:
-            limits = limit.limit % (allowed, remaining, reset_at, wait, state)
-        return limit.decided % (
-            allowed,
-            remaining,
-            reset_at,
-            wait,
-            decision.limit - remaining,
-            state,
-            _late(decision) if decision.degraded or decision.delay_us else _IN_TIME,
-            limits,
-            self._more(ruling, now, refundable)
-            if ruling.shadow or ruling.unmatched_principals or refundable
-            else _NO_MORE,
-        )
+            allowed, wait = b"true", 0
+            if not decision.allowed:
+                allowed, wait = b"false", -(-decision.retry_after_us // SECOND) or 1
+            return limit.decided % (allowed, left, reset_at, wait, used, state, in_time, limits, more)
+        if decision.allowed:
+            return limit.admitted % (left, reset_at, used, state, in_time, left, reset_at, state, more)
+        wait = -(-decision.retry_after_us // SECOND) or 1
+        return limit.refused % (left, reset_at, wait, used, state, in_time, left, reset_at, wait, state, more)
 
     def _undecided(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
         """Return the answer where no limit decided."""
@@ -154,18 +160,21 @@ class CheckAnswers:
         """Return what each of several limits says, of which rule."""
         limits, prepared = [], self._prepared.of
         for rule_id, decision in decisions:
-            allowed, wait = b"true", b"0"
+            allowed, wait = b"true", 0
             if not decision.allowed:
-                allowed, wait = b"false", b"%d" % (-(-decision.retry_after_us // SECOND) or 1)
+                allowed, wait = b"false", -(-decision.retry_after_us // SECOND) or 1
             reset_at = -(-(now + decision.reset_after_us) // SECOND)
             told = allowed, decision.remaining, reset_at, wait, _STATES[decision.state]
-            limits.append(prepared(rule_id, decision.quota).limit % told)
+            limits.append(prepared(rule_id, decision.quota).element % told)
         return b",".join(limits)
 
     def _prepare(self, rule_id: str, quota: Quota) -> LimitAnswer:
         rule, limit = _encode(rule_id).replace(b"%", b"%%"), b"%d" % quota.capacity
-        decided, element = (each.replace(b"<rule>", rule).replace(b"<limit>", limit) for each in (_DECIDED, _LIMIT))
-        return LimitAnswer(decided, element, self._writer.prepare(rule_id, quota))
+
+        def filled(template: bytes) -> bytes:
+            return template.replace(b"<limits>", b"%b").replace(b"<limit>", limit).replace(b"<rule>", rule)
+
+        return LimitAnswer(*map(filled, (_ADMITTED, _REFUSED, _DECIDED, _ELEMENT, _LINES)))
 
 
 def _with_ruling(body: bytes, ruling: Ruling) -> bytes:

@@ -74,8 +74,8 @@ class Checks:
     def __init__(
         self, decisions: Decisions, answers: CheckAnswers, timestamps: Timestamps, charge: Charge = free_of_charge
     ) -> None:
-        self._resets, self._refunds = decisions.via("reset"), decisions.via("refund")
-        self._decisions, self._timestamps, self._charge = decisions.via("check"), timestamps, charge
+        self._resets, self._refunds = decisions.via("reset").engine, decisions.via("refund").engine
+        self._engine, self._timestamps, self._charge = decisions.via("check").engine, timestamps, charge
         self._now, self._answers = decisions.engine.clock.now, answers
         self._recorder, self._called = decisions.recorder, decisions.recorder.called
 
@@ -157,15 +157,17 @@ class Checks:
                     ("/idempotency_key", "is the same as in the header, or only in one of them"),
                 )
             key = asked.idempotency_key
-        request = self._request(asked)
-        return self._decisions.check(request, key) if asked.consume else self._decisions.peek(request)
+        request = self._request(asked) if asked.request.rule_id else asked.request
+        if not asked.consume:
+            return self._engine.peek(request)
+        return self._engine.check_once(request, key) if key else self._engine.check(request)
 
     def _request(self, asked: CheckQuestion) -> Request:
         """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""
         request = asked.request
         if not request.rule_id:
             return request
-        policy = self._decisions.engine.policy
+        policy = self._engine.policy
         if asked.exact:
             refuse_unknown(policy, request.rule_id)
         if not asked.client_id:

@@ -81,7 +81,7 @@ _IN_JSON = {
 """What JSON calls what Python reads."""
 _MEMBERS = len(_ACCEPTED)
 _NOTHING: dict[str, str] = {}
-_NO_SHORT_FORM = (UNSET,) * 5
+_UNSET = (UNSET,) * 6
 _FORM_1 = ("key_type", "key_value", "request_count")
 _FORM_2 = ("identifier", "dimension")
 _NOT_WITH_KEY = ("principal", "method", "cost", "attributes", "address", *_FORM_2)
@@ -126,27 +126,27 @@ class CheckQuestion(msgspec.Struct, frozen=True, gc=False):
 
 
 class Members(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """All members of all forms, in an order that `question` relies on."""
+    """All members of all forms, in an order that `_with_more` relies on; the usual ones in their usual order."""
 
     principal: dict[str, str] | UnsetType = UNSET
     endpoint: str | UnsetType = UNSET
     method: str | UnsetType = UNSET
     cost: int | UnsetType = UNSET
-    consume: bool | UnsetType = UNSET
-    idempotency_key: str | UnsetType | None = UNSET
-    timestamp: int | float | UnsetType | None = UNSET
     attributes: dict[str, str] | UnsetType = UNSET
-    tier: str | UnsetType = UNSET
-    rule_id: str | UnsetType = UNSET
+    address: str | UnsetType = UNSET
     identifier: str | UnsetType = UNSET
     dimension: str | UnsetType = UNSET
     key_type: str | UnsetType = UNSET
     key_value: str | UnsetType = UNSET
     request_count: int | UnsetType = UNSET
+    rule_id: str | UnsetType = UNSET
+    tier: str | UnsetType = UNSET
+    consume: bool | UnsetType = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
+    timestamp: int | float | UnsetType | None = UNSET
     refundable: bool | UnsetType = UNSET
     charge: str | UnsetType = UNSET
     exact: bool | UnsetType = UNSET
-    address: str | UnsetType = UNSET
 
 
 _decode = msgspec.json.Decoder(Members).decode
@@ -174,100 +174,79 @@ def question(body: bytes) -> CheckQuestion:
 def _with_more(asked: Members, body: bytes) -> CheckQuestion:
     """Do the same for what is not the most usual body: other members, or colons in texts."""
     members = _members(asked)
-    principal, attributes, rule_id = asked.principal, asked.attributes, asked.rule_id
-    count = _MEMBERS - members.count(UNSET)
+    principal, endpoint, method, cost, attributes, address, identifier, dimension = members[:8]
+    key_type, key_value, count, rule_id, tier, consume, key, timestamp, refundable, charge, exact = members[8:]
+    there = _MEMBERS - members.count(UNSET)
     if principal is not UNSET:
-        count += len(principal)
+        there += len(principal)
     if attributes is not UNSET:
-        count += len(attributes)
-    refuse_repeated(body, count)
-    client_id = ""
-    if members[10:15] != _NO_SHORT_FORM:
-        if asked.identifier is UNSET and asked.dimension is UNSET:
-            return _by_rule(asked)
-        principal = _named(asked)
-        if asked.dimension is UNSET:
-            client_id = str(asked.identifier)
-    elif principal is UNSET and rule_id is not UNSET:
-        return _by_rule(asked)
-    elif principal is UNSET:
-        raise InvalidBody("the body does not say who asks", ("", f"it has one of {_FORMS}"))
-    request = Request(
-        principal,
-        "/" if asked.endpoint is UNSET else asked.endpoint,
-        "" if asked.method is UNSET else asked.method,
-        _NOTHING if attributes is UNSET else attributes,
-        1 if asked.cost is UNSET else asked.cost,
-        "" if asked.tier is UNSET else asked.tier,
-        "" if asked.address is UNSET else asked.address,
-        "" if rule_id is UNSET else rule_id or _empty("rule_id"),
-    )
-    return _question(asked, request, "cost", client_id)
-
-
-def _by_rule(asked: Members) -> CheckQuestion:
-    present = ", ".join(_present(asked, (*_FORM_1, "rule_id")))
-    foreign = _present(asked, _NOT_WITH_KEY)
-    if foreign:
-        told = [(f"/{name}", f"does not go with {present}") for name in foreign]
-        raise InvalidBody("the body has members of two forms", *told)
-    missing = [name for name in ("key_type", "key_value", "rule_id") if getattr(asked, name) is UNSET]
-    if missing:
-        raise _incomplete(missing)
-    dimension, value = principal_name(str(asked.key_type) or _empty("key_type")), str(asked.key_value)
-    principal, endpoint = {dimension: value or _empty("key_value")}, asked.endpoint
-    if dimension in {ENDPOINT, GLOBAL}:
+        there += len(attributes)
+    if body.count(b":") != there:
+        refuse_repeated(body, there)
+    has_endpoint, cost_member, client_id = endpoint is not UNSET, "cost", ""
+    if principal is not UNSET:
+        if members[6:11] != _UNSET[:5]:
+            raise _not_of_a_form(asked)
+    elif members[2:8] == _UNSET[:6] and UNSET not in (key_type, key_value, rule_id):
+        principal, endpoint = _by_rule(key_type, key_value, endpoint)
+        cost, cost_member = count, "request_count"
+    elif members[8:11] == _UNSET[:3] and identifier is not UNSET and (dimension, rule_id) != _UNSET[:2]:
         principal = {}
-        if dimension == ENDPOINT:
-            if endpoint is not UNSET:
-                raise InvalidBody("the endpoint is there twice", ("/endpoint", "does not go with key_type endpoint"))
-            endpoint = value
+        if dimension is UNSET:
+            client_id = identifier
+        else:
+            principal[principal_name(dimension or _empty("dimension"))] = identifier or _empty("identifier")
+    else:
+        raise _not_of_a_form(asked)
     request = Request(
         principal,
         "/" if endpoint is UNSET else endpoint,
-        cost=1 if asked.request_count is UNSET else asked.request_count,
-        tier="" if asked.tier is UNSET else asked.tier,
-        rule_id=str(asked.rule_id) or _empty("rule_id"),
+        "" if method is UNSET else method,
+        _NOTHING if attributes is UNSET else attributes,
+        1 if cost is UNSET else cost,
+        "" if tier is UNSET else tier,
+        "" if address is UNSET else address,
+        "" if rule_id is UNSET else rule_id or _empty("rule_id"),
     )
-    return _question(asked, request, "request_count")
-
-
-def _question(asked: Members, request: Request, cost_member: str, client_id: str = "") -> CheckQuestion:
     return CheckQuestion(
         request,
-        asked.consume is not False,
-        _key(asked.idempotency_key),
-        None if asked.timestamp is UNSET else asked.timestamp,
+        consume is not False,
+        "" if key is UNSET or key is None else key or _empty("idempotency_key"),
+        None if timestamp is UNSET else timestamp,
         cost_member,
-        asked.refundable is True,
-        "" if asked.charge is UNSET else asked.charge or _empty("charge"),
-        asked.endpoint is not UNSET,
-        asked.exact is True,
+        refundable is True,
+        "" if charge is UNSET else charge or _empty("charge"),
+        has_endpoint,
+        exact is True,
         client_id,
     )
 
 
-def _named(asked: Members) -> dict[str, str]:
-    """Return the principal that `identifier` and `dimension` name; none where the rule is to say the dimension."""
-    foreign = _present(asked, ("principal", *_FORM_1))
-    if foreign:
-        raise InvalidBody(
-            "the body has members of two forms",
-            *[(f"/{name}", f"does not go with {', '.join(_present(asked, _FORM_2))}") for name in foreign],
-        )
-    missing = [name for name in _FORM_2 if getattr(asked, name) is UNSET]
-    if missing == ["dimension"] and asked.rule_id is not UNSET:
-        return {}
-    if missing:
-        raise _incomplete(missing)
-    dimension, value = str(asked.dimension), str(asked.identifier)
-    return {principal_name(dimension or _empty("dimension")): value or _empty("identifier")}
+def _by_rule(key_type: str, key_value: str, endpoint: str | UnsetType) -> tuple[dict[str, str], str | UnsetType]:
+    """Return the principal, and the endpoint, that a question by rule names."""
+    dimension, value = principal_name(key_type or _empty("key_type")), key_value or _empty("key_value")
+    if dimension == ENDPOINT:
+        if endpoint is not UNSET:
+            raise InvalidBody("the endpoint is there twice", ("/endpoint", "does not go with key_type endpoint"))
+        return {}, value
+    return {} if dimension == GLOBAL else {dimension: value}, endpoint
 
 
-def _incomplete(missing: list[str]) -> InvalidBody:
-    return InvalidBody(
-        "the body does not say enough", *[(f"/{name}", f"is missing: {_ACCEPTED[name]}") for name in missing]
-    )
+def _not_of_a_form(asked: Members) -> InvalidBody:
+    """Say which members are there that should not be, or the other way round."""
+    own: tuple[str, ...] = _FORM_2
+    foreign: tuple[str, ...] = ("principal", *_FORM_1)
+    needed = own
+    if not _present(asked, _FORM_2):
+        if not _present(asked, (*_FORM_1, "rule_id")):
+            return InvalidBody("the body does not say who asks", ("", f"it has one of {_FORMS}"))
+        own, needed, foreign = (*_FORM_1, "rule_id"), ("key_type", "key_value", "rule_id"), _NOT_WITH_KEY
+    if found := _present(asked, foreign):
+        wrong = f"does not go with {', '.join(_present(asked, own))}"
+        return InvalidBody("the body has members of two forms", *[(f"/{name}", wrong) for name in found])
+    missing = [name for name in needed if getattr(asked, name) is UNSET]
+    wanted = [(f"/{name}", f"is missing: {_ACCEPTED[name]}") for name in missing]
+    return InvalidBody("the body does not say enough", *wanted)
 
 
 def _present(asked: Members, names: tuple[str, ...]) -> list[str]:
@@ -276,12 +255,6 @@ def _present(asked: Members, names: tuple[str, ...]) -> list[str]:
 
 def _empty(name: str) -> str:
     raise InvalidBody(f"{name} is empty", (f"/{name}", f"is {_ACCEPTED[name]}"))
-
-
-def _key(key: str | UnsetType | None) -> str:
-    if key is UNSET or key is None:
-        return ""
-    return str(key) or _empty("idempotency_key")
 
 
 def unreadable(

@@ -15,7 +15,6 @@ from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
-from headgate.web.headers import ResponseHeaders
 from headgate.web.problem import of_status, shown
 
 CHECK = b"/api/v1/rate-limit/check"
@@ -24,9 +23,6 @@ BATCH = b"/api/v1/rate-limit/batch"
 REFUND = b"/api/v1/rate-limit/refund"
 RULES = b"/api/v1/rate-limit/rules"
 FORWARD_AUTH = b"/api/v1/forward-auth"
-CHECK_HEADERS = ResponseHeaders(ietf="off")
-"""Of a check: X-RateLimit fields that repeat its answer. The IETF's fields are left out: they would tell the client of
-*this* response to slow down, who is not the one that is limited."""
 _POST = frozenset({b"POST"})
 _GET = frozenset({b"GET", b"HEAD"})
 _NO_HANDLERS: Mapping[bytes, Handler] = {}
@@ -38,7 +34,7 @@ def application(
     *,
     forward_auth: ForwardAuth | None = None,
     timestamps: Timestamps | None = None,
-    headers: ResponseHeaders = CHECK_HEADERS,
+    reset_format: str = "epoch",
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
     charge: Charge = free_of_charge,
 ) -> Handler:
@@ -49,11 +45,11 @@ def application(
         readiness: whether this process should be asked.
         forward_auth: how proxies ask.
         timestamps: what clients' timestamps may be.
-        headers: which header fields the answers to checks have.
+        reset_format: of X-RateLimit-Reset in answers to checks, see `ResponseHeaders`.
         others: what answers other paths, whatever the method, such as ``/json``.
         charge: asked whether so many questions of a batch beyond the first are let in.
     """
-    checks = Checks(decisions, CheckAnswers(headers), timestamps or Timestamps(), charge)
+    checks = Checks(decisions, CheckAnswers(reset_format), timestamps or Timestamps(), charge)
     proxies = ForwardChecks(decisions, forward_auth or ForwardAuth())
     health, pages = HealthPages(readiness), MetricsPages(decisions.recorder)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {
@@ -70,7 +66,7 @@ def application(
         b"/hotkeys": (_GET, pages.hot_keys),
         **{path: (None, handler) for path, handler in others.items()},
     }
-    return _Router(routes)
+    return _Router(routes).answer
 
 
 def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
@@ -84,13 +80,13 @@ def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
 
 
 class _Router:
-    """Finds the handler of a request; what it returns is the handler's own coroutine."""
+    """Finds the handler of a request, and returns its coroutine."""
 
     def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
         self._routes = routes
         self._check = routes[CHECK][1]
 
-    def __call__(self, request: HttpRequest) -> Coroutine[Any, Any, HttpResponse]:
+    def answer(self, request: HttpRequest) -> Coroutine[Any, Any, HttpResponse]:
         if request.path == CHECK and request.method == b"POST":
             return self._check(request)
         methods, handler = self._routes.get(request.path, (None, _not_found))

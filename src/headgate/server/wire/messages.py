@@ -60,7 +60,18 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
 
     status: int
     body: bytes = b""
-    headers: Fields = ()
+    fields: Fields = ()
+    lines: bytes = b""
+    """More headers as HTTP/1 has them, each with its line end, for those who write the same ones again and again. No
+    value has a line break in it."""
+
+    @property
+    def headers(self) -> Fields:
+        """All headers."""
+        if not self.lines:
+            return self.fields
+        cut = [line.partition(b": ") for line in self.lines.split(b"\r\n")[:-1]]
+        return (*[(name, value) for name, _, value in cut], *self.fields)
 
     @classmethod
     def of_problem(cls, status: int, detail: str, headers: Fields = ()) -> Self:
@@ -85,7 +96,7 @@ class DateHeader:
 
     value: bytes
     line: bytes
-    """The whole line of HTTP/1, without its end."""
+    """The whole line of HTTP/1."""
 
     def __init__(self) -> None:
         self.set(0)
@@ -93,7 +104,7 @@ class DateHeader:
     def set(self, seconds: float) -> None:
         """Say what time it is, in seconds since 1970."""
         self.value = formatdate(seconds, usegmt=True).encode()
-        self.line = b"date: " + self.value
+        self.line = b"date: %b\r\n" % self.value
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
