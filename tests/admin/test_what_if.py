@@ -340,8 +340,13 @@ class TestAsking:
     def test_what_is_not_counted_and_what_is_not_exact_is_said(self, tmp_path: Path) -> None:
         async def main() -> None:
             async with plane(f"sqlite:///{tmp_path}/headgate.db") as admin:
-                limits = {"long": "5/minute; 900/365d", "fixed": "5/minute fixed_window", "odd": "5 per 1500ms fixed_window"}
-                limits |= {"calendar": "5/day in Europe/Berlin", "gcra": "5/minute burst 3 gcra"}
+                limits = {
+                    "long": "5/minute; 900/365d",
+                    "fixed": "5/minute fixed_window",
+                    "odd": "5 per 1500ms fixed_window",
+                    "calendar": "5/day in Europe/Berlin",
+                    "gcra": "5/minute burst 3 gcra",
+                }
                 said = {}
                 for name, quota in limits.items():
                     made = await admin.ask("POST", "/api/v1/rules", {"id": name, "quota": quota})
