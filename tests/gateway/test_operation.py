@@ -11,7 +11,8 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -288,6 +289,48 @@ def test_envoy_that_is_killed_is_replaced(running: Gateway) -> None:
     until(lambda: running.metric("headgate_gateway_envoy_up") == 1, "it serves", SECONDS)
     assert running.get("/local/7").status == 200
     assert "Envoy (process" in running.err.read_text()
+
+
+def test_whatever_is_killed_no_more_than_the_limit_reaches_a_service(redis: RedisServer) -> None:
+    """Workers and Envoy are killed under load, in turn: what was used stays used, and nobody passes unasked."""
+    limit, ended = 300, threading.Event()
+    with upstream("counted") as counted, ThreadPoolExecutor(4) as threads:
+        rules = {"rules": [{"id": "all", "dimension": "ip", "limit": limit, "window": "365d"}]}
+        store = redis.address.partition("?")[0]
+        file = minimal(counted.port, rules=rules, store=store, access_log="off", on_store_failure="deny")
+        with gateway(file) as found:
+            found.started()
+
+            def ask() -> None:
+                while not ended.is_set():
+                    with suppress(OSError, HTTPException):  # Envoy is killed, too
+                        found.get("/counted")
+
+            asking = [threads.submit(ask) for _ in range(4)]
+            try:
+                for served in (50, 100, 150, 200):
+                    until(partial(has_more, counted.served, served), "requests pass", SECONDS)
+                    for name in ("headgate.server.worker", "envoy"):
+                        until(partial(found.children, name), f"{name} runs", SECONDS)
+                        os.kill(found.children(name)[0], signal.SIGKILL)
+                until(lambda: answers(found, 429), "the limit is reached", SECONDS)
+            finally:
+                ended.set()
+            for each in asking:
+                each.result()
+            assert len(counted.served) <= limit
+
+
+def has_more(served: list[str], number: int) -> bool:
+    return len(served) > number
+
+
+def answers(running: Gateway, status: int) -> bool:
+    """Whether it answers, and so."""
+    try:
+        return running.get("/counted").status == status
+    except (OSError, HTTPException):
+        return False
 
 
 def test_an_upstream_that_is_gone_is_passed_over(running: Gateway, orders: Upstream) -> None:
