@@ -175,6 +175,16 @@ def test_what_a_response_has_cost_counts_for_the_path_that_was_asked_for(running
     until(lambda: running.get("/ask/7").status == 429, "what is spent is refused", SECONDS)
 
 
+def test_all_addresses_are_those_of_both_families() -> None:
+    """A listener for all addresses takes IPv4 as well, and knows such a client by its address of IPv4."""
+    with upstream() as behind:
+        file = minimal(behind.port, rules={**RULES, "deny": [{"ip": "127.0.0.0/8"}]})
+        file["listeners"][0]["address"] = "::"
+        with gateway(file) as running:
+            assert running.started().get("/orders/7").status == 403
+            assert behind.served == []
+
+
 def test_a_preflight_that_is_none_does_not_open_other_methods(
     running: Gateway, services: tuple[Upstream, Calls]
 ) -> None:

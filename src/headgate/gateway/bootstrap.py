@@ -265,7 +265,8 @@ def _health(check: HealthCheck, *, is_http2: bool) -> Json:
 
 
 def _address(endpoint: UpstreamEndpoint) -> Json:
-    return {"socket_address": {"address": endpoint.host, "port_value": endpoint.port}}
+    both = {"ipv4_compat": True} if endpoint.host == "::" else {}  # all addresses: else it would be those of IPv6
+    return {"socket_address": {"address": endpoint.host, "port_value": endpoint.port, **both}}
 
 
 def _secret_name(listener: GatewayListener, index: int) -> str:

@@ -152,11 +152,6 @@ class Envoy:
         self._serves = asyncio.Event()
 
     @property
-    def pid(self) -> int | None:
-        """Of the process, if there is one."""
-        return self._process.pid if self._process else None
-
-    @property
     def serves(self) -> bool:
         """Whether it takes requests."""
         return self._serves.is_set()
