@@ -259,7 +259,7 @@ class KeyServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/keys"
+        return f"http://localhost:{self.server_address[1]}/keys"
 
 
 class _Keys(BaseHTTPRequestHandler):

@@ -80,6 +80,7 @@ def running(redis: RedisServer, services: dict[str, Upstream], sockets: int, rpc
         "listeners": [{"port": free_port()}],
         "services": {
             **{name: {"endpoints": [each.endpoint]} for name, each in services.items()},
+            "users": {"endpoints": [f"localhost:{services['users'].port}"]},  # which has an address of IPv6, too
             "sockets": {"endpoints": [f"127.0.0.1:{sockets}"]},
             "rpc": {"endpoints": [f"127.0.0.1:{rpc}"], "protocol": "http2"},
             "gone": {"endpoints": [f"127.0.0.1:{free_port()}"]},

@@ -200,6 +200,8 @@ def _cluster(name: str, endpoints: Iterable[UpstreamEndpoint], *, is_http2: bool
     found = [*endpoints]
     kind = "STATIC" if all(each.is_address for each in found) else "STRICT_DNS"
     cluster = _cluster_of(name, kind, [_address(each) for each in found], is_http2=is_http2)
+    if kind == "STRICT_DNS":  # by default, Envoy takes addresses of IPv6 alone where a name has both, as localhost has
+        cluster["dns_lookup_family"] = "V4_PREFERRED"
     if tls:
         cluster["transport_socket"] = _client_tls(tls, is_http2=is_http2)
     return cluster
