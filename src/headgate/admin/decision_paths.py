@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headgate.admin.schemas import TEXT, WHOLE, YES_OR_NO, Json, list_of, record, ref, some
 
 TAG = "decisions"
@@ -60,6 +62,8 @@ _SHARED: Json = {
     "tier": TEXT,
     "rule_id": TEXT,
     "refundable": YES_OR_NO,
+    "exact": {**YES_OR_NO, "description": "true adds the ruling to the answer, to the microsecond."},
+    "address": {**TEXT, "description": "The client's whole address, where `ip` is the network that it is counted by."},
 }
 _BY_RULE: Json = {
     "key_type": TEXT,
@@ -83,14 +87,14 @@ def _form(members: Json, *required: str) -> Json:
     }
 
 
+_FORMS = [
+    _form(_CANONICAL, "principal"),
+    _form(_BY_RULE, "key_type", "key_value", "rule_id"),
+    _form(_BY_NAME, "identifier", "dimension"),
+    _form(_BY_NAME, "identifier", "rule_id"),
+]
 COMPONENTS: Json = {
-    "question": {
-        "anyOf": [
-            _form(_CANONICAL, "principal"),
-            _form(_BY_RULE, "key_type", "key_value", "rule_id"),
-            _form(_BY_NAME, "identifier", "dimension"),
-        ]
-    },
+    "question": {"anyOf": _FORMS},
     "decision": record(
         {
             "allowed": YES_OR_NO,
@@ -110,6 +114,7 @@ COMPONENTS: Json = {
             "unmatched_principals": list_of(TEXT),
         },
         charge=TEXT,
+        exact=record({"allowed": YES_OR_NO, "verdict": TEXT, "version": WHOLE}),
     ),
     "batch": {
         "type": "object",
@@ -120,27 +125,37 @@ COMPONENTS: Json = {
     "refund": {
         "anyOf": [
             {**form, "required": [*form["required"], "charge"], "properties": {**form["properties"], "charge": TEXT}}
-            for form in (
-                _form(_CANONICAL, "principal"),
-                _form(_BY_RULE, "key_type", "key_value", "rule_id"),
-                _form(_BY_NAME, "identifier", "dimension"),
-            )
+            for form in _FORMS
         ]
     },
 }
 _PROBLEMS = {
     400: "The request cannot be understood.",
     401: "The service wants a key of callers, and this is not one.",
-    403: "Whoever asks may not.",
+    403: "The client is on the deny list, or the proxy that asks is not trusted.",
     405: "The path is asked with another method.",
     413: "The body is too large.",
-    503: "The store is away and this needs it, or the node protects itself.",
+    429: "Its quota is exceeded.",
+    503: "The node protects itself, or the store is away and this needs it.",
 }
+_OPEN = (405, 413)
+"""What every path may answer."""
+_KEPT = (*_OPEN, 401, 503)
+"""What paths may answer that callers may need a key for."""
+_ASKED = (*_KEPT, 400)
 
 
-def _operation(name: str, summary: str, answers: dict[int, Json], *, body: Json | None = None, **more: object) -> Json:
+def _operation(
+    name: str,
+    summary: str,
+    answers: dict[int, Json],
+    refusals: Sequence[int] = _ASKED,
+    *,
+    body: Json | None = None,
+    **more: object,
+) -> Json:
     problem = {"application/problem+json": {"schema": ref("problem")}}
-    problems = {str(status): {"description": text, "content": problem} for status, text in _PROBLEMS.items()}
+    problems = {str(status): {"description": _PROBLEMS[status], "content": problem} for status in refusals}
     found: Json = {
         "operationId": name,
         "summary": summary,
@@ -162,18 +177,24 @@ def _header(name: str, description: str) -> Json:
     return {"name": name, "in": "header", "description": description, "schema": TEXT}
 
 
+def _ready(name: str) -> Json:
+    ready = _json("It should.", _STATUS, {"status": "ready"})
+    drains = _json("It drains.", _STATUS, {"status": "draining"})
+    return _operation(name, "That it should be asked", {200: ready, 503: drains}, _OPEN)
+
+
 _DECIDED = _json("What was decided; 200 for a refusal too.", ref("decision"), _DECISION_EXAMPLE)
 _RESET = record({"success": YES_OR_NO, "rules": list_of(TEXT), "shared": list_of(TEXT), "reason": TEXT})
 _STATUS = record({"status": TEXT}, reason=TEXT, enforcement=TEXT)
 _EMPTY: Json = {"description": "The request may pass."}
-_REFUSED: Json = {
-    "description": "Its quota is exceeded.",
-    "content": {"application/problem+json": {"schema": ref("problem")}},
-}
+_HOT = list_of(record({"rule": TEXT, "key": TEXT, "per_second": {"type": "number"}}))
+_LIMITED = record({"overallCode": TEXT}, statuses=list_of({"type": "object"}))
+_DESCRIPTORS = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
 _FORWARD_AUTH = _operation(
     "forward_auth",
     "Whether a proxy may pass a request on",
-    {200: _EMPTY, 429: _REFUSED},
+    {200: _EMPTY},
+    (400, 401, 403, 413, 429, 503),
     parameters=[
         _header("X-Original-URI", "The path of the request; or X-Forwarded-Uri."),
         _header("X-Original-Method", "The method of the request; or X-Forwarded-Method."),
@@ -227,22 +248,64 @@ PATHS: Json = {
             body={"schema": ref("question"), "example": _QUESTION},
         )
     },
+    f"{_CHECK}/rules": {
+        "get": _operation(
+            "rules_in_force",
+            "The rules in force, for clients that decide by them",
+            {
+                200: _json(
+                    "What a file of rules has, with an ETag.",
+                    record({"version": WHOLE, "enforcing": YES_OR_NO, "rules": {"type": "object"}}),
+                    {"version": 1, "enforcing": True, "rules": {"version": 1, "rules": []}},
+                ),
+                304: {"description": "They are those that the client has."},
+            },
+            _KEPT,
+            parameters=[_header("If-None-Match", "The ETag of those that the client has.")],
+        )
+    },
     "/api/v1/forward-auth": {"get": _FORWARD_AUTH},
+    "/json": {
+        "post": _operation(
+            "envoy_json",
+            "Envoy's rate limit service, as JSON",
+            {
+                200: _json("Within all limits.", _LIMITED, {"overallCode": "OK"}),
+                429: _json("Over a limit.", _LIMITED, {"overallCode": "OVER_LIMIT"}),
+            },
+            body={"schema": {"type": "object"}, "example": _DESCRIPTORS},
+        )
+    },
+    "/rlconfig": {
+        "get": _operation(
+            "envoy_limits",
+            "The limits of Envoy's files",
+            {200: {"description": "One in a line.", "content": {"text/plain": {"schema": TEXT, "example": ""}}}},
+            _KEPT,
+        )
+    },
     "/healthz": {
         "get": _operation(
             "healthz",
             "That the process lives",
             {200: _json("It does.", _STATUS, {"status": "ok"})},
+            _OPEN,
         )
     },
-    "/readyz": {
+    "/readyz": {"get": _ready("readyz")},
+    "/healthcheck": {"get": _ready("healthcheck")},
+    "/hotkeys": {
         "get": _operation(
-            "readyz",
-            "That it should be asked",
+            "hotkeys",
+            "The keys that are asked about and refused most",
             {
-                200: _json("It should.", _STATUS, {"status": "ready"}),
-                503: _json("It drains.", _STATUS, {"status": "draining"}),
+                200: _json(
+                    "Of all workers.",
+                    record({"workers": WHOLE, "half_life_seconds": WHOLE, "hot": _HOT, "denied": _HOT}),
+                    {"workers": 1, "half_life_seconds": 10, "hot": [], "denied": []},
+                )
             },
+            _KEPT,
         )
     },
     "/metrics": {
@@ -258,6 +321,7 @@ PATHS: Json = {
                     },
                 }
             },
+            _OPEN,
         )
     },
 }
