@@ -335,6 +335,23 @@ def test_a_refusal_is_repeated_with_what_its_shadow_plans_said(make: Callable[..
     assert subject.store.run(call).shadow[0].remaining == 10
 
 
+def test_a_refusal_outlasts_what_others_use_of_limits_that_do_not_refuse(make: Callable[..., Subject]) -> None:
+    """Only the limits that refuse count: somebody who used up their own share is refused by it, whatever others do."""
+    subject = make(denials=1)
+    shared = Family("everybody", [Quota(1000, HOUR)]).plan("all")
+    own = subject.family.plan("user") + shared
+    assert subject.store.run(Call(Verb.CHECK, own, 10)).allowed
+    refusal = subject.store.run(Call(Verb.CHECK, own))
+    assert subject.store.run(Call(Verb.CHECK, subject.family.plan("another") + shared)).allowed
+    assert subject.asked() == ["check"] * 3
+    assert subject.store.run(Call(Verb.CHECK, own)) == refusal
+    assert subject.store.run(Call(Verb.RESET, shared)).allowed
+    assert subject.store.run(Call(Verb.CHECK, own)) == refusal
+    assert subject.asked() == ["reset"]
+    subject.store.run(Call(Verb.REFUND, subject.plan))
+    assert subject.store.run(Call(Verb.CHECK, own)).allowed
+
+
 def test_a_full_cache_keeps_refusals_of_those_who_come_back_within_a_moment(make: Callable[..., Subject]) -> None:
     """Most who are refused do not ask again in time, and whoever does is answered without the store from then on."""
     subject = make(denials=1, max_entries=2)

@@ -10,8 +10,8 @@ Two caches, and neither ever admits anything: whatever takes or gives back goes 
   these exceptions: *another process* gives back, resets, or takes under a higher limit of the same name and shape; a
   refund or reset through this store comes to an unknown end; the store's clock leaps ahead. Then requests are refused
   that the inner store would admit, until those seconds are over. That is the price; it buys that a client who ignores
-  refusals costs the inner store next to nothing. What the shadow plans of a refused request say is as old as the
-  refusal.
+  refusals costs the inner store next to nothing. What it says of limits that do not refuse, and of the shadow plans of
+  the request, is as old as the refusal: others who use up a limit that all share do not end it.
 
 The question includes the whole plan, quotas and all, so under a changed limit no old answer is found. Times are told as
 of now. Answers that the inner store was not the one to give (`Decision.degraded`) are not repeated.
@@ -176,6 +176,8 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     decision: Decision
     number: int
     """That of the question."""
+    places: tuple[int, ...]
+    """Where the marks of the limits are that it depends on."""
     since: int
     """The tick at which the answer came."""
     until: int
@@ -233,10 +235,12 @@ class _Answers:
 
 
 class _Cache:
-    """What both stores share. An answer counts for a time, and as long as no limit of its question was touched.
+    """What both stores share. An answer counts for a time, and as long as no limit was touched that it depends on.
+
+    Those are all limits of a peek, and of a refusal those that refuse: what others have does not change it.
 
     Questions and touches are numbered, and the number of the last touch is the *mark* of a limit; limits of the same
-    hash share one. An answer is good while no limit of its question has a mark above the question's number; so it does
+    hash share one. An answer is good while none of those limits has a mark above the question's number; so it does
     not matter whether it came before or after a limit was touched, nor is it necessary to know which answers there are,
     or are yet to come. A refusal touches nothing.
 
@@ -275,7 +279,7 @@ class _Cache:
                 key = key or _key(call)
                 if answers.has_room(key, tick) and self._is_repeatable(call, decision):
                     until = tick + min(answers.longest_us, _steady_us(decision))
-                    answers.keep(key, _Kept(call, decision, number, self._ticks(), until))
+                    answers.keep(key, _Kept(call, decision, number, _places(call, decision), self._ticks(), until))
             return
         number, marks = next(self._numbers), self._marks
         for where in map(_where, call.plan):
@@ -302,15 +306,26 @@ class _Cache:
         return not self._sharded or call.verb is _PEEK or len({limit.principal for limit in call.plan}) <= 1
 
     def _is_good(self, kept: _Kept, call: Call) -> bool:
-        """Is this the answer to that question, and was no limit of it touched since?"""
-        if kept.call != call:
-            return False
-        marks, number = self._marks, kept.number
-        for plan in (call.plan, *call.shadow):
-            for where in map(_where, plan):
-                if marks[hash(where) & _PLACES] > number:
-                    return False
-        return True
+        """Is this the answer to that question, and was no limit touched since that it depends on?"""
+        for place in kept.places:
+            if self._marks[place] > kept.number:
+                return False
+        return kept.call == call
+
+
+def _places(call: Call, decision: Decision) -> tuple[int, ...]:
+    """Return where the marks of the limits are that an answer depends on: of a refusal, those that refuse."""
+    plans, told = (call.plan, *call.shadow), (decision, *decision.shadow)
+    if call.verb is _CHECK:
+        plans, told = plans[:1], told[:1]
+    return tuple(
+        [
+            hash(_where(limit)) & _PLACES
+            for plan, each in zip(plans, told, strict=True)
+            for limit, part in zip(plan, each.limits, strict=False)  # of no limits, it has one part all the same
+            if call.verb is _PEEK or not part.allowed
+        ]
+    )
 
 
 def _key(call: Call) -> int:
