@@ -29,7 +29,7 @@ from headgate.clock import Clock, SystemClock
 from headgate.core.errors import UsageError
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
-from headgate.server.wire.admission import Refusal
+from headgate.server.wire.admission import NotAdmitted
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.server.wire.messages import NOBODY, Headers, Peer
 from headgate.stores.memory import MemoryStore
@@ -56,16 +56,16 @@ _LOG_EVERY = 10.0
 """Seconds between messages about requests that are refused: once for a flood."""
 
 
-def _busy(detail: str) -> Refusal:
+def _busy(detail: str) -> NotAdmitted:
     retry_after, pushback = (b"retry-after", b"1"), (b"grpc-retry-pushback-ms", b"1000")
-    return Refusal(503, StatusCode.RESOURCE_EXHAUSTED, detail, (retry_after,), (pushback,))
+    return NotAdmitted(503, StatusCode.RESOURCE_EXHAUSTED, detail, (retry_after,), (pushback,))
 
 
 TOO_FAST: Final = _busy("this node is asked more often than it may be: try again, or elsewhere")
 TOO_MUCH: Final = _busy("this node has too much in flight: try again, or elsewhere")
 UNFAIR: Final = _busy("this connection has more than its share of what is in flight: try again later")
 TOO_MANY_STREAMS: Final = _busy("there are too many calls that last: try again, or elsewhere")
-UNKNOWN_CALLER: Final = Refusal(
+UNKNOWN_CALLER: Final = NotAdmitted(
     401,
     StatusCode.UNAUTHENTICATED,
     "who asks is not known: send Authorization: Bearer KEY, or X-Api-Key: KEY",
@@ -119,25 +119,25 @@ class AdmissionController:
         connection = self._connections[id(peer)] = ConnectionAdmission(self, peer)
         return connection
 
-    def charge(self, requests: int, peer: Peer) -> Refusal | None:
+    def charge(self, requests: int, peer: Peer) -> NotAdmitted | None:
         """Take tokens for so many more requests of a connection, or say why not: a batch is all that it asks."""
         ceiling = self.ceiling
         if not ceiling.per_second or requests <= 0:
             return None
         refusal = None
         if requests >= ceiling.at_once:  # the first is paid for, and may be all that there ever is
-            refusal = Refusal(413, StatusCode.RESOURCE_EXHAUSTED, _TOO_LARGE.format(ceiling.at_once))
+            refusal = NotAdmitted(413, StatusCode.RESOURCE_EXHAUSTED, _TOO_LARGE.format(ceiling.at_once))
         elif not ceiling.take_several(requests, self._connections.get(id(peer))):
             refusal = TOO_FAST
         if refusal:
             self._log(refusal)
         return refusal
 
-    def charge_descriptors(self, requests: int, peer: Peer) -> Refusal | None:
+    def charge_descriptors(self, requests: int, peer: Peer) -> NotAdmitted | None:
         """Do the same for questions that cannot be split: they count as what could be let in at once, and no more."""
         return self.charge(min(requests, self.ceiling.at_once - 1), peer)
 
-    def considered(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> Refusal | None:
+    def considered(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Decide about a request that cannot be let in without a closer look."""
         if path in EXEMPT:
             return None
@@ -149,7 +149,7 @@ class AdmissionController:
             return self._refuse(path, UNFAIR)
         return None if self.ceiling.take(connection) else self._refuse(path, TOO_FAST)
 
-    def considered_stream(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> Refusal | None:
+    def considered_stream(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Decide about a call that lasts."""
         is_exempt = path in EXEMPT
         if not is_exempt and self.keys is not None and not connection.is_known(self.keys(), headers):
@@ -158,12 +158,12 @@ class AdmissionController:
             return self._refuse(path, TOO_MANY_STREAMS)
         return None if is_exempt or self.ceiling.take(connection) else self._refuse(path, TOO_FAST)
 
-    def _refuse(self, path: bytes, refusal: Refusal) -> Refusal:
+    def _refuse(self, path: bytes, refusal: NotAdmitted) -> NotAdmitted:
         self._shed(path)
         self._log(refusal)
         return refusal
 
-    def _log(self, refusal: Refusal) -> None:
+    def _log(self, refusal: NotAdmitted) -> None:
         """Count a refusal, and say so now and then."""
         self._refused += 1
         now = monotonic()
@@ -295,7 +295,7 @@ class ConnectionAdmission:
         self._caller, self._credential = "", b""  # who was accepted last and by what, by these keys
         self._keys: CallerKeys | None = None
 
-    def admit(self, path: bytes, headers: Headers) -> Refusal | None:
+    def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Let a request in, or say why not."""
         all_, ceiling = self._controller, self._ceiling
         if ceiling.tokens > 0 and not ceiling.scarce_until and all_.in_flight < all_.crowded and all_.keys is None:
@@ -316,7 +316,7 @@ class ConnectionAdmission:
         if not self.in_flight:
             all_.busy -= 1
 
-    def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
+    def admit_stream(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Let a call in that lasts, or say why not."""
         refusal = self._controller.considered_stream(self, path, headers)
         if refusal is None:

@@ -20,7 +20,7 @@ from typing import cast
 import pytest
 import uvloop
 
-from headgate.server.wire.admission import Refusal
+from headgate.server.wire.admission import NotAdmitted
 from headgate.server.wire.eager import start
 from headgate.server.wire.grpc.calls import Methods, StatusCode
 from headgate.server.wire.http2 import frames
@@ -182,16 +182,16 @@ class BouncerAdmission:
         self._seen = seen
         weakref.finalize(self, seen.append, "forget")
 
-    def admit(self, path: bytes, headers: Headers) -> Refusal | None:
+    def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         self._seen.append(f"admit {path.decode()}")
         if (b"please", b"yes") in headers:
             return None
-        return Refusal(503, StatusCode.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
+        return NotAdmitted(503, StatusCode.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
 
     def release(self) -> None:
         self._seen.append("release")
 
-    def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
+    def admit_stream(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         return self.admit(path, headers)
 
     def release_stream(self) -> None:

@@ -190,7 +190,7 @@ class RateLimitService:
         """Return what answers a question that is understood. Raises RpcError: the node protects itself."""
         count = len(asked.question.descriptors)
         if count > 1 and (refusal := self._charge(count - 1, peer)) is not None:
-            raise RpcError(refusal.code, refusal.detail, refusal.trailers)
+            raise refusal.error()
         if self._trees is not None and asked.matching is not None:
             return self._matched(self._trees, asked.matching)
         return self._unlimited(count) if self._decisions is None else self._ruled(self._decisions, asked)

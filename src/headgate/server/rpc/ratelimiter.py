@@ -134,7 +134,7 @@ class RateLimiter:
         key = key_in(call.metadata)
         if (refusal := self._charge(len(requests) - 1, call.peer)) is not None:
             self._decisions.recorder.shed("grpc_batch")
-            raise RpcError(refusal.code, refusal.detail, refusal.trailers)
+            raise refusal.error()
         decisions = self._for(call)
         results = await eager.together(
             [

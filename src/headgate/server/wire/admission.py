@@ -15,7 +15,7 @@ from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.server.wire.messages import Fields, Headers, HttpResponse, Peer
 
 
-class Refusal(msgspec.Struct, frozen=True, gc=False):
+class NotAdmitted(msgspec.Struct, frozen=True, gc=False):
     """The answer to a request that is not admitted, over HTTP and over gRPC."""
 
     status: int
@@ -39,7 +39,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 class Admission(Protocol):
     """Decides about the requests of one connection. It is asked on the hot path, and never waits."""
 
-    def admit(self, path: bytes, headers: Headers) -> Refusal | None:
+    def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Admit a request, or say why not. One that was admitted is released later; one that was refused is not.
 
         Over HTTP/2 `headers` begin with pseudo-headers, such as ``:path``.
@@ -50,7 +50,7 @@ class Admission(Protocol):
         """Note that an admitted request is over: answered, or given up by its client."""
         ...
 
-    def admit_stream(self, path: bytes, headers: Headers) -> Refusal | None:
+    def admit_stream(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Admit a call that lasts until its client ends it, or say why not; it is released by `release_stream`."""
         ...
 
@@ -61,7 +61,7 @@ class Admission(Protocol):
 
 Admit: TypeAlias = Callable[[Peer], Admission]
 """Returns the admission of a new connection."""
-Charge: TypeAlias = Callable[[int, Peer], Refusal | None]
+Charge: TypeAlias = Callable[[int, Peer], NotAdmitted | None]
 """Takes how many questions a request has beyond the first, and whose it is; returns why they are not admitted."""
 
 
