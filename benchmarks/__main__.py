@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
+from benchmarks import sdk
 from benchmarks.clients import measuring as by_clients
 from benchmarks.gateway import measuring as by_gateway
 from benchmarks.in_memory import accuracy, decisions, operations
@@ -46,6 +47,7 @@ class Size:
     service: by_service.Amount
     integrations: Pace
     gateway: by_gateway.Amount
+    sdk_checks: int = sdk.CHECKS
     quick_clients: bool = False
 
 
@@ -79,9 +81,10 @@ QUICK = Size(
     by_service.Amount(0.1, ONCE, 100, warm_up=False, rows=SOME_ROWS),
     ONCE,
     by_gateway.Amount(0.1, ONCE, redis=False),
+    sdk_checks=64,
     quick_clients=True,
 )
-PARTS = ("memory", "redis", "rules", "service", "integrations", "clients", "gateway")
+PARTS = ("memory", "redis", "rules", "service", "integrations", "sdk", "clients", "gateway")
 
 
 class Progress:
@@ -113,6 +116,7 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     integrations = None
     if "integrations" in parts:
         integrations = in_frameworks.run(size.integrations, Progress(in_frameworks.steps()).done)
+    of_sdk = sdk.run(size.sdk_checks, Progress(1).done) if "sdk" in parts else None
     clients = None
     if "clients" in parts:
         steps = len(by_clients.cases(quick=size.quick_clients))
@@ -121,7 +125,7 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     if "gateway" in parts:
         gateway = by_gateway.run(size.gateway, Progress(len(by_gateway.chosen(size.gateway))).done)
         found |= gateway.versions
-    return Results(found, in_memory, redis, rules, service, integrations, clients, gateway)
+    return Results(found, in_memory, redis, rules, service, integrations, of_sdk, clients, gateway)
 
 
 def run_in_memory(size: Size) -> MemoryResults:

@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from benchmarks import sdk
 from benchmarks.clients import report as by_clients
 from benchmarks.clients.measuring import ClientsResults
 from benchmarks.gateway import report as by_gateway
@@ -19,14 +20,15 @@ from benchmarks.on_redis import report as on_redis
 from benchmarks.on_redis.measuring import RedisResults
 from benchmarks.rules import report as by_rules
 from benchmarks.rules.measuring import RulesResults
+from benchmarks.sdk import SdkResults
 from benchmarks.service import report as by_service
 from benchmarks.service.measuring import ServiceResults
 from benchmarks.tables import table
 
 WHAT = """\
 What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; what it
-costs to find the rules for a request; what a check costs over the wire; and what a limit costs a web application, a
-client and a gateway.
+costs to find the rules for a request; what a check costs over the wire, and who asks for it; and what a limit costs a
+web application, a client and a gateway.
 
 Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
 """
@@ -61,6 +63,7 @@ class Results:
     rules: RulesResults | None = None
     service: ServiceResults | None = None
     integrations: IntegrationResults | None = None
+    sdk: SdkResults | None = None
     clients: ClientsResults | None = None
     gateway: GatewayResults | None = None
 
@@ -79,6 +82,8 @@ def render(results: Results) -> str:
         parts.append(by_service.render(results.service))
     if results.integrations:
         parts.append(in_frameworks.render(results.integrations))
+    if results.sdk:
+        parts.append(sdk.render(results.sdk))
     if results.clients:
         parts.append(by_clients.render(results.clients))
     if results.gateway:
@@ -99,6 +104,8 @@ def in_short(results: Results) -> str:
         lines += by_service.in_short(results.service.costs)
     if results.integrations:
         lines += in_frameworks.in_short(results.integrations.rows)
+    if results.sdk:
+        lines += sdk.in_short(results.sdk)
     if results.clients:
         lines += by_clients.in_short(results.clients)
     if results.gateway:

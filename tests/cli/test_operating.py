@@ -88,10 +88,9 @@ def test_what_no_rule_counts_by_is_told(found: Service, capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("found")
 def test_a_rule_that_does_not_exist_is_told_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     missing = "rule 'nope' does not exist; there are: orders, exports, everybody\n"
-    assert main(["reset", "--rule", "nope", "--user", "ada"]) == 1
-    assert capsys.readouterr().out == f"nothing was reset: {missing}"
-    assert main(["check", "--rule", "nope", "--user", "ada"]) == 0
-    assert capsys.readouterr().out == f"allowed: {missing}"
+    for command in ("reset", "check"):
+        assert main([command, "--rule", "nope", "--user", "ada"]) == 2
+        assert missing in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("found")

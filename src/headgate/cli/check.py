@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -22,9 +23,17 @@ from headgate.cli.command import (
     attributes_of,
     principal_of,
 )
-from headgate.cli.service import CHECK, RESET, NoAnswer, add_service_options, asked
-from headgate.core.errors import UsageError
+from headgate.cli.service import NoAnswer, add_service_options
+from headgate.clock import SystemClock
+from headgate.core.errors import StoreUnavailable, UsageError
 from headgate.core.numbers import printable
+from headgate.policy.request import Request
+from headgate.sdk.clients import Client
+from headgate.sdk.settings import ClientOptions
+from headgate.sdk.transport import CallerRefused, Unanswered
+from headgate.sdk.verbs import Step
+from headgate.server.api.answers import CheckAnswers
+from headgate.web.headers import ResponseHeaders
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 
@@ -59,12 +68,6 @@ class ShownDecision(msgspec.Struct, frozen=True):
     limits: tuple[ShownLimit, ...] = ()
     shadow: tuple[ShownLimit, ...] = ()
     unmatched_principals: tuple[str, ...] = ()
-
-
-class _ShownReset(msgspec.Struct, frozen=True):
-    rules: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
-    reason: str = ""
 
 
 def add(commands: Commands) -> None:
@@ -123,39 +126,61 @@ def _answered(run: Command) -> Command:
     return answered
 
 
-def _answer(arguments: argparse.Namespace, terminal: Terminal, question: dict[str, Any], path: str, form: type[T]) -> T:
-    """Ask, and return the answer, which is also written if JSON is wanted. Raises NoAnswer."""
-    target, body = asked(arguments, question, path)
-    try:
-        answer = msgspec.json.decode(body, type=form)
-    except (ValueError, RecursionError) as error:
-        raise NoAnswer(f"{target.place} answers, but not like Headgate: {error}") from None
-    if arguments.json:
-        terminal.say_json(json.loads(body))
-    return answer
+class _Direct(Client):
+    """A client that says why the service did not decide, rather than stand in for it."""
+
+    def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
+        super().__init__(address, **options)
+        self._stands_in = False
+
+    def _do(self, step: Step) -> Sequence[Any]:
+        outcomes = super()._do(step)
+        for each in outcomes:
+            if isinstance(each, Unanswered):
+                hint = "\n  start one with headgate serve" if isinstance(each.error, StoreUnavailable) else ""
+                raise NoAnswer(f"{each.error}{hint}")
+        return outcomes
+
+
+def _told(arguments: argparse.Namespace, ask: Callable[[Client], T]) -> T:
+    """Return what the service says, asked by a client. Raises NoAnswer, and UsageError where it says that."""
+    given = {name: getattr(arguments, name) for name in ("ca", "cert", "key", "caller_key")}
+    options: Any = {name: value for name, value in given.items() if value is not None}
+    if options.get("caller_key") == "":
+        raise UsageError("a caller key is not empty")
+    with _Direct(arguments.url, timeout=arguments.timeout, **options) as client:
+        try:
+            return ask(client)
+        except CallerRefused as error:
+            raise NoAnswer(f"{error}\n  the key goes into HEADGATE_CALLER_KEY") from None
 
 
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    answer = _answer(arguments, terminal, _question(arguments), CHECK, ShownDecision)
-    if not arguments.json:
-        _tell(answer, terminal, peeked=arguments.peek)
-    return OK if answer.allowed else NO
+    request, key = _request(arguments), arguments.idempotency_key
+    now = SystemClock().now()
+    if arguments.peek:
+        ruling = _told(arguments, lambda client: client.peek(request))
+    elif key is not None:
+        ruling = _told(arguments, lambda client: client.check_once(request, key))
+    else:
+        ruling = _told(arguments, lambda client: client.check(request))
+    body = CheckAnswers(ResponseHeaders()).body(ruling, now)
+    if arguments.json:
+        terminal.say_json(json.loads(body))
+    else:
+        _tell(msgspec.json.decode(body, type=ShownDecision), terminal, peeked=arguments.peek)
+    return OK if ruling.allowed else NO
 
 
-def _question(arguments: argparse.Namespace) -> dict[str, Any]:
+def _request(arguments: argparse.Namespace) -> Request:
     """Return what the service is asked."""
     principal, attributes = principal_of(arguments), attributes_of(arguments)
-    question: dict[str, Any] = {"consume": False} if arguments.peek else {}
-    if arguments.idempotency_key is not None:
-        question["idempotency_key"] = arguments.idempotency_key
-    if arguments.tier:
-        question["tier"] = arguments.tier
+    about: Any = {"cost": arguments.cost, "tier": arguments.tier or ""}
     if arguments.rule is None:
         if arguments.endpoint is None and not (principal or attributes):
             raise UsageError("say who asks for what: headgate check --user 42 --method POST /api/v1/orders")
         endpoint = "/" if arguments.endpoint is None else arguments.endpoint
-        asked = {"principal": principal, "endpoint": endpoint, "method": arguments.method.upper()}
-        return {**asked, "cost": arguments.cost, "attributes": attributes, **question}
+        return Request(principal, endpoint, arguments.method.upper(), attributes, **about)
     if arguments.endpoint is not None:
         raise UsageError(f"--rule asks {arguments.rule} by its id: leave out the path {arguments.endpoint!r}")
     named = {**principal, **attributes}
@@ -163,14 +188,7 @@ def _question(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(
             "--rule takes one who is counted, such as --user 42, --ip 192.0.2.7 or --attribute tenant=acme"
         )
-    ((dimension, value),) = named.items()
-    return {
-        "key_type": "api_key" if dimension == "apikey" else dimension,
-        "key_value": value,
-        "rule_id": arguments.rule,
-        "request_count": arguments.cost,
-        **question,
-    }
+    return Request(named, rule_id=arguments.rule, **about)
 
 
 def _tell(answer: ShownDecision, terminal: Terminal, *, peeked: bool) -> None:
@@ -220,14 +238,15 @@ def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
     principal, attributes = principal_of(arguments), attributes_of(arguments)
     if not (principal or attributes or arguments.rule):
         raise UsageError("say whose limits: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
-    question: dict[str, Any] = {"principal": {**principal, **attributes}}
-    if arguments.rule is not None:
-        question["rule_id"] = arguments.rule
-    if arguments.endpoint is not None:
-        question |= {"principal": principal, "attributes": attributes, "endpoint": arguments.endpoint}
-        question |= {"method": arguments.method.upper()} if arguments.method else {}
-    answer = _answer(arguments, terminal, question, RESET, _ShownReset)
+    if arguments.endpoint is None:
+        request = Request({**principal, **attributes}, rule_id=arguments.rule or "")
+        answer = _told(arguments, lambda client: client.reset(request) if arguments.rule else client.reset_all(request))
+    else:
+        about: Any = {"rule_id": arguments.rule or ""}
+        request = Request(principal, arguments.endpoint, arguments.method.upper(), attributes, **about)
+        answer = _told(arguments, lambda client: client.reset(request))
     if arguments.json:
+        terminal.say_json({"success": bool(answer), **msgspec.to_builtins(answer)})
         return OK if answer.rules else NO
     if answer.rules:
         terminal.say(terminal.styled(f"reset: {printable(', '.join(answer.rules))}", "green"))

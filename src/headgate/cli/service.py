@@ -6,7 +6,6 @@ import argparse
 import os
 import ssl
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,7 +13,6 @@ import msgspec
 from headgate.core.errors import HeadgateError, UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-CHECK, RESET = "/api/v1/rate-limit/check", "/api/v1/rate-limit/reset"
 _MOST_BYTES = 1_048_576
 _PORTS = {"http": 80, "https": 443}
 _LONGEST_KEY = 2048
@@ -133,43 +131,6 @@ class _Problem(msgspec.Struct, frozen=True):
     errors: tuple[_Wrong, ...] = ()
 
 
-def asked(arguments: argparse.Namespace, question: dict[str, Any], path: str = CHECK) -> tuple[Target, bytes]:
-    """Ask the service that the arguments name; returns its address, and what it answers. Raises NoAnswer."""
-    target = parse_target(arguments.url)
-    tls = tls_of(arguments, target)
-    if not 0 < arguments.timeout <= 3600:
-        raise UsageError(f"--timeout is in seconds, up to 3600, not {arguments.timeout:g}")
-    return target, ask(target, question, path, tls=tls, caller_key=arguments.caller_key, timeout=arguments.timeout)
-
-
-def ask(
-    target: Target,
-    question: dict[str, Any],
-    path: str = CHECK,
-    *,
-    tls: ssl.SSLContext | None = None,
-    caller_key: str | None = None,
-    timeout: float = 5.0,
-) -> bytes:
-    """Return the answer, as JSON.
-
-    Args:
-        target: the service.
-        question: what the service is given.
-        path: where.
-        tls: how to speak TLS; None if it is not spoken.
-        caller_key: who calls, where the service wants to know.
-        timeout: seconds, to connect and for each part of the answer.
-
-    Raises:
-        Unreachable: there is no connection to it.
-        NoAnswer: what listens there did not decide; it says why.
-    """
-    headers = {"content-type": "application/json", **caller_headers(caller_key)}
-    _, body = exchanged(target, "POST", path, msgspec.json.encode(question), headers, tls=tls, timeout=timeout)
-    return body
-
-
 def exchanged(
     target: Target,
     method: str,
@@ -179,13 +140,12 @@ def exchanged(
     *,
     tls: ssl.SSLContext | None = None,
     timeout: float = 5.0,
-    key_variable: str = "HEADGATE_CALLER_KEY",
+    key_variable: str,
 ) -> tuple[int, bytes]:
-    """Send a request, and return the status and body of an answer that is not a problem; see `ask`.
+    """Send a request, and return the status and body of an answer that is not a problem. Raises Unreachable, NoAnswer.
 
-    `key_variable` is where its key is read from. Only a check is answered, not refused, by a 429.
+    `key_variable` is where its key is read from.
     """
-    answers = {200, 201, 204, 429} if key_variable == "HEADGATE_CALLER_KEY" and method == "POST" else {200, 201, 204}
     if tls is None:
         connection = HTTPConnection(target.host, target.port, timeout=timeout)
     else:
@@ -207,7 +167,7 @@ def exchanged(
         raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
     finally:
         connection.close()
-    if response.status not in answers:
+    if response.status not in {200, 201, 204}:
         hint = f"the key goes into {key_variable}" * (response.status == 401)
         raise NoAnswer(_explained(target, response.status, body, response.headers.get("retry-after", ""), hint))
     return response.status, body

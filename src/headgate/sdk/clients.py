@@ -48,7 +48,15 @@ class _Asking:
             self._settings.identity.context()  # a file that cannot be used is told here
         self._encoded: Callable[[Question], bytes]
         self._encoded, transport = _carried_by(is_grpc=endpoint.is_grpc)
-        self._session = partial(Session, self._settings, transport, self._verbs.stand_in)  # it does not keep the client
+        self._transport = transport
+        self._stands_in = True
+        """Whether what the service does not answer is answered here; see `Unanswered`."""
+
+    @property
+    def _session(self) -> Callable[[], Session]:
+        """What makes a session; it does not keep the client."""
+        stand_in = self._verbs.stand_in if self._stands_in else None
+        return partial(Session, self._settings, self._transport, stand_in)
 
     @property
     def policy(self) -> Policy:
@@ -323,7 +331,7 @@ class Client(_Asking):
 async def _fresh_rules(session: Session, verbs: ClientVerbs) -> Policy | UsageError | Unanswered:
     """Return the rules in force, or why they could not be had."""
     try:
-        await session.fetch_rules()
+        await session.fetch_rules(verbs.stand_in)
     except StoreError as error:
         return Unanswered(Reason.STORE_UNAVAILABLE, error, 1)
     except UsageError as error:

@@ -123,22 +123,26 @@ class Session:
     Args:
         settings: of the client.
         transport: makes what asks a node.
-        stand_in: is told the rules of the service.
+        stand_in: is told the rules of the service; None: nobody stands in for it.
     """
 
     def __init__(
-        self, settings: ClientSettings, transport: Callable[[NodeAddress, Credentials], Transport], stand_in: StandIn
+        self,
+        settings: ClientSettings,
+        transport: Callable[[NodeAddress, Credentials], Transport],
+        stand_in: StandIn | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.nodes = [ServiceNode(endpoint, transport(endpoint, settings.identity)) for endpoint in settings.endpoints]
-        self._timeout, self._rules_every, self._stand_in = settings.timeout, settings.rules_every, stand_in
+        self._timeout, self._rules_every = settings.timeout, settings.rules_every
         self._queue: deque[OpenQuestion] = deque()
         self._is_scheduled, self._is_closed = False, False
         self._largest = LARGEST_BATCH
         self._turns = count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._etag = ""
-        self._start(self._follow_rules())
+        if stand_in is not None:
+            self._start(self._follow_rules(stand_in))
 
     def submit(self, questions: Iterable[OpenQuestion]) -> None:
         """Ask questions; each is told its answer."""
@@ -159,12 +163,12 @@ class Session:
         else:
             self._start(self._asked(node, [errand], send))
 
-    async def fetch_rules(self) -> None:
+    async def fetch_rules(self, stand_in: StandIn) -> None:
         """Have the stand-in know the rules in force. Raises StoreError or UsageError."""
         seconds = max(self._timeout, RULES_SECONDS)
 
         async def send(transport: Transport, _: Sequence[OpenQuestion], left: float) -> Sequence[FetchedRules | None]:
-            return [await transport.rules(self._etag if self._stand_in.has_rules else "", left)]
+            return [await transport.rules(self._etag if stand_in.has_rules else "", left)]
 
         errand = OpenQuestion(b"", monotonic() + seconds, self.loop.create_future(), is_repeatable=True)
         self.run(errand, send)
@@ -174,7 +178,7 @@ class Session:
         if isinstance(outcome, UsageError):
             raise outcome
         if outcome is not None:
-            await asyncio.to_thread(self._stand_in.adopt, outcome)  # compiling many rules takes its time
+            await asyncio.to_thread(stand_in.adopt, outcome)  # compiling many rules takes its time
             self._etag = outcome.etag
 
     async def ready(self) -> None:
@@ -343,15 +347,15 @@ class Session:
         else:
             node.answered(ticket)
 
-    async def _follow_rules(self) -> None:
+    async def _follow_rules(self, stand_in: StandIn) -> None:
         """Have the rules at hand for when the service is away."""
         while True:
             try:
-                await self.fetch_rules()
+                await self.fetch_rules(stand_in)
             except HeadgateError as error:
-                level = logging.DEBUG if self._stand_in.has_rules else logging.WARNING
+                level = logging.DEBUG if stand_in.has_rules else logging.WARNING
                 _LOG.log(level, "the rules of the service could not be had: %s", error)
-            await asyncio.sleep(self._rules_every if self._stand_in.has_rules else min(RULES_SOON, self._rules_every))
+            await asyncio.sleep(self._rules_every if stand_in.has_rules else min(RULES_SOON, self._rules_every))
 
     def _start(self, work: Any) -> None:
         task = self.loop.create_task(work)
