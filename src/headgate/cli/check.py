@@ -33,7 +33,6 @@ from headgate.sdk.settings import ClientOptions
 from headgate.sdk.transport import CallerRefused, Unanswered
 from headgate.sdk.verbs import Step
 from headgate.server.api.answers import CheckAnswers
-from headgate.web.headers import ResponseHeaders
 
 _STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
 
@@ -164,7 +163,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
         ruling = _told(arguments, lambda client: client.check_once(request, key))
     else:
         ruling = _told(arguments, lambda client: client.check(request))
-    body = CheckAnswers(ResponseHeaders()).body(ruling, now)
+    body = CheckAnswers().body(ruling, now)
     if arguments.json:
         terminal.say_json(json.loads(body))
     else:
