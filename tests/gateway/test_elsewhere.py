@@ -27,7 +27,7 @@ rules:
 """
 IDENTITY = """\
 version: 1
-api_keys: {header: x-client-key, keys: [{sha256: %s, name: reporting, user: ada}]}
+api_keys: {keys: [{sha256: %s, name: reporting, user: ada}]}
 jwt_metadata: [{key: issuer-0, claims: {user: sub}}]
 """
 KEY = "ak_reporting-0123456789"
@@ -83,8 +83,8 @@ def running(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 
 def test_a_service_elsewhere_decides_and_knows_the_api_keys(running: Gateway) -> None:
     assert not running.children("headgate.server.worker")
-    assert [running.get("/mine", x_client_key=KEY).status for _ in range(3)] == [200, 200, 429]
-    assert running.get("/mine", x_client_key="ak_guessed").status == 401
+    assert [running.get("/mine", x_api_key=KEY).status for _ in range(3)] == [200, 200, 429]
+    assert running.get("/mine", x_api_key="ak_guessed").status == 401
 
 
 def test_a_gateway_whose_key_the_service_does_not_know_is_not_answered(running: Gateway) -> None:

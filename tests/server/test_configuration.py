@@ -276,24 +276,3 @@ def test_caller_keys_that_cannot_be_read_are_a_reason_not_to_start(tmp_path: Pat
     file.write_bytes(written)
     with pytest.raises(UsageError, match=said):
         Configuration(Settings(caller_keys=str(file)))
-
-
-@pytest.mark.parametrize(
-    ("identity", "said"),
-    [
-        ("jwt_metadata: [{}]", ""),
-        (f"api_keys: {{header: x-client-key, keys: [{{sha256: {digest('a')}}}]}}", ""),
-        (f"api_keys: {{keys: [{{sha256: {digest('a')}}}]}}", "x-api-key"),
-        ("tokens: [{algorithms: [ES256], jwks: jwks.json}]", "authorization"),
-    ],
-)
-def test_with_caller_keys_clients_cannot_send_theirs_where_proxies_do(tmp_path: Path, identity: str, said: str) -> None:
-    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid="one")]}))
-    (tmp_path / "callers").write_text(f"proxy {digest('b')}\n")
-    (tmp_path / "identity.yaml").write_text(f"version: 1\n{identity}\n")
-    settings = Settings(caller_keys=str(tmp_path / "callers"), identity=str(tmp_path / "identity.yaml"))
-    if not said:
-        assert Configuration(settings).identifier()
-        return
-    with pytest.raises(UsageError, match=f"with caller keys, {said} of a request is the proxy's"):
-        Configuration(settings)

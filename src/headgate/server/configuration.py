@@ -19,7 +19,7 @@ from headgate.policy.live import LivePolicy, NoRules, rules_file
 from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import SnapshotSource, snapshot_folder
-from headgate.server.admission import CALLER_HEADERS, CallerKeys
+from headgate.server.admission import CallerKeys
 from headgate.server.clients import LOOPBACK
 from headgate.server.deprecations import load_deprecations
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity
@@ -159,23 +159,10 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
         return None
 
     def load(path: Path) -> Identifier:
-        return _checked(load_identity(path, settings.trusted_proxies, source.also), settings)
+        return load_identity(path, settings.trusted_proxies, source.also)
 
     source = FileSource(settings.identity, load)
     return Live(source, lambda identifier, _: identifier, what="identity settings")
-
-
-def _checked(identifier: Identifier, settings: Settings) -> Identifier:
-    """Return it, unless it takes from clients what callers send. Raises UsageError."""
-    read = {identifier.api_keys.name} if identifier.api_keys else set()
-    taken = CALLER_HEADERS & (read | {b"authorization"} if identifier.tokens else read)
-    if settings.caller_keys and taken:
-        raise UsageError(
-            f"{settings.identity}: with caller keys, {' and '.join(sorted(name.decode() for name in taken))} of a "
-            "request is the proxy's, and cannot be its client's: let clients send API keys in another header and no "
-            "tokens, or know proxies by their certificates (--client-ca) instead of caller keys"
-        )
-    return identifier
 
 
 def _tls(settings: Settings) -> Tls | None:

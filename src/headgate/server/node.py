@@ -22,7 +22,7 @@ from headgate.observe.recorder import Recorder
 from headgate.observe.tracing import Tracing
 from headgate.observe.workers import Slice, Slots
 from headgate.server import authz, rls, rpc
-from headgate.server.admission import AdmissionController
+from headgate.server.admission import CALLER_HEADERS, AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.questions import Timestamps
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, RULES, application, statuses_of
@@ -248,6 +248,7 @@ class Node:
                 kind=settings.proxy_headers,
                 identifier=self._files.identifier,
                 headers=ResponseHeaders(reset_format=settings.reset_format),
+                callers=CALLER_HEADERS if settings.caller_keys else frozenset(),
             ),
             reset_format=settings.reset_format,
             timestamps=_timestamps(settings),

@@ -75,6 +75,8 @@ class Identifier:
 
     credentials: frozenset[bytes] = field(init=False, repr=False, compare=False)
     """The headers that may prove who asks, in lower case."""
+    own_credentials: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    """Those of them that are verified here, and not by a proxy."""
     _wanted: frozenset[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,8 +86,8 @@ class Identifier:
         if len(self.verified) > 1 and ("" in realms or min(len(keys), len(realms)) < len(self.verified)):
             raise InvalidSettings("claims of several issuers, as a proxy tells them, need each a key and a realm")
         by_key = {self.api_keys.name} if self.api_keys else set()
-        by_token = {_AUTHORIZATION} if self.tokens or self.verified else set()
-        derive(self, "credentials", frozenset(by_key | by_token))
+        derive(self, "own_credentials", frozenset(by_key | ({_AUTHORIZATION} if self.tokens else set())))
+        derive(self, "credentials", self.own_credentials | ({_AUTHORIZATION} if self.verified else set()))
         derive(self, "_wanted", (self.credentials | {self.addresses.header}) - {b""})
 
     def identify(self, peer: str | None, lines: Lines, now: int, query: bytes = b"") -> Identity:

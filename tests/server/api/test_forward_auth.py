@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.server.admission import CALLER_HEADERS
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.wire.messages import HttpRequest, HttpResponse, Peer
 from headgate.web.address import AddressReader
@@ -15,6 +16,8 @@ from headgate.web.apikey import ApiKeys, Holder, digest
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import ResponseHeaders
 from headgate.web.identity import Identifier
+from headgate.web.jwk import VerificationKey
+from headgate.web.jwt import Issuer, TokenVerifier, VerifiedClaims
 from tests.server.serving import Service, fields, problem, serving
 from tests.servers import free_port
 
@@ -173,6 +176,33 @@ def test_who_asks_may_prove_it_with_a_key() -> None:
         response = asked(service, [*NGINX, ("X-Api-Key", "secret-of-ada")])
         assert '"keys"' in fields(response)["ratelimit"]
         assert asked(service, [*NGINX, ("X-Api-Key", "a"), ("X-Api-Key", "b")]).status == 400
+
+
+TRUSTED = AddressReader("x-forwarded-for", trusted=["127.0.0.0/8"])
+
+
+@pytest.mark.parametrize(
+    ("identifier", "taken"),
+    [
+        (Identifier(TRUSTED, ApiKeys({digest("a"): Holder()})), "x-api-key"),
+        (
+            Identifier(TRUSTED, tokens=TokenVerifier([Issuer([VerificationKey.load("HS256", "s" * 32)])])),
+            "authorization",
+        ),
+        (Identifier(TRUSTED, ApiKeys({digest("a"): Holder()}, "x-client-key")), ""),
+        (Identifier(TRUSTED, verified=[VerifiedClaims("headgate", {"user": "sub"})]), ""),
+    ],
+    ids=["keys", "tokens", "keys elsewhere", "claims that Envoy tells"],
+)
+def test_what_proxies_prove_themselves_with_is_not_their_clients(identifier: Identifier, taken: str) -> None:
+    """Where both would come in one header, nothing passes: one would be taken for the other."""
+    settings = ForwardAuth(identifier=lambda: identifier, callers=CALLER_HEADERS)
+    with serving(RULES, forward_auth=settings) as service:
+        response = asked(service, NGINX)
+    if taken:
+        assert f"with caller keys, {taken} of a request is the proxy's" in problem(response)["detail"]
+    else:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize("options", [{"deny_status": 200}, {"kind": "both"}, {"identifier": Identifier}])

@@ -293,8 +293,10 @@ def test_headers_that_are_the_proxys_own_cannot_be_its_clients(tmp_path: Path) -
     identity = prepared(tmp_path)
     callers = tmp_path / "callers"
     callers.write_text(f"edge {digest('edge-key')}\n")
-    said = complaint(*options(identity), "--caller-keys", str(callers))
-    assert "authorization and x-api-key of a request is the proxy's" in said
+    with service(*options(identity), "--caller-keys", str(callers)) as found:
+        status, _, told = asked(found.started(), ("X-Api-Key", "edge-key"))
+        assert status == 400
+        assert "with caller keys, authorization and x-api-key of a request is the proxy's" in told
     keys = identity.read_text().partition("tokens:")[0].replace("x-api-key", "x-client-key")
     identity.write_text(keys)
     with service(*options(identity), "--caller-keys", str(callers)) as found:

@@ -34,6 +34,10 @@ from headgate.web.problem import of_status
 
 _PASSED_ON = 429
 """The status of refusals to proxies that pass on whatever is not 2xx, and so understand all of them."""
+_ANOTHER_WAY = (
+    "let clients send API keys in another header and no tokens, know proxies by their certificates (--client-ca), or "
+    "let Envoy ask, which sends both apart"
+)
 _KINDS = {
     "original": (b"x-original-uri", b"x-original-method", b"x-original-host"),
     "forwarded": (b"x-forwarded-uri", b"x-forwarded-method", b"x-forwarded-host"),
@@ -56,6 +60,8 @@ class ForwardAuth:
     """Finds out who asks; its address reader trusts proxies. None: by address, in X-Forwarded-For."""
     headers: ResponseHeaders = field(default_factory=ResponseHeaders)
     """Which header fields answers have. They are for the proxy's client."""
+    callers: frozenset[bytes] = frozenset()
+    """The headers in which proxies prove who they are, if they have to: what is in them is not their client's."""
 
     @property
     def unreadable_status(self) -> int | None:
@@ -102,10 +108,13 @@ class ForwardChecks:
         return self._response(self._answers.of(ruling, now))
 
     def _asked(self, request: HttpRequest, now: int) -> Request | None:
-        """Return what the proxy's client asks; None if the proxy is not trusted. Raises InvalidRequest and its kind."""
+        """Return what the proxy's client asks; None if the proxy is not trusted. Raises UsageError."""
         peer, identifier = request.peer.address, self._identifier()
         if not identifier.addresses.trusts(peer):
             return None
+        if self._settings.callers and (taken := identifier.own_credentials & self._settings.callers):
+            names = " and ".join(sorted(name.decode() for name in taken))
+            raise InvalidSettings(f"with caller keys, {names} of a request is the proxy's: {_ANOTHER_WAY}")
         uri, method, host = self._original(request.headers)
         query = uri.partition("?")[2].encode()
         identity = noted(identifier.identify(peer, request.headers, now, query))
