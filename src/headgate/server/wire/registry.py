@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from itertools import chain
 from typing import Protocol
 
 from headgate.server.wire.admission import Admit
@@ -64,14 +65,27 @@ class ConnectionRegistry:
     processor's caches, and since clients would be woken up one by one.
     """
 
-    __slots__ = ("_batch", "_timer", "admit", "connections", "date", "heads", "is_draining", "limits", "loop", "tick")
+    __slots__ = (
+        "_answered",
+        "_arrived",
+        "_timer",
+        "admit",
+        "connections",
+        "date",
+        "heads",
+        "is_draining",
+        "limits",
+        "loop",
+        "tick",
+    )
 
     def __init__(self, limits: WireLimits, admit: Admit | None, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.admit, self.loop = limits, admit, loop
         self.heads, self.date = Http1Heads(limits), DateHeader()
         self.connections: set[Connected] = set()
         self.is_draining = False
-        self._batch: list[Batched] = []
+        self._arrived: list[Batched] = []
+        self._answered: list[Batched] = []
         shortest = min(limits.header_time, limits.body_time, limits.idle_time, limits.write_time)
         self.tick = min(max(shortest / 4, 0.01), 0.5)
         self.date.set(time.time())
@@ -90,9 +104,15 @@ class ConnectionRegistry:
 
     def serve_soon(self, connection: Batched) -> None:
         """Serve and flush a connection when all others are read."""
-        if not self._batch:
+        if not (self._arrived or self._answered):
             self.loop.call_soon(self._serve)
-        self._batch.append(connection)
+        self._arrived.append(connection)
+
+    def flush_soon(self, connection: Batched) -> None:
+        """Flush a connection, whose request was answered late, with the others."""
+        if not (self._arrived or self._answered):
+            self.loop.call_soon(self._serve)
+        self._answered.append(connection)
 
     def close(self) -> None:
         """Stop the timer, and close what is still open."""
@@ -103,13 +123,14 @@ class ConnectionRegistry:
             connection.abort()
 
     def _serve(self) -> None:
-        batch, self._batch = self._batch, []
-        for connection in batch:
+        arrived, answered = self._arrived, self._answered
+        self._arrived, self._answered = [], []
+        for connection in arrived:
             try:
                 connection.serve()
             except Exception:  # noqa: BLE001  whatever it is, the others have nothing to do with it
                 _give_up(connection)
-        for connection in batch:
+        for connection in chain(arrived, answered):
             try:
                 connection.flush()
             except Exception:  # noqa: BLE001  likewise

@@ -178,7 +178,7 @@ class Http1Protocol(asyncio.Protocol):
             self._admission.release()
         if self._end.transport is not None:
             self._answer(number, request, response)
-            self._registry.serve_soon(self)
+            self._registry.flush_soon(self)
 
     def _failed(self, number: int, request: HttpRequest, error: BaseException) -> None:
         self._done(number, request, HttpResponse.of_failure(error, request.method, request.path))
