@@ -16,7 +16,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.web import problem
 from headgate.web.headers import ResponseHeaders
-from headgate.web.problem import Problem, bad_request, of_status, plain, quota_exceeded, reduced_capacity, shown
+from headgate.web.problem import ProblemDocument, bad_request, of_status, plain, quota_exceeded, reduced_capacity, shown
 from tests.web import plain as plain_form
 
 SECOND = 1_000_000
@@ -26,7 +26,7 @@ CALM = Decision(True, 5000, 4000, 0, 17_280 * SECOND, Pressure.NORMAL, DAY)
 BOTH = msgspec.structs.replace(REFUSED, parts=(CALM, REFUSED), index=1, degraded="circuit_open")
 
 
-def body(made: Problem) -> dict[str, Any]:
+def body(made: ProblemDocument) -> dict[str, Any]:
     decoded: dict[str, Any] = json.loads(made.encode())
     return decoded
 

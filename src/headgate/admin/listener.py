@@ -136,7 +136,7 @@ class _Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._refuse(problem.of_status(408, f"The head of a request has to arrive within {HEAD_TIMEOUT:g} s."))
 
-    def _refuse(self, found: problem.Problem) -> None:
+    def _refuse(self, found: problem.ProblemDocument) -> None:
         """Answer, and close: what comes next on this connection cannot be told apart from what is refused."""
         body = found.encode()
         self.transport.write(

@@ -17,7 +17,7 @@ from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.policy.problems import InvalidRules
-from headgate.web.problem import Problem, bad_request, of_status
+from headgate.web.problem import ProblemDocument, bad_request, of_status
 
 _LOG = logging.getLogger("headgate.admin")
 
@@ -31,7 +31,7 @@ def pointer(path: str) -> str:
 _PART = re.compile(r"""\["(.*?)"\]|\[([0-9]+)\]|([^.\[\]]+)""")
 
 
-def problem_of(error: Exception, *, is_conditional: bool = False) -> Problem:
+def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocument:
     """Return the problem document of an error; a request is conditional that says what it wants to find."""
     if isinstance(error, InvalidRules):
         faults = tuple(

@@ -30,7 +30,7 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
 from headgate.web.deprecation import Deprecations
-from headgate.web.problem import Problem, of_status
+from headgate.web.problem import ProblemDocument, of_status
 
 READS, WRITES = "1000/minute", "100/minute"
 """Of one key."""
@@ -120,7 +120,7 @@ class Gatekeeper:
             inner["method"] = "GET"
         await self._app(inner, _bounded(receive), answer.send)
 
-    async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> Problem | None:
+    async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ProblemDocument | None:
         """Return why a request is not let in; None if it is."""
         scheme, _, text = headers.get("authorization", "").partition(" ")
         text = text.strip()
@@ -128,7 +128,7 @@ class Gatekeeper:
             answer.fields["www-authenticate"] = 'Bearer realm="headgate"'
             return of_status(401, "a key is needed: send the header Authorization: Bearer KEY")
         key = await self._identified(scope, text, answer)
-        if isinstance(key, Problem):
+        if isinstance(key, ProblemDocument):
             return key
         limiter = self._reads if scope["method"] in _READING else self._writes
         decision = await limiter.check(key.id)
@@ -140,7 +140,7 @@ class Gatekeeper:
         scope["state"]["key"] = key
         return None
 
-    async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | Problem:
+    async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
         """Return the key that somebody has sent, or why it does not count."""
         address = _address(scope)
         seen = sha256(f"{address}\n{text}".encode("utf-8", "surrogatepass")).digest()
@@ -184,7 +184,7 @@ class _Answer:
         self.fields["x-ratelimit-remaining"] = str(decision.remaining)
         self.fields["x-ratelimit-reset"] = str(-(-decision.reset_after_us // 1_000_000))
 
-    def slow_down(self, decision: Decision, why: str) -> Problem:
+    def slow_down(self, decision: Decision, why: str) -> ProblemDocument:
         """Return the refusal of somebody who asks too often."""
         seconds = max(1, -(-decision.retry_after_us // 1_000_000))
         self.fields["retry-after"] = str(seconds)
@@ -196,7 +196,7 @@ class _Answer:
             message["headers"] = [*message.get("headers", ()), *mine]
         await self._send(message)
 
-    async def refuse(self, problem: Problem) -> None:
+    async def refuse(self, problem: ProblemDocument) -> None:
         body = problem.encode()
         headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
@@ -225,7 +225,7 @@ def visible(text: str) -> str:
     return text
 
 
-def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Problem | None:
+def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> ProblemDocument | None:
     """Return what is wrong with a request, whoever sends it; None if nothing is."""
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > MAX_BODY:

@@ -27,13 +27,13 @@ from headgate.web.headers import (
     policy_names,
     retry_after_s,
 )
-from headgate.web.problem import LimitTexts, Problem
+from headgate.web.problem import LimitTexts, ProblemDocument
 
 
 class Refusal(msgspec.Struct, frozen=True):
     """Why a request does not pass, and what to answer."""
 
-    problem: Problem
+    problem: ProblemDocument
     """The status, and a body of type `headgate.web.problem.CONTENT_TYPE`."""
     fields: Sequence[Any] = ()
     """Header fields, as the framework has them, without the type and length of the body."""
@@ -113,9 +113,9 @@ class Answers:
         limits = self._limits(ruling.rules, decision)
         texts = [each[1] for each in limits]
         if decision.degraded and self._mode_of is not None and self._mode_of(ruling.rule_id) is Mode.DENY:
-            told_all = Problem(503, problem.reduced(decision, texts))  # nobody's fault but ours
+            told_all = ProblemDocument(503, problem.reduced(decision, texts))  # nobody's fault but ours
         else:
-            told_all = Problem(429, problem.exceeded(decision, texts))
+            told_all = ProblemDocument(429, problem.exceeded(decision, texts))
         fields = [self._unstored] if self._writer is None else self._fields(decision, limits, now)
         return Refusal(told_all, fields, ruling)
 

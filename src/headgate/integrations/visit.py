@@ -25,7 +25,7 @@ from headgate.policy.selection import Verdict
 from headgate.web.address import UNKNOWN
 from headgate.web.errors import AmbiguousIdentity
 from headgate.web.identity import Identity
-from headgate.web.lines import Lines
+from headgate.web.lines import HeaderLines
 
 if TYPE_CHECKING:
     from headgate.integrations.gate import Gatekeeping
@@ -74,7 +74,7 @@ class Visit(msgspec.Struct, eq=False):
     """The request, as the framework has it."""
     peer: str | None = None
     """The address that opened the connection; None on a Unix socket."""
-    lines: Lines = ()
+    lines: HeaderLines = ()
     """Header lines, as bytes."""
     path: str = "/"
     """As it was sent, not decoded; only where rules decide."""

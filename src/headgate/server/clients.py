@@ -28,7 +28,7 @@ from headgate.web.headers import (
     policy_names,
 )
 from headgate.web.identity import Identifier, Identity
-from headgate.web.problem import NOT_ADMITTED, LimitTexts, Problem, exceeded, of_status, prepare, reduced
+from headgate.web.problem import NOT_ADMITTED, LimitTexts, ProblemDocument, exceeded, of_status, prepare, reduced
 
 Field = TypeVar("Field")
 MOST_ANSWERS = 1024
@@ -47,7 +47,7 @@ class ClientAnswer(msgspec.Struct, Generic[Field], frozen=True, gc=False):
 
     fields: Sequence[Field] = ()
     """Of the header of its response."""
-    problem: Problem | None = None
+    problem: ProblemDocument | None = None
     """Why it may not; None if it may."""
 
 
@@ -78,7 +78,7 @@ class ClientAnswers(Generic[Field]):
             return self._decided(ruling, ruling.decision, now)
         return ClientAnswer() if ruling.allowed else self.refused(of_status(403, NOT_ADMITTED))
 
-    def refused(self, problem: Problem) -> ClientAnswer[Field]:
+    def refused(self, problem: ProblemDocument) -> ClientAnswer[Field]:
         """Return the refusal of what no limit was asked about."""
         return ClientAnswer((self._no_store,), problem)
 
@@ -126,8 +126,10 @@ class ClientAnswers(Generic[Field]):
         return self._writer.prepare(name, quota), prepare(name, quota)
 
 
-def _problem(decision: Decision, texts: Sequence[LimitTexts], *, is_ours: bool) -> Problem:
-    return Problem(503, reduced(decision, texts)) if is_ours else Problem(429, exceeded(decision, texts))
+def _problem(decision: Decision, texts: Sequence[LimitTexts], *, is_ours: bool) -> ProblemDocument:
+    return (
+        ProblemDocument(503, reduced(decision, texts)) if is_ours else ProblemDocument(429, exceeded(decision, texts))
+    )
 
 
 def noted(identity: Identity) -> Identity:

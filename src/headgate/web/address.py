@@ -35,7 +35,7 @@ import msgspec
 from headgate.core.address import IpAddress, NetworkMap, canonical, key_of
 from headgate.core.numbers import short, whole
 from headgate.web.errors import InvalidSettings
-from headgate.web.lines import Lines, collect, forwarded_elements, header_name, plain_elements, right_end
+from headgate.web.lines import HeaderLines, collect, forwarded_elements, header_name, plain_elements, right_end
 
 MAX_HOPS = 20
 """The most addresses of a header that are looked at."""
@@ -141,7 +141,7 @@ class AddressReader:
         if self.hops > 1 and self.header not in _LISTS:
             raise InvalidSettings(f"{self.source} has one address, written by the nearest proxy: hops must be 1")
 
-    def read(self, peer: str | None, lines: Lines) -> ClientAddress:
+    def read(self, peer: str | None, lines: HeaderLines) -> ClientAddress:
         """Return the address of the client of a request.
 
         Args:

@@ -30,7 +30,7 @@ from headgate.web.address import AddressReader, ClientAddress
 from headgate.web.apikey import OTHER_SCHEME, ApiKeys, credential, is_of_a_scheme
 from headgate.web.errors import AmbiguousIdentity, InvalidSettings, InvalidToken
 from headgate.web.jwt import TokenVerifier, VerifiedClaims
-from headgate.web.lines import Lines, collect, parameters
+from headgate.web.lines import HeaderLines, collect, parameters
 
 Payloads: TypeAlias = Mapping[str, Mapping[str, object]]
 """Claims of tokens, by the name under which the proxy tells them that has verified the token."""
@@ -90,7 +90,7 @@ class Identifier:
         derive(self, "credentials", self.own_credentials | ({_AUTHORIZATION} if self.verified else set()))
         derive(self, "_wanted", (self.credentials | {self.addresses.header}) - {b""})
 
-    def identify(self, peer: str | None, lines: Lines, now: int, query: bytes = b"") -> Identity:
+    def identify(self, peer: str | None, lines: HeaderLines, now: int, query: bytes = b"") -> Identity:
         """Return who sent a request.
 
         Args:
@@ -107,7 +107,12 @@ class Identifier:
         return self._identity(address, found, now, query, _NO_PAYLOADS)
 
     def identify_at(
-        self, address: ClientAddress, lines: Lines, now: int, query: bytes = b"", payloads: Payloads = _NO_PAYLOADS
+        self,
+        address: ClientAddress,
+        lines: HeaderLines,
+        now: int,
+        query: bytes = b"",
+        payloads: Payloads = _NO_PAYLOADS,
     ) -> Identity:
         """Return who sent a request, by what a trusted proxy tells apart from what its client sent.
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from headgate.core.numbers import short
 from headgate.web.errors import InvalidSettings
 
-Lines = Iterable[tuple[bytes, bytes]]
+HeaderLines = Iterable[tuple[bytes, bytes]]
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]{1,64}")
 LONGEST = 4096
 """Bytes of a header that are looked at, from the right."""
@@ -36,7 +36,7 @@ def header_name(name: object) -> bytes:
     return name.lower().encode()
 
 
-def collect(lines: Lines, wanted: Container[bytes]) -> dict[bytes, list[bytes]]:
+def collect(lines: HeaderLines, wanted: Container[bytes]) -> dict[bytes, list[bytes]]:
     """Return the values of the `wanted` headers, by lower-case name, in order of arrival."""
     found: dict[bytes, list[bytes]] = {}
     for line, value in lines:

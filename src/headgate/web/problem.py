@@ -39,7 +39,7 @@ _TOO_MANY_REQUESTS, _SERVICE_UNAVAILABLE = 429, 503
 _STATES = {state: state.encode() for state in Pressure}
 
 
-class Problem(msgspec.Struct, frozen=True, gc=False):
+class ProblemDocument(msgspec.Struct, frozen=True, gc=False):
     """A problem: the status of a response, and its body."""
 
     status: int
@@ -118,30 +118,32 @@ def reduced(decision: Decision, limits: Sequence[LimitTexts], instance: str = ""
     )
 
 
-def quota_exceeded(decision: Decision, names: Sequence[str] = (), *, instance: str = "") -> Problem:
+def quota_exceeded(decision: Decision, names: Sequence[str] = (), *, instance: str = "") -> ProblemDocument:
     """Describe a refused decision: 429. `names` are those of its policies, as for `ResponseHeaders.of`."""
-    return Problem(_TOO_MANY_REQUESTS, exceeded(decision, _prepared(decision, names), instance))
+    return ProblemDocument(_TOO_MANY_REQUESTS, exceeded(decision, _prepared(decision, names), instance))
 
 
-def reduced_capacity(decision: Decision, names: Sequence[str] = (), *, instance: str = "") -> Problem:
+def reduced_capacity(decision: Decision, names: Sequence[str] = (), *, instance: str = "") -> ProblemDocument:
     """Describe a refusal that is not the client's doing: 503."""
-    return Problem(_SERVICE_UNAVAILABLE, reduced(decision, _prepared(decision, names), instance))
+    return ProblemDocument(_SERVICE_UNAVAILABLE, reduced(decision, _prepared(decision, names), instance))
 
 
-def bad_request(detail: str, errors: Sequence[tuple[str, str]] = (), *, instance: str = "", code: str = "") -> Problem:
+def bad_request(
+    detail: str, errors: Sequence[tuple[str, str]] = (), *, instance: str = "", code: str = ""
+) -> ProblemDocument:
     """Describe a request that cannot be understood: 400. `errors` are pairs (where, what is wrong).
 
     Where is a JSON pointer, or the name of a header or parameter. The code, if any, is for programs.
     """
     faults = tuple([_Fault(plain(pointer), plain(what)) for pointer, what in errors])
     told = _Document(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults, code=code)
-    return Problem(400, _encoded(told))
+    return ProblemDocument(400, _encoded(told))
 
 
-def of_status(status: int, detail: str = "", *, instance: str = "") -> Problem:
+def of_status(status: int, detail: str = "", *, instance: str = "") -> ProblemDocument:
     """Describe any other problem, which its HTTP status says all about."""
     phrase = HTTPStatus(status).phrase
-    return Problem(status, _encoded(_Document(status, phrase, plain(detail), instance=plain(instance))))
+    return ProblemDocument(status, _encoded(_Document(status, phrase, plain(detail), instance=plain(instance))))
 
 
 def shown(value: object) -> str:

@@ -43,7 +43,7 @@ from headgate.server.decisions import Decisions
 from headgate.server.wire import eager
 from headgate.server.wire.admission import Charge, free_of_charge
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
-from headgate.web.problem import CONTENT_TYPE, Problem, bad_request, of_status
+from headgate.web.problem import CONTENT_TYPE, ProblemDocument, bad_request, of_status
 
 PROBLEM = (b"content-type", CONTENT_TYPE.encode())
 MOST = 1000
@@ -204,7 +204,7 @@ def refuse_unknown(policy: Policy, rule_id: str) -> None:
         raise UnknownRule(rule_id, policy.rules)
 
 
-def problem_of(error: UsageError | StoreError, asked: CheckQuestion | None = None) -> Problem:
+def problem_of(error: UsageError | StoreError, asked: CheckQuestion | None = None) -> ProblemDocument:
     """Return what is answered to a question that cannot be; `asked` is what it was understood as, if it was."""
     if isinstance(error, StoreError):
         return of_status(503, "the store did not answer; nothing is known about this request")
@@ -218,7 +218,7 @@ def problem_of(error: UsageError | StoreError, asked: CheckQuestion | None = Non
     return bad_request(str(error), wrong, code=code_of(error))
 
 
-def problem_response(problem: Problem, *more: tuple[bytes, bytes]) -> HttpResponse:
+def problem_response(problem: ProblemDocument, *more: tuple[bytes, bytes]) -> HttpResponse:
     """Return a problem as a response, with more header fields."""
     fields: Fields = (PROBLEM, (b"cache-control", b"no-store"), *more)
     if problem.status == 503:

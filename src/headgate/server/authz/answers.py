@@ -19,7 +19,7 @@ from headgate.protos import entry, framed, varint
 from headgate.server.clients import ClientAnswer
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.web.identity import Identity
-from headgate.web.problem import CONTENT_TYPE, Problem
+from headgate.web.problem import CONTENT_TYPE, ProblemDocument
 
 PREFIX = "x-headgate-"
 """Of headers that tell upstreams who asks."""
@@ -107,7 +107,7 @@ def allowed(told: ClientAnswer[bytes], ruling: Ruling, identity: Identity, remov
 
 
 def refused(
-    told: ClientAnswer[bytes], problem: Problem, ruling: Ruling | None = None, identity: Identity | None = None
+    told: ClientAnswer[bytes], problem: ProblemDocument, ruling: Ruling | None = None, identity: Identity | None = None
 ) -> bytes:
     """Return the answer to a request that does not.
 

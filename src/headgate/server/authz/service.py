@@ -27,7 +27,7 @@ from headgate.server.wire.grpc.calls import UnaryCall
 from headgate.web.headers import ResponseHeaders
 from headgate.web.identity import Identifier, Identity
 from headgate.web.lines import spellings
-from headgate.web.problem import Problem, of_status
+from headgate.web.problem import ProblemDocument, of_status
 
 API = "ext_authz"
 """The name of the service in metrics."""
@@ -105,7 +105,7 @@ class AuthorizationService:
         """Return the answer to what cannot be read."""
         return self._refused(of_status(400, f"the request cannot be read: {detail}"))
 
-    def _refused(self, problem: Problem) -> bytes:
+    def _refused(self, problem: ProblemDocument) -> bytes:
         """Return the refusal of what no rule was asked about."""
         return answers.refused(self._clients.refused(problem), problem)
 
@@ -126,7 +126,7 @@ class AuthorizationService:
             self._log_at = now + _LOG_EVERY
 
 
-def _objection(identity: Identity, require: str) -> Problem | None:
+def _objection(identity: Identity, require: str) -> ProblemDocument | None:
     """Return why a request may not pass, whatever its limits say; None if nothing is against it."""
     if identity.unproven == "apikey":
         return of_status(401, "the API key is not accepted")
