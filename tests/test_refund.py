@@ -273,10 +273,10 @@ def test_an_engine_gives_back_to_the_limits_that_were_asked(manual_clock: Manual
 
 
 def test_of_several_that_passed_together_each_is_refunded_by_its_request(manual_clock: ManualClock) -> None:
-    from headgate.engine import Part  # noqa: PLC0415  not among the public names of headgate
+    from headgate.engine import JointRequest  # noqa: PLC0415  not among the public names of headgate
 
     engine = Engine(load_rules(RULES), clock=manual_clock)
-    rulings = engine.check_together([Part(ASKED), Part(ASKED)])
+    rulings = engine.check_together([JointRequest(ASKED), JointRequest(ASKED)])
     with pytest.raises(UsageError, match="by its request"):
         engine.refund(rulings[0])
     assert engine.refund(ASKED).allowed

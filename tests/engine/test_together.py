@@ -14,7 +14,7 @@ from headgate.core.decision import Decision, marked
 from headgate.core.key import space
 from headgate.core.plan import Call, Limit, Verb
 from headgate.core.quota import Quota
-from headgate.engine import Engine, Part, Ruling
+from headgate.engine import Engine, JointRequest, Ruling
 from headgate.engine.together import JointFlow, together
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
@@ -35,19 +35,19 @@ allow: [{user: root}]
 """
 
 
-def user(name: str = "ada", cost: int = 1, *, refund: bool = False) -> Part:
-    return Part(Request({"user": name}, cost=cost), refund)
+def user(name: str = "ada", cost: int = 1, *, refund: bool = False) -> JointRequest:
+    return JointRequest(Request({"user": name}, cost=cost), refund)
 
 
-def ip(address: str = "203.0.113.9", cost: int = 1, *, refund: bool = False) -> Part:
-    return Part(Request({"ip": address}, cost=cost), refund)
+def ip(address: str = "203.0.113.9", cost: int = 1, *, refund: bool = False) -> JointRequest:
+    return JointRequest(Request({"ip": address}, cost=cost), refund)
 
 
-def left(engine: Any, *parts: Part) -> list[int]:
+def left(engine: Any, *parts: JointRequest) -> list[int]:
     return [engine.peek(part.request).decision.remaining for part in parts]
 
 
-def passed(engine: Any, *parts: Part) -> list[bool]:
+def passed(engine: Any, *parts: JointRequest) -> list[bool]:
     return [ruling.allowed for ruling in engine.check_together(parts)]
 
 
@@ -170,7 +170,7 @@ def test_who_is_denied_by_a_list_stops_the_others_and_who_is_allowed_does_not(en
 
 
 def test_shadow_rules_count_only_what_passes(engine: Any) -> None:
-    def shadows(*parts: Part) -> list[bool]:
+    def shadows(*parts: JointRequest) -> list[bool]:
         return [each.decision.allowed for ruling in engine.check_together(parts) for each in ruling.shadow]
 
     assert shadows(user(), user("bob", 4)) == [True, False]  # bob asks for too much, so that nothing is taken
@@ -194,7 +194,7 @@ def test_a_limit_that_comes_with_a_request_stands_for_the_rules_but_not_for_the_
     limits = Limits((Limit(space("own", quota), "ada", quota),), ("own",))
 
     def asked(name: str) -> Any:
-        return engine.check_together([Part(Request({"user": name}), instead=limits)])[0]
+        return engine.check_together([JointRequest(Request({"user": name}), instead=limits)])[0]
 
     assert [(asked("ada").allowed, asked("ada").rule_id)] == [(True, "own")]
     assert not asked("ada").allowed
@@ -205,7 +205,7 @@ def test_a_limit_that_comes_with_a_request_stands_for_the_rules_but_not_for_the_
 
 def test_a_limit_that_comes_with_a_request_refuses_nothing_where_nothing_is_enforced() -> None:
     quota = Quota(1, 3_600_000_000)
-    part = Part(Request({"user": "ada"}), instead=Limits((Limit(space("own", quota), "ada", quota),), ("own",)))
+    part = JointRequest(Request({"user": "ada"}), instead=Limits((Limit(space("own", quota), "ada", quota),), ("own",)))
     with Engine(Policy(load(RULES), enforcing=False)) as engine:
         rulings = [engine.check_together([part])[0] for _ in range(2)]
     assert [(ruling.allowed, ruling.shadow[0].decision.allowed) for ruling in rulings] == [(True, True), (True, False)]
@@ -213,7 +213,7 @@ def test_a_limit_that_comes_with_a_request_refuses_nothing_where_nothing_is_enfo
 
 def test_what_makes_no_sense_is_an_error_before_anything_is_taken(engine: Any) -> None:
     with pytest.raises(InvalidRequest):
-        engine.check_together([user(), Part(Request(endpoint="/a/../b"))])
+        engine.check_together([user(), JointRequest(Request(endpoint="/a/../b"))])
     with pytest.raises(InvalidCost):
         engine.check_together([user(), ip(cost=-1)])
     assert left(engine, user()) == [3]
@@ -222,14 +222,16 @@ def test_what_makes_no_sense_is_an_error_before_anything_is_taken(engine: Any) -
 def test_what_was_used_already_takes_what_is_left(engine: Any) -> None:
     engine.use_up(user(cost=2))
     assert left(engine, user()) == [1]
-    engine.use_up(Part(Request({"user": "ada", "ip": "203.0.113.9"}, cost=4)))
+    engine.use_up(JointRequest(Request({"user": "ada", "ip": "203.0.113.9"}, cost=4)))
     assert left(engine, user(), ip()) == [0, 1]
     engine.use_up(user("root", 2))
     quota = Quota(5, 3_600_000_000)
-    own = Part(Request({"user": "bob"}, cost=9), instead=Limits((Limit(space("own", quota), "b", quota),), ("own",)))
+    own = JointRequest(
+        Request({"user": "bob"}, cost=9), instead=Limits((Limit(space("own", quota), "b", quota),), ("own",))
+    )
     engine.use_up(own)
     assert left(engine, user("bob")) == [3]
-    assert passed(engine, Part(Request({"user": "bob"}), instead=own.instead)) == [False]
+    assert passed(engine, JointRequest(Request({"user": "bob"}), instead=own.instead)) == [False]
 
 
 def test_equal_costs_need_one_call_of_the_store() -> None:
@@ -246,7 +248,7 @@ def test_one_limit_under_two_sets_of_terms_takes_both_costs() -> None:
         "tiers: {gold: {r: {limit: 8}}}"
     )
     with Engine(rules) as engine:
-        parts = [user(), Part(Request({"user": "ada"}, tier="gold"))]
+        parts = [user(), JointRequest(Request({"user": "ada"}, tier="gold"))]
         assert passed(engine, *parts) == [True, True]
         assert passed(engine, *parts) == [True, True]
         assert passed(engine, *parts) == [False, True]
@@ -266,7 +268,7 @@ def played(flow: JointFlow, answer: Callable[[Call], Decision]) -> tuple[list[li
         return asked, stop.value
 
 
-def joint(*parts: Part) -> JointFlow:
+def joint(*parts: JointRequest) -> JointFlow:
     return together(Policy(load(RULES.replace("shadow: true", "enabled: false"))), parts, 0)
 
 
@@ -315,7 +317,7 @@ def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
 
 def test_answers_without_a_store_say_so(make: Make) -> None:
     engine = make(load(RULES), store="redis://127.0.0.1:1/0?timeout=0.1")
-    parts = [Part(Request({"user": "ada", "ip": "203.0.113.9"})), user("bob")]
+    parts = [JointRequest(Request({"user": "ada", "ip": "203.0.113.9"})), user("bob")]
     assert {ruling.degraded for ruling in engine.check_together(parts)} == {"storage_unavailable"}
 
 
@@ -325,7 +327,7 @@ PARTS = st.lists(st.builds(user, WHO, st.integers(0, 3)), min_size=1, max_size=4
 
 @settings(max_examples=100)
 @given(st.lists(PARTS, max_size=8))
-def test_no_limit_ever_admits_more_than_it_has(asked: list[list[Part]]) -> None:
+def test_no_limit_ever_admits_more_than_it_has(asked: list[list[JointRequest]]) -> None:
     with Engine(load(RULES)) as engine:
         used = {"ada": 0, "bob": 0}
         for parts in asked:

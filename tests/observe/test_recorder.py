@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from headgate.engine import AsyncEngine, Part
+from headgate.engine import AsyncEngine, JointRequest
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.hot_keys import EVERY
 from headgate.observe.logs import Principals
@@ -118,7 +118,7 @@ def test_what_takes_nothing_is_timed_and_decides_nothing(recorder: Recorder, run
     run(decisions.check(Request({"user": "ada"}, "/single", cost=0)))
     run(decisions.peek(Request({"user": "ada"}, rule_id="single")))
     run(decisions.check(Request({"user": "ada"}, cost=0, rule_id="single")))
-    run(decisions.check_together([Part(request, refund=True)]))
+    run(decisions.check_together([JointRequest(request, refund=True)]))
     run(decisions.reset(request))
     text = recorder.metrics()[1]
     assert decisions_of(recorder) == {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import CostTooLarge, UsageError
-from headgate.engine import AsyncEngine, Part
+from headgate.engine import AsyncEngine, JointRequest
 from headgate.observe.recorder import Recorder
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
@@ -47,7 +47,7 @@ def test_a_check_with_an_idempotency_key_takes_its_cost_once(decisions: Decision
 def test_what_was_given_back_can_be_taken_again_and_a_reset_gives_back_all(decisions: Decisions) -> None:
     async def main() -> None:
         assert [(await decisions.check(ADA)).allowed for _ in range(4)] == [True, True, True, False]
-        await decisions.check_together([Part(ADA, refund=True)])
+        await decisions.check_together([JointRequest(ADA, refund=True)])
         assert (await decisions.peek(ADA)).allowed
         assert [(await decisions.check(ADA)).allowed for _ in range(2)] == [True, False]
         assert (await decisions.reset(ADA)).rules == ("single",)
@@ -68,8 +68,8 @@ def test_several_requests_at_once_are_recorded_one_by_one(decisions: Decisions) 
     bob = Request({"user": "bob"}, "/")
 
     async def main() -> None:
-        assert all(await decisions.check_together([Part(ADA), Part(bob)]))
-        await decisions.check_together([Part(ADA, refund=True)])
+        assert all(await decisions.check_together([JointRequest(ADA), JointRequest(bob)]))
+        await decisions.check_together([JointRequest(ADA, refund=True)])
 
     asyncio.run(main())
     assert counted(decisions, "rule_decisions_total", rule="single", outcome="allowed") == 2

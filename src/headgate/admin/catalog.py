@@ -42,7 +42,7 @@ from headgate.core.errors import HeadgateError
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
-from headgate.policy.problems import InvalidRules, Problem
+from headgate.policy.problems import Finding, InvalidRules
 from headgate.policy.snapshot import BodyChange, Changes, Whole, put
 
 CHANNEL = "headgate"
@@ -494,8 +494,8 @@ def _check_id(operation: Operation) -> None:
     name = operation.id
     if not 0 < len(name) <= longest or "\0" in name or not name.isprintable():
         wanted = f"1 to {longest} printable characters"
-        raise InvalidRules([Problem(f"{name!r:.80} is not the id of a {operation.kind}", accepted=wanted)])
+        raise InvalidRules([Finding(f"{name!r:.80} is not the id of a {operation.kind}", accepted=wanted)])
     if not all(text.isprintable() for text in texts_of(operation.body)):
-        raise InvalidRules([Problem(f"{operation.kind} {name!r:.80} has text with characters that cannot be shown")])
+        raise InvalidRules([Finding(f"{operation.kind} {name!r:.80} has text with characters that cannot be shown")])
     if operation.kind is ObjectKind.SETTING and name not in SETTINGS:
-        raise InvalidRules([Problem(f"{name!r:.80} is not a setting", accepted=f"one of {', '.join(SETTINGS)}")])
+        raise InvalidRules([Finding(f"{name!r:.80} is not a setting", accepted=f"one of {', '.join(SETTINGS)}")])

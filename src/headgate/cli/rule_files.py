@@ -14,7 +14,7 @@ from headgate.core.numbers import printable
 from headgate.live import yaml_files
 from headgate.policy import envoy
 from headgate.policy.envoy import DescriptorPolicy
-from headgate.policy.loading import InvalidRules, Loaded, Problem, read, text_of
+from headgate.policy.loading import Finding, InvalidRules, Loaded, read, text_of
 from headgate.policy.problems import ProblemKind
 from headgate.policy.yaml_text import MAX_BYTES, decoded
 
@@ -48,17 +48,17 @@ def checked(file: str) -> Loaded:
     names = [*expanded([file])]
     if len(names) > 1:
         message = f"this folder has {len(names)} files of rules: name one of them"
-        raise InvalidRules([Problem(message, file=file, kind=ProblemKind.FILE)])
+        raise InvalidRules([Finding(message, file=file, kind=ProblemKind.FILE)])
     return read(text(names[0]), name=shown(names[0]))
 
 
-def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Problem]]]:
+def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Finding]]]:
     """Return what is in the files: a line for each that stands alone, and what is odd about it.
 
     Those of envoyproxy/ratelimit stand together. Raises InvalidRules, with the problems of all of them.
     """
-    found: list[tuple[str, Sequence[Problem]]] = []
-    problems: list[Problem] = []
+    found: list[tuple[str, Sequence[Finding]]] = []
+    problems: list[Finding] = []
     descriptors: dict[str, str] = {}
     for file in expanded(files):
         name = shown(file)
@@ -94,7 +94,7 @@ def expanded(files: Iterable[str]) -> Iterator[str]:
         found = [str(path) for path in yaml_files(folder)]
         if not found:
             message = "no file in this folder ends in .yaml or .yml"
-            raise InvalidRules([Problem(message, file=file, kind=ProblemKind.FILE)])
+            raise InvalidRules([Finding(message, file=file, kind=ProblemKind.FILE)])
         yield from found
 
 
@@ -114,7 +114,7 @@ def _names(files: Iterable[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def tell_problems(problems: Iterable[Problem], terminal: Terminal, *, warning: bool = False) -> None:
+def tell_problems(problems: Iterable[Finding], terminal: Terminal, *, warning: bool = False) -> None:
     """Write each problem with its line and a caret under the place."""
     for problem in problems:
         for line in _described(problem, terminal, warning=warning):
@@ -122,7 +122,7 @@ def tell_problems(problems: Iterable[Problem], terminal: Terminal, *, warning: b
         terminal.complain("")
 
 
-def _described(problem: Problem, terminal: Terminal, *, warning: bool = False) -> list[str]:
+def _described(problem: Finding, terminal: Terminal, *, warning: bool = False) -> list[str]:
     """Return the lines that describe a problem."""
     word, colour = ("warning", "yellow") if warning else ("error", "red")
     place = terminal.styled(printable(problem.place), "bold", err=True)
@@ -143,7 +143,7 @@ def _described(problem: Problem, terminal: Terminal, *, warning: bool = False) -
     return lines
 
 
-def problem_data(problem: Problem) -> dict[str, Any]:
+def problem_data(problem: Finding) -> dict[str, Any]:
     """Return a problem as data for JSON."""
     return {
         "file": problem.file,

@@ -2,7 +2,17 @@
 
 from headgate.engine.engines import AsyncEngine, Engine
 from headgate.engine.ruling import Explained, Passed, Reset, RuleDecision, Ruling
-from headgate.engine.together import Part
+from headgate.engine.together import JointRequest
 from headgate.engine.verbs import Observer
 
-__all__ = ["AsyncEngine", "Engine", "Explained", "Observer", "Part", "Passed", "Reset", "RuleDecision", "Ruling"]
+__all__ = [
+    "AsyncEngine",
+    "Engine",
+    "Explained",
+    "JointRequest",
+    "Observer",
+    "Passed",
+    "Reset",
+    "RuleDecision",
+    "Ruling",
+]

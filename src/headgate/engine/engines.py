@@ -12,7 +12,7 @@ from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.engine.body import AsyncBody
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
-from headgate.engine.together import Part
+from headgate.engine.together import JointRequest
 from headgate.engine.verbs import Flow, Observer, Rules, T, Verbs
 from headgate.flows import drive
 from headgate.live import LoadStatistics
@@ -119,14 +119,14 @@ class Engine(_Ruled):
         """
         return self._drive(self._verbs.is_passed(client_id, rule_id))
 
-    def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+    def check_together(self, parts: Sequence[JointRequest]) -> tuple[Ruling, ...]:
         """Take the costs of several requests if all of them pass, else none; see `headgate.engine.together`.
 
         Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
         """
         return self._drive(self._verbs.check_together(parts))
 
-    def use_up(self, part: Part) -> None:
+    def use_up(self, part: JointRequest) -> None:
         """Take a request's cost from each limit that applies, or what is left of it: it was used already."""
         self._drive(self._verbs.use_up(part))
 
@@ -255,11 +255,11 @@ class AsyncEngine(_Ruled, AsyncBody):
         """See `Engine.is_passed`."""
         return await self._drive(self._verbs.is_passed(client_id, rule_id))
 
-    async def check_together(self, parts: Sequence[Part]) -> tuple[Ruling, ...]:
+    async def check_together(self, parts: Sequence[JointRequest]) -> tuple[Ruling, ...]:
         """See `Engine.check_together`."""
         return await self._drive(self._verbs.check_together(parts))
 
-    async def use_up(self, part: Part) -> None:
+    async def use_up(self, part: JointRequest) -> None:
         """See `Engine.use_up`."""
         await self._drive(self._verbs.use_up(part))
 

@@ -28,7 +28,7 @@ from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
 
 
-class Part(NamedTuple):
+class JointRequest(NamedTuple):
     """One of several requests."""
 
     request: Request
@@ -46,7 +46,7 @@ _Known: TypeAlias = dict[_Key, Decision]
 """What limits said, each to what it was last asked."""
 
 
-def together(policy: Policy, parts: Iterable[Part], now: int) -> JointFlow:
+def together(policy: Policy, parts: Iterable[JointRequest], now: int) -> JointFlow:
     """Return the rulings on requests that pass together or not at all; each says what its own limits say.
 
     A cost that is above the capacity of a limit is refused, not an error: the other requests want their answers. Such a
@@ -87,7 +87,7 @@ class _Asked:
 
     __slots__ = ("cost", "is_denied", "selection", "verb")
 
-    def __init__(self, part: Part, selection: Selection) -> None:
+    def __init__(self, part: JointRequest, selection: Selection) -> None:
         self.selection, self.cost = selection, part.request.cost
         self.verb = Verb.PEEK if not self.cost else Verb.REFUND if part.refund else Verb.CHECK
         self.is_denied = selection.verdict is Verdict.DENIED and not part.refund
@@ -128,7 +128,7 @@ class _Group(NamedTuple):
     cost: int
 
 
-def selected(policy: Policy, part: Part, now: int) -> Selection:
+def selected(policy: Policy, part: JointRequest, now: int) -> Selection:
     """Return what is to be done about one of several requests."""
     selection = policy.select(part.request, now, asking=False)
     if part.instead.plan and selection.verdict not in {Verdict.ALLOWED, Verdict.DENIED}:

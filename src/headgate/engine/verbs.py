@@ -36,7 +36,7 @@ from headgate.engine.ruling import (
     ruling_of,
     shadow_decisions,
 )
-from headgate.engine.together import Part, selected, together
+from headgate.engine.together import JointRequest, selected, together
 from headgate.live import Live, LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain, why_not_reset
@@ -197,7 +197,7 @@ class Verbs:
         asked = self.asked(request)
         return passed((yield from self.check(request, asked)), asked[3])
 
-    def check_together(self, parts: Sequence[Part]) -> Flow[tuple[Ruling, ...]]:
+    def check_together(self, parts: Sequence[JointRequest]) -> Flow[tuple[Ruling, ...]]:
         began = perf_counter_ns()
         rulings = yield from together(self.policy, parts, self.clock.now())
         if self.observer is not None:
@@ -209,7 +209,7 @@ class Verbs:
                     self.observer.refunded()
         return rulings
 
-    def use_up(self, part: Part) -> Flow[None]:
+    def use_up(self, part: JointRequest) -> Flow[None]:
         selection = selected(self.policy, part, self.clock.now())
         for limits in (selection.enforced, *selection.shadow):
             yield from used_up(limits.plan, part.request.cost)

@@ -31,7 +31,7 @@ from headgate.gateway.model import (
 )
 from headgate.gateway.scalars import Folder
 from headgate.policy.loading import from_data, load
-from headgate.policy.problems import Findings, InvalidRules, Locator, Problem, ProblemKind, in_order, render
+from headgate.policy.problems import Finding, Findings, InvalidRules, Locator, ProblemKind, in_order, render
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import Record, Values
 from headgate.policy.yaml_text import Document, text_of
@@ -59,7 +59,7 @@ def load_gateway(
     document = Document(text_of(path), name, "a gateway file")
     findings = Findings(document)
     read = GATEWAY.read(document.data, (), findings)
-    others: list[Problem] = []
+    others: list[Finding] = []
     gateway = None
     if read is not None:
         building = _Building(Folder(Path(name).parent, findings, reading), findings)
@@ -71,7 +71,7 @@ def load_gateway(
     return gateway
 
 
-def _without_secrets(problem: Problem) -> Problem:
+def _without_secrets(problem: Finding) -> Finding:
     return replace(problem, source="") if problem.path.startswith(_SECRET) else problem
 
 
@@ -114,7 +114,7 @@ class _Building:
     def __init__(self, folder: Folder, findings: Findings) -> None:
         self._folder, self._findings = folder, findings
 
-    def rules(self, document: Document, given: object) -> tuple[str, list[Problem]]:
+    def rules(self, document: Document, given: object) -> tuple[str, list[Finding]]:
         """Return the text of the rules, in this file or in the one that is named, and what is wrong with them."""
         try:
             if isinstance(given, dict):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -94,6 +94,7 @@ class PrincipalUse:
         self._now = time.time_ns() // 1000 if now is None else now
         self._series: dict[str, _Series] = {}  # the one that was used last, by space
         self._all: dict[tuple[str, int], _Series] = {}  # by space and limit
+        self._limits: Counter[str] = Counter()  # how many of them there are in a space
         self._ended: deque[_Ended] = deque()
         self._ready: list[WindowUse] = []
 
@@ -123,6 +124,7 @@ class PrincipalUse:
             if self._now >= one.ends:
                 if one.is_idle and one.is_looked_at:
                     del self._all[key]
+                    self._limits -= Counter({key[0]: 1})
                     self._series.pop(key[0], None)
                 else:
                     one.begin(self._now)
@@ -156,10 +158,11 @@ class PrincipalUse:
         """Return the series of a limit that is not the one used last in its space: another tier, or other rules."""
         known = self._all.get((space, quota.limit))
         if known is None:
-            is_full = len(self._all) >= MOST_SERIES or sum(each == space for each, _ in self._all) >= MOST_LIMITS
+            is_full = len(self._all) >= MOST_SERIES or self._limits[space] >= MOST_LIMITS
             if is_full or not measured_window(quota) or "@" not in space:  # that is not a rule's
                 return _NOT_COUNTED
             known = self._all[space, quota.limit] = _Series(space, quota, self._most, self._now)
+            self._limits[space] += 1
         known.quota = quota
         self._series[space] = known
         return known

@@ -26,16 +26,16 @@ from headgate.policy.checks import Reference, check
 from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, DIMENSIONS, ENTRY, FILE, METHODS, RULE, RULE_ID, USER
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import share_of
-from headgate.policy.problems import MOST, Findings, InvalidRules, Locator, Path, Problem, ProblemKind, in_order
+from headgate.policy.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind, in_order
 from headgate.policy.request import GLOBAL
 from headgate.policy.schema import Form
 from headgate.policy.times import moment_text
 from headgate.policy.yaml_text import Document, text_of
 
 __all__ = [
+    "Finding",
     "InvalidRules",
     "Loaded",
-    "Problem",
     "change_from_data",
     "entry_from_data",
     "from_data",
@@ -59,7 +59,7 @@ class Loaded:
     """Rules, and what is odd about their file without being wrong."""
 
     ruleset: Ruleset
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[Finding, ...] = ()
 
 
 def load(text: str, *, name: str = "rules") -> Ruleset:
@@ -67,7 +67,7 @@ def load(text: str, *, name: str = "rules") -> Ruleset:
     if isinstance(text, str) and "\n" not in text and text.endswith((".yaml", ".yml", ".json")):
         message = "this is the name of a file, not rules"
         hint = f"Engine({short(text)}) reads it, and headgate.policy.loading.load_file."
-        raise InvalidRules([Problem(message, hint=hint, file=name, kind=ProblemKind.FILE)])
+        raise InvalidRules([Finding(message, hint=hint, file=name, kind=ProblemKind.FILE)])
     return read(text, name=name).ruleset
 
 
@@ -105,8 +105,8 @@ def loads_json(text: str | bytes, *, name: str = "rules") -> Ruleset:
     except (ValueError, RecursionError) as error:  # not JSON, or UTF-8; a number of thousands of digits; many brackets
         at = (error.lineno, error.colno) if isinstance(error, json.JSONDecodeError) else (0, 0)
         message = f"not JSON: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
-        raise InvalidRules([Problem(message, "", "", "", name, *at, kind=ProblemKind.SYNTAX)]) from None
-    twice = [Problem(f"the key {short(key)} is given twice", file=name, kind=ProblemKind.SYNTAX) for key in doubled]
+        raise InvalidRules([Finding(message, "", "", "", name, *at, kind=ProblemKind.SYNTAX)]) from None
+    twice = [Finding(f"the key {short(key)} is given twice", file=name, kind=ProblemKind.SYNTAX) for key in doubled]
     return _loaded(data, Locator(name), twice[:MOST]).ruleset
 
 
@@ -149,7 +149,7 @@ def _from_data(form: Form, data: object) -> Any:
     return value
 
 
-def _loaded(data: object, where: Locator, known: list[Problem], now: int | None = None) -> Loaded:
+def _loaded(data: object, where: Locator, known: list[Finding], now: int | None = None) -> Loaded:
     findings = Findings(where)
     ruleset: Ruleset | None = None
     if isinstance(data, dict) and _ENVOY in data and "version" not in data:

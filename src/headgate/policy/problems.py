@@ -37,7 +37,7 @@ class ProblemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Finding:
     """One thing to correct."""
 
     message: str
@@ -77,7 +77,7 @@ class InvalidRules(InvalidRule):
         problems: what to correct, in the order of the file.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Finding]) -> None:
         self.problems = tuple(problems)
         super().__init__(self.problems)
 
@@ -101,8 +101,8 @@ class Findings:
         self.where = where or Locator("")
         self.count = 0
         """How many problems there are."""
-        self._found: list[tuple[Path, bool, Problem]] = []
-        self._odd: list[tuple[Path, bool, Problem]] = []
+        self._found: list[tuple[Path, bool, Finding]] = []
+        self._odd: list[tuple[Path, bool, Finding]] = []
         self._near: dict[tuple[str, tuple[str, ...]], str] = {}
         self._patience = PATIENCE
 
@@ -119,7 +119,7 @@ class Findings:
         """Note a problem with the value at `path`, or with its key."""
         self.count += 1
         if self.count <= MOST:
-            self._found.append((path, at_key, Problem(message, accepted, hint, render(path), kind=kind)))
+            self._found.append((path, at_key, Finding(message, accepted, hint, render(path), kind=kind)))
 
     @property
     def is_full(self) -> bool:
@@ -129,12 +129,12 @@ class Findings:
     def pass_over(self, path: Path, count: int) -> None:
         """Note that the value at `path`, and those after it, so many in all, are not looked at."""
         message = f"not looked at, after {self.count} problems: {count} from here on"
-        self._found.append((path, False, Problem(message, path=render(path), kind=ProblemKind.UNREAD)))
+        self._found.append((path, False, Finding(message, path=render(path), kind=ProblemKind.UNREAD)))
 
     def warn(self, path: Path, message: str, accepted: str = "", hint: str = "", *, at_key: bool = False) -> None:
         """Note that the value at `path`, or its key, has hardly the effect that was meant."""
         if len(self._odd) < MOST:
-            self._odd.append((path, at_key, Problem(message, accepted, hint, render(path))))
+            self._odd.append((path, at_key, Finding(message, accepted, hint, render(path))))
 
     def near(self, word: object, names: Iterable[str]) -> str:
         """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
@@ -160,13 +160,13 @@ class Findings:
             near = self._near[word, known] = folded[found[0]] if found else ""
         return near
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Finding]:
         """Return the problems with their places in the file, from its top to its end."""
         more = self.count - MOST
-        untold = [Problem(f"{more} more problems are not listed", kind=ProblemKind.UNREAD)] if more > 0 else []
+        untold = [Finding(f"{more} more problems are not listed", kind=ProblemKind.UNREAD)] if more > 0 else []
         return [*self._located(self._found), *untold]
 
-    def warnings(self) -> list[Problem]:
+    def warnings(self) -> list[Finding]:
         """Return what is odd, likewise."""
         return self._located(self._odd)
 
@@ -175,7 +175,7 @@ class Findings:
         if self.count:
             raise InvalidRules(self.problems())
 
-    def _located(self, found: Iterable[tuple[Path, bool, Problem]]) -> list[Problem]:
+    def _located(self, found: Iterable[tuple[Path, bool, Finding]]) -> list[Finding]:
         where, problems = self.where, []
         where.expect([path for path, _, _ in found])
         for path, at_key, problem in found:
@@ -204,7 +204,7 @@ class Locator:
         return ""
 
 
-def in_order(problems: Iterable[Problem]) -> list[Problem]:
+def in_order(problems: Iterable[Finding]) -> list[Finding]:
     """Return the problems from the top of the file to its end."""
     return sorted(problems, key=lambda problem: (problem.line, problem.column))
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from headgate.core.errors import not_installed
 from headgate.core.numbers import short
-from headgate.policy.problems import MOST, Findings, InvalidRules, Locator, Path, Problem, ProblemKind
+from headgate.policy.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 
 MAX_BYTES: Final = 50_000_000
 MAX_NODES: Final = 5_000_000
@@ -76,7 +76,7 @@ class Document(Locator):
         self._lines: list[str] | None = None
         self._places: _Places | None = None
         self._until: tuple[str | int, int] | None = None
-        self.problems: list[Problem] = []
+        self.problems: list[Finding] = []
         self._check_text()
         self.data: Any = self._build(None)
 
@@ -115,7 +115,7 @@ class Document(Locator):
         if len(self.problems) < MOST:
             source = self.source(line + 1)
             self.problems.append(
-                Problem(message, "", hint, "", self.name, line + 1, column + 1, source, ProblemKind.SYNTAX)
+                Finding(message, "", hint, "", self.name, line + 1, column + 1, source, ProblemKind.SYNTAX)
             )
 
     def stop(self, message: str, line: int, column: int, hint: str = "") -> NoReturn:
@@ -367,10 +367,10 @@ def text_of(path: str | PathLike[str]) -> str:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidRules([Problem(f"cannot be read: {reason}", file=name, kind=ProblemKind.FILE)]) from None
+        raise InvalidRules([Finding(f"cannot be read: {reason}", file=name, kind=ProblemKind.FILE)]) from None
     if len(raw) > MAX_BYTES:
         message = f"more than {MAX_BYTES:_} bytes: split the file"
-        raise InvalidRules([Problem(message, file=name, kind=ProblemKind.FILE)])
+        raise InvalidRules([Finding(message, file=name, kind=ProblemKind.FILE)])
     return decoded(raw, name)
 
 
@@ -386,7 +386,7 @@ def decoded(raw: bytes, name: str) -> str:
         message = f"the byte 0x{raw[error.start]:02x} is not UTF-8"
         advice = f"{hint}ave the file as UTF-8."
         raise InvalidRules(
-            [Problem(message, hint=advice, file=name, line=line, column=column, kind=ProblemKind.SYNTAX)],
+            [Finding(message, hint=advice, file=name, line=line, column=column, kind=ProblemKind.SYNTAX)],
         ) from None
 
 

@@ -15,7 +15,7 @@ from headgate.core.key import Principal
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome, Override, combine, load
 from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT, descriptors_schema
 from headgate.policy.envoy.matching import principal_of
-from headgate.policy.problems import InvalidRules, Problem
+from headgate.policy.problems import Finding, InvalidRules
 from headgate.policy.yaml_text import Document
 from tests.policy.envoy import naive
 from tests.policy.envoy.given import FILES, Service, policy
@@ -117,7 +117,7 @@ junk = st.recursive(
 
 def usable(text_of_file: str) -> None:
     """Load a file; if that works, match and combine with it."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     rules = DescriptorPolicy({})
     try:
         rules = load({"f": text_of_file})

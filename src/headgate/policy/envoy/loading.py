@@ -57,7 +57,7 @@ from headgate.live import EVERY, FileSource, Live, yaml_files
 from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, Wildcard, made_once
-from headgate.policy.problems import Findings, InvalidRules, Path, Problem, ProblemKind, in_order, render, shown
+from headgate.policy.problems import Finding, Findings, InvalidRules, Path, ProblemKind, in_order, render, shown
 from headgate.policy.quotas import ALGORITHMS
 from headgate.policy.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
 from headgate.policy.yaml_text import Document, text_of
@@ -352,8 +352,8 @@ def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> Descriptor
         InvalidRules: with all problems of all files.
     """
     domains: dict[str, _Siblings] = {}
-    problems: list[Problem] = []
-    warnings: list[Problem] = []
+    problems: list[Finding] = []
+    warnings: list[Finding] = []
     for name, text in texts.items():
         try:
             document = Document(text, name)

@@ -32,7 +32,7 @@ from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.policy.envoy.request import Descriptor, Entries, Unit
 from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Trail, made_once
-from headgate.policy.problems import Problem
+from headgate.policy.problems import Finding
 from headgate.policy.request import InvalidRequest
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -120,7 +120,7 @@ class DescriptorPolicy:
 
     __slots__ = ("_domains", "warnings")
 
-    def __init__(self, domains: Mapping[str, DescriptorNode], warnings: Iterable[Problem] = ()) -> None:
+    def __init__(self, domains: Mapping[str, DescriptorNode], warnings: Iterable[Finding] = ()) -> None:
         self._domains = {name: _Domain(name, node) for name, node in domains.items()}
         self.warnings = tuple(warnings)
         """What is odd about the files without being wrong."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.policy.problems import Findings, InvalidRules, Problem, ProblemKind, in_order, render
+from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind, in_order, render
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.policy.yaml_text import Document, text_of
@@ -201,7 +201,7 @@ def load_identity(
     return identifier
 
 
-def _without_secrets(problem: Problem) -> Problem:
+def _without_secrets(problem: Finding) -> Finding:
     """Return a problem without its line, where somebody may have written an API key in place of its digest."""
     return replace(problem, source="") if problem.path.startswith("api_keys") else problem
 

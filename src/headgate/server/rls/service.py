@@ -20,7 +20,7 @@ from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
 from headgate.core.mode import Mode
 from headgate.core.plan import MAX_COST, Limit
-from headgate.engine import Part
+from headgate.engine import JointRequest
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.compiled import Memory
@@ -239,15 +239,15 @@ class RateLimitService:
         refunds = [part.refund for part in parts]
         return self._by_rules.of(rulings, now, refunds if any(refunds) else ())
 
-    def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> Part:
+    def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> JointRequest:
         hits = hits_addend if descriptor.hits is None else descriptor.hits
         if descriptor.refund or self._count_refused:
             hits = min(hits, MAX_COST)
         request = self._mapper.request(domain, descriptor, hits)
         if descriptor.override is None:
-            return Part(request, descriptor.refund)
+            return JointRequest(request, descriptor.refund)
         limits = _overriding(domain, descriptor, descriptor.override)
-        return Part(request, descriptor.refund, limits)
+        return JointRequest(request, descriptor.refund, limits)
 
     def _problem(self, decisions: Decisions, domain: str, descriptor: Descriptor, hits_addend: int, now: int) -> str:
         """Say what is wrong with a descriptor; empty if nothing is."""
