@@ -357,7 +357,7 @@ class RuleSeries:
 
     def admitting(self, rules: tuple[str, ...]) -> tuple[int, ...]:
         """Return the cells that count an admission by these rules, one for each limit; they are remembered."""
-        return self.known.keep(rules, tuple([self._cell(rule, ALLOWED) for rule in dict.fromkeys(rules)]))
+        return self.known.keep(rules, tuple([self._found(rule, ALLOWED) for rule in dict.fromkeys(rules)]))
 
     def tried(self, shadow: Sequence[RuleDecision]) -> None:
         """Count what shadow rules say, by their limits side by side: no, if one of a rule's limits says no."""
@@ -371,12 +371,10 @@ class RuleSeries:
 
     def count(self, rule: str, outcome: str) -> None:
         """Count one more decision of a rule."""
-        self._table.cells[self._cell(rule, outcome)] += 1
+        cell = self._cells_of[outcome].get(rule)
+        self._table.cells[self._found(rule, outcome) if cell is None else cell] += 1
 
-    def _cell(self, rule: str, outcome: str) -> int:
-        known = self._cells_of[outcome].get(rule)
-        if known is not None:
-            return known
+    def _found(self, rule: str, outcome: str) -> int:
         labels = () if outcome == DEGRADED else (outcome,)
         metric = metrics.RULE_DEGRADED if outcome == DEGRADED else metrics.RULE_DECISIONS
         if len(self._table) >= self._most and not self._table.has(metric, rule, *labels):

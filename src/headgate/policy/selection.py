@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from headgate.core.errors import CostTooLarge, InvalidCost
-from headgate.core.key import LITERAL, Principal, bounded, checked_principal
+from headgate.core.key import LITERAL, bounded, checked_principal
 from headgate.core.numbers import whole
 from headgate.core.plan import MAX_COST, Limit, Plan, checked_cost
 from headgate.core.quota import Quota
@@ -142,7 +142,9 @@ class Steps:
             if dimension is not known:
                 known = dimension
                 value = facts[dimension] if dimensions is None else _joined(dimensions, facts)
-                principal = value if 0 < len(value) <= LITERAL and value.isascii() else principal_of(value)
+                principal = (
+                    value if 0 < len(value) <= LITERAL and value.isascii() else bounded(checked_principal(value))
+                )
             plan += (_new(Limit, (space, principal, quota)),)  # it makes a named tuple in half the time
         if not self._shadow:
             if not plan and not unmatched:
@@ -168,13 +170,6 @@ class Steps:
 def limits_of(applied: Applied, facts: Mapping[str, str]) -> Plan:
     """Return the limits of one rule for one request. Raises InvalidKey."""
     return Steps([Applied(applied.rule, applied.terms, True)], ()).selection(facts, 0, 0, ()).enforced.plan
-
-
-def principal_of(value: str) -> Principal:
-    """Return what stands for a value of a dimension in keys. Raises InvalidKey."""
-    if 0 < len(value) <= LITERAL and value.isascii():
-        return value
-    return bounded(checked_principal(value))
 
 
 def _joined(dimensions: tuple[str, ...], facts: Mapping[str, str]) -> str:

@@ -173,7 +173,7 @@ class _Node(Generic[T]):
 
 
 class Trie(Generic[T]):
-    """Finds all whose pattern and conditions (methods, tier, attributes) a request meets.
+    """Finds all whose pattern and conditions (methods, tier, attributes) a request meets; see `End.collect`.
 
     Args:
         entries: parsed patterns, conditions, and what to find.
@@ -185,13 +185,6 @@ class Trie(Generic[T]):
         self._root: _Node[T] = _Node()
         for segments, conditions, item in entries:
             self._end_of(segments).add(conditions, item)
-
-    def find(self, path: str, method: str, tier: str, facts: Mapping[str, str]) -> list[T]:
-        """Return all that match a canonical path, a method in capitals, a tier and facts; in no particular order."""
-        found: list[T] = []
-        for end in self.ends(path):
-            end.collect(found, method, tier, facts)
-        return found
 
     def ends(self, path: str) -> Ends[T]:
         """Return the ends of all patterns that match a canonical path."""
