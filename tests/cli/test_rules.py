@@ -53,6 +53,15 @@ def test_a_bad_file_is_explained_to_programs(path: Path, capsys: Printed) -> Non
         assert problem["message"]
 
 
+def test_of_a_file_with_too_many_problems_the_rest_is_not_looked_at(tmp_path: Path, capsys: Printed) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text("version: 1\nrules:\n" + "  - 5\n" * 1200)
+    assert main(["rules", "validate", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert f"{path}:1003:5: error: rules[1000]: not looked at, after 1000 problems: 200 from here on" in told
+    assert told.endswith(f"{path}: 1000 problems; these rules would not be used\n")
+
+
 def test_warnings_do_not_make_a_file_invalid(capsys: Printed) -> None:
     assert main(["rules", "validate", SEED]) == 0
     told = capsys.readouterr()

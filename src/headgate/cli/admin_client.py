@@ -7,7 +7,7 @@ import asyncio
 import getpass
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
@@ -169,13 +169,19 @@ def confirmed(arguments: argparse.Namespace, terminal: Terminal, question: str) 
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def say_table(terminal: Terminal, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a table."""
+def listed(
+    arguments: argparse.Namespace, terminal: Terminal, found: Any, head: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> int:
+    """Write what was found: a table, or JSON."""
+    if arguments.json:
+        terminal.say_json(found)
+        return OK
     texts = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
     for style, row in (("bold", list(head)), *(("", row) for row in texts)):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         terminal.say(terminal.styled(line, style) if style else line)
+    return OK
 
 
 def told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, text: str) -> int:

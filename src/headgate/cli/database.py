@@ -12,8 +12,8 @@ from headgate.cli.admin_client import (
     add_action,
     add_admin_options,
     call,
+    listed,
     on_database,
-    say_table,
 )
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.core.errors import UsageError, not_installed
@@ -68,14 +68,10 @@ def _add_database(commands: Commands) -> None:
 def _list_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     names = ("actor", "action", "kind", "subject", "limit")
     found = call(arguments, "GET", "/audit", query={name: getattr(arguments, name) for name in names})["items"]
-    if arguments.json:
-        terminal.say_json(found)
-        return OK
     rows = [
         (each["at"], each["actor"], each["action"], each["kind"], each["subject"], each["reason"]) for each in found
     ]
-    say_table(terminal, ("AT", "WHO", "DID", "TO", "", "WHY"), rows)
-    return OK
+    return listed(arguments, terminal, found, ("AT", "WHO", "DID", "TO", "", "WHY"), rows)
 
 
 def _verify_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -12,9 +12,9 @@ from headgate.cli.admin_client import (
     add_action,
     add_admin_options,
     call,
+    listed,
     on_database,
     operator,
-    say_table,
     told,
 )
 from headgate.cli.command import OK, Commands, Terminal, add_command
@@ -61,13 +61,9 @@ def add(commands: Commands) -> None:
 
 def _list_keys(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", "/keys")["items"]
-    if arguments.json:
-        terminal.say_json(found)
-        return OK
     names = ("id", "name", "role", "created_at", "expires_at", "last_used_at", "revoked_at")
     head = ("ID", "NAME", "ROLE", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
-    say_table(terminal, head, [[each[name] for name in names] for each in found])
-    return OK
+    return listed(arguments, terminal, found, head, [[each[name] for name in names] for each in found])
 
 
 def _create_key(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -171,7 +171,8 @@ def explained(run: Command) -> Command:
             terminal.say_json({"valid": False, "problems": data, "warnings": []})
         else:
             tell_problems(problems, terminal)
-            count, files = len(problems), {problem.file: None for problem in problems}
+            count = sum(problem.kind is not ProblemKind.UNREAD for problem in problems)
+            files = {problem.file: None for problem in problems}
             where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
             told = f"{printable(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
             if not unread:

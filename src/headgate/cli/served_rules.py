@@ -17,10 +17,10 @@ from headgate.cli.admin_client import (
     add_yes,
     call,
     confirmed,
+    listed,
     on_database,
     operator,
     paged,
-    say_table,
     told,
 )
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
@@ -209,12 +209,8 @@ def _seconds(text: str) -> int:
 
 def _versions(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", f"/rules/{quote(arguments.id, '')}/versions")["items"]
-    if arguments.json:
-        terminal.say_json(found)
-        return OK
     rows = [(each["version"], each["at"], each["actor"], _brief(each["body"])) for each in found]
-    say_table(terminal, ("VERSION", "AT", "BY", "RULE"), rows)
-    return OK
+    return listed(arguments, terminal, found, ("VERSION", "AT", "BY", "RULE"), rows)
 
 
 def _brief(body: Json | None) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from headgate.cli.admin_client import Json, add_admin_options, paged, say_table
-from headgate.cli.command import OK, Commands, Terminal, add_command
+from headgate.cli.admin_client import Json, add_admin_options, listed, paged
+from headgate.cli.command import Commands, Terminal, add_command
 
 _OUTCOMES = ("allowed", "denied", "shadow_allowed", "shadow_denied", "degraded")
 _HOUR_US = 3_600_000_000
@@ -31,16 +31,12 @@ def add(commands: Commands) -> None:
 
 def _usage(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = _all(arguments)
-    if arguments.json:
-        terminal.say_json(found)
-        return OK
     lines: dict[tuple[str, str], dict[str, int]] = {}
     for each in found:
         lines.setdefault((each["at"], each["rule_id"]), {})[each["outcome"]] = each["count"]
     rows = [(at, rule, *(counts.get(outcome, 0) for outcome in _OUTCOMES)) for (at, rule), counts in lines.items()]
     head = ("SINCE", "RULE", *(outcome.upper().replace("_", " ") for outcome in _OUTCOMES))
-    say_table(terminal, head, rows)
-    return OK
+    return listed(arguments, terminal, found, head, rows)
 
 
 def _all(arguments: argparse.Namespace) -> list[Json]:

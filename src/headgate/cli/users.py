@@ -10,11 +10,11 @@ from headgate.cli.admin_client import (
     add_action,
     add_admin_options,
     call,
+    listed,
     paged,
-    say_table,
     told,
 )
-from headgate.cli.command import OK, Commands, Terminal, add_command
+from headgate.cli.command import Commands, Terminal, add_command
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
@@ -64,12 +64,8 @@ def add(commands: Commands) -> None:
 
 def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:
     items = paged(arguments, "/users", tier=arguments.tier)
-    if arguments.json:
-        terminal.say_json(items)
-        return OK
     rows = [(each["id"], each.get("tier", ""), ", ".join(each.get("overrides", {}))) for each in items]
-    say_table(terminal, ("USER", "TIER", "OVERRIDES"), rows)
-    return OK
+    return listed(arguments, terminal, items, ("USER", "TIER", "OVERRIDES"), rows)
 
 
 def _user(arguments: argparse.Namespace) -> str:
@@ -78,17 +74,14 @@ def _user(arguments: argparse.Namespace) -> str:
 
 def _show_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", f"{_user(arguments)}/limits")
-    if arguments.json:
-        terminal.say_json(found)
-        return OK
-    terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}")
+    if not arguments.json:
+        terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}")
     rows = [
         (rule["rule_id"], rule["endpoint"], limit["quota"], f"{limit['remaining']} of {limit['limit']}", rule["source"])
         for rule in found["rules"]
         for limit in rule["limits"]
     ]
-    say_table(terminal, ("RULE", "ENDPOINT", "LIMIT", "LEFT", "FROM"), rows)
-    return OK
+    return listed(arguments, terminal, found, ("RULE", "ENDPOINT", "LIMIT", "LEFT", "FROM"), rows)
 
 
 def _set_tier(arguments: argparse.Namespace, terminal: Terminal) -> int:

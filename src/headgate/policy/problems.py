@@ -162,9 +162,11 @@ class Findings:
 
     def problems(self) -> list[Finding]:
         """Return the problems with their places in the file, from its top to its end."""
-        more = self.count - MOST
-        untold = [Finding(f"{more} more problems are not listed", kind=ProblemKind.UNREAD)] if more > 0 else []
-        return [*self._located(self._found), *untold]
+        found = self._located(self._found)
+        if self.count > MOST:
+            untold = f"{self.count - MOST} more problems are not listed"
+            found.append(Finding(untold, file=self.where.name, kind=ProblemKind.UNREAD))
+        return found
 
     def warnings(self) -> list[Finding]:
         """Return what is odd, likewise."""
