@@ -20,7 +20,7 @@ QUOTA = Quota(5, SECOND)
 ADMISSION = Decision(True, 5, 3, 0, 400_000, Pressure.NORMAL, QUOTA)
 REFUSAL = Decision(False, 5, 0, 200_000, 1_500_000, Pressure.THROTTLED, QUOTA)
 QUEUED = Decision(True, 5, 3, 0, 400_000, Pressure.WARNING, QUOTA, 250_000)
-SEVERAL = msgspec.structs.replace(REFUSAL, parts=(ADMISSION, REFUSAL))
+SEVERAL = msgspec.structs.replace(REFUSAL, made_of=(ADMISSION, REFUSAL))
 DEGRADED = msgspec.structs.replace(ADMISSION, degraded="circuit_open")
 
 

@@ -220,7 +220,7 @@ def unmarked(decision: Decision) -> Decision:
     assert decision.degraded
     assert all(part.degraded == decision.degraded for part in decision.limits)
     fields = {name: getattr(decision, name) for name in decision.__struct_fields__}
-    fields["parts"] = tuple(unmarked(part) for part in decision.parts)
+    fields["made_of"] = tuple(unmarked(part) for part in decision.parts)
     fields["shadow"] = tuple(unmarked(each) for each in decision.shadow)
     return Decision(**{**fields, "degraded": ""})
 

@@ -123,7 +123,7 @@ def shown(decision: Decision, names: Sequence[str]) -> tuple[Decision, Sequence[
     """Return what is shown of a decision of many limits."""
     if len(names) <= 20:
         return decision, names
-    return msgspec.structs.replace(decision, parts=(), index=0), [names[decision.index]]
+    return msgspec.structs.replace(decision, made_of=(), index=0), [names[decision.index]]
 
 
 def seconds(us: int) -> int:

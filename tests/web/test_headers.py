@@ -90,7 +90,7 @@ def test_the_state_is_the_worst_among_the_limits() -> None:
         ((CALM, CALM), None),
         ((WARNED, REFUSED, CALM), "throttled"),
     ]:
-        several = msgspec.structs.replace(CALM, parts=states)
+        several = msgspec.structs.replace(CALM, made_of=states)
         assert of(several, "abc"[: len(states)]).get("X-RateLimit-State") == expected
 
 
@@ -169,14 +169,14 @@ def test_fields_are_the_same_in_every_spelling() -> None:
 
 
 def test_of_too_many_limits_the_one_that_decides_is_shown() -> None:
-    several = msgspec.structs.replace(REFUSED, parts=(CALM, REFUSED), index=1)
+    several = msgspec.structs.replace(REFUSED, made_of=(CALM, REFUSED), index=1)
     assert most_shown(several, ["a", "b"]) == (several, ["a", "b"])
     assert most_shown(several, [f"{number}" for number in range(21)]) == (REFUSED, ("1",))
 
 
 def test_limits_without_names_get_some() -> None:
     assert of(CALM, ())["RateLimit"] == '"default";r=88;t=8'
-    assert of(msgspec.structs.replace(CALM, parts=(CALM, CALM)), ())["RateLimit"] == (
+    assert of(msgspec.structs.replace(CALM, made_of=(CALM, CALM)), ())["RateLimit"] == (
         '"default";r=88;t=8, "default#2";r=88;t=8'
     )
 
@@ -239,7 +239,7 @@ decisions = st.tuples(
 
 @given(decisions, st.lists(decisions, max_size=3), st.sampled_from(["seconds", "epoch"]), st.integers(1, 10**15))
 def test_any_decision_has_headers_without_surprises(one: Decision, parts: list[Decision], form: str, now: int) -> None:
-    decision = msgspec.structs.replace(one, parts=tuple(parts), degraded="circuit_open" if now % 2 else "")
+    decision = msgspec.structs.replace(one, made_of=tuple(parts), degraded="circuit_open" if now % 2 else "")
     names = [f"rule-{number}" for number in range(len(decision.limits))]
     headers = ResponseHeaders(reset_format=form).of(decision, names, now=now)
     assert len(dict(headers)) == len(headers)

@@ -23,7 +23,7 @@ SECOND = 1_000_000
 MINUTE, DAY = Quota.parse("100/minute; 5000/day")
 REFUSED = Decision(False, 100, 0, 11_500_000, 60 * SECOND, Pressure.THROTTLED, MINUTE)
 CALM = Decision(True, 5000, 4000, 0, 17_280 * SECOND, Pressure.NORMAL, DAY)
-BOTH = msgspec.structs.replace(REFUSED, parts=(CALM, REFUSED), index=1, degraded="circuit_open")
+BOTH = msgspec.structs.replace(REFUSED, made_of=(CALM, REFUSED), index=1, degraded="circuit_open")
 
 
 def body(made: ProblemDocument) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """What it took: the cost of the request; 0 if that was refused, or only asked about."""
     taken_at_us: int = 0
     """When it took that, by the clock of the store, in microseconds since the epoch: by this a refund finds it."""
-    parts: tuple[Decision, ...] = ()
-    """What `limits` is made of: the decision of each limit, in the order of the plan; empty when there is only one."""
+    made_of: tuple[Any, ...] = ()
+    """What `parts` returns, or a function and its arguments by which they are found when somebody asks."""
     degraded: str = ""
     """Why the store did not decide this, such as "storage_unavailable"; empty when it did. See `stores.failover`."""
     index: int = 0
@@ -57,10 +57,16 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     def __bool__(self) -> bool:
         return self.allowed
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision) and _fields(self) == _fields(other)
+
+    def __hash__(self) -> int:
+        return hash(_fields(self))
+
     def __repr__(self) -> str:
         facts = ["allowed" if self.allowed else f"denied, retry_after={self.retry_after:g}"]
         facts += [f"remaining={self.remaining} of {self.limit}", f"reset_after={self.reset_after:g}", self.state]
-        facts += [f"delay={self.delay:g}"] * bool(self.delay_us) + [f"{len(self.parts)} limits"] * bool(self.parts)
+        facts += [f"delay={self.delay:g}"] * bool(self.delay_us) + [f"{len(self.parts)} limits"] * bool(self.made_of)
         facts += [f"degraded={self.degraded}"] * bool(self.degraded)
         return f"<Decision {str(self.quota)!r}: {', '.join(facts)}>"
 
@@ -78,6 +84,19 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     def delay(self) -> float:
         """Seconds to wait before acting on an admission to a queue; 0 elsewhere."""
         return self.delay_us / 1_000_000
+
+    @property
+    def parts(self) -> tuple[Decision, ...]:
+        """What `limits` is made of: the decision of each limit, in the order of the plan; empty if there is only one.
+
+        Few who limit ask for them, and steps are pure functions: so they may be found again when they are read first.
+        """
+        made_of = self.made_of
+        if made_of and type(made_of[0]) is not Decision:
+            tell, *arguments = made_of
+            made_of = tell(*arguments)
+            msgspec.structs.force_setattr(self, "made_of", made_of)
+        return made_of
 
     @property
     def limits(self) -> tuple[Decision, ...]:
@@ -122,10 +141,15 @@ def _shown(decision: Decision) -> dict[str, Any]:
     return {name: kind(getattr(decision, name)) for name, kind in _SHOWN.items()} | {"limits": limits}
 
 
+def _fields(decision: Decision) -> tuple[Any, ...]:
+    """Return all that a decision says."""
+    return decision.parts, *msgspec.structs.astuple(decision)  # in this order: then `made_of` has the parts
+
+
 def marked(decision: Decision, reason: str) -> Decision:
     """Return `decision` with the reason why the store did not make it, or not as it should be made."""
     parts = tuple([msgspec.structs.replace(part, degraded=reason) for part in decision.parts])
-    return msgspec.structs.replace(decision, parts=parts, degraded=reason)
+    return msgspec.structs.replace(decision, made_of=parts, degraded=reason)
 
 
 def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]:

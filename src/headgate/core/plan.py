@@ -201,6 +201,16 @@ def look(
     return after, combine(decisions)
 
 
+def admitted(quotas: Sequence[Quota], cost: int, now: int, *states: State) -> tuple[Decision, ...]:
+    """Return the decisions that an admission is made of, again: what each limit said of its state."""
+    return tuple([quota.step(state, cost, now)[1] for quota, state in zip(quotas, states, strict=True)])
+
+
+def looked_at(quotas: Sequence[Quota], cost: int, now: int, *states: State) -> tuple[Decision, ...]:
+    """Return the decisions that a refusal, or an answer to a peek, is made of, again."""
+    return look(quotas, states, cost, now)[1].parts
+
+
 def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tuple[States, Decision]:
     """Give the cost back to every limit.
 

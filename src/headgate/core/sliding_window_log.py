@@ -50,12 +50,17 @@ def transition(quota: Quota) -> Transition:
                 newest += cost
             else:
                 if newest:
-                    if len(entries) == size and first + first <= size:
+                    beyond = len(entries) - size
+                    if not beyond and first + first <= size:
                         entries.append(stamp)
                         entries.append(newest)
-                        size += 2
-                    else:
-                        entries, first, size = _pushed(entries, first, size, stamp, newest)
+                    elif beyond < 2 or entries[size] != stamp or entries[size + 1] != newest:
+                        entries = entries[first:size]  # half of the list is stale, or another state wrote in it
+                        entries.append(stamp)
+                        entries.append(newest)
+                        size -= first
+                        first = 0
+                    size += 2
                 newest = cost
             remaining = limit - after
             if remaining >= calm:
@@ -105,16 +110,6 @@ def void_at(state: Kept, quota: Quota) -> int:
     """Return the time from which `state` means that nothing is used."""
     _entries, _first, _size, used, stamp, _newest, _mark = state
     return int(stamp + quota.window_us) if used else 0
-
-
-def _pushed(entries: list[int], first: int, size: int, stamp: int, cost: int) -> tuple[list[int], int, int]:
-    """Return the run with (stamp, cost) at its end, where the list is half stale or written beyond the run."""
-    if entries[size : size + 2] == [stamp, cost]:  # by a step from this very state that was then discarded
-        return entries, first, size + 2
-    entries = entries[first:size]
-    entries.append(stamp)
-    entries.append(cost)
-    return entries, 0, len(entries)
 
 
 def _taken_out(

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
+from typing import Any
 
 import msgspec
 
@@ -38,9 +39,11 @@ from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
 from headgate.core.plan import Call, Family, Limit, Plan, Verb
+from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
+from headgate.stores.inlined import ANY
 from headgate.stores.unrolled import MOST_WRITTEN, PlanChecks, bound_check
 from headgate.stores.wrapping import plain_check
 
@@ -150,37 +153,35 @@ class MemoryStore:
         """
         if len(family.quotas) > MOST_WRITTEN:
             return plain_check(self, family)
-        tables, quotas, now_by = tuple(map(self._bound, family.spaces)), family.quotas, self._now
-
-        def peek(key: str) -> Decision:
-            for _ in self._locked:
-                try:
-                    now = time_ns() // 1000 if now_by is None else now_by()
-                    states = [states[key] for states in tables]
-                    return plans.look(quotas, states, 1, now)[1]
-                except (KeyError, TypeError):  # a new key, or one that is not acceptable
-                    return self._run(Call(Verb.PEEK, family.plan(key)), now)
-                finally:
-                    self._lock.release()
-            raise AssertionError("the lock was not acquired")
+        names: dict[str, Any] = {
+            **{f"_t{number}": self._bound(space) for number, space in enumerate(family.spaces)},
+            "_store": self,
+            "_clock": self._now,
+            "_time_ns": time_ns,
+            "_locked": self._locked,
+            "_release": self._lock.release,
+            "_one": 1,  # compared by identity: True and 1.0 equal it, but are not costs
+            "_checked_principal": checked_principal,
+            "_Decision": Decision,
+            "_throttled": Pressure.THROTTLED,
+        }
+        written: dict[str, Check] = {}
 
         def first(key: str, cost: int, now: int) -> Decision:
-            return self._first(family.plan(key), cost, now)
+            plan = family.plan(key)
+            return self._first(plan, cost, now) if cost else self._run(Call(_PEEK, plan), now)
 
-        names = {
-            **_NAMES,
-            **{f"t{number}": states for number, states in enumerate(tables)},
-            **{f"s{number}": quota.step for number, quota in enumerate(quotas)},
-            "store": self,
-            "clock": now_by,
-            "locked": self._locked,
-            "release": self._lock.release,
-            "one": 1,  # compared by identity: True and 1.0 equal it, but are not costs
-            "checked_cost": family.checked_cost,
-            "peek": peek,
-            "first": first,
-        }
-        check: Check = bound_check(family, names)
+        def other(key: str, cost: int) -> Decision:
+            if type(cost) is int and cost == 0:
+                kind = "0"
+            else:
+                cost, kind = family.checked_cost(cost), ANY
+            if kind not in written:
+                written[kind] = bound_check(family, kind, names)
+            return written[kind](key, cost)
+
+        names |= {"_first": first, "_other": other}
+        check: Check = bound_check(family, "1", names)
         return check
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
@@ -372,8 +373,7 @@ def _replaced(
     return False
 
 
-_NAMES = {"Decision": Decision, "checked_principal": checked_principal, "time_ns": time_ns}
-_CHECKS = PlanChecks(MemoryStore._first, **_NAMES)  # noqa: SLF001  it is one of us
+_CHECKS = PlanChecks(MemoryStore._first, Decision=Decision)  # noqa: SLF001  it is one of us
 
 
 class Admissions:

@@ -1,49 +1,57 @@
-"""Checks in memory, written out for a number of limits: the hot path of `headgate.stores.memory`.
+"""Checks in memory, written out limit by limit: the hot path of `headgate.stores.memory`.
 
 The lock of that store keeps out other threads, but not code that runs in the middle of a call on the same thread, a
 signal handler or a ``__del__``. It runs where a function is called or returns and where a loop begins again, nowhere
 else. So the states of several limits must be replaced without a loop and without a call, by a line for each of them.
-The lines are made here, once for each number of limits. (With a loop, and with states that are replaced by functions in
+The lines are made here, once for each kind of limits. (With a loop, and with states that are replaced by functions in
 C, three limits take 1.7 times as long.)
 
-Both functions read all states, decide, and then make sure that what they read is still there and replace it. Where a
-limit has no state yet, or something has come in between, the store decides by a loop, or they decide again.
+All functions read the states, decide, and then make sure that what they read is still there and replace it. Where a
+limit has no state yet, or something has come in between, the store decides by a loop, or they decide again. So what is
+admitted has been admitted by the step of every limit, from the very states that it then replaced: no more can pass
+than the steps let pass.
+
+There are two kinds. `bound_check` is for the limits of a `Limiter`, whose decisions are seldom asked for more than the
+limit that they describe: it has the steps in place (see `headgate.stores.inlined`) and leaves it to the answer to find
+the others by the same steps, should somebody read them. `PlanChecks` is for any plan, such as those of the service,
+which tells about all limits: it calls the steps, and keeps their decisions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from textwrap import indent
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
+from headgate.core import plan as plans
 from headgate.core.plan import Family
+from headgate.stores.inlined import ANY, Step, in_place, names_of, step_of
 
 MOST_WRITTEN = 32
 """The most limits whose check is written out: Python nests blocks a hundred deep, and long plans are rare."""
 
 _BOUND = """
-def check(key: str, cost: int = 1) -> Decision:
-    if cost is not one:
-        if type(cost) is int and cost == 0:
-            return peek(key)
-        cost = checked_cost(cost)
-    for _ in locked:
+def check(key, cost={default}):
+    {usual}
+    for _ in _locked:
         try:
-            now = time_ns() // 1000 if clock is None else clock()
-            if now >= store._next_due:
-                store._sweep(now)
+            now = {clock}
+            if now >= _store._next_due:
+                _store._sweep(now)
 {body}
         except KeyError:  # a new key, or one that must be looked for elsewhere
-            return first(key, cost, now)
+            return _first(key, cost, now)
         except TypeError:
-            checked_principal(key)  # an unhashable key
+            _checked_principal(key)  # an unhashable key
             raise
         finally:
-            release()
+            _release()
     raise AssertionError("the lock was not acquired")
 """
-"""Checks the limits of a family: the states of each limit are at hand as t0, t1 ..., its step as s0, s1 ..."""
+"""Checks the limits of a family: the states of each are at hand as _t0, _t1 ..., its step as _step0 ..., its quota as
+_quota0 ... No name in a step begins with an underscore but those of functions, which have a number behind."""
 
 _PLAN = """
 def check(store, plan, cost, now):
@@ -57,13 +65,150 @@ def check(store, plan, cost, now):
 """Checks the limits of any plan, in a store whose lock is held."""
 
 
-def bound_check(family: Family, names: dict[str, Any]) -> Any:
-    """Return the function ``check(key, cost=1)`` of a family; `names` has all that it refers to."""
+def bound_check(family: Family, cost: str, names: dict[str, Any]) -> Any:
+    """Return the function ``check(key, cost)`` of a family.
+
+    Args:
+        family: the limits.
+        cost: "1" for the usual cost, `ANY` for others, "0" for a function that peeks.
+        names: all that it refers to besides its limits.
+    """
+    own: dict[str, Any] = {"_quotas": family.quotas, "_admitted": plans.admitted, "_looked_at": plans.looked_at}
+    for number, quota in enumerate(family.quotas):
+        own |= {f"_quota{number}": quota, f"_capacity{number}": quota.capacity, f"_step{number}": quota.step}
+        own |= names_of(quota.step, number)
+    own |= names
+    steps = tuple([step_of(quota.step) for quota in family.quotas])
     queues = any(quota.queue for quota in family.quotas)
-    exec(_compiled_bound(len(family.quotas), queues=queues), names)  # noqa: S102  our own text
-    check = names["check"]
+    code = compiled_bound(steps, cost, queues=queues, own_clock=own["_clock"] is not None)
+    exec(code, own)  # noqa: S102  our own text
+    check = own["check"]
     check.__qualname__ = "MemoryStore.bind.<locals>.check"  # as any function that another one makes
     return check
+
+
+@lru_cache(maxsize=256)
+def compiled_bound(steps: tuple[Step, ...], cost: str, *, queues: bool, own_clock: bool) -> CodeType:
+    """Return the code of a check; limits of the same kinds share it."""
+    body = lines_of(steps, cost, queues=queues)
+    text = _BOUND.format(
+        default=1 if cost == ANY else cost,
+        usual="if cost is not _one: return _other(key, cost)" if cost == "1" else "",
+        clock="_clock()" if own_clock else "_time_ns() // 1000",
+        body=indent("\n".join(body), " " * 12),
+    )
+    return compile(text, __name__, "exec")
+
+
+def lines_of(steps: Sequence[Step], cost: str, *, queues: bool) -> list[str]:
+    """Return the lines that decide about limits with these steps."""
+    if len(steps) > 1:
+        return _several_limits(steps, cost, queues=queues)
+    return ["state = _x0 = _t0[key]", *in_place(steps[0], 0, cost, _Alone(cost))]
+
+
+class _Alone(NamedTuple):
+    """Where the step of a single limit returns: the check answers, unless something has come in between."""
+
+    cost: str
+
+    def told(self, state: str, fields: Sequence[str]) -> list[str]:
+        answer = f"_Decision({', '.join(fields)})"
+        if self.cost == "0":
+            return [f"if {fields[2]} < 1: return _step0(_x0, 1, now)[1]", f"return {answer}"]
+        return [f"_y0 = {state}", *([] if fields[0] == "True" else [f"if _y0 is _x0: return {answer}"]), *_put(answer)]
+
+    def asked(self, call: str) -> list[str]:
+        if self.cost == "0":
+            return [f"_told = {call}[1]", "return _told if _told.remaining else _step0(_x0, 1, now)[1]"]
+        return [f"_y0, _told = {call}", "if _y0 is _x0: return _told", *_put("_told")]
+
+
+def _put(answer: str) -> list[str]:
+    return ["if _t0[key] is _x0:", "    _t0[key] = _y0", f"    return {answer}", "continue"]
+
+
+class _Among(NamedTuple):
+    """Where the step of one of several limits returns: the check goes on with the next one, whatever it says.
+
+    What an admission says is kept, under the number of the limit. Of refusals, the one that blocks longest is; one
+    that had to mend its state (see law 8 of `headgate.core`) does so at once, for the answer is settled.
+    """
+
+    number: int
+    cost: str
+    queues: bool
+    """Is any of the limits a queue? Only those have delays."""
+
+    def told(self, state: str, fields: Sequence[str]) -> list[str]:
+        allowed, _limit, left, retry, reset, pressure, _quota, delay, *_taken = fields
+        if allowed == "True":
+            return [*self._passed(left, reset, pressure, delay), f"_y{self.number} = {state}", "break"]
+        return [*self._refused(left, retry, reset), *self._mended(state), "break"]
+
+    def asked(self, call: str) -> list[str]:
+        i, passed = self.number, self._passed("_d.remaining", "_d.reset_after_us", "_d.state", "_d.delay_us")
+        lines = [f"_y{i}, _d = {call}", "if _d.allowed:", *_indented(passed)]
+        return [*lines, "else:", *_indented([*self._refused_as("_d"), *self._mended(f"_y{i}")]), "break"]
+
+    def _passed(self, left: str, reset: str, pressure: str, delay: str) -> list[str]:
+        i = self.number
+        lines = [f"_left{i} = {left}", f"_reset{i} = {reset}", f"_pressure{i} = {pressure}"]
+        return [*lines, *[f"_delay{i} = {delay}"] * self.queues]
+
+    def _refused(self, left: str, retry: str, reset: str) -> list[str]:
+        kept = f"_refused = {self.number}; _retry = {retry}; _left = {left}; _reset = {reset}"
+        return [kept] if not self.number else [f"if {retry} > _retry:", f"    {kept}"]
+
+    def _refused_as(self, decision: str) -> list[str]:
+        return self._refused(*[f"{decision}.{name}" for name in ("remaining", "retry_after_us", "reset_after_us")])
+
+    def _mended(self, state: str) -> list[str]:
+        i = self.number
+        return [f"if {state} is not _x{i} and _t{i}[key] is _x{i}: _t{i}[key] = {state}"] if self.cost != "0" else []
+
+    def lines(self, step: Step) -> list[str]:
+        """Return the lines that ask this limit: a loop that is left where the step would return, and never repeats."""
+        i, body = self.number, in_place(step, self.number, self.cost, self)
+        lines = [f"state = _x{i} = _t{i}[key]", "while True:", *_indented(body)]
+        if self.cost == "0":  # nothing is refused that costs nothing: a peek asks whether 1 would be
+            again = [f"_d = _step{i}(_x{i}, 1, now)[1]", *self._refused_as("_d")]
+            lines += [f"if _left{i} < 1:", *_indented(again)]
+        return lines
+
+
+def _several_limits(steps: Sequence[Step], cost: str, *, queues: bool) -> list[str]:
+    """Return the lines that decide: what `headgate.core.plan.check`, or `look`, says of all limits together.
+
+    They describe the limit that `headgate.core.plan.combine` would.
+    """
+    numbers = range(len(steps))
+    lines = ["_refused = _retry = -1"]
+    for i, step in enumerate(steps):
+        lines += _Among(i, cost, queues).lines(step)
+    asked = f"_quotas, {cost if cost != '0' else 1}, now, {', '.join(f'_x{i}' for i in numbers)}"
+    refusal = "False, _told.capacity, _left, _retry, _reset, _throttled, _told, 0, 0, 0"
+    lines += ["if _refused >= 0:", "    _told = _quotas[_refused]"]
+    lines += [f"    return _Decision({refusal}, (_looked_at, {asked}), '', _refused)"]
+    if cost != "0":
+        there, put = [f"_t{i}[key] is _x{i}" for i in numbers], [f"_t{i}[key] = _y{i}" for i in numbers]
+        lines += [f"if not ({' and '.join(there)}): continue", "; ".join(put)]
+    lines += [f"_told = 0; _left = _left0; _limit = _capacity0; {_described(0)}"]
+    for i in numbers[1:]:
+        described = f"_told = {i}; _left = _left{i}; _limit = _capacity{i}; {_described(i)}"
+        lines += [f"if _left{i} * _limit < _left * _capacity{i}:", f"    {described}"]
+        lines += [f"if _delay{i} > _delay0: _delay0 = _delay{i}"] * queues
+    told = f"_limit, _left, 0, _reset, _pressure, _quota, {'_delay0' if queues else 0}, {cost}, now"
+    tell = "_looked_at" if cost == "0" else "_admitted"
+    return [*lines, f"return _Decision(True, {told}, ({tell}, {asked}), '', _told)"]
+
+
+def _described(i: int) -> str:
+    return f"_reset = _reset{i}; _pressure = _pressure{i}; _quota = _quota{i}"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 class PlanChecks(dict[int, Any]):
@@ -87,23 +232,15 @@ class PlanChecks(dict[int, Any]):
 
 
 @lru_cache(maxsize=64)
-def _compiled_bound(limits: int, *, queues: bool) -> CodeType:
-    places, steps = [f"t{i}[key]" for i in range(limits)], [f"s{i}" for i in range(limits)]
-    read = [f"x{i} = {place}" for i, place in enumerate(places)]
-    body = "\n".join([*read, *_decided(places, steps, again="continue", queues=queues)])
-    return compile(_BOUND.format(body=indent(body, " " * 12)), __name__, "exec")
-
-
-@lru_cache(maxsize=64)
 def _compiled_plan(limits: int) -> CodeType:
     places, steps = [f"t{i}[k{i}]" for i in range(limits)], [f"q{i}.step" for i in range(limits)]
     read = [f"t{i} = tables[p{i}].states; x{i} = {place}" for i, place in enumerate(places)]
-    body = "\n".join([*read, *_decided(places, steps, again="return first(store, plan, cost, now)", queues=True)])
+    body = "\n".join([*read, *_decided(places, steps, again="return first(store, plan, cost, now)")])
     unpacked = "".join(f"(p{i}, k{i}, q{i}), " for i in range(limits))
     return compile(_PLAN.format(limits=unpacked, body=indent(body, " " * 8)), __name__, "exec")
 
 
-def _decided(places: list[str], steps: list[str], again: str, *, queues: bool) -> list[str]:
+def _decided(places: list[str], steps: list[str], again: str) -> list[str]:
     """Return the lines that decide and replace, for limits whose states, read as x0, x1 ..., are in these places.
 
     They do what `headgate.core.plan.check` says, and describe the limit that `headgate.core.plan.combine` would.
@@ -115,7 +252,7 @@ def _decided(places: list[str], steps: list[str], again: str, *, queues: bool) -
     lines: list[str] = []
     for i, step in enumerate(steps):
         lines += [f"{'    ' * i}y{i}, d{i} = {step}(x{i}, cost, now)", f"{'    ' * i}if d{i}.allowed:"]
-    lines += [f"{'    ' * len(places)}{line}" for line in [*_admitted(places, queues=queues), again]]
+    lines += [f"{'    ' * len(places)}{line}" for line in [*_admitted(places), again]]
     for i in reversed(numbers):
         lines += [f"{'    ' * i}else:", f"{'    ' * i}    refused = {i}; told = d{i}; retry = d{i}.retry_after_us"]
     for i, step in enumerate(steps):
@@ -127,23 +264,22 @@ def _decided(places: list[str], steps: list[str], again: str, *, queues: bool) -
     return [*lines, f"return {_answer('False, told.limit, told.remaining, retry', '0, 0, 0', 'refused', numbers)}"]
 
 
-def _admitted(places: list[str], *, queues: bool) -> list[str]:
-    """Return the lines that replace the states, and answer; only queues have delays."""
+def _admitted(places: list[str]) -> list[str]:
+    """Return the lines that replace the states, and answer."""
     lines = [
         f"if {' and '.join(f'{place} is x{i}' for i, place in enumerate(places))}:",
         f"    {'; '.join(f'{place} = y{i}' for i, place in enumerate(places))}",
-        "    told = d0; index = 0; left = d0.remaining; limit = d0.limit",
-        *["    delay = d0.delay_us"] * queues,
+        "    told = d0; index = 0; left = d0.remaining; limit = d0.limit; delay = d0.delay_us",
     ]
     for i in range(1, len(places)):
         lines += [
             f"    here = d{i}.remaining; of = d{i}.limit",
             "    if here * limit < left * of:",
             f"        told = d{i}; index = {i}; left = here; limit = of",
-            *[f"    if d{i}.delay_us > delay: delay = d{i}.delay_us"] * queues,
+            f"    if d{i}.delay_us > delay: delay = d{i}.delay_us",
         ]
-    taken = f"{'delay' if queues else 0}, told.taken, told.taken_at_us"
-    return [*lines, f"    return {_answer('True, limit, left, 0', taken, 'index', range(len(places)))}"]
+    answer = _answer("True, limit, left, 0", "delay, told.taken, told.taken_at_us", "index", range(len(places)))
+    return [*lines, f"    return {answer}"]
 
 
 def _looked_at(i: int, step: str) -> list[str]:

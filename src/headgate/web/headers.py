@@ -333,7 +333,7 @@ def most_shown(decision: Decision, limits: Sequence[Pieces]) -> tuple[Decision, 
     """Return a decision that header fields can list, with its limits: of too many, the one that decides."""
     if len(limits) <= MOST_SHOWN:
         return decision, limits
-    return msgspec.structs.replace(decision, parts=(), index=0), (limits[decision.index],)
+    return msgspec.structs.replace(decision, made_of=(), index=0), (limits[decision.index],)
 
 
 def retry_after_s(decision: Decision) -> int:

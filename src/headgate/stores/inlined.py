@@ -1,0 +1,192 @@
+"""The step of a limit, put in the place where it would be called: what `headgate.stores.unrolled` writes checks of.
+
+An algorithm is one function, its step (see `headgate.core.algorithms.Transition`), and it is the only place where that
+algorithm is written down. To call it costs a decision of several limits a third of its time: the call, the pair that it
+returns, and a `Decision` for each limit, most of which nobody reads. So a check does not call it. The lines of the
+step, read from its source, stand in the check itself, and where they return, the check goes on with what they return.
+Nothing in them is changed but this:
+
+* Names that the step has from elsewhere, its settings such as the size of a unit, get the number of the limit.
+* Branches are left out that the settings and the cost of the call decide beforehand: those for a cost below 0, for a
+  charge that is given back, for a queue in what is not one.
+
+So an admission in place is an admission of the step, with the same state after it. Where the source cannot be read, or
+has something that cannot be moved, the step is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Sequence
+from inspect import getsource
+from textwrap import dedent
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, Protocol, cast
+
+from headgate.core.algorithms import Transition
+
+ANY = "cost"
+"""The cost of a call that is known to be above 0, and no more."""
+_POSITIVE = {ast.Lt: False, ast.LtE: False, ast.Gt: True}
+"""What comparing such a cost with 0 gives."""
+_FIELDS = 10
+"""The arguments of a `Decision` that an algorithm gives, the last ones with their defaults: 0."""
+
+
+class Step(NamedTuple):
+    """What the lines of a step depend on. Limits of which this is equal share them."""
+
+    code: CodeType
+    settled: tuple[tuple[str, bool | None], ...]
+    """Settings that are True, False or None: branches that ask for them are decided beforehand."""
+
+
+class Outcome(Protocol):
+    """Writes what a check does where a step returns."""
+
+    def told(self, state: str, fields: Sequence[str]) -> list[str]:
+        """Return the lines for ``return state, Decision(*fields)``; all are expressions."""
+        ...
+
+    def asked(self, call: str) -> list[str]:
+        """Return the lines for a ``return`` of what a function returns: a state and a decision."""
+        ...
+
+
+def step_of(step: Transition) -> Step:
+    """Return what tells `step` from others."""
+    settled = [(name, value) for name, value in _settings(step).items() if value is None or type(value) is bool]
+    return Step(cast("FunctionType", step).__code__, tuple(settled))
+
+
+def names_of(step: Transition, number: int) -> dict[str, Any]:
+    """Return all that the lines of `step` refer to, by the names that they have as those of a limit of that number."""
+    function = cast("FunctionType", step)
+    known = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
+    return {f"{name}_{number}": value for name, value in {**known, **_settings(step)}.items()}
+
+
+def in_place(step: Step, number: int, cost: str, outcome: Outcome) -> list[str]:
+    """Return the lines of a step, where `state` and `now` are as in a call of it, and `cost` is "0", "1" or `ANY`."""
+    try:
+        moved = _Mover(step, number, cost, outcome).moved(_body(step.code))
+    except _Immovable:
+        return outcome.asked(f"_step{number}(state, {cost}, now)")
+    return ast.unparse(ast.Module(moved, [])).splitlines()
+
+
+def _settings(step: Transition) -> dict[str, Any]:
+    function = cast("FunctionType", step)
+    cells = function.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+
+
+class _Immovable(Exception):
+    """A step cannot be read, or has something that would mean another thing elsewhere."""
+
+
+def _body(code: CodeType) -> list[ast.stmt]:
+    """Return the statements of a function in which no other function is made."""
+    if code.co_cellvars or any(isinstance(each, CodeType) for each in code.co_consts):
+        raise _Immovable
+    try:
+        (function,) = ast.parse(dedent(getsource(code))).body
+    except (OSError, SyntaxError):
+        raise _Immovable from None
+    return cast("ast.FunctionDef", function).body
+
+
+class _Mover(ast.NodeTransformer):
+    """Makes the statements of a step those of a check."""
+
+    def __init__(self, step: Step, number: int, cost: str, outcome: Outcome) -> None:
+        self._own = {*step.code.co_varnames} | {*dir(builtins)}
+        self._number, self._outcome = number, outcome
+        self._known: dict[str, Any] = {**dict(step.settled), "since": None}
+        if cost != ANY:
+            self._known["cost"] = int(cost)
+        self._loops = 0
+
+    def moved(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return statements as those of the check."""
+        found: list[ast.stmt] = []
+        for each in body:
+            there: Any = self.visit(each)
+            found += there if isinstance(there, list) else [there]
+        return found or [ast.Pass()]
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if isinstance(node.ctx, ast.Store):
+            if node.id in {"cost", "now"}:
+                raise _Immovable
+            return node
+        if node.id in self._known:
+            return ast.Constant(self._known[node.id])
+        return node if node.id in self._own else ast.Name(f"{node.id}_{self._number}", node.ctx)
+
+    def visit_If(self, node: ast.If) -> Any:
+        test = self.visit(node.test)
+        if isinstance(test, ast.Constant):
+            return self.moved(node.body if test.value else node.orelse)
+        return ast.If(test, self.moved(node.body), self.moved(node.orelse) if node.orelse else [])
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        test = self.visit(node.test)
+        if isinstance(test, ast.Constant):
+            return self.visit(node.body if test.value else node.orelse)
+        return ast.IfExp(test, self.visit(node.body), self.visit(node.orelse))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        decisive = isinstance(node.op, ast.Or)  # the value that decides it, whatever comes after
+        left: list[ast.expr] = []
+        for value in map(self.visit, node.values):
+            if not isinstance(value, ast.Constant):
+                left.append(value)
+            elif bool(value.value) is decisive:
+                left.append(value)
+                break
+        if not left:
+            return ast.Constant(not decisive)
+        if isinstance(left[-1], ast.Constant) and (
+            len(left) == 1 or all(isinstance(e, ast.Compare) for e in left[:-1])
+        ):
+            return left[-1]
+        return left[0] if len(left) == 1 else ast.BoolOp(node.op, left)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            if isinstance(operand, ast.Constant):
+                return ast.Constant(not operand.value)
+            if isinstance(operand, ast.Name) and operand.id == ANY:
+                return ast.Constant(False)
+        return ast.UnaryOp(node.op, operand)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        made = ast.Compare(self.visit(node.left), node.ops, [self.visit(each) for each in node.comparators])
+        operands = [made.left, *made.comparators]
+        if all(isinstance(each, ast.Constant) for each in operands):
+            return ast.Constant(eval(ast.unparse(made), {}))  # noqa: S307  two constants of our own
+        match made:
+            case ast.Compare(ast.Name("cost"), [op], [ast.Constant(0)]) if type(op) in _POSITIVE:
+                return ast.Constant(_POSITIVE[type(op)])
+        return made
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        self._loops += 1
+        made = ast.While(self.visit(node.test), self.moved(node.body), [])
+        self._loops -= 1
+        return made
+
+    def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
+        if self._loops or node.value is None:
+            raise _Immovable
+        match node.value:
+            case ast.Tuple([state, ast.Call(ast.Name("Decision"), arguments, [])]):
+                fields = [ast.unparse(self.visit(each)) for each in arguments]
+                fields += ["0"] * (_FIELDS - len(fields))
+                lines = self._outcome.told(ast.unparse(self.visit(state)), fields)
+            case _:
+                lines = self._outcome.asked(ast.unparse(self.visit(node.value)))
+        return ast.parse("\n".join(lines)).body
