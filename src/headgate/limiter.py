@@ -294,7 +294,7 @@ class _Limits(Generic[AnyStore]):
     def __init__(self, family: Family, store: AnyStore) -> None:
         self.family = family
         self.store = store
-        self.lines = waiting.Lines()
+        self.lines = waiting.WaitingLines()
 
     def peek(self, key: str, cost: int) -> Call:
         return Call(Verb.PEEK, self.family.plan(key), self.family.checked_cost(cost))

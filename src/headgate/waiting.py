@@ -81,7 +81,7 @@ def _is_gone(process: int, thread: int) -> bool:
     return process != os.getpid() and thread != threading.main_thread().ident
 
 
-class Lines:
+class WaitingLines:
     """The lines of all keys of one limiter."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ def deadline(now: int, timeout: float | None) -> int | None:
     return now + round(timeout * 1_000_000)
 
 
-def acquire(lines: Lines, key: str, ticket: Ticket, clock: Clock, wanted: Wanted) -> Flow:
+def acquire(lines: WaitingLines, key: str, ticket: Ticket, clock: Clock, wanted: Wanted) -> Flow:
     """Take what is wanted for `key`, in line behind those who wait already, or learn that it cannot be had in time.
 
     Returns the admission, after any delay that comes with it, or a refusal.

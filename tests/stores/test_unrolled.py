@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from inspect import getsource
+from types import CodeType
 
 import pytest
 from hypothesis import given
@@ -49,23 +51,36 @@ def test_limits_decide_as_the_pure_core_does_also_if_they_are_read_late(
         assert told == expected
 
 
-@pytest.mark.parametrize("cost", ["0", "1", inlined.ANY])
+@pytest.mark.parametrize("peeks", [False, True])
 @pytest.mark.parametrize("quota", [*QUOTAS, *CALENDARS, *LARGE], ids=str)
-def test_every_algorithm_stands_in_place(quota: Quota, cost: str) -> None:
-    lines = unrolled.lines_of((inlined.step_of(quota.step),) * 2, cost, queues=True)
+def test_every_algorithm_stands_in_place(quota: Quota, *, peeks: bool) -> None:
+    lines = unrolled.lines_of((inlined.shape_of(quota.step),) * 2, peeks=peeks, queues=True)
     assert any("_step0(state" in line for line in lines) == (quota.refill_every_us > 1)
 
 
-@pytest.mark.parametrize("limits", [[QUEUE], [STEPWISE, *CALENDARS], QUOTAS[:6]], ids=["one", "three", "six"])
-def test_steps_are_called_where_there_is_no_source(limits: list[Quota], monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_source(_: object) -> str:
-        raise OSError("could not get source code")
+@pytest.fixture(params=["none", "of another version", "torn"])
+def other_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Source of steps that is not theirs: there is none, or the file was replaced after the program had started."""
 
-    monkeypatch.setattr(inlined, "getsource", no_source)
+    def read(code: CodeType) -> str:
+        if request.param == "none":
+            raise OSError("could not get source code")
+        return getsource(code).replace("- ", "+ " if request.param == "of another version" else "- (")
+
+    monkeypatch.setattr(inlined, "getsource", read)
+    for each in (unrolled.compiled_bound, inlined.source_of):
+        each.cache_clear()
+    yield
     unrolled.compiled_bound.cache_clear()
+
+
+@pytest.mark.usefixtures("other_source")
+@pytest.mark.parametrize("limits", [[QUEUE], [STEPWISE, *CALENDARS], QUOTAS[:6]], ids=["one", "three", "six"])
+def test_steps_are_called_where_their_source_is_not_there(limits: list[Quota]) -> None:
+    lines = unrolled.lines_of([inlined.shape_of(quota.step) for quota in limits], peeks=False, queues=True)
+    assert sum("_step" in line for line in lines) == len(limits)
     moments = [(number * 37_000, number % 4) for number in range(30)]
     assert all(told == expected for told, expected in both(limits, moments))
-    unrolled.compiled_bound.cache_clear()
 
 
 @given(st.permutations([0, 1, 2]))

@@ -51,12 +51,15 @@ def transition(quota: Quota) -> Transition:
                 debt = debt * gain + fraction
         if cost == 1:
             after = debt + unit
-        elif cost < 0:
-            return any_state(state, cost, now, since)
         else:
             after = debt + cost * unit
+            if cost < 0:
+                if since is not None:
+                    after = min(debt, after + scaled(now - since, gain, per)[0])
+                if after < 0:
+                    after = 0
         room = full - after
-        if room >= 0 or not cost:
+        if room >= 0 or cost <= 0:
             remaining = room // unit
             if plain:
                 tat, fraction, reset = now + after, 0, after

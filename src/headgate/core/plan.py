@@ -55,6 +55,9 @@ class Verb(Enum):
     """Forget all that was used; says what is left then."""
 
 
+_PEEK, _REFUND, _RESET = Verb.PEEK, Verb.REFUND, Verb.RESET  # to find one in its class takes longer than to compare it
+
+
 class Charge(NamedTuple):
     """What a refund gives back, if it names it: what one check of the same plan took."""
 
@@ -142,12 +145,12 @@ def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
     Shadow plans are calls of their own, made after it (see `shadow_calls`). Who remembers the answers of CHECK_ONCE
     looks there first.
     """
-    quotas = [limit.quota for limit in call.plan]
-    if call.verb is Verb.PEEK:
+    quotas, verb = [limit.quota for limit in call.plan], call.verb
+    if verb is _PEEK:
         return states, look(quotas, states, call.cost, now)[1]
-    if call.verb is Verb.REFUND:
+    if verb is _REFUND:
         return _refund(quotas, states, call, now)
-    if call.verb is Verb.RESET:
+    if verb is _RESET:
         nothing: States = [None] * len(quotas)
         return nothing, look(quotas, nothing, call.cost, now)[1]
     return check(quotas, states, call.cost, now)
@@ -218,12 +221,13 @@ def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tu
     passed without the charge. A clock that has fallen behind the charge gives nothing back.
     """
     since = min(call.charge.taken_at) if call.charge is not None else None
-    in_vain = since is not None and now < since
+    if since is not None and now < since:
+        return states, combine(admitted(quotas, 0, now, *states))
     after: list[State] = []
     decisions = []
     for quota, state in zip(quotas, states, strict=True):
-        new, decision = quota.step(state, 0, now) if in_vain else quota.step(state, -call.cost, now, since)
-        after.append(state if in_vain else state and new)  # nothing comes of nothing
+        new, decision = quota.step(state, -call.cost, now, since)
+        after.append(state and new)  # nothing comes of nothing
         decisions.append(msgspec.structs.replace(decision, taken=0))
     return after, combine(decisions)
 

@@ -66,12 +66,17 @@ def _steady(quota: Quota) -> Transition:
                 used = 0
         if cost == 1:
             after = used + unit
-        elif cost < 0:
-            return any_state(state, cost, now, since)
         else:
             after = used + cost * unit
+            if cost < 0:
+                if queue:
+                    return any_state(state, cost, now, since)
+                if since is not None:
+                    after = min(used, after + scaled(now - since, gain, per)[0])
+                if after < 0:
+                    after = 0
         room = full - after
-        if room >= 0 or not cost:
+        if room >= 0 or cost <= 0:
             remaining = room // unit
             reset = after if plain else (after + round_up) // gain
             delay = (used + round_up) // gain if queue else 0

@@ -34,7 +34,7 @@ from headgate.locks import new_lock
 from headgate.sdk import fields
 from headgate.sdk.allowance import PATIENCE_US, Allowance, Sent
 from headgate.sdk.fields import LONGEST_US, SECOND, Announced, Notice
-from headgate.waiting import Lines, Pause, Ticket
+from headgate.waiting import Pause, Ticket, WaitingLines
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 """Methods that may be sent again (RFC 9110)."""
@@ -132,7 +132,7 @@ class Pacer:
         self.max_wait, self.clock = max_wait, clock or SystemClock()
         self._key, self._jitter = key or _default_key, jitter
         self._lock = new_lock()
-        self._lines = Lines()
+        self._lines = WaitingLines()
         self._origins: OrderedDict[str, _Origin] = OrderedDict()
 
     def exchange(self, request: Outgoing, ticket: Ticket, *, is_shared: bool = False) -> Flow:

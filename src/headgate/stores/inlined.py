@@ -10,8 +10,8 @@ Nothing in them is changed but this:
 * Branches are left out that the settings and the cost of the call decide beforehand: those for a cost below 0, for a
   charge that is given back, for a queue in what is not one.
 
-So an admission in place is an admission of the step, with the same state after it. Where the source cannot be read, or
-has something that cannot be moved, the step is called.
+So an admission in place is an admission of the step, with the same state after it. Where the source cannot be read, is
+not what runs, or has something that cannot be moved, the step is called.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Sequence
+from functools import lru_cache
 from inspect import getsource
 from textwrap import dedent
 from types import CodeType, FunctionType
@@ -26,15 +27,13 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from headgate.core.algorithms import Transition
 
-ANY = "cost"
-"""The cost of a call that is known to be above 0, and no more."""
 _POSITIVE = {ast.Lt: False, ast.LtE: False, ast.Gt: True}
-"""What comparing such a cost with 0 gives."""
+"""What comparing a cost above 0 with 0 gives."""
 _FIELDS = 10
 """The arguments of a `Decision` that an algorithm gives, the last ones with their defaults: 0."""
 
 
-class Step(NamedTuple):
+class StepShape(NamedTuple):
     """What the lines of a step depend on. Limits of which this is equal share them."""
 
     code: CodeType
@@ -42,7 +41,7 @@ class Step(NamedTuple):
     """Settings that are True, False or None: branches that ask for them are decided beforehand."""
 
 
-class Outcome(Protocol):
+class Continuation(Protocol):
     """Writes what a check does where a step returns."""
 
     def told(self, state: str, fields: Sequence[str]) -> list[str]:
@@ -54,10 +53,10 @@ class Outcome(Protocol):
         ...
 
 
-def step_of(step: Transition) -> Step:
+def shape_of(step: Transition) -> StepShape:
     """Return what tells `step` from others."""
     settled = [(name, value) for name, value in _settings(step).items() if value is None or type(value) is bool]
-    return Step(cast("FunctionType", step).__code__, tuple(settled))
+    return StepShape(cast("FunctionType", step).__code__, tuple(settled))
 
 
 def names_of(step: Transition, number: int) -> dict[str, Any]:
@@ -67,12 +66,15 @@ def names_of(step: Transition, number: int) -> dict[str, Any]:
     return {f"{name}_{number}": value for name, value in {**known, **_settings(step)}.items()}
 
 
-def in_place(step: Step, number: int, cost: str, outcome: Outcome) -> list[str]:
-    """Return the lines of a step, where `state` and `now` are as in a call of it, and `cost` is "0", "1" or `ANY`."""
+def in_place(shape: StepShape, number: int, then: Continuation, *, looks: bool) -> list[str]:
+    """Return the lines of a step, where `state`, `cost` and `now` are as in a call of it.
+
+    The cost is above 0, or 0 if it just looks.
+    """
     try:
-        moved = _Mover(step, number, cost, outcome).moved(_body(step.code))
+        moved = _Mover(shape, number, then, looks=looks).moved(_body(shape.code))
     except _Immovable:
-        return outcome.asked(f"_step{number}(state, {cost}, now)")
+        return then.asked(f"_step{number}(state, {0 if looks else 'cost'}, now)")
     return ast.unparse(ast.Module(moved, [])).splitlines()
 
 
@@ -90,22 +92,42 @@ def _body(code: CodeType) -> list[ast.stmt]:
     """Return the statements of a function in which no other function is made."""
     if code.co_cellvars or any(isinstance(each, CodeType) for each in code.co_consts):
         raise _Immovable
-    try:
-        (function,) = ast.parse(dedent(getsource(code))).body
-    except (OSError, SyntaxError):
-        raise _Immovable from None
+    (function,) = ast.parse(source_of(code)).body
     return cast("ast.FunctionDef", function).body
+
+
+@lru_cache(maxsize=64)
+def source_of(code: CodeType) -> str:
+    """Return the source of a function, if it can be read and is what runs: a file may be newer than the process."""
+    try:
+        text = dedent(getsource(code))
+    except OSError:
+        raise _Immovable from None
+    settings = [f"{name} = None" for name in code.co_freevars]  # those of the function that makes this one
+    try:
+        around = compile(
+            "\n    ".join(["def make():", "pass", *settings, *text.splitlines()]), code.co_filename, "exec"
+        )
+    except SyntaxError:
+        raise _Immovable from None
+    made = next(each for each in around.co_consts if isinstance(each, CodeType))
+    if any(isinstance(each, CodeType) and _does(each) == _does(code) for each in made.co_consts):
+        return text
+    raise _Immovable
+
+
+def _does(code: CodeType) -> tuple[object, ...]:
+    """Return what decides what a function does."""
+    return code.co_code, code.co_consts, code.co_names, code.co_varnames, code.co_freevars
 
 
 class _Mover(ast.NodeTransformer):
     """Makes the statements of a step those of a check."""
 
-    def __init__(self, step: Step, number: int, cost: str, outcome: Outcome) -> None:
-        self._own = {*step.code.co_varnames} | {*dir(builtins)}
-        self._number, self._outcome = number, outcome
-        self._known: dict[str, Any] = {**dict(step.settled), "since": None}
-        if cost != ANY:
-            self._known["cost"] = int(cost)
+    def __init__(self, shape: StepShape, number: int, then: Continuation, *, looks: bool) -> None:
+        self._own = {*shape.code.co_varnames} | {*dir(builtins)}
+        self._number, self._then = number, then
+        self._known: dict[str, Any] = {**dict(shape.settled), "since": None, **({"cost": 0} if looks else {})}
         self._loops = 0
 
     def moved(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -159,7 +181,7 @@ class _Mover(ast.NodeTransformer):
         if isinstance(node.op, ast.Not):
             if isinstance(operand, ast.Constant):
                 return ast.Constant(not operand.value)
-            if isinstance(operand, ast.Name) and operand.id == ANY:
+            if isinstance(operand, ast.Name) and operand.id == "cost":
                 return ast.Constant(False)
         return ast.UnaryOp(node.op, operand)
 
@@ -186,7 +208,7 @@ class _Mover(ast.NodeTransformer):
             case ast.Tuple([state, ast.Call(ast.Name("Decision"), arguments, [])]):
                 fields = [ast.unparse(self.visit(each)) for each in arguments]
                 fields += ["0"] * (_FIELDS - len(fields))
-                lines = self._outcome.told(ast.unparse(self.visit(state)), fields)
+                lines = self._then.told(ast.unparse(self.visit(state)), fields)
             case _:
-                lines = self._outcome.asked(ast.unparse(self.visit(node.value)))
+                lines = self._then.asked(ast.unparse(self.visit(node.value)))
         return ast.parse("\n".join(lines)).body

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
@@ -43,7 +44,6 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
-from headgate.stores.inlined import ANY
 from headgate.stores.unrolled import MOST_WRITTEN, PlanChecks, bound_check
 from headgate.stores.wrapping import plain_check
 
@@ -165,23 +165,18 @@ class MemoryStore:
             "_Decision": Decision,
             "_throttled": Pressure.THROTTLED,
         }
-        written: dict[str, Check] = {}
 
         def first(key: str, cost: int, now: int) -> Decision:
             plan = family.plan(key)
             return self._first(plan, cost, now) if cost else self._run(Call(_PEEK, plan), now)
 
-        def other(key: str, cost: int) -> Decision:
-            if type(cost) is int and cost == 0:
-                kind = "0"
-            else:
-                cost, kind = family.checked_cost(cost), ANY
-            if kind not in written:
-                written[kind] = bound_check(family, kind, names)
-            return written[kind](key, cost)
+        @cache
+        def peek() -> Check:  # written when somebody peeks; few do
+            made: Check = bound_check(family, names, peeks=True)
+            return made
 
-        names |= {"_first": first, "_other": other}
-        check: Check = bound_check(family, "1", names)
+        names |= {"_first": first, "_checked_cost": family.checked_cost, "_peek": peek}
+        check: Check = bound_check(family, names)
         return check
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
@@ -218,7 +213,7 @@ class MemoryStore:
             after, decision = quota.step(state, cost, now)
             if after is state:
                 return decision
-            states = self._place(found, quota, after, now)
+            states = self._place(found, quota, now + decision.reset_after_us)
             if at in states and states[at] is state:
                 states[at] = after
                 return decision
@@ -245,7 +240,8 @@ class MemoryStore:
             changed = [index for index, new in enumerate(after) if new is not before[index]]
             if not changed:
                 return decision
-            tables = [self._place(found[index], plan[index].quota, after[index], now) for index in changed]
+            void = [now + part.reset_after_us for part in decision.limits]
+            tables = [self._place(found[index], plan[index].quota, void[index]) for index in changed]
             keys = [found[index][1] for index in changed]
             if _replaced(tables, keys, [before[index] for index in changed], [after[index] for index in changed]):
                 return decision
@@ -275,15 +271,15 @@ class MemoryStore:
             overflow = self._overflow[shape] = _Table(shape, shared=True)
         return overflow, hash((space, principal)) % _OVERFLOW_STATES
 
-    def _place(self, found: _Found, quota: Quota, after: State, now: int) -> dict[Principal | int, State]:
-        """Return the states among which that of `found` is now, or ought to be; it will be `after`.
+    def _place(self, found: _Found, quota: Quota, void: int) -> dict[Principal | int, State]:
+        """Return the states among which that of `found` is now, or ought to be.
 
-        A new one is noted for clearing.
+        A new one is noted for clearing; `void` is when it will mean that nothing is used.
         """
         table, at, state = found
         if at in table.states:
             return table.states
-        due, tables = self._due_after(max(now, void_at(after, quota))), self._tables
+        due, tables = self._due_after(void), self._tables
         if not table.shared:
             table = tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
         due.append((table, at, quota))

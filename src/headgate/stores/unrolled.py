@@ -27,14 +27,13 @@ from typing import Any, NamedTuple
 
 from headgate.core import plan as plans
 from headgate.core.plan import Family
-from headgate.stores.inlined import ANY, Step, in_place, names_of, step_of
+from headgate.stores.inlined import StepShape, in_place, names_of, shape_of
 
 MOST_WRITTEN = 32
 """The most limits whose check is written out: Python nests blocks a hundred deep, and long plans are rare."""
 
 _BOUND = """
-def check(key, cost={default}):
-    {usual}
+def {signature}
     for _ in _locked:
         try:
             now = {clock}
@@ -53,6 +52,13 @@ def check(key, cost={default}):
 """Checks the limits of a family: the states of each are at hand as _t0, _t1 ..., its step as _step0 ..., its quota as
 _quota0 ... No name in a step begins with an underscore but those of functions, which have a number behind."""
 
+_CHECK = """check(key, cost=1):
+    if cost is not _one:
+        if type(cost) is int and cost == 0:
+            return _peek()(key)
+        cost = _checked_cost(cost)"""
+_PEEK = "check(key, cost=0):"
+
 _PLAN = """
 def check(store, plan, cost, now):
     tables = store._tables
@@ -65,61 +71,58 @@ def check(store, plan, cost, now):
 """Checks the limits of any plan, in a store whose lock is held."""
 
 
-def bound_check(family: Family, cost: str, names: dict[str, Any]) -> Any:
-    """Return the function ``check(key, cost)`` of a family.
+def bound_check(family: Family, names: dict[str, Any], *, peeks: bool = False) -> Any:
+    """Return the function ``check(key, cost=1)`` of a family.
 
     Args:
         family: the limits.
-        cost: "1" for the usual cost, `ANY` for others, "0" for a function that peeks.
         names: all that it refers to besides its limits.
+        peeks: make the one that says whether a cost of 1 would pass, and takes nothing.
     """
     own: dict[str, Any] = {"_quotas": family.quotas, "_admitted": plans.admitted, "_looked_at": plans.looked_at}
     for number, quota in enumerate(family.quotas):
         own |= {f"_quota{number}": quota, f"_capacity{number}": quota.capacity, f"_step{number}": quota.step}
         own |= names_of(quota.step, number)
     own |= names
-    steps = tuple([step_of(quota.step) for quota in family.quotas])
-    queues = any(quota.queue for quota in family.quotas)
-    code = compiled_bound(steps, cost, queues=queues, own_clock=own["_clock"] is not None)
-    exec(code, own)  # noqa: S102  our own text
+    shapes = tuple([shape_of(quota.step) for quota in family.quotas])
+    queues, own_clock = any(quota.queue for quota in family.quotas), own["_clock"] is not None
+    exec(compiled_bound(shapes, peeks=peeks, queues=queues, own_clock=own_clock), own)  # noqa: S102  our own text
     check = own["check"]
     check.__qualname__ = "MemoryStore.bind.<locals>.check"  # as any function that another one makes
     return check
 
 
 @lru_cache(maxsize=256)
-def compiled_bound(steps: tuple[Step, ...], cost: str, *, queues: bool, own_clock: bool) -> CodeType:
+def compiled_bound(shapes: tuple[StepShape, ...], *, peeks: bool, queues: bool, own_clock: bool) -> CodeType:
     """Return the code of a check; limits of the same kinds share it."""
-    body = lines_of(steps, cost, queues=queues)
     text = _BOUND.format(
-        default=1 if cost == ANY else cost,
-        usual="if cost is not _one: return _other(key, cost)" if cost == "1" else "",
+        signature=_PEEK if peeks else _CHECK,
         clock="_clock()" if own_clock else "_time_ns() // 1000",
-        body=indent("\n".join(body), " " * 12),
+        body=indent("\n".join(lines_of(shapes, peeks=peeks, queues=queues)), " " * 12),
     )
     return compile(text, __name__, "exec")
 
 
-def lines_of(steps: Sequence[Step], cost: str, *, queues: bool) -> list[str]:
-    """Return the lines that decide about limits with these steps."""
-    if len(steps) > 1:
-        return _several_limits(steps, cost, queues=queues)
-    return ["state = _x0 = _t0[key]", *in_place(steps[0], 0, cost, _Alone(cost))]
+def lines_of(shapes: Sequence[StepShape], *, peeks: bool, queues: bool) -> list[str]:
+    """Return the lines that decide about limits with steps of these shapes."""
+    if len(shapes) > 1:
+        return _several_limits(shapes, peeks=peeks, queues=queues)
+    return ["state = _x0 = _t0[key]", *in_place(shapes[0], 0, _Alone(peeks), looks=peeks)]
 
 
 class _Alone(NamedTuple):
     """Where the step of a single limit returns: the check answers, unless something has come in between."""
 
-    cost: str
+    peeks: bool
 
     def told(self, state: str, fields: Sequence[str]) -> list[str]:
         answer = f"_Decision({', '.join(fields)})"
-        if self.cost == "0":
+        if self.peeks:
             return [f"if {fields[2]} < 1: return _step0(_x0, 1, now)[1]", f"return {answer}"]
         return [f"_y0 = {state}", *([] if fields[0] == "True" else [f"if _y0 is _x0: return {answer}"]), *_put(answer)]
 
     def asked(self, call: str) -> list[str]:
-        if self.cost == "0":
+        if self.peeks:
             return [f"_told = {call}[1]", "return _told if _told.remaining else _step0(_x0, 1, now)[1]"]
         return [f"_y0, _told = {call}", "if _y0 is _x0: return _told", *_put("_told")]
 
@@ -136,7 +139,7 @@ class _Among(NamedTuple):
     """
 
     number: int
-    cost: str
+    peeks: bool
     queues: bool
     """Is any of the limits a queue? Only those have delays."""
 
@@ -165,32 +168,32 @@ class _Among(NamedTuple):
 
     def _mended(self, state: str) -> list[str]:
         i = self.number
-        return [f"if {state} is not _x{i} and _t{i}[key] is _x{i}: _t{i}[key] = {state}"] if self.cost != "0" else []
+        return [f"if {state} is not _x{i} and _t{i}[key] is _x{i}: _t{i}[key] = {state}"] if not self.peeks else []
 
-    def lines(self, step: Step) -> list[str]:
+    def lines(self, shape: StepShape) -> list[str]:
         """Return the lines that ask this limit: a loop that is left where the step would return, and never repeats."""
-        i, body = self.number, in_place(step, self.number, self.cost, self)
+        i, body = self.number, in_place(shape, self.number, self, looks=self.peeks)
         lines = [f"state = _x{i} = _t{i}[key]", "while True:", *_indented(body)]
-        if self.cost == "0":  # nothing is refused that costs nothing: a peek asks whether 1 would be
+        if self.peeks:  # nothing is refused that costs nothing: a peek asks whether 1 would be
             again = [f"_d = _step{i}(_x{i}, 1, now)[1]", *self._refused_as("_d")]
             lines += [f"if _left{i} < 1:", *_indented(again)]
         return lines
 
 
-def _several_limits(steps: Sequence[Step], cost: str, *, queues: bool) -> list[str]:
+def _several_limits(shapes: Sequence[StepShape], *, peeks: bool, queues: bool) -> list[str]:
     """Return the lines that decide: what `headgate.core.plan.check`, or `look`, says of all limits together.
 
     They describe the limit that `headgate.core.plan.combine` would.
     """
-    numbers = range(len(steps))
+    numbers = range(len(shapes))
     lines = ["_refused = _retry = -1"]
-    for i, step in enumerate(steps):
-        lines += _Among(i, cost, queues).lines(step)
-    asked = f"_quotas, {cost if cost != '0' else 1}, now, {', '.join(f'_x{i}' for i in numbers)}"
+    for i, shape in enumerate(shapes):
+        lines += _Among(i, peeks, queues).lines(shape)
+    asked = f"_quotas, {1 if peeks else 'cost'}, now, {', '.join(f'_x{i}' for i in numbers)}"
     refusal = "False, _told.capacity, _left, _retry, _reset, _throttled, _told, 0, 0, 0"
     lines += ["if _refused >= 0:", "    _told = _quotas[_refused]"]
     lines += [f"    return _Decision({refusal}, (_looked_at, {asked}), '', _refused)"]
-    if cost != "0":
+    if not peeks:
         there, put = [f"_t{i}[key] is _x{i}" for i in numbers], [f"_t{i}[key] = _y{i}" for i in numbers]
         lines += [f"if not ({' and '.join(there)}): continue", "; ".join(put)]
     lines += [f"_told = 0; _left = _left0; _limit = _capacity0; {_described(0)}"]
@@ -198,8 +201,8 @@ def _several_limits(steps: Sequence[Step], cost: str, *, queues: bool) -> list[s
         described = f"_told = {i}; _left = _left{i}; _limit = _capacity{i}; {_described(i)}"
         lines += [f"if _left{i} * _limit < _left * _capacity{i}:", f"    {described}"]
         lines += [f"if _delay{i} > _delay0: _delay0 = _delay{i}"] * queues
-    told = f"_limit, _left, 0, _reset, _pressure, _quota, {'_delay0' if queues else 0}, {cost}, now"
-    tell = "_looked_at" if cost == "0" else "_admitted"
+    told = f"_limit, _left, 0, _reset, _pressure, _quota, {'_delay0' if queues else 0}, {0 if peeks else 'cost'}, now"
+    tell = "_looked_at" if peeks else "_admitted"
     return [*lines, f"return _Decision(True, {told}, ({tell}, {asked}), '', _told)"]
 
 
