@@ -224,6 +224,14 @@ class TestClockFallsBack:
         play(FIVE, [(0, 1, True, 4, 0, 200_000), (-300_000, 1, True, 1, 0, 700_000)])
 
 
+def test_a_charge_is_given_back_as_far_as_it_counts_after_the_burst_was_changed() -> None:
+    """Of 3 units, 1 has come back after 100 ms; the other 2 are given back."""
+    state, _ = gcra(10, burst=2).step(None, 3, START)
+    state, _ = gcra(10, burst=2).step(state, 4, START + 1)
+    _, said = gcra(10, burst=5).step(state, -3, START + 100_001, START)
+    assert (said.remaining, said.reset_after_us) == (11, 400_000)
+
+
 def test_state_is_five_integers_for_ever() -> None:
     state: State = None
     for number in range(1000):

@@ -21,34 +21,36 @@ from headgate.core.numbers import EXACT, Rate, fineness, rate, scaled
 from headgate.core.pressure import Pressure, judge, thresholds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headgate.core.algorithms import Kept, State, Transition
     from headgate.core.quota import Quota
 
 
 def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a GCRA limit: here what is usual, an exact rate and a state written under it."""
+    """Compile the pure function of a GCRA limit: here what is usual, a state written under the same limit."""
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     any_state = _any_state(quota)
-    counting = gain, per, unit = rate(limit, window, fineness(limit, window, capacity))
-    if per > 1:
-        return any_state
-    plain, full, round_up = gain == 1, capacity * unit, gain - 1
+    fine = fineness(limit, window, capacity)
+    gain, per, unit = counting = rate(limit, window, fine)
+    exact, plain, full, round_up = per == 1, gain == per == 1, capacity * unit, gain - 1
     far = _longest(counting, capacity, window)
+    calm_mark, warn_mark = 4 * fine, 4 * fine + 1
     (calm, warn), judged = thresholds(quota), judge(quota)
     normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
         if state is None:
-            debt = mark = 0
+            debt = ahead = fraction = mark = 0
         else:
             tat, fraction, written_under, kept, mark = state
-            debt = tat - now
-            if debt < 0:
-                debt, mark = 0, mark & 1
-            elif written_under != limit or mark > 1 or debt > far or kept != capacity:
+            debt = ahead = tat - now
+            if ahead < 0:
+                debt = ahead = fraction = 0
+            elif written_under != limit or mark | 1 != warn_mark or ahead > far or kept != capacity:
                 return any_state(state, cost, now, since)
             elif not plain:
-                debt = debt * gain + fraction
+                debt = ahead * gain + fraction if exact else _owed(counting, ahead, fraction)
         if cost == 1:
             after = debt + unit
         else:
@@ -64,39 +66,45 @@ def transition(quota: Quota) -> Transition:
             if plain:
                 tat, fraction, reset = now + after, 0, after
             else:
-                wait, fraction = divmod(after, gain)
-                tat, reset = now + wait, wait + 1 if fraction else wait
+                if exact:
+                    ahead, fraction = divmod(after, gain)
+                elif cost:
+                    ahead, fraction = scaled(after, per, gain)
+                tat, reset = now + ahead, ahead + 1 if fraction else ahead
             if remaining >= calm:
-                state = (tat, fraction, limit, capacity, 0)
+                state = (tat, fraction, limit, capacity, calm_mark)
                 return state, Decision(True, capacity, remaining, 0, reset, normal, quota, 0, cost, now)
             if 0 < remaining < warn:
-                state = (tat, fraction, limit, capacity, 1)
+                state = (tat, fraction, limit, capacity, warn_mark)
                 return state, Decision(True, capacity, remaining, 0, reset, warning, quota, 0, cost, now)
             if remaining < 0:
                 remaining = 0
-            mark, pressure = judged(mark, remaining, cost)
-            state = (tat, fraction, limit, capacity, mark)
+            mark, pressure = judged(mark & 1, remaining, cost)
+            state = (tat, fraction, limit, capacity, calm_mark + mark)
             return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
         remaining = 0 if cost == 1 else max(0, (full - debt) // unit)
         if plain:
             return state, Decision(False, capacity, remaining, -room, debt, throttled, quota)
-        retry, reset = (round_up - room) // gain, (debt + round_up) // gain
+        if exact:
+            retry, reset = (round_up - room) // gain, (debt + round_up) // gain
+        else:  # the debt is rounded up, so that waiting is counted to the TAT itself
+            spare, rest = scaled((capacity - cost) * unit, per, gain)
+            retry = ahead - spare + 1 if rest < fraction else ahead - spare
+            reset = ahead + 1 if fraction else ahead
         return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
 
     return step
 
 
-def _any_state(quota: Quota) -> Transition:
-    """Return the transition of any state, whatever limit it was written under, and of any cost."""
+def _any_state(quota: Quota) -> Callable[[Kept, int, int, int | None], tuple[State, Decision]]:
+    """Return the transition of any state by which something is owed, whatever limit it was written under."""
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     fine = fineness(limit, window, capacity)
     counting = rate(limit, window, fine)
     judged = judge(quota)
 
-    def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
-        tat, fraction, written_under, kept, mark = state or (now, 0, limit, capacity, 4 * fine)
-        if tat < now:
-            tat, fraction, written_under, kept, mark = now, 0, limit, capacity, 4 * fine
+    def step(state: Kept, cost: int, now: int, since: int | None) -> tuple[State, Decision]:
+        tat, fraction, written_under, kept, mark = state
         then = rate(written_under, window, mark >> 2)
         if tat - now > _longest(then, kept, window):
             tat, fraction = _full(then, kept, now)

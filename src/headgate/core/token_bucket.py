@@ -39,65 +39,78 @@ def transition(quota: Quota) -> Transition:
 
 
 def _steady(quota: Quota) -> Transition:
-    """A bucket that refills every microsecond: here what is usual, an exact rate and a state written under it."""
+    """A bucket that refills every microsecond: here what is usual, a state written under the same limit."""
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     any_state = _any_state(quota)
-    gain, per, unit = rate(limit, window, fineness(limit, window, capacity))
-    if per > 1:
-        return any_state
-    plain, full, round_up = gain == 1, capacity * unit, gain - 1
+    fine = fineness(limit, window, capacity)
+    gain, per, unit = counting = rate(limit, window, fine)
+    exact, plain, full, round_up = per == 1, gain == per == 1, capacity * unit, gain - 1
     longest, queue = EXACT // gain, quota.queue  # no state takes longer to refill
+    calm_mark, warn_mark = 4 * fine, 4 * fine + 1
     (calm, warn), judged = thresholds(quota), judge(quota)
     normal, warning, throttled = Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
         if state is None:
-            used = mark = 0
+            used = level = elapsed = mark = 0
         else:
             used, at, written_under, mark = state
             elapsed = now - at
-            if elapsed < 0 or written_under != limit or mark > 1:
+            if elapsed < 0 or written_under != limit or mark | 1 != warn_mark:
                 return any_state(state, cost, now, since)
             if plain:
-                used -= elapsed
+                level = used - elapsed
+            elif exact:
+                level = used - elapsed * gain if elapsed < longest else 0
             else:
-                used = used - elapsed * gain if elapsed < longest else 0
-            if used < 0:
-                used = 0
+                level = used - scaled(elapsed, gain, per)[0]
+            if level <= 0:
+                used = level = elapsed = 0
         if cost == 1:
-            after = used + unit
+            after = level + unit
         else:
-            after = used + cost * unit
+            after = level + cost * unit
             if cost < 0:
                 if queue:
                     return any_state(state, cost, now, since)
                 if since is not None:
-                    after = min(used, after + scaled(now - since, gain, per)[0])
+                    after = min(level, after + scaled(now - since, gain, per)[0])
                 if after < 0:
                     after = 0
         room = full - after
         if room >= 0 or cost <= 0:
             remaining = room // unit
-            reset = after if plain else (after + round_up) // gain
-            delay = (used + round_up) // gain if queue else 0
+            if plain:
+                reset = after
+            elif exact:
+                reset = (after + round_up) // gain
+            else:
+                reset = counting.wait(after) if cost else counting.wait(used) - elapsed
+            delay = 0
+            if queue:
+                delay = (level + round_up) // gain if exact else counting.wait(used) - elapsed
             if remaining >= calm:
-                return (after, now, limit, 0), Decision(
+                return (after, now, limit, calm_mark), Decision(
                     True, capacity, remaining, 0, reset, normal, quota, delay, cost, now
                 )
             if 0 < remaining < warn:
-                return (after, now, limit, 1), Decision(
+                return (after, now, limit, warn_mark), Decision(
                     True, capacity, remaining, 0, reset, warning, quota, delay, cost, now
                 )
             if remaining < 0:
                 remaining = 0
-            mark, pressure = judged(mark, remaining, cost)
-            return (after, now, limit, mark), Decision(
+            mark, pressure = judged(mark & 1, remaining, cost)
+            return (after, now, limit, calm_mark + mark), Decision(
                 True, capacity, remaining, 0, reset, pressure, quota, delay, cost, now
             )
-        remaining = 0 if cost == 1 else max(0, (full - used) // unit)
+        remaining = 0 if cost == 1 else max(0, (full - level) // unit)
         if plain:
-            return state, Decision(False, capacity, remaining, -room, used, throttled, quota)
-        retry, reset = (round_up - room) // gain, (used + round_up) // gain
+            return state, Decision(False, capacity, remaining, -room, level, throttled, quota)
+        if exact:
+            retry, reset = (round_up - room) // gain, (level + round_up) // gain
+        else:  # what is left is rounded up, so that waiting is counted from when it was used
+            retry = counting.wait(used - (capacity - cost) * unit) - elapsed
+            reset = counting.wait(used) - elapsed
         return state, Decision(False, capacity, remaining, retry, reset, throttled, quota)
 
     return step

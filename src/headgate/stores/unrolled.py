@@ -49,8 +49,9 @@ def {signature}
             _release()
     raise AssertionError("the lock was not acquired")
 """
-"""Checks the limits of a family: the states of each are at hand as _t0, _t1 ..., its step as _step0 ..., its quota as
-_quota0 ... No name in a step begins with an underscore but those of functions, which have a number behind."""
+"""Checks the limits of a family. The states of each limit are at hand as _t0, _t1 ..., its step as _step0 ..., its
+quota as _quota0 ...; its state before is _x0 ..., after it _y0 ... All names that are not a step's own begin with an
+underscore."""
 
 _CHECK = """check(key, cost=1):
     if cost is not _one:
@@ -147,12 +148,12 @@ class _Among(NamedTuple):
         allowed, _limit, left, retry, reset, pressure, _quota, delay, *_taken = fields
         if allowed == "True":
             return [*self._passed(left, reset, pressure, delay), f"_y{self.number} = {state}", "break"]
-        return [*self._refused(left, retry, reset), *self._mended(state), "break"]
+        return [*self._refused(left, retry, reset), f"_y{self.number} = {state}", *self._mended(), "break"]
 
     def asked(self, call: str) -> list[str]:
         i, passed = self.number, self._passed("_d.remaining", "_d.reset_after_us", "_d.state", "_d.delay_us")
         lines = [f"_y{i}, _d = {call}", "if _d.allowed:", *_indented(passed)]
-        return [*lines, "else:", *_indented([*self._refused_as("_d"), *self._mended(f"_y{i}")]), "break"]
+        return [*lines, "else:", *_indented([*self._refused_as("_d"), *self._mended()]), "break"]
 
     def _passed(self, left: str, reset: str, pressure: str, delay: str) -> list[str]:
         i = self.number
@@ -166,9 +167,9 @@ class _Among(NamedTuple):
     def _refused_as(self, decision: str) -> list[str]:
         return self._refused(*[f"{decision}.{name}" for name in ("remaining", "retry_after_us", "reset_after_us")])
 
-    def _mended(self, state: str) -> list[str]:
+    def _mended(self) -> list[str]:
         i = self.number
-        return [f"if {state} is not _x{i} and _t{i}[key] is _x{i}: _t{i}[key] = {state}"] if not self.peeks else []
+        return [] if self.peeks else [f"if _y{i} is not _x{i} and _t{i}[key] is _x{i}: _t{i}[key] = _y{i}"]
 
     def lines(self, shape: StepShape) -> list[str]:
         """Return the lines that ask this limit: a loop that is left where the step would return, and never repeats."""
@@ -183,7 +184,8 @@ class _Among(NamedTuple):
 def _several_limits(shapes: Sequence[StepShape], *, peeks: bool, queues: bool) -> list[str]:
     """Return the lines that decide: what `headgate.core.plan.check`, or `look`, says of all limits together.
 
-    They describe the limit that `headgate.core.plan.combine` would.
+    All limits are asked, whatever the first ones say: what refuses must be known to tell which limit blocks longest. So
+    a refusal costs what an admission does. They describe the limit that `headgate.core.plan.combine` would.
     """
     numbers = range(len(shapes))
     lines = ["_refused = _retry = -1"]
