@@ -236,7 +236,7 @@ def observing(pace: Pace) -> Figure:
             def observe(request: Request) -> None:
                 began = perf_counter_ns()
                 deciding = perf_counter_ns()
-                recorder.ruled(ruling, request, perf_counter_ns() - deciding, "check")
+                recorder.ruled("check", ruling, request, perf_counter_ns() - deciding)
                 recorder.called("check", "allowed", perf_counter_ns() - began)
 
             requests = [request] * OBSERVED

@@ -22,7 +22,7 @@ class Recording:
     __slots__ = ("decided", "looked", "refunded", "was_reset")
 
     def __init__(self, recorder: Recorder, api: str) -> None:
-        self.decided = partial(recorder.ruled, api=api)
+        self.decided = partial(recorder.ruled, api)  # a keyword would cost every check a dict
         self.looked, self.refunded = recorder.looked, recorder.refunded
         self.was_reset = partial(recorder.was_reset, api=api)
 
