@@ -221,6 +221,17 @@ class TestVersions:
 
 
 class TestCatchingUp:
+    def test_the_same_rules_are_the_same_text(self, url: str) -> None:
+        """In whatever order things were made and changed: whoever compares two exports sees what differs."""
+
+        async def work(catalog: Catalog) -> None:
+            for name, limit in (("u3", 1), ("u2", 1), ("u1", 1), ("u2", 2)):
+                body = {"overrides": {"a": {"limit": limit}}}
+                await catalog.change([Operation(ObjectKind.USER, name, body)], ME)
+            assert list((await catalog.document()).document["users"]) == ["u1", "u2", "u3"]
+
+        on(url, lambda catalog: _after(catalog.apply(DOCUMENT, ME), work(catalog)))
+
     def test_a_change_of_many_takes_as_few_questions_as_one_of_a_few(self, url: str) -> None:
         """For who changes and for who follows: the time that 100,000 users take grows with their number, not faster."""
         asked: list[str] = []

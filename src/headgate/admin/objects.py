@@ -91,15 +91,18 @@ async def document_of(connection: AsyncConnection, with_users: set[str] | None =
     in_order = select(rules).order_by(rules.c.position, rules.c.id)
     stored = [of_row(ObjectKind.RULE, row) for row in (await connection.execute(in_order)).mappings()]
     document["rules"] = [each.written for each in stored]
-    document["tiers"] = {row.id: row.body for row in await connection.execute(select(tiers.c.id, tiers.c.body))}
+    document["tiers"] = await _bodies_of(connection, tiers)
     if with_users is None:
-        document["users"] = {row.id: row.body for row in await connection.execute(select(users.c.id, users.c.body))}
+        document["users"] = await _bodies_of(connection, users)
     else:
         found = await stored_of(connection, ObjectKind.USER, with_users)
         document["users"] = {name: each.body for name, each in found.items()}
-    for row in await connection.execute(select(settings.c.id, settings.c.body)):
-        document[row.id] = row.body
-    return document
+    return document | await _bodies_of(connection, settings)
+
+
+async def _bodies_of(connection: AsyncConnection, table: Table) -> dict[str, Any]:
+    """Return all bodies by id, in the order of ids, so that the same rules are the same text."""
+    return {row.id: row.body for row in await connection.execute(select(table.c.id, table.c.body).order_by(table.c.id))}
 
 
 async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Iterable[str]) -> dict[str, Stored]:

@@ -61,14 +61,14 @@ def expected_version(request: Request[Any, Any, Any]) -> int | None:
 
     ``If-Match`` names it, or with ``*`` says that there is one; ``If-None-Match: *`` says that there is none.
     """
-    if_match = request.headers.get("if-match", "").strip()
-    if_none_match = request.headers.get("if-none-match", "").strip()
-    if if_none_match:
-        if if_none_match != "*" or if_match:
+    if_match, if_none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if if_none_match is not None:
+        if if_none_match.strip() != "*" or if_match is not None:
             raise UsageError("If-None-Match is *, for something new, and then there is no If-Match")
         return 0
-    if not if_match:
+    if if_match is None:
         return None
+    if_match = if_match.strip()  # an empty one is refused: whoever sends it has lost the version, and does not know
     if if_match == "*":
         return ANY_VERSION
     found = _VERSION.fullmatch(if_match)
@@ -101,6 +101,8 @@ def decoded(raw: bytes) -> Any:
         return found
     except UnicodeDecodeError:
         raise UsageError("the body is not JSON: it is not UTF-8") from None
+    except RecursionError:
+        raise UsageError("the body is nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"the body is not JSON: {error}") from None
 
