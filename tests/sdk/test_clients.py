@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 from httpx import Headers
@@ -314,3 +315,26 @@ def test_something_else_than_headgate_is_not_taken_for_it(kind: str, monkeypatch
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class Garbage(grpc.GenericRpcHandler):
+    """Answers every call with what is not a message."""
+
+    def service(self, handler_call_details: Any) -> Any:  # noqa: ARG002  as grpcio calls it
+        return grpc.unary_unary_rpc_method_handler(lambda *_: b"\xff\xff\xff\xff")
+
+
+def test_over_grpc_either() -> None:
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[Garbage()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Client(f"grpc://127.0.0.1:{port}", timeout=30) as client:
+            ruling = client.check(ORDER)
+            assert (ruling.allowed, ruling.degraded) == (False, "outcome_unknown")
+            with pytest.raises(StoreError, match="not like Headgate"):
+                client.ready()
+            with pytest.raises(StoreError, match="not like Headgate"):
+                client.reset(ORDER)
+    finally:
+        server.stop(None).wait()

@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from benchmarks.clients.api import Api, headgate, serving
+from headgate import MemoryStore
 from headgate.core.errors import UsageError
 from headgate.sdk import AiohttpMiddleware, AsyncHttpxTransport, HttpxTransport, Pacer, RateLimited, RequestsAdapter
 from tests.sdk.simulation import STYLES
@@ -96,6 +97,15 @@ def empty() -> Iterator[Api]:
     with serving(headgate, "1/hour fixed_window") as api:
         httpx.get(f"{api.url}/x", headers={"Authorization": "used"})
         yield api
+
+
+def test_a_store_of_this_process_is_shared_though_it_is_empty() -> None:
+    headers = {"RateLimit-Policy": '"a";q=5;w=60', "RateLimit": '"a";r=4;t=60'}
+    store = MemoryStore()
+    inside = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers))
+    with httpx.Client(transport=HttpxTransport(inside, store=store)) as client:
+        assert [client.get("http://api.example/").status_code for _ in range(3)] == [200] * 3
+        assert len(store) == 1
 
 
 def test_a_request_that_would_wait_too_long_is_answered_without_being_sent(empty: Api) -> None:

@@ -45,14 +45,14 @@ class Paced:
                 clock.wait(ticket.event, step.until)
                 return None
             if isinstance(step, Call):
-                return store.run(step) if store else None
+                return store.run(step) if store is not None else None
             return send()
 
         return _told(drive(self.pacer.exchange(request, ticket, is_shared=store is not None), do), raises=self._raises)
 
     def close(self) -> None:
         """Release what the store holds."""
-        if self._store:
+        if self._store is not None:
             self._store.close()
 
 
@@ -73,7 +73,7 @@ class AsyncPaced:
                 await clock.wait_async(ticket.event, step.until)
                 return None
             if isinstance(step, Call):
-                return await store.run(step) if store else None
+                return await store.run(step) if store is not None else None
             return await send()
 
         flow = self.pacer.exchange(request, ticket, is_shared=store is not None)
@@ -81,7 +81,7 @@ class AsyncPaced:
 
     async def close(self) -> None:
         """Release what the store holds."""
-        if self._store:
+        if self._store is not None:
             await self._store.close()
 
 

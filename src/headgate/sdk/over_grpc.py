@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import msgspec
+from google.protobuf.message import DecodeError
 
 from headgate.core.errors import (
     InvalidCost,
@@ -198,7 +199,7 @@ class GrpcTransport:
     def _read(self, answer: bytes, kind: Any) -> Any:
         try:
             return kind.FromString(answer)
-        except ValueError as error:
+        except DecodeError as error:
             raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
 
 

@@ -34,6 +34,7 @@ RULES_SECONDS = 5.0
 RULES_SOON = 1.0
 """Seconds until the rules are asked for again that were never had."""
 _CLOSED = Circuit.CLOSED
+_NOT_AWAITED = Unanswered(Reason.OUTCOME_UNKNOWN, OutcomeUnknown("the client was closed before the answer came"), 1)
 _LOG = logging.getLogger("headgate.sdk")
 Send: TypeAlias = Callable[[Transport, Sequence["OpenQuestion"], float], Awaitable[Sequence[Any]]]
 """Asks a node something, in so many seconds; there is an outcome for each of those who wait."""
@@ -252,7 +253,7 @@ class Session:
     async def _asked(self, node: ServiceNode | None, waiting: list[OpenQuestion], send: Send) -> None:
         """Ask one node, and others if that one does not answer; all who wait are told."""
         tried: list[ServiceNode] = []
-        told: Any = self._not_asked("the client was closed")
+        told: Any = _NOT_AWAITED
         try:
             while node is not None and waiting:
                 told = await self._attempt(node, waiting, send)
