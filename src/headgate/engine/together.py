@@ -44,6 +44,8 @@ _Taking: TypeAlias = Generator[Sequence[Call], Sequence[Decision], bool]
 _Key: TypeAlias = tuple[object, ...]
 _Known: TypeAlias = dict[_Key, Decision]
 """What limits said, each to what it was last asked."""
+_PEEK, _CHECK, _REFUND = Verb.PEEK, Verb.CHECK, Verb.REFUND
+"""To look members up in their class takes longer than most of what is done with them."""
 
 
 def together(policy: Policy, parts: Iterable[JointRequest], now: int) -> JointFlow:
@@ -55,27 +57,28 @@ def together(policy: Policy, parts: Iterable[JointRequest], now: int) -> JointFl
     Raises InvalidRequest, InvalidKey, InvalidCost; before anything is asked.
     """
     asked = [_Asked(part, selected(policy, part, now)) for part in parts]
-    by_verb = {verb: [each for each in asked if each.verb is verb] for verb in (Verb.PEEK, Verb.CHECK, Verb.REFUND)}
     looked: _Known = {}
-    yield from _ask(Verb.PEEK, _groups(_charges(by_verb[Verb.PEEK], summed=False)), looked)
+    yield from _ask(_PEEK, _groups(_charges([each for each in asked if each.verb is _PEEK], summed=False)), looked)
     may_pass = all(decision.allowed for decision in looked.values()) and not any(each.is_denied for each in asked)
     taken: _Known = {}
-    charges = _charges(by_verb[Verb.CHECK])
+    charges = _charges([each for each in asked if each.verb is _CHECK])
     beyond = {_key(limit): cost for limit, cost in charges if cost > limit.quota.capacity}
     if beyond:
         allowed = yield from _looked_at(charges, beyond, taken)
     else:
         allowed = yield from _taken(_groups(charges), taken, may_pass=may_pass)
     returned: _Known = {}
-    refunds = [_Charge(limit, min(cost, limit.quota.capacity)) for limit, cost in _charges(by_verb[Verb.REFUND])]
-    yield from _ask(Verb.REFUND, _groups(refunds), returned)
-    known = {Verb.PEEK: looked, Verb.CHECK: taken, Verb.REFUND: returned}
+    refunds = [
+        _Charge(limit, min(cost, limit.quota.capacity))
+        for limit, cost in _charges([each for each in asked if each.verb is _REFUND])
+    ]
+    yield from _ask(_REFUND, _groups(refunds), returned)
     tried = [call for each in asked for call in each.shadow_calls(allowed=allowed)]
     decisions = iter((yield tried) if tried else ())
     rulings = []
     for each in asked:
         shadow = shadow_decisions(each.selection.shadow, islice(decisions, len(each.selection.shadow)))
-        decision = each.decision(known[each.verb])
+        decision = each.decision(looked if each.verb is _PEEK else taken if each.verb is _CHECK else returned)
         ruling = ruling_of(each.selection, decision, policy.version, shadow)
         reason = each.too_much(beyond) if beyond else ""
         rulings.append(msgspec.structs.replace(ruling, reason=reason or ruling.reason, is_joint=True))
@@ -89,7 +92,7 @@ class _Asked:
 
     def __init__(self, part: JointRequest, selection: Selection) -> None:
         self.selection, self.cost = selection, part.request.cost
-        self.verb = Verb.PEEK if not self.cost else Verb.REFUND if part.refund else Verb.CHECK
+        self.verb = _PEEK if not self.cost else _REFUND if part.refund else _CHECK
         self.is_denied = selection.verdict is Verdict.DENIED and not part.refund
 
     def decision(self, known: _Known) -> Decision | None:
@@ -99,15 +102,15 @@ class _Asked:
 
     def shadow_calls(self, *, allowed: bool) -> list[Call]:
         """Return the calls that ask its shadow rules; where the requests do not pass, they are only asked."""
-        verb = self.verb if allowed or self.verb is Verb.REFUND else Verb.PEEK
+        verb = self.verb if allowed or self.verb is _REFUND else _PEEK
         return [
-            Call(Verb.PEEK, limits.plan) if limits.too_small else Call(verb, limits.plan, self.cost or 1)
+            Call(_PEEK, limits.plan) if limits.too_small else Call(verb, limits.plan, self.cost or 1)
             for limits in self.selection.shadow
         ]
 
     def too_much(self, beyond: Mapping[_Key, int]) -> str:
         """Say which of its limits could never admit what is asked of it; empty if all could."""
-        if self.verb is Verb.CHECK:
+        if self.verb is _CHECK:
             for limit, rule in zip(self.selection.enforced.plan, self.selection.enforced.rules, strict=True):
                 if _key(limit) in beyond:
                     return f"rule {rule!r}: {too_large(beyond[_key(limit)], limit.quota)}"
@@ -177,7 +180,7 @@ def _groups(charges: Iterable[_Charge]) -> list[_Group]:
 def _looked_at(charges: Iterable[_Charge], beyond: Mapping[_Key, int], known: _Known) -> _Taking:
     """Look at all limits, some of which could never admit what is asked of them; nothing is taken."""
     asked = [_Charge(limit, min(cost, limit.quota.capacity)) for limit, cost in charges]
-    yield from _ask(Verb.PEEK, _groups(asked), known)
+    yield from _ask(_PEEK, _groups(asked), known)
     for key in beyond:
         known[key] = refused(known[key])
     return False
@@ -186,12 +189,12 @@ def _looked_at(charges: Iterable[_Charge], beyond: Mapping[_Key, int], known: _K
 def _taken(groups: Sequence[_Group], known: _Known, *, may_pass: bool) -> _Taking:
     """Take all charges, if they may pass and all limits admit them; says whether they did."""
     if not may_pass or len(groups) > 1:
-        yield from _ask(Verb.PEEK, groups, known)
+        yield from _ask(_PEEK, groups, known)
         if not may_pass or not all(decision.allowed for decision in known.values()):
             return False
     taken: list[tuple[_Group, Decision]] = []
     for group in groups:
-        (decision,) = yield (Call(Verb.CHECK, *group),)
+        (decision,) = yield (Call(_CHECK, *group),)
         _note(group.plan, decision, known)
         if not decision.allowed:
             yield from _make([refund_of(each.plan, by) for each, by in taken], known)

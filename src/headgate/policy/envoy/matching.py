@@ -189,6 +189,8 @@ class _Domain:
 
 
 _UNMATCHED = Match(MatchOutcome.UNMATCHED)
+_LIMITED, _CHECK = MatchOutcome.LIMITED, Verb.CHECK
+"""To look members up in their class takes longer than most of what is done with them."""
 
 
 def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
@@ -223,13 +225,13 @@ def _applied(rule: DescriptorRule, entries: Entries, hits: int, *, refund: bool)
     except InvalidKey as error:
         return _invalid(entries, str(error))
     limits = tuple([Limit(place, principal, quota) for place, quota in rule.counted])
-    return Match(MatchOutcome.LIMITED, limits, hits, refund, rule, entries)
+    return Match(_LIMITED, limits, hits, refund, rule, entries)
 
 
 def _call(match: Match) -> Call:
     if not match.hits:
         return Call(Verb.PEEK, match.limits)
-    return Call(Verb.REFUND if match.refund else Verb.CHECK, match.limits, match.hits)
+    return Call(Verb.REFUND if match.refund else _CHECK, match.limits, match.hits)
 
 
 @lru_cache(maxsize=10_000)
