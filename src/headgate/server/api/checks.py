@@ -114,7 +114,7 @@ class Checks:
             asked = question(request.body)
             if not asked.charge:
                 raise InvalidBody("the body does not say what to give back", ("/charge", f"is missing: {_CHARGE}"))
-            ruling = await self._refunds.refund(self._request(asked), asked.charge)
+            ruling = await self._refunds.refund(self._named(asked), asked.charge)
         except (UsageError, StoreError) as error:
             return self._failed("refund", error, began)
         self._called("refund", "allowed", perf_counter_ns() - began)
@@ -125,7 +125,7 @@ class Checks:
         began = perf_counter_ns()
         try:
             asked = question(request.body)
-            whose = self._request(asked)
+            whose = self._named(asked)
             is_whole = not (whose.rule_id or asked.has_endpoint)
             reset = await (self._resets.reset_all(whose) if is_whole else self._resets.reset(whose))
         except (UsageError, StoreError) as error:
@@ -157,24 +157,21 @@ class Checks:
                     ("/idempotency_key", "is the same as in the header, or only in one of them"),
                 )
             key = asked.idempotency_key
-        request = self._request(asked) if asked.request.rule_id else asked.request
+        request = self._named(asked) if asked.rule_id else asked
         if not asked.consume:
             return self._engine.peek(request)
         return self._engine.check_once(request, key) if key else self._engine.check(request)
 
-    def _request(self, asked: CheckQuestion) -> Request:
+    def _named(self, asked: CheckQuestion) -> Request:
         """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""
-        request = asked.request
-        if not request.rule_id:
-            return request
         policy = self._engine.policy
         if asked.exact:
-            refuse_unknown(policy, request.rule_id)
+            refuse_unknown(policy, asked.rule_id)
         if not asked.client_id:
-            return request
-        named = policy.request_of(asked.client_id, request.rule_id)
-        endpoint = request.endpoint if asked.has_endpoint else named.endpoint
-        return msgspec.structs.replace(request, principal=named.principal, endpoint=endpoint)
+            return asked
+        named = policy.request_of(asked.client_id, asked.rule_id)
+        endpoint = asked.endpoint if asked.has_endpoint else named.endpoint
+        return msgspec.structs.replace(asked, principal=named.principal, endpoint=endpoint)
 
     def _failed(
         self, api: str, error: UsageError | StoreError, began: int, asked: CheckQuestion | None = None

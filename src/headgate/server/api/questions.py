@@ -104,10 +104,9 @@ class InvalidBody(UsageError):
         self.errors, self.code = errors, code
 
 
-class CheckQuestion(msgspec.Struct, frozen=True, gc=False):
-    """What is asked, whatever form it had."""
+class CheckQuestion(Request, frozen=True, gc=False):
+    """A request, whatever form it had, and how it is asked about."""
 
-    request: Request
     consume: bool = True
     idempotency_key: str = ""
     timestamp: float | None = None
@@ -165,9 +164,9 @@ def question(body: bytes) -> CheckQuestion:
     if principal is not UNSET and endpoint is not UNSET and method is not UNSET:
         more = body.count(b":") - 3 - len(principal)
         if not more:  # these are all the members there are
-            return CheckQuestion(Request(principal, endpoint, method))
+            return CheckQuestion(principal, endpoint, method)
         if more == 1 and asked.cost is not UNSET:
-            return CheckQuestion(Request(principal, endpoint, method, _NOTHING, asked.cost))
+            return CheckQuestion(principal, endpoint, method, _NOTHING, asked.cost)
     return _with_more(asked, body)
 
 
@@ -198,7 +197,7 @@ def _with_more(asked: Members, body: bytes) -> CheckQuestion:
             principal[principal_name(dimension or _empty("dimension"))] = identifier or _empty("identifier")
     else:
         raise _not_of_a_form(asked)
-    request = Request(
+    return CheckQuestion(
         principal,
         "/" if endpoint is UNSET else endpoint,
         "" if method is UNSET else method,
@@ -207,9 +206,6 @@ def _with_more(asked: Members, body: bytes) -> CheckQuestion:
         "" if tier is UNSET else tier,
         "" if address is UNSET else address,
         "" if rule_id is UNSET else rule_id or _empty("rule_id"),
-    )
-    return CheckQuestion(
-        request,
         consume is not False,
         "" if key is UNSET or key is None else key or _empty("idempotency_key"),
         None if timestamp is UNSET else timestamp,

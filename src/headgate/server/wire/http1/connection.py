@@ -230,9 +230,9 @@ class Http1Connection:
     def outgoing(self) -> bytes:
         """Return what is to be sent, once."""
         parts = self._outgoing
-        if not parts:
-            return b""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(parts) == 1:
+            return parts.pop()
+        data = b"".join(parts)
         parts.clear()
         return data
 
