@@ -100,7 +100,8 @@ class Gateway:
         return self.get("/metrics", port=self.admin).body.decode()
 
     def metric(self, name: str) -> float:
-        found = [line.rpartition(" ")[2] for line in self.metrics().splitlines() if line.startswith(f"{name} ")]
+        lines = self.metrics().splitlines()
+        found = [line.rpartition(" ")[2] for line in lines if line.startswith((f"{name} ", f"{name}{{}} "))]
         return float(found[0]) if found else 0.0
 
     def started(self) -> Self:

@@ -12,13 +12,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
 
 from headgate.web.apikey import digest
 from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, minimal, upstream
@@ -145,13 +147,40 @@ def accepts(running: Gateway, kb: int) -> bool:
 
 
 def test_rules_and_keys_change_without_a_new_listener(running: Gateway) -> None:
-    draining = running.metric("envoy_listener_manager_total_listeners_draining")
+    def changes() -> float:
+        return running.metric("envoy_listener_manager_listener_in_place_updated")
+
+    before = changes()
     rules = {"rules": [{"id": "tight", "dimension": "ip", "limit": 1, "window": "1h", "endpoint": "/tight"}]}
     running.changed(rules={**RULES, "rules": [*RULES["rules"], *rules["rules"]]})
     until(lambda: running.get("/tight").status == 429, "the new rule refuses", SECONDS)
     running.changed(rules=RULES)
     until(lambda: running.get("/tight").status == 200, "it is gone", SECONDS)
-    assert running.metric("envoy_listener_manager_total_listeners_draining") == draining
+    assert changes() == before
+    running.changed(limits={"header_kb": 17})
+    until(lambda: changes() > before, "this is what changes it", SECONDS)
+    running.changed(limits={"header_kb": 16})
+
+
+def test_websockets_outlive_their_listener() -> None:
+    """However long requests get at the end: a change of the file is not the end."""
+
+    def echo(connection: ServerConnection) -> None:
+        for message in connection:
+            connection.send(message)
+
+    with serve(echo, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        threads.submit(server.serve_forever)
+        stack.callback(server.shutdown)
+        file = minimal(server.socket.getsockname()[1], drain="1s", access_log="off")
+        file["routes"][0]["websocket"] = True
+        with gateway(file) as found, connect(f"ws://127.0.0.1:{found.started().port}/") as client:
+            found.changed(limits={"header_kb": 20})
+            until(lambda: found.metric("envoy_listener_manager_total_filter_chains_draining") > 0, "it is old", SECONDS)
+            uptime = found.metric("envoy_server_uptime")
+            until(lambda: found.metric("envoy_server_uptime") > uptime + 2, "Envoy has run for longer", SECONDS)
+            client.send("still here")
+            assert client.recv(SECONDS) == "still here"
 
 
 def test_a_key_that_is_removed_is_refused_and_others_are_not(running: Gateway) -> None:

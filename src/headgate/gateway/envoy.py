@@ -31,6 +31,8 @@ _START_SECONDS = 30.0
 _APPLY_SECONDS = 10.0
 _LOOK_EVERY = 0.05
 _YOUNG, _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 5.0
+_OLD_LISTENER_SECONDS = 3600
+"""How long what is in progress at a listener may last that was replaced, or removed: WebSockets, long responses."""
 _DRAIN_NOTICE = 0.5
 """Seconds between telling clients on open connections to leave, and closing the ports."""
 _END_WITH_PARENT = f"""
@@ -238,7 +240,7 @@ class Envoy:
     def _command(self, file: Path) -> list[str]:
         gateway = self._gateway
         command = [program(), "-c", str(file), "--disable-hot-restart", "--drain-strategy", "immediate"]
-        command += ["--drain-time-s", str(max(1, int(gateway.drain_seconds))), "--log-level", "warning"]
+        command += ["--drain-time-s", str(_OLD_LISTENER_SECONDS), "--log-level", "warning"]
         command += ["--file-flush-interval-msec", "1000", "--log-format", _LOG_FORMATS[self._log_format]]
         return command + (["--concurrency", str(gateway.threads)] if gateway.threads else [])
 
