@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +93,28 @@ def test_a_task_without_a_key_fails_rather_than_running_unlimited(app: Celery) -
     with pytest.raises(CallRefused, match="does not say whom"):
         result.get(timeout=60)
     until(lambda: result.state == "FAILURE", "it has failed")
+
+
+def test_with_a_worker_of_its_own_and_redis_as_the_broker(redis: RedisServer) -> None:
+    address = f"redis://127.0.0.1:{redis.port}"
+    worker = [sys.executable, "-m", "celery", "-A", "tests.integrations.tasks", "worker", "--pool", "threads"]
+    told: Any = {
+        "env": {**os.environ, "HEADGATE_TEST_REDIS": address},
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
+    with (
+        subprocess.Popen([*worker, "-c", "2", "--without-gossip", "--without-mingle"], **told) as process,
+        Celery("far", broker=f"{address}/1", backend=f"{address}/1") as far,
+    ):
+        try:
+            results = [far.send_task("send-far", ("ada",)) for _ in range(4)]
+            ran = [result.get(timeout=120) for result in results]
+        finally:
+            process.terminate()
+    assert [user for user, _ in ran] == ["ada"] * 4
+    times = sorted(at for _, at in ran)
+    assert times[3] - times[0] > 0.5
 
 
 def test_called_as_a_function_or_eagerly_it_raises() -> None:
