@@ -117,6 +117,19 @@ def test_bad_tokens_are_left_to_headgate_unless_requests_may_pass_without_it(
     assert rule["requires"]["requires_any"]["requirements"] == [{"provider_name": "issuer-0"}, {passed: {}}]
 
 
+def test_a_server_is_asked_for_its_health_by_the_name_that_it_has(tmp_path: Path) -> None:
+    Authority(tmp_path, "authority")
+    check = {"health_check": {"path": "/healthz"}}
+    services = {
+        "named": {"endpoints": ["orders.internal:80", "10.0.0.5:80"], **check},
+        "v6": {"endpoints": ["[2001:db8::5]:80"], **check},
+        "tls": {"endpoints": ["10.0.0.5:443"], "tls": {"ca": "authority.pem", "name": "orders.example.com"}, **check},
+    }
+    _, resources = made(tmp_path, services=services, routes=[{"path": "/", "service": "tls"}])
+    asked = {each["name"]: each["health_checks"][0]["http_health_check"]["host"] for each in resources.clusters[:3]}
+    assert asked == {"named": "orders.internal", "v6": "[2001:db8::5]", "tls": "orders.example.com"}
+
+
 def test_what_envoy_refuses_is_told(tmp_path: Path) -> None:
     gateway, resources = made(tmp_path)
     whole = resources.whole(gateway, secret=False)

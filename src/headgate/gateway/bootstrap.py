@@ -175,7 +175,8 @@ def _service(service: UpstreamService) -> Json:
     cluster = _cluster(service.name, service.endpoints, is_http2=service.is_http2, tls=service.tls)
     cluster["connect_timeout"] = duration(service.connect_timeout)
     if service.health_check:
-        cluster["health_checks"] = [_health(service.health_check, is_http2=service.is_http2)]
+        host = service.tls.name if service.tls else service.endpoints[0].host
+        cluster["health_checks"] = [_health(service.health_check, host, is_http2=service.is_http2)]
         cluster["ignore_health_on_host_removal"] = True
     return cluster
 
@@ -256,13 +257,19 @@ def _transport(kind: str, context: Json) -> Json:
     return {"name": "envoy.transport_sockets.tls", "typed_config": {"@type": f"{_TLS}{kind}", **context}}
 
 
-def _health(check: HealthCheck, *, is_http2: bool) -> Json:
+def _health(check: HealthCheck, host: str, *, is_http2: bool) -> Json:
     return {
         "interval": duration(check.interval),
         "timeout": duration(check.timeout),
         "healthy_threshold": check.healthy_after,
         "unhealthy_threshold": check.unhealthy_after,
-        "http_health_check": {"path": check.path, "codec_client_type": "HTTP2" if is_http2 else "HTTP1"},
+        "http_health_check": {
+            "host": f"[{host}]"
+            if ":" in host
+            else host,  # else the name that the service has here, which it may never have heard of
+            "path": check.path,
+            "codec_client_type": "HTTP2" if is_http2 else "HTTP1",
+        },
     }
 
 
