@@ -236,7 +236,7 @@ def test_what_asks_nothing_is_an_invalid_argument(in_memory: Asking, message: by
 
 UNREADABLE = {
     "not UTF-8": asked("edge", [("user", "ada?")]).replace(b"ada?", b"ada\xff"),
-    "ends in the middle": b"\x0a\x09short",
+    "not a RateLimitRequest": b"\x0a\x09short",
     "more than 256 entries": asked("edge", [("user", "ada")] * 257),
     "more than 256 descriptors": asked("edge", *[IP] * 257),
 }

@@ -1,6 +1,6 @@
 """Writes the parts of Envoy's answer as they go over the wire. Fields that have their default are left out.
 
-Written by hand, as `decoding` is: most of an answer is the same as that of the answer before, and is prepared.
+Written by hand: most of an answer is the same as that of the answer before, and is prepared.
 """
 
 from __future__ import annotations
