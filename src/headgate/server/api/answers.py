@@ -55,6 +55,7 @@ _ALONE = _DECIDED.replace(b"<limits>", _ELEMENT)
 _ADMITTED = _ALONE.replace(b'"allowed":%b', b'"allowed":true').replace(b'"retry_after":%d', b'"retry_after":0')
 _REFUSED = _ALONE.replace(b'"allowed":%b', b'"allowed":false')
 _LINES = _JSON_LINE + b"x-ratelimit-limit: <limit>\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %d\r\n"
+_REFUSED_LINES = _LINES + b"%bretry-after: %d\r\ncache-control: no-store\r\n"
 _IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
 _NO_MORE = b'"shadow":[],"unmatched_principals":[]'
 _UNDECIDED = (
@@ -77,6 +78,8 @@ class LimitAnswer(msgspec.Struct, frozen=True, gc=False):
     """An element of `limits`, without what changes."""
     lines: bytes
     """The header, without the two numbers that change."""
+    refused_lines: bytes
+    """The same of a refusal, without its state and the wait."""
 
 
 class CheckAnswers:
@@ -92,6 +95,7 @@ class CheckAnswers:
     def __init__(self, reset_format: str = "epoch") -> None:
         self._writer = HeaderWriter(ResponseHeaders(ietf="off", reset_format=reset_format), as_line)
         self._is_epoch = reset_format == "epoch"
+        self._states = {state: as_line("X-RateLimit-State")(state) for state in Pressure} | {Pressure.NORMAL: b""}
         self._prepared = Prepared(self._prepare)
 
     def response(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> HttpResponse:
@@ -101,9 +105,16 @@ class CheckAnswers:
             return HttpResponse(200, self.body(ruling, now, refundable=refundable, exact=exact), (), _JSON_LINE)
         limit, reset_after = self._prepared.of(ruling.rule_id, decision.quota), decision.reset_after_us
         reset_at = -(-(now + reset_after) // SECOND)
-        lines = limit.lines % (decision.remaining, reset_at if self._is_epoch else -(-reset_after // SECOND))
-        if decision.state is not _NORMAL or decision.parts or decision.degraded or decision.delay_us:
-            lines = b"".join((lines, *self._writer.unusual(decision)))
+        left, reset = decision.remaining, reset_at if self._is_epoch else -(-reset_after // SECOND)
+        if decision.parts or decision.degraded or decision.delay_us:
+            lines = limit.lines % (left, reset) + b"".join(self._writer.unusual(decision))
+        elif decision.allowed:
+            lines = limit.lines % (left, reset)
+            if decision.state is not _NORMAL:
+                lines += self._states[decision.state]
+        else:
+            wait = -(-decision.retry_after_us // SECOND) or 1
+            lines = limit.refused_lines % (left, reset, self._states[decision.state], wait)
         body = self._decided(ruling, decision, limit, reset_at, now, refundable)
         return HttpResponse(200, _with_ruling(body, ruling) if exact else body, (), lines)
 
@@ -174,7 +185,7 @@ class CheckAnswers:
         def filled(template: bytes) -> bytes:
             return template.replace(b"<limits>", b"%b").replace(b"<limit>", limit).replace(b"<rule>", rule)
 
-        return LimitAnswer(*map(filled, (_ADMITTED, _REFUSED, _DECIDED, _ELEMENT, _LINES)))
+        return LimitAnswer(*map(filled, (_ADMITTED, _REFUSED, _DECIDED, _ELEMENT, _LINES, _REFUSED_LINES)))
 
 
 def _with_ruling(body: bytes, ruling: Ruling) -> bytes:
