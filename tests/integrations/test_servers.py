@@ -125,3 +125,17 @@ def test_websockets_streams_and_clients_that_go_away_under_uvicorn(redis: RedisS
                 assert b"X-RateLimit-Remaining".lower() in client.recv(65_536).lower()
         assert get(port, "gone")[0] == 429  # they went away, and have used what they asked for
         assert get(port, "still there")[0] == 200
+
+
+def test_uvicorn_does_not_start_an_application_that_nothing_limits(tmp_path: Path) -> None:
+    """It takes an exception alone for an application that has no lifespan, and would serve it."""
+    (tmp_path / "unlimited.py").write_text(
+        "from fastapi import FastAPI\n"
+        "from headgate.integrations.fastapi import RateLimitMiddleware\n"
+        "app = FastAPI()\n"
+        "app.add_middleware(RateLimitMiddleware)\n"
+    )
+    command = [sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(tmp_path), "unlimited:app"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode != 0
+    assert "RateLimitMiddleware limits nothing" in ended.stderr

@@ -118,10 +118,11 @@ class RateLimitMiddleware:
         peer = client[0] if client else None
         visit = Visit(gate, scope, peer, scope["headers"], path, scope.get("method", "GET"), self.present)
         scope[VISIT] = visit
-        if self.limits_of is None:
-            refusal = await gate.enter(visit, gate.budgets)
-        else:
+        refusal = None
+        if self.limits_of is not None:
             refusal = await gate.enter(visit, *self.limits_of(visit, scope))
+        elif gate.budgets:
+            refusal = await gate.enter(visit, gate.budgets)
         if kind == "websocket":
             await self._websocket(visit, refusal, scope, receive, send)
             return

@@ -158,7 +158,8 @@ async def _enter(connection: HTTPConnection, budgets: Sequence[Budget], route: s
         raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
     gate: Any = visit.gate
     for budget in budgets:
-        gate.know(budget)
+        if id(budget) not in gate.known:
+            gate.know(budget)
     refusal = await gate.enter(visit, budgets, route)
     if refusal is None:
         return

@@ -139,7 +139,8 @@ class Gatekeeping:
         if self._on_empty_key not in {"refuse", "address"}:
             raise InvalidSettings(f"on_empty_key is 'refuse' or 'address', not {short(self._on_empty_key)}")
         self._warned = False
-        self._known: dict[int, Budget] = {}
+        self.known: dict[int, Budget] = {}
+        """Budgets of routes that were checked, by identity; they are kept, so that no other gets it."""
         self.peers: dict[str | None, str] = {}
         """The keys of peers that came before, where nothing but the peer counts."""
         self.budgets = self.checked(*_budgets(settings))
@@ -159,9 +160,9 @@ class Gatekeeping:
 
     def know(self, budget: Budget) -> None:
         """Check a budget of a route when it is seen first; see `checked`."""
-        if id(budget) not in self._known:
+        if id(budget) not in self.known:
             self.checked(budget)
-            self._known[id(budget)] = budget  # kept, so that no other gets its identity
+            self.known[id(budget)] = budget
 
     def check_functions(self, *functions: Callable[..., Any]) -> None:
         """Refuse coroutine functions where nobody could wait for them."""

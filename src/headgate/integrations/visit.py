@@ -128,7 +128,10 @@ class Visit(msgspec.Struct, eq=False):
             question: Any = self._request(budget, cost, self.identity.principal)
         else:
             key = gate.peers.get(self.peer) or self._own_key()
-            names, family = budget.families[budget.name or self._name(route)]
+            name = budget.name
+            if not name and self._names is None:  # the first of its route
+                self._names, name = {route: 1}, name_of(route)
+            names, family = budget.families[name or self._name(route)]
             question = Question(names, cost, family, key)
         self._now = gate.clock.now()
         return Asked(budget, question)
