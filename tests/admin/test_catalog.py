@@ -221,6 +221,26 @@ class TestVersions:
 
 
 class TestCatchingUp:
+    @pytest.mark.parametrize("count", [3, 4, 5])
+    def test_what_is_done_a_few_at_a_time_is_whole(self, url: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Thousands are read and written in slices, so that decisions in the same process go on meanwhile."""
+        monkeypatch.setattr("headgate.admin.objects.AT_ONCE", 2)
+        users = {f"u{number}": {"overrides": {"a": {"limit": 7 + number}}} for number in range(count)}
+        changed = {name: {"overrides": {"a": {"limit": 99}}} for name in users}
+
+        async def work(catalog: Catalog) -> None:
+            for wanted in (users, changed, {}):
+                before = await catalog.revision()
+                done = await catalog.apply({**DOCUMENT, "users": wanted}, ME)
+                assert (await catalog.document()).document["users"] == wanted
+                changes = await catalog.changed_since(before)
+                assert changes is not None
+                assert len(changes.changes) == len(done.entries) >= count
+            async with catalog.database.reading() as connection:
+                assert not (await audit.verify(connection)).fault
+
+        on(url, lambda catalog: _after(catalog.apply({**DOCUMENT, "users": {}}, ME), work(catalog)))
+
     def test_the_same_rules_are_the_same_text(self, url: str) -> None:
         """In whatever order things were made and changed: whoever compares two exports sees what differs."""
 

@@ -10,14 +10,16 @@ digest that is kept elsewhere: `verify` says the last one, and accepts one that 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate.admin.objects import slices
 from headgate.admin.tables import audit, audit_start
 
 RETENTION_DAYS = 90
@@ -59,23 +61,23 @@ class AuditChain(NamedTuple):
 async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: Actor, revision: int, now: int) -> None:
     """Add entries, in the transaction of the change itself, which has made sure that no other writes meanwhile."""
     sequence, previous = await _end(connection)
+    common = {"at": now, "actor": actor.name, "request_id": actor.request_id, "reason": actor.reason}
+    for some in slices(entries):
+        rows = await asyncio.to_thread(_chained, some, {**common, "revision": revision}, sequence, previous)
+        await connection.execute(insert(audit), rows)
+        sequence, previous = rows[-1]["sequence"], rows[-1]["digest"]
+
+
+def _chained(
+    entries: Sequence[AuditEntry], common: dict[str, Any], sequence: int, previous: str
+) -> list[dict[str, Any]]:
+    """Return the rows of entries, each with the digest of the one before it."""
     rows = []
-    for entry in entries:
-        sequence += 1
-        row = {
-            "sequence": sequence,
-            "at": now,
-            "actor": actor.name,
-            **entry._asdict(),
-            "request_id": actor.request_id,
-            "reason": actor.reason,
-            "revision": revision,
-            "previous": previous,
-        }
+    for number, entry in enumerate(entries, sequence + 1):
+        row = {**common, "sequence": number, **entry._asdict(), "previous": previous}
         previous = row["digest"] = digest_of(row)
         rows.append(row)
-    if rows:
-        await connection.execute(insert(audit), rows)
+    return rows
 
 
 async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:

@@ -33,8 +33,9 @@ from headgate.admin.objects import (
     among,
     condition,
     document_of,
-    of_row,
     revision_number,
+    slices,
+    stored_columns,
     stored_of,
 )
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
@@ -127,10 +128,10 @@ class Catalog:
         table = TABLES[kind]
         column, conditions = table.c[sort.lstrip("-")], [condition(table, *each) for each in filters.items()]
         in_order = (column.desc() if sort.startswith("-") else column, table.c.id)
-        some = select(table).where(*conditions).order_by(*in_order).offset(offset).limit(limit)
+        some = select(*stored_columns(table)).where(*conditions).order_by(*in_order).offset(offset).limit(limit)
         async with self.database.reading() as connection:
             total = (await connection.execute(select(func.count()).select_from(table).where(*conditions))).scalar_one()
-            return [of_row(kind, row) for row in (await connection.execute(some)).mappings()], total
+            return [Stored(kind, *row) for row in await connection.execute(some)], total
 
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
         """Return all that something ever was, the newest first."""
@@ -418,7 +419,8 @@ class _Transaction:
             columns = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in changed[0]}
             replaced = update(table).where(table.c.id == columns.pop("id")).values(**columns)
             rows = [{f"new_{name}": value for name, value in row.items()} for row in changed]
-            await self._connection.execute(replaced, rows)
+            for some in slices(rows):
+                await self._connection.execute(replaced, some)
 
     async def _note_overrides(self, writes: Sequence[_Write], ruleset: Ruleset) -> None:
         of_users = [each.id for each in writes if each.kind is ObjectKind.USER and each.body is not None]
@@ -433,8 +435,8 @@ class _Transaction:
         await self._insert(overrides, rows)
 
     async def _insert(self, table: Table, rows: Sequence[Body]) -> None:
-        if rows:
-            await self._connection.execute(insert(table), rows)
+        for some in slices(rows):
+            await self._connection.execute(insert(table), some)
 
 
 def operations_between(present: Body, wanted: Body) -> list[Operation]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Table, Text, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -16,10 +16,13 @@ from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
 """What a rule has that does not say; filters look at it so. Fields not named here are empty then."""
+AT_ONCE = 5000
+"""Rows of one statement: whoever serves decisions in the same process waits for no more."""
 ANY_VERSION = -1
 """Stands for the version of something that has to exist, whatever its version is."""
 
 Body = dict[str, Any]
+T = TypeVar("T")
 
 
 class ObjectKind(StrEnum):
@@ -88,9 +91,8 @@ async def revision_number(connection: AsyncConnection) -> int:
 async def document_of(connection: AsyncConnection, with_users: set[str] | None = None) -> Body:
     """Return all that is in force as the data of a rules file; of users only some, if they are given."""
     document: Body = {"version": 1}
-    in_order = select(rules).order_by(rules.c.position, rules.c.id)
-    stored = [of_row(ObjectKind.RULE, row) for row in (await connection.execute(in_order)).mappings()]
-    document["rules"] = [each.written for each in stored]
+    in_order = select(*stored_columns(rules)).order_by(rules.c.position, rules.c.id)
+    document["rules"] = [Stored(ObjectKind.RULE, *row).written for row in await connection.execute(in_order)]
     document["tiers"] = await _bodies_of(connection, tiers)
     if with_users is None:
         document["users"] = await _bodies_of(connection, users)
@@ -102,15 +104,23 @@ async def document_of(connection: AsyncConnection, with_users: set[str] | None =
 
 async def _bodies_of(connection: AsyncConnection, table: Table) -> dict[str, Any]:
     """Return all bodies by id, in the order of ids, so that the same rules are the same text."""
-    return {row.id: row.body for row in await connection.execute(select(table.c.id, table.c.body).order_by(table.c.id))}
+    found, some = dict[str, Any](), select(table.c.id, table.c.body).order_by(table.c.id).limit(AT_ONCE)
+    rows = (await connection.execute(some)).all()
+    while rows:
+        found |= {row.id: row.body for row in rows}
+        rows = (await connection.execute(some.where(table.c.id > rows[-1].id))).all() if len(rows) == AT_ONCE else ()
+    return found
 
 
 async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Iterable[str]) -> dict[str, Stored]:
     """Return what is in force of one kind, by id, as far as it is named; rules in their order."""
     table = TABLES[kind]
     in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
-    wanted = select(table).where(among(connection, table.c.id, names)).order_by(*in_order)
-    return {row["id"]: of_row(kind, row) for row in (await connection.execute(wanted)).mappings()}
+    found, columns = dict[str, Stored](), stored_columns(table)
+    for some in [list(names)] if table is rules else slices(list(names)):  # the order is that of all rules
+        wanted = select(*columns).where(among(connection, table.c.id, some)).order_by(*in_order)
+        found |= {row[0]: Stored(kind, *row) for row in await connection.execute(wanted)}
+    return found
 
 
 def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
@@ -129,9 +139,14 @@ def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
     return equal
 
 
-def of_row(kind: ObjectKind, row: Mapping[Any, Any]) -> Stored:
-    """Return what a row says."""
-    return Stored(kind, row["id"], row["body"], row["version"], row["created_at"], row["updated_at"])
+def stored_columns(table: Table) -> list[Column[Any]]:
+    """Return the columns that a `Stored` has besides its kind."""
+    return [table.c[name] for name in Stored._fields if name != "kind"]
+
+
+def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Return a few at a time: what is done with thousands must let others do something in between."""
+    return (items[at : at + AT_ONCE] for at in range(0, len(items), AT_ONCE))
 
 
 def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]) -> ColumnElement[bool]:
