@@ -47,7 +47,7 @@ def transition(quota: Quota) -> Transition:
             debt = ahead = tat - now
             if ahead < 0:
                 debt = ahead = fraction = 0
-            elif written_under != limit or mark | 1 != warn_mark or ahead > far or kept != capacity:
+            elif written_under != limit or kept != capacity or ahead > far or mark > warn_mark or mark < calm_mark:
                 return any_state(state, cost, now, since)
             elif not plain:
                 debt = ahead * gain + fraction if exact else _owed(counting, ahead, fraction)

@@ -56,7 +56,7 @@ def _steady(quota: Quota) -> Transition:
         else:
             used, at, written_under, mark = state
             elapsed = now - at
-            if elapsed < 0 or written_under != limit or mark | 1 != warn_mark:
+            if elapsed < 0 or written_under != limit or mark > warn_mark or mark < calm_mark:
                 return any_state(state, cost, now, since)
             if plain:
                 level = used - elapsed

@@ -213,7 +213,7 @@ class MemoryStore:
             after, decision = quota.step(state, cost, now)
             if after is state:
                 return decision
-            states = self._place(found, quota, now + decision.reset_after_us)
+            states = self._place(found, quota, decision, now)
             if at in states and states[at] is state:
                 states[at] = after
                 return decision
@@ -240,8 +240,8 @@ class MemoryStore:
             changed = [index for index, new in enumerate(after) if new is not before[index]]
             if not changed:
                 return decision
-            void = [now + part.reset_after_us for part in decision.limits]
-            tables = [self._place(found[index], plan[index].quota, void[index]) for index in changed]
+            told = decision.limits
+            tables = [self._place(found[index], plan[index].quota, told[index], now) for index in changed]
             keys = [found[index][1] for index in changed]
             if _replaced(tables, keys, [before[index] for index in changed], [after[index] for index in changed]):
                 return decision
@@ -271,15 +271,15 @@ class MemoryStore:
             overflow = self._overflow[shape] = _Table(shape, shared=True)
         return overflow, hash((space, principal)) % _OVERFLOW_STATES
 
-    def _place(self, found: _Found, quota: Quota, void: int) -> dict[Principal | int, State]:
+    def _place(self, found: _Found, quota: Quota, told: Decision, now: int) -> dict[Principal | int, State]:
         """Return the states among which that of `found` is now, or ought to be.
 
-        A new one is noted for clearing; `void` is when it will mean that nothing is used.
+        A new one is noted for clearing, when nothing counts as used any more by what its limit `told`.
         """
         table, at, state = found
         if at in table.states:
             return table.states
-        due, tables = self._due_after(void), self._tables
+        due, tables = self._due_after(now + told.reset_after_us), self._tables
         if not table.shared:
             table = tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
         due.append((table, at, quota))
