@@ -19,7 +19,7 @@ from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.plan import Call
 from headgate.core.quota import SECOND, Quota
-from headgate.sdk.pacing import Answer, Outgoing, Pacer, Refusal, Send
+from headgate.sdk.pacing import Incoming, Outgoing, Pacer, Send, WaitTooLong
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Pause
 
@@ -59,7 +59,7 @@ class Server:
     seen: int = 0
     refused: int = 0
 
-    def answer(self, now: int) -> Answer:
+    def answer(self, now: int) -> Incoming:
         now += self.skew_us
         self.state, decision = self.quota.step(self.state, 1, now)
         self.seen += 1
@@ -68,7 +68,7 @@ class Server:
         if not decision.allowed:
             fields.append(("Retry-After", str(max(1, seconds(decision.retry_after_us)))))
         fields.append(("Date", formatdate(now // SECOND, usegmt=True)))
-        return Answer(200 if decision.allowed else 429, fields, None)
+        return Incoming(200 if decision.allowed else 429, fields, None)
 
     def take(self, now: int) -> None:
         """Count a request of somebody else, if it passes."""
@@ -229,4 +229,4 @@ class Fleet:
 
     @property
     def failed(self) -> Iterable[Any]:
-        return [each for each in self.outcomes if isinstance(each, Refusal) or each.status != 200]
+        return [each for each in self.outcomes if isinstance(each, WaitTooLong) or each.status != 200]

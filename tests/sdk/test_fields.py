@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.sdk.fields import LONGEST_US, MOST, SECOND, Announced, Notice, Reset, read
+from headgate.sdk.fields import LONGEST_US, MOST, SECOND, Announced, Notice, ResetTime, read
 
 NOW = 1_790_000_000 * SECOND
 MINUTE = 60 * SECOND
@@ -19,24 +19,24 @@ def limits(**fields: str) -> tuple[Announced, ...]:
 @pytest.mark.parametrize(
     ("text", "reset"),
     [
-        ("37", Reset(37 * SECOND)),
-        ("1.5", Reset(1_500_000, is_coarse=False)),
-        ("0", Reset(0)),
-        ("-3", Reset(0)),
-        ("1800000037", Reset(1_800_000_037 * SECOND, is_absolute=True)),
-        ("1800000037250", Reset(1_800_000_037_250_000, is_absolute=True, is_coarse=False)),
-        ("1800000037250000", Reset(1_800_000_037_250_000, is_absolute=True, is_coarse=False)),
-        ("2027-01-15T08:00:37Z", Reset(1_800_000_037 * SECOND, is_absolute=True)),
-        ("Fri, 15 Jan 2027 08:00:37 GMT", Reset(1_800_000_037 * SECOND, is_absolute=True)),
-        ("1s", Reset(SECOND)),
-        ("6m0s", Reset(360 * SECOND)),
-        ("20ms", Reset(20_000, is_coarse=False)),
-        ("1h2m3.5s", Reset(3_723_500_000, is_coarse=False)),
-        ("37, 38", Reset(38 * SECOND)),
-        ("999999999", Reset(LONGEST_US)),
+        ("37", ResetTime(37 * SECOND)),
+        ("1.5", ResetTime(1_500_000, is_coarse=False)),
+        ("0", ResetTime(0)),
+        ("-3", ResetTime(0)),
+        ("1800000037", ResetTime(1_800_000_037 * SECOND, is_absolute=True)),
+        ("1800000037250", ResetTime(1_800_000_037_250_000, is_absolute=True, is_coarse=False)),
+        ("1800000037250000", ResetTime(1_800_000_037_250_000, is_absolute=True, is_coarse=False)),
+        ("2027-01-15T08:00:37Z", ResetTime(1_800_000_037 * SECOND, is_absolute=True)),
+        ("Fri, 15 Jan 2027 08:00:37 GMT", ResetTime(1_800_000_037 * SECOND, is_absolute=True)),
+        ("1s", ResetTime(SECOND)),
+        ("6m0s", ResetTime(360 * SECOND)),
+        ("20ms", ResetTime(20_000, is_coarse=False)),
+        ("1h2m3.5s", ResetTime(3_723_500_000, is_coarse=False)),
+        ("37, 38", ResetTime(38 * SECOND)),
+        ("999999999", ResetTime(LONGEST_US)),
     ],
 )
-def test_a_reset_is_understood_in_whichever_way_it_is_written(text: str, reset: Reset) -> None:
+def test_a_reset_is_understood_in_whichever_way_it_is_written(text: str, reset: ResetTime) -> None:
     assert limits(X_RateLimit_Limit="10", X_RateLimit_Remaining="4", X_RateLimit_Reset=text) == (
         Announced("", 10, None, 4, reset),
     )
@@ -55,8 +55,8 @@ def test_the_fields_of_the_draft_list_all_limits_with_their_windows() -> None:
         X_RateLimit_Remaining="3",
     )
     assert found == (
-        Announced("burst", 20, SECOND, 19, Reset(SECOND)),
-        Announced('daily, "all";:c2VjcmV0:', 5000, 86400 * SECOND, 4999, Reset(18 * SECOND)),
+        Announced("burst", 20, SECOND, 19, ResetTime(SECOND)),
+        Announced('daily, "all";:c2VjcmV0:', 5000, 86400 * SECOND, 4999, ResetTime(18 * SECOND)),
     )
 
 
@@ -74,7 +74,7 @@ def test_the_fields_of_the_draft_list_all_limits_with_their_windows() -> None:
     ],
 )
 def test_older_drafts_say_the_same(fields: dict[str, str]) -> None:
-    assert limits(**fields) == (Announced("", 10, MINUTE, 4, Reset(7 * SECOND)),)
+    assert limits(**fields) == (Announced("", 10, MINUTE, 4, ResetTime(7 * SECOND)),)
 
 
 def test_github_names_the_resource() -> None:
@@ -85,7 +85,7 @@ def test_github_names_the_resource() -> None:
         x_ratelimit_used="1",
         x_ratelimit_resource="core",
     )
-    assert found == (Announced("core", 5000, None, 4999, Reset(1_800_000_000 * SECOND, is_absolute=True)),)
+    assert found == (Announced("core", 5000, None, 4999, ResetTime(1_800_000_000 * SECOND, is_absolute=True)),)
 
 
 def test_openai_has_limits_of_several_kinds() -> None:
@@ -98,14 +98,14 @@ def test_openai_has_limits_of_several_kinds() -> None:
         x_ratelimit_reset_tokens="6m0s",
     )
     assert found == (
-        Announced("requests", 60, None, 59, Reset(SECOND)),
-        Announced("tokens", 150000, None, 149984, Reset(360 * SECOND)),
+        Announced("requests", 60, None, 59, ResetTime(SECOND)),
+        Announced("tokens", 150000, None, 149984, ResetTime(360 * SECOND)),
     )
 
 
 def test_other_dialects() -> None:
     assert limits(x_rate_limit_limit="15", x_rate_limit_remaining="14", x_rate_limit_reset="1800000000") == (
-        Announced("", 15, None, 14, Reset(1_800_000_000 * SECOND, is_absolute=True)),
+        Announced("", 15, None, 14, ResetTime(1_800_000_000 * SECOND, is_absolute=True)),
     )
     assert limits(X_RateLimit_Limit_Minute="10", X_RateLimit_Remaining_Minute="9") == (
         Announced("minute", 10, MINUTE, 9),
@@ -114,14 +114,14 @@ def test_other_dialects() -> None:
         anthropic_ratelimit_requests_limit="50",
         anthropic_ratelimit_requests_remaining="49",
         anthropic_ratelimit_requests_reset="2027-01-15T08:00:00Z",
-    ) == (Announced("requests", 50, None, 49, Reset(1_800_000_000 * SECOND, is_absolute=True)),)
+    ) == (Announced("requests", 50, None, 49, ResetTime(1_800_000_000 * SECOND, is_absolute=True)),)
     assert limits(
         X_RateLimit_Limit="5",
         X_RateLimit_Remaining="0",
         X_RateLimit_Reset="1800000000",
         X_RateLimit_Reset_After="1.25",
         X_RateLimit_Bucket="abcd",
-    ) == (Announced("abcd", 5, None, 0, Reset(1_250_000, is_coarse=False)),)
+    ) == (Announced("abcd", 5, None, 0, ResetTime(1_250_000, is_coarse=False)),)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from benchmarks.clients.measuring import ideal
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND, Quota
-from headgate.sdk.pacing import MOST_ALLOWANCES, MOST_ORIGINS, MOST_ROUTES, Answer, Outgoing, Pacer, Refusal, Send
+from headgate.sdk.pacing import MOST_ALLOWANCES, MOST_ORIGINS, MOST_ROUTES, Incoming, Outgoing, Pacer, Send, WaitTooLong
 from headgate.waiting import Pause
 from tests.sdk.simulation import START, STYLES, Fleet, Server, Ticket, World, request
 
@@ -20,17 +20,17 @@ WINDOWED = ("headgate", "ietf", "draft_7")
 """Styles that tell the window."""
 
 
-def told(*fields: tuple[str, str], status: int = 200) -> Answer:
-    return Answer(status, fields, None)
+def told(*fields: tuple[str, str], status: int = 200) -> Incoming:
+    return Incoming(status, fields, None)
 
 
 class Says:
     """A server that says the same to everybody, or the next of several things, the last of them for good."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Incoming) -> None:
         self.answers, self.times = list(answers), list[int]()
 
-    def answer(self, now: int) -> Answer:
+    def answer(self, now: int) -> Incoming:
         self.times.append(now)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
@@ -107,7 +107,7 @@ def test_what_others_use_is_left_to_them(style: str) -> None:
     server = Server(quota, STYLES[style])
 
     class Busy:
-        def answer(self, now: int) -> Answer:
+        def answer(self, now: int) -> Incoming:
             server.take(now)
             return server.answer(now)
 
@@ -147,7 +147,7 @@ def test_only_what_is_safe_is_sent_again(
     outcome = exchanged(Pacer(clock=world), world, server, asked)
     assert len(server.times) == sent
     if sent == 1:
-        assert isinstance(outcome, Refusal)
+        assert isinstance(outcome, WaitTooLong)
         assert outcome.answer
         assert outcome.answer.status == 429
     else:
@@ -168,7 +168,7 @@ def test_only_what_is_safe_is_sent_again(
         (told(status=500), False),
     ],
 )
-def test_what_is_a_refusal_for_the_sake_of_a_limit(answer: Answer, *, is_refusal: bool) -> None:
+def test_what_is_a_refusal_for_the_sake_of_a_limit(answer: Incoming, *, is_refusal: bool) -> None:
     world = World()
     server = Says(answer, told())
     exchanged(Pacer(clock=world), world, server, request())
@@ -181,12 +181,12 @@ def test_a_refusal_for_longer_than_the_caller_waits_is_returned_at_once() -> Non
     pacer = Pacer(max_wait=60, clock=world)
     start = world.ticks()
     outcome = exchanged(pacer, world, server, request())
-    assert isinstance(outcome, Refusal)
+    assert isinstance(outcome, WaitTooLong)
     assert outcome.answer
     assert outcome.retry_after_us >= 61 * SECOND
     assert world.ticks() - start < SECOND
     again = exchanged(pacer, world, server, request())  # known by now: not even sent
-    assert isinstance(again, Refusal)
+    assert isinstance(again, WaitTooLong)
     assert again.answer is None
     assert len(server.times) == 1
     world.after(62 * SECOND + SECOND, lambda: None)
@@ -198,7 +198,7 @@ def test_a_server_that_refuses_for_ever_is_asked_ever_more_rarely_and_only_as_of
     world = World()
     server = Says(told(status=429))
     outcome = exchanged(Pacer(max_wait=1000, retries=5, clock=world, jitter=lambda: 0.0), world, server, request())
-    assert isinstance(outcome, Refusal)
+    assert isinstance(outcome, WaitTooLong)
     gaps = [after - before for before, after in zip(server.times, server.times[1:], strict=False)]
     assert len(gaps) == 5
     assert all(gap >= SECOND << place for place, gap in enumerate(gaps))
@@ -239,7 +239,7 @@ def test_no_server_crashes_a_client_keeps_it_too_long_or_makes_it_spin(
     answers: list[tuple[int, list[tuple[str, str]]]], *, shared: bool
 ) -> None:
     world = World()
-    server = Says(*(Answer(status, fields, None) for status, fields in answers))
+    server = Says(*(Incoming(status, fields, None) for status, fields in answers))
     pacer = Pacer(max_wait=20, clock=world)
     outcomes: list[Any] = []
     longest = 0
@@ -275,7 +275,7 @@ def test_limits_of_github_are_kept_apart_by_resource() -> None:
 
     assert exchanged(pacer, world, of("core", 29), request(path="/repos/a")).status == 200
     assert exchanged(pacer, world, of("search", 0), request(path="/search/code")).status == 200
-    assert isinstance(exchanged(pacer, world, of("search", 0), request(path="/search/users")), Refusal)
+    assert isinstance(exchanged(pacer, world, of("search", 0), request(path="/search/users")), WaitTooLong)
     assert exchanged(pacer, world, of("core", 28), request(path="/repos/b")).status == 200
 
 
@@ -285,13 +285,13 @@ def test_credentials_and_hosts_have_limits_of_their_own() -> None:
     empty = Says(told(("X-RateLimit-Limit", "1"), ("X-RateLimit-Remaining", "0"), ("X-RateLimit-Reset", "600")))
     ada, bob = request(authorization="Bearer ada"), request(authorization="Bearer bob")
     assert exchanged(pacer, world, empty, ada).status == 200
-    assert isinstance(exchanged(pacer, world, empty, ada), Refusal)
+    assert isinstance(exchanged(pacer, world, empty, ada), WaitTooLong)
     assert exchanged(pacer, world, empty, bob).status == 200
     elsewhere = Outgoing("GET", "http://other", "/orders", ada.headers, is_replayable=True)
     assert exchanged(pacer, world, empty, elsewhere).status == 200
     together = Pacer(max_wait=5, clock=world, key=lambda _: "all")
     assert exchanged(together, world, empty, ada).status == 200
-    assert isinstance(exchanged(together, world, empty, bob), Refusal)
+    assert isinstance(exchanged(together, world, empty, bob), WaitTooLong)
 
 
 def test_who_gives_up_leaves_the_line_to_the_next() -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.core.address import IpAddress, key_of
-from headgate.web.address import MAX_HOPS, AddressReader, Finding, parse
+from headgate.web.address import MAX_HOPS, AddressFinding, AddressReader, parse
 from headgate.web.errors import InvalidSettings
 
 CLIENT = "203.0.113.9"
@@ -35,41 +35,41 @@ def appended(reader: AddressReader, address: str) -> bytes:
     return address.encode() if reader.header == b"x-forwarded-for" else f'for="{address}"'.encode()
 
 
-TABLE: list[tuple[str | None, list[str], str, Finding]] = [
+TABLE: list[tuple[str | None, list[str], str, AddressFinding]] = [
     # peer, lines, key, finding
-    (PROXY, [CLIENT], CLIENT, Finding.HEADER),
-    (PROXY, [f"6.6.6.6, {CLIENT}"], CLIENT, Finding.HEADER),
-    (PROXY, ["6.6.6.6", CLIENT], CLIENT, Finding.HEADER),
-    (PROXY, [f"{CLIENT}, 10.2.3.4, 2001:db8:53::7"], CLIENT, Finding.HEADER),
-    (PROXY, [f"{CLIENT}, ::ffff:10.2.3.4"], CLIENT, Finding.HEADER),
-    (f"::ffff:{PROXY}", [CLIENT], CLIENT, Finding.HEADER),
-    (PROXY, [f"::ffff:{CLIENT}"], CLIENT, Finding.HEADER),
-    (PROXY, [f"{CLIENT}:4711"], CLIENT, Finding.HEADER),
-    (PROXY, ["[2001:db8:9:9::1]:80"], "2001:db8:9:9::/64", Finding.HEADER),
-    (PROXY, ["10.9.9.9, 10.8.8.8"], "10.9.9.9", Finding.HEADER),
-    ("198.51.100.1", [CLIENT], "198.51.100.1", Finding.UNTRUSTED_PEER),
-    ("198.51.100.1", [], "198.51.100.1", Finding.UNTRUSTED_PEER),
-    (None, [CLIENT], "unknown", Finding.UNTRUSTED_PEER),
-    ("", [CLIENT], "unknown", Finding.UNTRUSTED_PEER),
-    ("/run/app.sock", [CLIENT], "unknown", Finding.UNTRUSTED_PEER),
-    (PROXY, [], PROXY, Finding.ABSENT),
-    (PROXY, ["", " , "], PROXY, Finding.ABSENT),
-    (PROXY, ["unknown"], PROXY, Finding.MALFORMED),
-    (PROXY, [f"{CLIENT}, unknown"], PROXY, Finding.MALFORMED),
-    (PROXY, [f"{CLIENT},"], PROXY, Finding.MALFORMED),
-    (PROXY, [f"{CLIENT}, garbage, 10.7.7.7"], "10.7.7.7", Finding.MALFORMED),
-    (PROXY, [f"garbage, {CLIENT}"], CLIENT, Finding.HEADER),
-    (PROXY, ["\xff\xfe"], PROXY, Finding.MALFORMED),
-    (PROXY, [f"{CLIENT}" + ", 10.1.1.1" * MAX_HOPS], "10.1.1.1", Finding.TOO_LONG),
-    (PROXY, [f"{CLIENT}" + ", 10.1.1.1" * (MAX_HOPS - 1)], CLIENT, Finding.HEADER),
-    (PROXY, [CLIENT + f",{' ' * 400}10.1.1.1" * 12], "10.1.1.1", Finding.TOO_LONG),
-    (PROXY, ["x" * 5000], PROXY, Finding.MALFORMED),
+    (PROXY, [CLIENT], CLIENT, AddressFinding.HEADER),
+    (PROXY, [f"6.6.6.6, {CLIENT}"], CLIENT, AddressFinding.HEADER),
+    (PROXY, ["6.6.6.6", CLIENT], CLIENT, AddressFinding.HEADER),
+    (PROXY, [f"{CLIENT}, 10.2.3.4, 2001:db8:53::7"], CLIENT, AddressFinding.HEADER),
+    (PROXY, [f"{CLIENT}, ::ffff:10.2.3.4"], CLIENT, AddressFinding.HEADER),
+    (f"::ffff:{PROXY}", [CLIENT], CLIENT, AddressFinding.HEADER),
+    (PROXY, [f"::ffff:{CLIENT}"], CLIENT, AddressFinding.HEADER),
+    (PROXY, [f"{CLIENT}:4711"], CLIENT, AddressFinding.HEADER),
+    (PROXY, ["[2001:db8:9:9::1]:80"], "2001:db8:9:9::/64", AddressFinding.HEADER),
+    (PROXY, ["10.9.9.9, 10.8.8.8"], "10.9.9.9", AddressFinding.HEADER),
+    ("198.51.100.1", [CLIENT], "198.51.100.1", AddressFinding.UNTRUSTED_PEER),
+    ("198.51.100.1", [], "198.51.100.1", AddressFinding.UNTRUSTED_PEER),
+    (None, [CLIENT], "unknown", AddressFinding.UNTRUSTED_PEER),
+    ("", [CLIENT], "unknown", AddressFinding.UNTRUSTED_PEER),
+    ("/run/app.sock", [CLIENT], "unknown", AddressFinding.UNTRUSTED_PEER),
+    (PROXY, [], PROXY, AddressFinding.ABSENT),
+    (PROXY, ["", " , "], PROXY, AddressFinding.ABSENT),
+    (PROXY, ["unknown"], PROXY, AddressFinding.MALFORMED),
+    (PROXY, [f"{CLIENT}, unknown"], PROXY, AddressFinding.MALFORMED),
+    (PROXY, [f"{CLIENT},"], PROXY, AddressFinding.MALFORMED),
+    (PROXY, [f"{CLIENT}, garbage, 10.7.7.7"], "10.7.7.7", AddressFinding.MALFORMED),
+    (PROXY, [f"garbage, {CLIENT}"], CLIENT, AddressFinding.HEADER),
+    (PROXY, ["\xff\xfe"], PROXY, AddressFinding.MALFORMED),
+    (PROXY, [f"{CLIENT}" + ", 10.1.1.1" * MAX_HOPS], "10.1.1.1", AddressFinding.TOO_LONG),
+    (PROXY, [f"{CLIENT}" + ", 10.1.1.1" * (MAX_HOPS - 1)], CLIENT, AddressFinding.HEADER),
+    (PROXY, [CLIENT + f",{' ' * 400}10.1.1.1" * 12], "10.1.1.1", AddressFinding.TOO_LONG),
+    (PROXY, ["x" * 5000], PROXY, AddressFinding.MALFORMED),
 ]
 
 
 @pytest.mark.parametrize(("peer", "lines", "key", "finding"), TABLE)
 def test_the_first_untrusted_address_from_the_right_is_the_client(
-    peer: str | None, lines: list[str], key: str, finding: Finding
+    peer: str | None, lines: list[str], key: str, finding: AddressFinding
 ) -> None:
     found = XFF.read(peer, xff(*lines))
     assert (found.key, found.finding) == (key, finding)
@@ -78,15 +78,17 @@ def test_the_first_untrusted_address_from_the_right_is_the_client(
 @pytest.mark.parametrize(
     ("hops", "line", "key", "finding"),
     [
-        (1, f"6.6.6.6, {CLIENT}", CLIENT, Finding.HEADER),
-        (2, f"6.6.6.6, {CLIENT}, 10.0.0.2", CLIENT, Finding.HEADER),
-        (2, f"{CLIENT}, unknown", CLIENT, Finding.HEADER),
-        (2, CLIENT, "198.51.100.1", Finding.SHORT),
-        (2, f"unknown, {CLIENT}", "198.51.100.1", Finding.MALFORMED),
-        (1, "", "198.51.100.1", Finding.ABSENT),
+        (1, f"6.6.6.6, {CLIENT}", CLIENT, AddressFinding.HEADER),
+        (2, f"6.6.6.6, {CLIENT}, 10.0.0.2", CLIENT, AddressFinding.HEADER),
+        (2, f"{CLIENT}, unknown", CLIENT, AddressFinding.HEADER),
+        (2, CLIENT, "198.51.100.1", AddressFinding.SHORT),
+        (2, f"unknown, {CLIENT}", "198.51.100.1", AddressFinding.MALFORMED),
+        (1, "", "198.51.100.1", AddressFinding.ABSENT),
     ],
 )
-def test_with_hops_the_nth_from_the_right_is_the_client(hops: int, line: str, key: str, finding: Finding) -> None:
+def test_with_hops_the_nth_from_the_right_is_the_client(
+    hops: int, line: str, key: str, finding: AddressFinding
+) -> None:
     found = AddressReader("x-forwarded-for", hops=hops).read("198.51.100.1", xff(line))
     assert (found.key, found.finding) == (key, finding)
 
@@ -94,16 +96,16 @@ def test_with_hops_the_nth_from_the_right_is_the_client(hops: int, line: str, ke
 @pytest.mark.parametrize(
     ("values", "key", "finding"),
     [
-        ([CLIENT], CLIENT, Finding.HEADER),
-        ([f" [::ffff:{CLIENT}]:1 "], CLIENT, Finding.HEADER),
-        ([f"6.6.6.6, {CLIENT}"], PROXY, Finding.MALFORMED),
-        (["6.6.6.6", CLIENT], PROXY, Finding.REPEATED),
-        (["", CLIENT], PROXY, Finding.REPEATED),
-        ([""], PROXY, Finding.ABSENT),
-        ([], PROXY, Finding.ABSENT),
+        ([CLIENT], CLIENT, AddressFinding.HEADER),
+        ([f" [::ffff:{CLIENT}]:1 "], CLIENT, AddressFinding.HEADER),
+        ([f"6.6.6.6, {CLIENT}"], PROXY, AddressFinding.MALFORMED),
+        (["6.6.6.6", CLIENT], PROXY, AddressFinding.REPEATED),
+        (["", CLIENT], PROXY, AddressFinding.REPEATED),
+        ([""], PROXY, AddressFinding.ABSENT),
+        ([], PROXY, AddressFinding.ABSENT),
     ],
 )
-def test_a_header_with_one_address_has_one(values: list[str], key: str, finding: Finding) -> None:
+def test_a_header_with_one_address_has_one(values: list[str], key: str, finding: AddressFinding) -> None:
     reader = AddressReader("X-Real-IP", TRUSTED)
     found = reader.read(PROXY, [(b"X-Real-Ip", value.encode()) for value in values])
     assert (found.key, found.finding) == (key, finding)
@@ -122,7 +124,7 @@ def test_forwarded_is_read_as_rfc_7239_has_it() -> None:
 
 def test_by_default_no_header_counts() -> None:
     found = AddressReader().read("198.51.100.1", xff("6.6.6.6"))
-    assert (found.key, found.finding, found.is_suspect) == ("198.51.100.1", Finding.PEER, False)
+    assert (found.key, found.finding, found.is_suspect) == ("198.51.100.1", AddressFinding.PEER, False)
     assert found.client == found.peer
 
 
@@ -149,8 +151,8 @@ def test_the_whole_address_and_wider_networks_are_known_too() -> None:
     )
 
 
-@pytest.mark.parametrize("finding", Finding)
-def test_what_was_wrong_is_worth_a_counter(finding: Finding) -> None:
+@pytest.mark.parametrize("finding", AddressFinding)
+def test_what_was_wrong_is_worth_a_counter(finding: AddressFinding) -> None:
     rows = {row[3]: row for row in TABLE}
     if finding in rows:
         peer, lines, _, _ = rows[finding]

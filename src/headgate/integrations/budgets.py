@@ -217,7 +217,7 @@ def check_order(endpoints: Iterable[Any]) -> None:
             raise UsageError(f"{name} is a route without its limit: put that below the decorator of the route")
 
 
-class Question(msgspec.Struct, frozen=True, gc=False):
+class QuotaQuestion(msgspec.Struct, frozen=True, gc=False):
     """What a counter is asked: a key of a family or, for several, a plan; and how much is taken."""
 
     names: tuple[str, ...]
@@ -269,7 +269,7 @@ class Counter(_Counts):
         self._store = store
         self._bound: dict[Family, Check] = {}
 
-    def check(self, question: Question) -> Ruling:
+    def check(self, question: QuotaQuestion) -> Ruling:
         """Take the cost from all limits if all admit it, else from none. Raises InvalidCost and InvalidKey."""
         family = question.family
         if family is None:
@@ -280,12 +280,12 @@ class Counter(_Counts):
         decision, names = check(question.key, question.cost), question.names
         return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, (), True)
 
-    def give_back(self, question: Question, ruling: Ruling) -> Ruling:
+    def give_back(self, question: QuotaQuestion, ruling: Ruling) -> Ruling:
         """Give back what a ruling on a question took."""
         with _refund_of(question, ruling) as refund:
             return question.ruling(refund.done(self._store.run(refund.call)))
 
-    def reset(self, question: Question) -> None:
+    def reset(self, question: QuotaQuestion) -> None:
         """Forget what was used."""
         self._store.run(Call(Verb.RESET, question.plan))
 
@@ -302,7 +302,7 @@ class AsyncCounter(_Counts):
         self._store = store
         self._bound: dict[Family, AsyncCheck] = {}
 
-    async def check(self, question: Question) -> Ruling:
+    async def check(self, question: QuotaQuestion) -> Ruling:
         """See `Counter.check`."""
         family = question.family
         if family is None:
@@ -312,12 +312,12 @@ class AsyncCounter(_Counts):
             check = _kept(self._bound, family, self._store.bind(family))
         return question.ruling(await check(question.key, question.cost))
 
-    async def give_back(self, question: Question, ruling: Ruling) -> Ruling:
+    async def give_back(self, question: QuotaQuestion, ruling: Ruling) -> Ruling:
         """See `Counter.give_back`."""
         with _refund_of(question, ruling) as refund:
             return question.ruling(refund.done(await self._store.run(refund.call)))
 
-    async def reset(self, question: Question) -> None:
+    async def reset(self, question: QuotaQuestion) -> None:
         """See `Counter.reset`."""
         await self._store.run(Call(Verb.RESET, question.plan))
 
@@ -334,7 +334,7 @@ def _kept(bound: dict[Family, T], family: Family, check: T) -> T:
     return check
 
 
-def _refund_of(question: Question, ruling: Ruling) -> Refund:
+def _refund_of(question: QuotaQuestion, ruling: Ruling) -> Refund:
     if ruling.decision is None:
         raise UsageError("only what a counter decided can be given back to it")
     return Refund(question.plan, ruling.decision)

@@ -19,7 +19,7 @@ from headgate.engine import AsyncEngine, Engine, Ruling
 from headgate.engine.verbs import Rules
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Answers, Refusal
-from headgate.integrations.budgets import AsyncCounter, Budget, Counter, Question, Quotas, QuotasOfKey
+from headgate.integrations.budgets import AsyncCounter, Budget, Counter, QuotaQuestion, Quotas, QuotasOfKey
 from headgate.integrations.visit import DEFAULT, UNREADABLE, EmptyKey, Flow, T, Visit
 from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
@@ -172,7 +172,7 @@ class Gatekeeping:
             if not self.is_async and inspect.iscoroutinefunction(function):
                 raise InvalidSettings(f"{function!r} is a coroutine function, and this application is synchronous")
 
-    def question(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> Question | Request:
+    def question(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> QuotaQuestion | Request:
         """Return what names the limits of a key, for a reset."""
         if self.by_rules:
             dimension, _, value = key.partition(":")
@@ -185,7 +185,7 @@ class Gatekeeping:
         if not found:
             raise UsageError(f"there is no budget {name!r} for all routes: say which limits it has")
         plan = sum([family.plan(key) for family in found], ())
-        return Question((name,) * len(plan), 1, joined=plan)
+        return QuotaQuestion((name,) * len(plan), 1, joined=plan)
 
     def forget(self, key: str, name: str, limits: Quotas | None) -> Any:
         """Begin a reset; returns what may have to be waited for."""

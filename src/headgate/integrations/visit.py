@@ -19,7 +19,7 @@ from headgate.core.errors import CostTooLarge, InvalidKey, UsageError
 from headgate.core.numbers import short
 from headgate.engine import Ruling
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, Question, name_of
+from headgate.integrations.budgets import Budget, QuotaQuestion, name_of
 from headgate.policy.request import USER, InvalidRequest, Request
 from headgate.policy.selection import Verdict
 from headgate.web.address import UNKNOWN
@@ -132,7 +132,7 @@ class Visit(msgspec.Struct, eq=False):
             if not name and self._names is None:  # the first of its route
                 self._names, name = {route: 1}, name_of(route)
             names, family = budget.families[name or self._name(route)]
-            question = Question(names, cost, family, key)
+            question = QuotaQuestion(names, cost, family, key)
         self._now = gate.clock.now()
         return Asked(budget, question)
 
@@ -249,7 +249,7 @@ class Visit(msgspec.Struct, eq=False):
                 key = (yield from self._key(budget)) if budget.key or self.gate.key else self._own_key()
                 quotas = (yield budget.limits(key)) if callable(budget.limits) else None
                 names, family = budget.named(budget.name or self._name(route), quotas)
-                question = Question(names, cost, family, key)
+                question = QuotaQuestion(names, cost, family, key)
                 earlier = (*self._asked, *enforced, *(shadows if budget.shadow else ()))
                 if earlier and _is_asked(budget, question, earlier):
                     continue
@@ -314,19 +314,19 @@ class Visit(msgspec.Struct, eq=False):
         return Request(*about, cost=cost, tier=tier, address=address, rule_id=budget.rule or "")
 
 
-def _is_asked(budget: Budget, question: Question, earlier: Iterable[Asked]) -> bool:
+def _is_asked(budget: Budget, question: QuotaQuestion, earlier: Iterable[Asked]) -> bool:
     """Whether a question is asked already, on the same terms: a budget that a router and a route share counts once."""
     alike = [each for each in earlier if each.question.cost == question.cost and each.budget.has_terms_of(budget)]
     places = {limit[:2] for each in alike for limit in each.question.plan}
     return all(limit[:2] in places for limit in question.plan)
 
 
-def _joined(enforced: Iterable[Asked], budget: Budget, question: Question) -> bool:
+def _joined(enforced: Iterable[Asked], budget: Budget, question: QuotaQuestion) -> bool:
     """Whether a question could be made part of an earlier one: nothing that comes later tells them apart."""
     for earlier in enforced:
         first = earlier.question
         if budget.is_final and earlier.budget.is_final and first.cost == question.cost:
             plan, names = first.plan + question.plan, first.names + question.names
-            earlier.question = Question(names, first.cost, joined=plan)
+            earlier.question = QuotaQuestion(names, first.cost, joined=plan)
             return True
     return False

@@ -15,7 +15,7 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from aiohttp.payload import BytesPayload
 
 from headgate.sdk.edges import AsyncPaced
-from headgate.sdk.pacing import Answer, Outgoing, Pacer, RateLimited, Refusal
+from headgate.sdk.pacing import Incoming, Outgoing, Pacer, RateLimited, WaitTooLong
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
 
@@ -44,15 +44,15 @@ class AiohttpMiddleware:
         """Send a request when the limits allow it."""
         refused: list[ClientResponse] = []
 
-        async def send() -> Answer:
+        async def send() -> Incoming:
             while refused:
                 refused.pop().close()
             response = await handler(request)
             refused.append(response)
-            return Answer(response.status, response.headers.items(), response)
+            return Incoming(response.status, response.headers.items(), response)
 
         outcome = await self._paced.exchange(_outgoing(request), send)
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, WaitTooLong):
             raise RateLimited(outcome.retry_after_us / 1_000_000)
         response: ClientResponse = outcome.response
         return response

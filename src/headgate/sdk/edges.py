@@ -12,7 +12,7 @@ from headgate.core.numbers import short
 from headgate.core.plan import Call
 from headgate.core.quota import SECOND
 from headgate.flows import drive, drive_async
-from headgate.sdk.pacing import Answer, Outgoing, Pacer, RateLimited, Refusal, Step
+from headgate.sdk.pacing import Incoming, Outgoing, Pacer, RateLimited, Step, WaitTooLong
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
@@ -36,11 +36,11 @@ class Paced:
         self._raises = raises
         self._store = None if store is None else open_resilient_store(store)
 
-    def exchange(self, request: Outgoing, send: Callable[[], Answer]) -> Answer | Refusal:
+    def exchange(self, request: Outgoing, send: Callable[[], Incoming]) -> Incoming | WaitTooLong:
         """Have `send` called when the limits allow it."""
         ticket, clock, store = ThreadTicket(), self.pacer.clock, self._store
 
-        def do(step: Step) -> Decision | Answer | None:
+        def do(step: Step) -> Decision | Incoming | None:
             if isinstance(step, Pause):
                 clock.wait(ticket.event, step.until)
                 return None
@@ -64,11 +64,11 @@ class AsyncPaced:
         self._raises = raises
         self._store = None if store is None else open_resilient_async_store(store)
 
-    async def exchange(self, request: Outgoing, send: Callable[[], Awaitable[Answer]]) -> Answer | Refusal:
+    async def exchange(self, request: Outgoing, send: Callable[[], Awaitable[Incoming]]) -> Incoming | WaitTooLong:
         """Have `send` called when the limits allow it. Cancelling leaves the line."""
         ticket, clock, store = TaskTicket(), self.pacer.clock, self._store
 
-        async def do(step: Step) -> Decision | Answer | None:
+        async def do(step: Step) -> Decision | Incoming | None:
             if isinstance(step, Pause):
                 await clock.wait_async(ticket.event, step.until)
                 return None
@@ -85,7 +85,7 @@ class AsyncPaced:
             await self._store.close()
 
 
-def own_answer(refusal: Refusal) -> tuple[Headers, bytes]:
+def own_answer(refusal: WaitTooLong) -> tuple[Headers, bytes]:
     """Return headers and body of the 429 that stands for a request that was not sent."""
     seconds = -(-refusal.retry_after_us // SECOND)
     body = msgspec.json.encode(
@@ -106,9 +106,9 @@ def own_answer(refusal: Refusal) -> tuple[Headers, bytes]:
     return headers, body
 
 
-def _told(outcome: Answer | Refusal, *, raises: bool) -> Answer | Refusal:
+def _told(outcome: Incoming | WaitTooLong, *, raises: bool) -> Incoming | WaitTooLong:
     """Return the answer, be it a refusal of the server, or the refusal of what was not sent."""
-    if not isinstance(outcome, Refusal):
+    if not isinstance(outcome, WaitTooLong):
         return outcome
     if raises:
         raise RateLimited(outcome.retry_after_us / SECOND, outcome.answer and outcome.answer.response)

@@ -55,7 +55,7 @@ _PARAMETER = re.compile(
 _PAIR = re.compile(r"\s*(limit|remaining|reset)\s*=\s*([0-9]{1,15})\s*(?:;[^,]*)?")
 
 
-class Reset(NamedTuple):
+class ResetTime(NamedTuple):
     """When a limit is as if nothing had been used: so many microseconds after the answer, or at a time since 1970."""
 
     us: int
@@ -75,7 +75,7 @@ class Announced(NamedTuple):
     """Microseconds in which all of them come back."""
     remaining: int | None = None
     """Units that are left."""
-    reset: Reset | None = None
+    reset: ResetTime | None = None
 
 
 class Notice(NamedTuple):
@@ -121,7 +121,7 @@ def _standard(found: dict[str, str]) -> tuple[Announced, ...]:
     text = found.get("ratelimit", "")
     pairs = dict(_PAIR.findall(text))
     if "remaining" in pairs:
-        reset = Reset(_bounded(int(pairs["reset"]) * SECOND)) if "reset" in pairs else None
+        reset = ResetTime(_bounded(int(pairs["reset"]) * SECOND)) if "reset" in pairs else None
         limit = int(pairs["limit"]) if "limit" in pairs else None
         return (Announced("", limit, _window(found, limit), int(pairs["remaining"]), reset),)
     limits: dict[str, Announced] = {}
@@ -132,7 +132,7 @@ def _standard(found: dict[str, str]) -> tuple[Announced, ...]:
     for name, parameters in _items(text):
         whole = _name(name, parameters)
         known, after = limits.get(whole, Announced(whole)), _seconds(parameters, "t")
-        reset = None if after is None else Reset(after)
+        reset = None if after is None else ResetTime(after)
         limits[whole] = known._replace(remaining=_whole(parameters, "r"), reset=reset)
     return tuple(limits.values())
 
@@ -230,7 +230,7 @@ def _microseconds(text: str) -> int | None:
     return -us if sign == "-" else us
 
 
-def _reset(text: str, *, is_delta: bool) -> Reset | None:
+def _reset(text: str, *, is_delta: bool) -> ResetTime | None:
     """Return when a limit is reset, in whatever way it is written; of several, the latest of one kind."""
     found = [reset for reset in (_one_reset(part, is_delta=is_delta) for part in _parts(text)) if reset]
     return max(found, key=lambda reset: (reset.is_absolute, reset.us), default=None)
@@ -240,28 +240,28 @@ def _parts(text: str) -> list[str]:
     return [text] if text[:1].isalpha() else text.split(",")  # a date has a comma of its own
 
 
-def _one_reset(text: str, *, is_delta: bool) -> Reset | None:
+def _one_reset(text: str, *, is_delta: bool) -> ResetTime | None:
     text = text.strip()
     us = _microseconds(text)
     if us is None:
         return _timed(text)
     is_coarse = "." not in text
     if is_delta or us < 10**9 * SECOND:
-        return Reset(_bounded(us), is_coarse=is_coarse)
+        return ResetTime(_bounded(us), is_coarse=is_coarse)
     for digits, divisor in ((17, 10**9), (14, 10**6), (11, 1000)):
         if us >= 10**digits * SECOND:
-            return Reset(us // divisor, is_absolute=True, is_coarse=False)
-    return Reset(us, is_absolute=True, is_coarse=is_coarse)
+            return ResetTime(us // divisor, is_absolute=True, is_coarse=False)
+    return ResetTime(us, is_absolute=True, is_coarse=is_coarse)
 
 
-def _timed(text: str) -> Reset | None:
+def _timed(text: str) -> ResetTime | None:
     """Return a reset that is a duration with units, or a date."""
     parts = _DURATION.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         us = sum(float(number) * _UNITS_US[unit] for number, unit in parts)
-        return Reset(_bounded(round(us)), is_coarse=text.endswith("s") and us >= SECOND and us % SECOND == 0)
+        return ResetTime(_bounded(round(us)), is_coarse=text.endswith("s") and us >= SECOND and us % SECOND == 0)
     at = _date(text)
-    return None if at is None else Reset(at, is_absolute=True)
+    return None if at is None else ResetTime(at, is_absolute=True)
 
 
 def _date(text: str) -> int | None:

@@ -17,7 +17,7 @@ from typing import Self
 import httpx
 
 from headgate.sdk.edges import STATUS, AsyncPaced, Paced, own_answer
-from headgate.sdk.pacing import Answer, Outgoing, Pacer, Refusal
+from headgate.sdk.pacing import Incoming, Outgoing, Pacer, WaitTooLong
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
 
@@ -50,7 +50,7 @@ class HttpxTransport(httpx.BaseTransport):
         """Send a request when the limits allow it."""
         refused: list[httpx.Response] = []
 
-        def send() -> Answer:
+        def send() -> Incoming:
             while refused:
                 refused.pop().close()
             response = self._transport.handle_request(request)
@@ -96,7 +96,7 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         """Send a request when the limits allow it."""
         refused: list[httpx.Response] = []
 
-        async def send() -> Answer:
+        async def send() -> Incoming:
             while refused:
                 await refused.pop().aclose()
             response = await self._transport.handle_async_request(request)
@@ -135,12 +135,12 @@ def _outgoing(request: httpx.Request) -> Outgoing:
     )
 
 
-def _answer(response: httpx.Response) -> Answer:
-    return Answer(response.status_code, response.headers.multi_items(), response)
+def _answer(response: httpx.Response) -> Incoming:
+    return Incoming(response.status_code, response.headers.multi_items(), response)
 
 
-def _response(outcome: Answer | Refusal, request: httpx.Request) -> httpx.Response:
-    if isinstance(outcome, Refusal):
+def _response(outcome: Incoming | WaitTooLong, request: httpx.Request) -> httpx.Response:
+    if isinstance(outcome, WaitTooLong):
         headers, body = own_answer(outcome)
         return httpx.Response(STATUS, headers=headers, content=body, request=request)
     response: httpx.Response = outcome.response

@@ -77,10 +77,10 @@ class Outgoing:
 
 
 class Send(NamedTuple):
-    """A step of a flow: to send the request. Its outcome is an `Answer`."""
+    """A step of a flow: to send the request. Its outcome is an `Incoming`."""
 
 
-class Answer(NamedTuple):
+class Incoming(NamedTuple):
     """What came back."""
 
     status: int
@@ -89,16 +89,16 @@ class Answer(NamedTuple):
     """As the HTTP library has it."""
 
 
-class Refusal(NamedTuple):
+class WaitTooLong(NamedTuple):
     """What a flow returns where a limit keeps a request for longer than it may wait."""
 
     retry_after_us: int
-    answer: Answer | None = None
+    answer: Incoming | None = None
     """The server's; None if the request was not sent, since the answer was known."""
 
 
 Step = Pause | Call | Send
-Flow = Generator[Step, Decision | Answer | None, Answer | Refusal]
+Flow = Generator[Step, Decision | Incoming | None, Incoming | WaitTooLong]
 KeyOf = Callable[[Outgoing], str]
 
 
@@ -141,12 +141,12 @@ class Pacer:
         give_up = clock.ticks() + round(self.max_wait * SECOND)
         may_repeat = request.is_replayable and (request.method in IDEMPOTENT or "idempotency-key" in request.headers)
         left = self.retries if may_repeat else 0
-        answer: Answer | None = None
+        answer: Incoming | None = None
         origin = self._origin(request)
         route = _segment(request.path)
         while True:
             sent = yield from self._turn(origin, route, ticket, give_up, is_shared=is_shared)
-            if isinstance(sent, Refusal):
+            if isinstance(sent, WaitTooLong):
                 return sent._replace(answer=answer)
             try:
                 came = yield Send()
@@ -168,12 +168,12 @@ class Pacer:
             if not refused:
                 return answer
             if not left:
-                return Refusal(max(1, origin.ready_at(route, now, is_shared=False) - now), answer)
+                return WaitTooLong(max(1, origin.ready_at(route, now, is_shared=False) - now), answer)
             left -= 1
 
     def _turn(
         self, origin: _Origin, route: str, ticket: Ticket, give_up: int, *, is_shared: bool
-    ) -> Generator[Step, Decision | Answer | None, _Sending | Refusal]:
+    ) -> Generator[Step, Decision | Incoming | None, _Sending | WaitTooLong]:
         """Wait until a request may be sent, behind those who wait already."""
         clock, line = self.clock, f"{origin.key} {route}"
         self._lines.join(line, ticket)
@@ -200,7 +200,7 @@ class Pacer:
                         if ready_at <= now:
                             return origin.send(route, now)
                 if ready_at > give_up or now >= give_up:
-                    return Refusal(max(ready_at - now, 1))
+                    return WaitTooLong(max(ready_at - now, 1))
                 yield Pause(max(ready_at, now + 1) if is_head else give_up)
         finally:
             self._lines.leave(line, ticket)
@@ -434,7 +434,7 @@ def _segment(path: str) -> str:
     return path.partition("?")[0].lstrip("/").partition("/")[0][:64]
 
 
-def _answer(came: Decision | Answer | None) -> Answer:
-    if not isinstance(came, Answer):
+def _answer(came: Decision | Incoming | None) -> Incoming:
+    if not isinstance(came, Incoming):
         raise TypeError("the driver must send the answer to a request")
     return came

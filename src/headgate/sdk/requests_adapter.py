@@ -17,7 +17,7 @@ from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3 import HTTPResponse
 
 from headgate.sdk.edges import STATUS, Paced, own_answer
-from headgate.sdk.pacing import Answer, Outgoing, Pacer, Refusal
+from headgate.sdk.pacing import Incoming, Outgoing, Pacer, WaitTooLong
 from headgate.stores.base import Store
 
 
@@ -58,15 +58,15 @@ class RequestsAdapter(BaseAdapter):
         """Send a request when the limits allow it."""
         refused: list[requests.Response] = []
 
-        def send() -> Answer:
+        def send() -> Incoming:
             while refused:
                 refused.pop().close()
             response = self._adapter.send(request, stream, timeout, verify, cert, proxies)
             refused.append(response)
-            return Answer(response.status_code, _fields(response), response)
+            return Incoming(response.status_code, _fields(response), response)
 
         outcome = self._paced.exchange(_outgoing(request), send)
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, WaitTooLong):
             return _own(request, outcome)
         response: requests.Response = outcome.response
         return response
@@ -77,7 +77,7 @@ class RequestsAdapter(BaseAdapter):
         self._paced.close()
 
 
-def _own(request: requests.PreparedRequest, refusal: Refusal) -> requests.Response:
+def _own(request: requests.PreparedRequest, refusal: WaitTooLong) -> requests.Response:
     headers, body = own_answer(refusal)
     raw = HTTPResponse(
         BytesIO(body), dict(headers), STATUS, reason="Too Many Requests", preload_content=False, decode_content=False

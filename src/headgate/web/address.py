@@ -48,7 +48,7 @@ _IPV4 = int(AF_INET)
 _LISTS = {b"x-forwarded-for": plain_elements, b"forwarded": forwarded_elements}
 
 
-class Finding(StrEnum):
+class AddressFinding(StrEnum):
     """How an address was found."""
 
     PEER = "peer"
@@ -71,8 +71,8 @@ class Finding(StrEnum):
     """A trusted proxy told it apart from what its client sent."""
 
 
-_ATTESTED = Finding.ATTESTED  # to look it up in its class takes as long as the rest
-_Found: TypeAlias = tuple[IpAddress | None, Finding]
+_ATTESTED = AddressFinding.ATTESTED  # to look it up in its class takes as long as the rest
+_Found: TypeAlias = tuple[IpAddress | None, AddressFinding]
 
 
 class ClientAddress(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +84,7 @@ class ClientAddress(msgspec.Struct, frozen=True, gc=False):
     """The whole address; None if it is not known (a Unix socket)."""
     peer: IpAddress | None
     """Who opened the connection."""
-    finding: Finding
+    finding: AddressFinding
 
     @property
     def text(self) -> str:
@@ -94,7 +94,12 @@ class ClientAddress(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_suspect(self) -> bool:
         """Whether something was wrong with the header; worth a counter."""
-        return self.finding in {Finding.SHORT, Finding.REPEATED, Finding.MALFORMED, Finding.TOO_LONG}
+        return self.finding in {
+            AddressFinding.SHORT,
+            AddressFinding.REPEATED,
+            AddressFinding.MALFORMED,
+            AddressFinding.TOO_LONG,
+        }
 
     def network(self, ipv6_prefix: int) -> str:
         """Return the key of a wider network, such as the /48, for a second, higher limit."""
@@ -155,7 +160,7 @@ class AddressReader:
     def read_values(self, peer: str | None, values: Sequence[bytes]) -> ClientAddress:
         """Do the same, given the values of `header`, in order."""
         node = parse(peer) if peer else None
-        client, finding = self._find(node, values) if self.header else (node, Finding.PEER)
+        client, finding = self._find(node, values) if self.header else (node, AddressFinding.PEER)
         key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
         return ClientAddress(key, client, node, finding)
 
@@ -170,10 +175,10 @@ class AddressReader:
 
     def _find(self, peer: IpAddress | None, values: Sequence[bytes]) -> _Found:
         if not self.hops and peer not in self._networks:
-            return peer, Finding.UNTRUSTED_PEER
+            return peer, AddressFinding.UNTRUSTED_PEER
         text, was_cut = right_end(values)
         if not text.strip(" \t,") and not was_cut:
-            return peer, Finding.ABSENT
+            return peer, AddressFinding.ABSENT
         elements = _LISTS.get(self.header)
         if elements is None:
             return _single(peer, values)
@@ -184,29 +189,29 @@ class AddressReader:
     def _counted(self, peer: IpAddress | None, elements: Iterator[str]) -> _Found:
         nearest = list(islice(elements, self.hops))
         if len(nearest) < self.hops:
-            return peer, Finding.SHORT
+            return peer, AddressFinding.SHORT
         address = parse(nearest[-1])
-        return (peer, Finding.MALFORMED) if address is None else (address, Finding.HEADER)
+        return (peer, AddressFinding.MALFORMED) if address is None else (address, AddressFinding.HEADER)
 
     def _walked(self, peer: IpAddress | None, elements: Iterator[str], *, was_cut: bool) -> _Found:
         vouched = peer
         for element in islice(elements, MAX_HOPS):
             address = parse(element)
             if address is None:
-                return vouched, Finding.MALFORMED
+                return vouched, AddressFinding.MALFORMED
             vouched = address
             if address not in self._networks:
-                return address, Finding.HEADER
+                return address, AddressFinding.HEADER
         if was_cut or next(elements, None) is not None:
-            return vouched, Finding.TOO_LONG
-        return vouched, Finding.HEADER
+            return vouched, AddressFinding.TOO_LONG
+        return vouched, AddressFinding.HEADER
 
 
 def _single(peer: IpAddress | None, values: Sequence[bytes]) -> _Found:
     if len(values) != 1:
-        return peer, Finding.REPEATED
+        return peer, AddressFinding.REPEATED
     address = parse(values[0].decode("latin-1"))
-    return (peer, Finding.MALFORMED) if address is None else (address, Finding.HEADER)
+    return (peer, AddressFinding.MALFORMED) if address is None else (address, AddressFinding.HEADER)
 
 
 class _Networks:

@@ -25,7 +25,7 @@ from headgate.stores.redis.address import Address, Cluster
 from headgate.stores.redis.batching import Batcher
 from headgate.stores.redis.discovery import SLOTS, SlotMap, slot_of
 from headgate.stores.redis.pool import Pool
-from headgate.stores.redis.protocol import Refused
+from headgate.stores.redis.protocol import RefusedByServer
 from headgate.stores.redis.script import Query
 from headgate.stores.traffic import Traffic
 
@@ -74,7 +74,7 @@ def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each 
         except StoreBusy:
             raise
         except StoreUnavailable as error:
-            word, place = (error.word, error.place) if isinstance(error, Refused) else ("", ("", 0))
+            word, place = (error.word, error.place) if isinstance(error, RefusedByServer) else ("", ("", 0))
             refused = error if word or refused is None else refused
         attempts += not moving  # while keys move, for as long as the caller has time
         if word == "MOVED":

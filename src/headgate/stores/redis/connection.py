@@ -168,7 +168,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._forgotten.append(call)
         elif isinstance(reply, Exception):
             error = protocol.refusal(self._address, reply)
-            if isinstance(error, protocol.Refused) and error.word in protocol.MISLED:
+            if isinstance(error, protocol.RefusedByServer) and error.word in protocol.MISLED:
                 self._misled = error
             fail(call.pending, error)
         else:

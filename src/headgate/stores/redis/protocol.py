@@ -65,7 +65,7 @@ on. A server with nothing else to do notices the end only at its next tick, of w
 wakes it, and so it then answers, on this connection too."""
 
 
-class Refused(StoreUnavailable):
+class RefusedByServer(StoreUnavailable):
     """The server said why it does not answer, and surely has done nothing.
 
     Args:
@@ -129,7 +129,7 @@ def refusal(address: Address, reply: Exception) -> StoreError:
     word, _, rest = text.partition(" ")
     if word in _REFUSALS:
         place = _place(rest) if word in {"MOVED", "ASK"} else ("", 0)
-        return Refused(f"{address}: {_REFUSALS[word]} ({word})", word, place)
+        return RefusedByServer(f"{address}: {_REFUSALS[word]} ({word})", word, place)
     if "ACL failure in script" in text or "The user executing the script" in text:
         return denied(address)
     said = text.partition(",")[0].partition("'")[0].partition("`")[0][:200].strip()  # arguments come after these
@@ -138,9 +138,9 @@ def refusal(address: Address, reply: Exception) -> StoreError:
     return OutcomeUnknown(f"{address}: {said}")
 
 
-def denied(address: Address) -> Refused:
+def denied(address: Address) -> RefusedByServer:
     """Return the error of a permission that the script lacks; then it has done nothing."""
-    return Refused(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)", "NOPERM")
+    return RefusedByServer(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)", "NOPERM")
 
 
 def unconnected(address: Address, error: Exception) -> StoreUnavailable:
