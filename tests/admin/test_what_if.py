@@ -20,7 +20,7 @@ from headgate.admin import usage, what_if
 from headgate.admin.database import Database
 from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.admin.usage import UsageWriter
-from headgate.admin.what_if import DAY_US, HOUR_US, LATE_US, Estimate, UseBucket, estimated, low_of, width_of
+from headgate.admin.what_if import DAY_US, HOUR_US, LATE_US, Estimate, UseBucket, estimated, width_of
 from headgate.core.errors import UsageError
 from headgate.core.plan import Limit
 from headgate.core.quota import Quota
@@ -38,6 +38,11 @@ NOON = 1_800_000_000_000_000 // DAY_US * DAY_US + 12 * HOUR_US
 
 def exact(use: Iterable[int], limit: int) -> int:
     return sum(max(0, units - limit) for units in use)
+
+
+def low_of(units: int) -> int:
+    """Return the number that the bucket of another begins with."""
+    return units - units % width_of(units)
 
 
 def buckets_of(use: Iterable[int]) -> list[UseBucket]:

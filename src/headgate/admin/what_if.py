@@ -80,11 +80,6 @@ def width_of(low: int) -> int:
     return 1 if low < EXACT_BELOW else 1 << (low.bit_length() - _EXACT_BITS)
 
 
-def low_of(units: int) -> int:
-    """Return the number that the bucket of another begins with."""
-    return units - units % width_of(units)
-
-
 def estimated(buckets: Iterable[UseBucket], limit: int, window_us: int) -> Estimate:
     """Return what a limit, for windows of this length, would have refused."""
     units = principals = touched = sampled = 0

@@ -6,7 +6,6 @@ and window.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -33,11 +32,6 @@ def to_data(value: Any) -> Any:
     if isinstance(value, tuple | frozenset):
         return [to_data(part) for part in (sorted(value) if isinstance(value, frozenset) else value)]
     return str(value) if isinstance(value, str) else value  # a word of an enumeration is text
-
-
-def to_json(ruleset: Ruleset) -> str:
-    """Return the rules as JSON."""
-    return json.dumps(to_data(ruleset), indent=2, ensure_ascii=False)
 
 
 def to_yaml(ruleset: Ruleset) -> str:
