@@ -13,9 +13,9 @@ from sqlalchemy import event, select, text
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog, UnknownObject, VersionConflict, operations_between
+from headgate.admin.catalog import Catalog, UnknownObject, VersionConflict
 from headgate.admin.database import Database
-from headgate.admin.objects import ObjectKind, Operation
+from headgate.admin.objects import ObjectKind, Operation, operations_between
 from headgate.admin.tables import overrides
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data

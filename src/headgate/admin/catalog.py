@@ -24,6 +24,8 @@ from headgate.admin.audit import Actor, texts_of
 from headgate.admin.database import Database
 from headgate.admin.objects import (
     ANY_VERSION,
+    SETTINGS,
+    STAMPS,
     TABLES,
     Body,
     ObjectKind,
@@ -33,7 +35,9 @@ from headgate.admin.objects import (
     among,
     condition,
     document_of,
+    operations_between,
     revision_number,
+    rules_of,
     slices,
     stored_columns,
     stored_of,
@@ -48,11 +52,8 @@ from headgate.policy.snapshot import BodyChange, Changes, Whole, put
 
 CHANNEL = "headgate"
 """The channel of PostgreSQL on which every new revision is announced."""
-SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_rule")
-"""What a rules file has besides rules, tiers and users."""
 KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""
-_STAMPS = ("created_at", "updated_at")
 _ORDER = "order"
 """The kind of a change that rules follow each other in another order."""
 
@@ -167,16 +168,9 @@ class Catalog:
 
         Users whom they cannot concern are left out and, if only users change, rules as well.
         """
-        touched = {kind: {each.id for each in given.changes if each.kind == kind} for kind in ObjectKind}
+        operations = [Operation(ObjectKind(each.kind), each.id, each.body) for each in given.changes]
         async with self.database.reading() as connection:
-            transaction = _Transaction(connection, Actor(""), self._now())
-            if all(each.kind == ObjectKind.USER for each in given.changes):
-                wanted = [Operation(ObjectKind.USER, each.id, each.body) for each in given.changes]
-                document = await transaction.document_for_users(wanted)
-            else:
-                document = await document_of(connection, with_users=await transaction.users_concerned(touched))
-        put(document, given.changes)
-        return document
+            return await _Transaction(connection, Actor(""), self._now()).document_about(operations)
 
     async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
         """Do all of `operations`, or none.
@@ -239,7 +233,7 @@ class Catalog:
             present = await document_of(connection)
             operations = await asyncio.to_thread(operations_between, present, document)
             transaction = _Transaction(connection, actor, self._now())
-            return await transaction.run(operations, list(_rules_of(document)), ruleset)
+            return await transaction.run(operations, list(rules_of(document)), ruleset)
 
     async def roll_back(
         self, kind: ObjectKind, name: str, version: int, actor: Actor, expected: int | None = None
@@ -282,7 +276,9 @@ class _Transaction:
         wanted = [each for each in operations if self._is_new(each, found.get((each.kind, each.id)))]
         number = await revision_number(self._connection) + 1
         if ruleset is None:
-            ruleset = await self._ruleset(wanted) if wanted else Ruleset()
+            ruleset = Ruleset()
+            if wanted:
+                ruleset = await asyncio.to_thread(from_data, await self.document_about(wanted))
         written = await asyncio.to_thread(_canonical, wanted, ruleset)
         given = [
             _Write(kind, name, body, found.get((kind, name)))
@@ -332,19 +328,17 @@ class _Transaction:
             raise UnknownObject(f"{operation.kind} {operation.id!r} does not exist")
         return found is None or operation.body is None or operation.body != found.body
 
-    async def _ruleset(self, operations: Sequence[Operation]) -> Ruleset:
-        """Return the rules as they would be, as far as these operations can make a difference. Raises InvalidRules."""
+    async def document_about(self, operations: Sequence[Operation]) -> Body:
+        """Return what there would be, as far as these operations can make a difference; see `Catalog.about`."""
         touched = {kind: {each.id for each in operations if each.kind is kind} for kind in ObjectKind}
-        only_users = not (touched[ObjectKind.RULE] or touched[ObjectKind.TIER] or touched[ObjectKind.SETTING])
-        if only_users:
-            document = await self.document_for_users(operations)
+        if touched[ObjectKind.RULE] or touched[ObjectKind.TIER] or touched[ObjectKind.SETTING]:
+            document = await document_of(self._connection, with_users=await self._users_concerned(touched))
         else:
-            concerned = await self.users_concerned(touched)
-            document = await document_of(self._connection, with_users=concerned)
+            document = await self._document_for_users(operations)
         put(document, [BodyChange(kind, name, body) for kind, name, body, _ in operations])
-        return await asyncio.to_thread(from_data, document)
+        return document
 
-    async def document_for_users(self, operations: Sequence[Operation]) -> Body:
+    async def _document_for_users(self, operations: Sequence[Operation]) -> Body:
         """Return the rules that the overrides of users name, and what tiers change of them."""
         bodies = [each.body for each in operations if isinstance(each.body, dict)]
         given = [body.get("overrides") for body in bodies]
@@ -362,7 +356,7 @@ class _Transaction:
                 document[row.id] = row.body
         return document
 
-    async def users_concerned(self, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
+    async def _users_concerned(self, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
         """Return the users whose overrides are about rules, or on top of tiers, that these operations touch."""
         no_tier = {""} if "default_tier" in touched[ObjectKind.SETTING] else set()
         concerns = or_(
@@ -439,34 +433,6 @@ class _Transaction:
             await self._connection.execute(insert(table), some)
 
 
-def operations_between(present: Body, wanted: Body) -> list[Operation]:
-    """Return what makes of the data of one rules file that of another."""
-    operations = []
-    for kind, before, after in (
-        (ObjectKind.SETTING, _settings_of(present), _settings_of(wanted)),
-        (ObjectKind.RULE, _rules_of(present), _rules_of(wanted)),
-        (ObjectKind.TIER, present.get("tiers") or {}, wanted.get("tiers") or {}),
-        (ObjectKind.USER, present.get("users") or {}, wanted.get("users") or {}),
-    ):
-        operations += [Operation(kind, name, None) for name in before if name not in after]
-        for name, body in after.items():
-            if name not in before or before[name] != body:
-                operations.append(Operation(kind, name, body if body is not None else {}))
-    return operations
-
-
-def _rules_of(document: Body) -> dict[str, Any]:
-    found = {}
-    for rule in document.get("rules") or ():
-        body = {"id" if key == "rule_id" else key: value for key, value in rule.items() if key not in _STAMPS}
-        found[body["id"]] = body
-    return found
-
-
-def _settings_of(document: Body) -> dict[str, Any]:
-    return {name: document[name] for name in SETTINGS if document.get(name) is not None}
-
-
 def _canonical(operations: Sequence[Operation], ruleset: Ruleset) -> list[Any]:
     """Return the body of each operation as a rules file would have it."""
     by_id = {rule.id: rule for rule in ruleset.rules}
@@ -475,7 +441,7 @@ def _canonical(operations: Sequence[Operation], ruleset: Ruleset) -> list[Any]:
         if body is None or kind is ObjectKind.SETTING:
             written.append(body)
         elif kind is ObjectKind.RULE:
-            written.append({key: value for key, value in to_data(by_id[name]).items() if key not in _STAMPS})
+            written.append({key: value for key, value in to_data(by_id[name]).items() if key not in STAMPS})
         elif kind is ObjectKind.TIER:
             written.append(to_data(ruleset.tiers[name]))
         else:

@@ -16,6 +16,10 @@ from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
 """What a rule has that does not say; filters look at it so. Fields not named here are empty then."""
+SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_rule")
+"""What a rules file has besides rules, tiers and users."""
+STAMPS = ("created_at", "updated_at")
+"""What a rule has that only the database knows."""
 AT_ONCE = 5000
 """Rows of one statement: whoever serves decisions in the same process waits for no more."""
 ANY_VERSION = -1
@@ -80,6 +84,35 @@ class ObjectVersion(NamedTuple):
     revision: int
     at: int
     actor: str
+
+
+def operations_between(present: Body, wanted: Body) -> list[Operation]:
+    """Return what makes of the data of one rules file that of another."""
+    operations = []
+    for kind, before, after in (
+        (ObjectKind.SETTING, _settings_of(present), _settings_of(wanted)),
+        (ObjectKind.RULE, rules_of(present), rules_of(wanted)),
+        (ObjectKind.TIER, present.get("tiers") or {}, wanted.get("tiers") or {}),
+        (ObjectKind.USER, present.get("users") or {}, wanted.get("users") or {}),
+    ):
+        operations += [Operation(kind, name, None) for name in before if name not in after]
+        for name, body in after.items():
+            if name not in before or before[name] != body:
+                operations.append(Operation(kind, name, body if body is not None else {}))
+    return operations
+
+
+def rules_of(document: Body) -> dict[str, Any]:
+    """Return the rules that the data of a rules file has, by id, without what the database knows besides."""
+    found = {}
+    for rule in document.get("rules") or ():
+        body = {"id" if key == "rule_id" else key: value for key, value in rule.items() if key not in STAMPS}
+        found[body["id"]] = body
+    return found
+
+
+def _settings_of(document: Body) -> dict[str, Any]:
+    return {name: document[name] for name in SETTINGS if document.get(name) is not None}
 
 
 async def revision_number(connection: AsyncConnection) -> int:
