@@ -323,7 +323,7 @@ def test_a_question_has_the_same_answer_however_often_it_comes(service: Asking) 
     assert [service.ask(descriptor(("user", "bob"), hits=0)).statuses[0].limit_remaining for _ in range(3)] == [5] * 3
 
 
-def test_a_question_is_kept_when_it_comes_a_second_time_and_what_is_kept_is_bounded() -> None:
+def test_a_question_is_kept_when_it_comes_a_second_time_however_many_are_kept_but_not_too_many() -> None:
     recurring, asked_of = RecurringQuestions(), Understood(RlsQuestion("edge", ()))
     recurring.note(b"question", asked_of)
     assert not recurring
@@ -333,6 +333,7 @@ def test_a_question_is_kept_when_it_comes_a_second_time_and_what_is_kept_is_boun
         for _ in range(2):
             recurring.note(b"%d" % number, asked_of)
     assert 0 < len(recurring) <= MOST_RECURRING
+    assert b"%d" % (2 * MOST_RECURRING - 1) in recurring
     for _ in range(3):
         recurring.note(b"x" * (LONGEST_RECURRING + 1), asked_of)
     assert b"x" * (LONGEST_RECURRING + 1) not in recurring

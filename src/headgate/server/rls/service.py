@@ -23,7 +23,6 @@ from headgate.core.plan import MAX_COST, Limit
 from headgate.engine import JointRequest
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
-from headgate.policy.compiled import Memory
 from headgate.policy.envoy import Descriptor, Matching, Override, Unit
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.matching import principal_of
@@ -59,7 +58,7 @@ class Understood(msgspec.Struct, frozen=True, gc=False):
     """What the rules are asked, where that is one request, which needs no other to pass with it."""
 
 
-class RecurringQuestions(Memory[bytes, Understood]):
+class RecurringQuestions(dict[bytes, Understood]):
     """Short questions that came again, at most `MOST_RECURRING`; when there are more, it begins anew.
 
     To read a question, and to find out what it asks, takes a third of the time that an answer takes. But most clients
@@ -69,7 +68,7 @@ class RecurringQuestions(Memory[bytes, Understood]):
     __slots__ = ("_seen",)
 
     def __init__(self) -> None:
-        super().__init__(MOST_RECURRING)
+        super().__init__()
         self._seen = set[int]()
         """Hashes of questions that came once lately."""
 
@@ -82,7 +81,9 @@ class RecurringQuestions(Memory[bytes, Understood]):
             seen.add(number)
         elif len(raw) <= LONGEST_RECURRING:
             seen.remove(number)
-            self.keep(raw, asked)
+            if len(self) >= MOST_RECURRING:
+                self.clear()
+            self[raw] = asked
 
 
 class RateLimitService:
