@@ -130,7 +130,7 @@ def test_a_signal_handler_that_checks_inside_a_check_takes_its_own() -> None:
 
 
 def interrupted(at: int, work: Callable[[], object], inside: Callable[[], object]) -> bool:
-    """Do `work`, and `inside` it once: at its `at`-th call or return, where handlers and finalizers can run.
+    """Do `work`, and `inside` it once, where handlers and finalizers can run: at its `at`-th call or return, also of C.
 
     Says whether it came to that.
     """
@@ -138,7 +138,7 @@ def interrupted(at: int, work: Callable[[], object], inside: Callable[[], object
 
     def look(_frame: object, event: str, _argument: object) -> None:
         nonlocal left
-        if event in {"call", "c_return"}:
+        if event in {"call", "return", "c_call", "c_return"}:
             left -= 1
             if left == 0:
                 sys.setprofile(None)
