@@ -9,7 +9,7 @@ import pytest
 
 from headgate.cli.greeting import trial
 from headgate.cli.serve import GROUPS, Option, default_of, options, shown
-from headgate.engine.body import LONGEST_MS
+from headgate.engine.base import LONGEST_MS
 from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()

@@ -52,11 +52,11 @@ def listening(
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
         listener = Listener(admit=gate.admission if gate else None)
         admission = gate or AdmissionController()
-        methods = rpc.methods(decisions, readiness, charge=admission.charge)
-        envoy = RateLimitService(recorder, decisions=decisions, charge=admission.charge_descriptors)
+        methods = rpc.methods(decisions, readiness, admit_more=admission.admit_more)
+        envoy = RateLimitService(recorder, decisions=decisions, admit_more=admission.admit_descriptors)
         methods |= rls_methods(envoy)
         others = {b"/json": JsonForm(envoy)}
-        handler = application(decisions, readiness, charge=admission.charge, others=others, **options)
+        handler = application(decisions, readiness, admit_more=admission.admit_more, others=others, **options)
         statuses = statuses_of(options.get("forward_auth", ForwardAuth()))
         http, grpc = (socket.create_server(("127.0.0.1", 0), backlog=512) for _ in range(2))
         ports = http.getsockname()[1], grpc.getsockname()[1]

@@ -66,7 +66,7 @@ def batch(admission: AdmissionController, connection: ConnectionAdmission, peer:
     if connection.admit(CHECK, []) is not None:
         return False
     connection.release()
-    return admission.charge(size - 1, peer) is None
+    return admission.admit_more(size - 1, peer) is None
 
 
 def test_a_batch_counts_for_all_that_it_asks() -> None:
@@ -116,19 +116,19 @@ def test_a_batch_that_could_never_be_let_in_is_told_how_large_it_may_be() -> Non
     clock, peer = ManualClock(), Peer()
     admission = AdmissionController(per_second=50, clock=clock)
     connection = admission.admission(peer)
-    refusal = admission.charge(5, peer)
+    refusal = admission.admit_more(5, peer)
     assert refusal is not None
     assert (refusal.status, refusal.headers) == (413, ()), "no wait helps"
     assert "at most 5 checks at once" in refusal.detail
     assert batch(admission, connection, peer, 5)
     clock.advance(1)
-    assert admission.charge_descriptors(200, peer) is None, "what cannot be split counts as much as could be let in"
-    assert admission.charge_descriptors(200, peer) == TOO_FAST
+    assert admission.admit_descriptors(200, peer) is None, "what cannot be split counts as much as could be let in"
+    assert admission.admit_descriptors(200, peer) == TOO_FAST
     del connection
 
 
 def test_without_a_ceiling_batches_are_free() -> None:
-    assert AdmissionController().charge(10**6, Peer()) is None
+    assert AdmissionController().admit_more(10**6, Peer()) is None
 
 
 def test_a_small_ceiling_is_exact() -> None:

@@ -19,10 +19,18 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
 from headgate.core.plan import Limit, Plan
-from headgate.engine.body import AsyncBody
+from headgate.engine.base import AsyncEngineBase
 from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, EnvoyAnswer, LiveDescriptors, Match, Matching, combine
+from headgate.policy.envoy import (
+    Descriptor,
+    DescriptorPolicy,
+    EnvoyAnswer,
+    LiveDescriptors,
+    Match,
+    Matching,
+    envoy_answer,
+)
 from headgate.policy.envoy.matching import MatchOutcome, principal_of
 from headgate.stores import open_async_store
 from headgate.stores.base import AsyncStore
@@ -48,10 +56,10 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     def answer(self) -> EnvoyAnswer:
         """What comes of the decisions; worked out whenever it is asked for."""
         modes = {"shadow_mode": self.shadow_mode, "quota_mode": self.quota_mode}
-        return combine(self.matching, self.decisions, self.at_us, **modes)
+        return envoy_answer(self.matching, self.decisions, self.at_us, **modes)
 
 
-class AsyncDescriptorEngine(AsyncBody):
+class AsyncDescriptorEngine(AsyncEngineBase):
     """Decides what Envoy asks, by the configuration of envoyproxy/ratelimit.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Self
 from headgate.clock import Clock
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
-from headgate.engine.body import AsyncBody
+from headgate.engine.base import AsyncEngineBase
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
 from headgate.engine.together import JointRequest
 from headgate.engine.verbs import Flow, Observer, Rules, T, Verbs
@@ -186,7 +186,7 @@ class Engine(_Ruled):
         return drive(flow, lambda calls: [run(call) for call in calls])
 
 
-class AsyncEngine(_Ruled, AsyncBody):
+class AsyncEngine(_Ruled, AsyncEngineBase):
     """Decides requests by rules; see `headgate.engine.Engine`.
 
     Args:
@@ -211,7 +211,7 @@ class AsyncEngine(_Ruled, AsyncBody):
     ) -> None:
         opened = open_async_store(store, clock=clock)
         self._verbs = Verbs(rules, on_store_failure, opened.clock)
-        AsyncBody.__init__(self, opened, self._verbs.mode_of_limit, nodes, is_cached=is_cached)
+        AsyncEngineBase.__init__(self, opened, self._verbs.mode_of_limit, nodes, is_cached=is_cached)
         self._verbs.open()
 
     def serving(self, observer: Observer) -> AsyncEngine:
@@ -221,7 +221,7 @@ class AsyncEngine(_Ruled, AsyncBody):
         is an error.
         """
         serving = self._copied()
-        serving._verbs = self._verbs.observed(observer)  # noqa: SLF001  it is one of us
+        serving._verbs = self._verbs.observed(observer)  # noqa: SLF001  of the same class
         return serving
 
     async def check(self, request: Request) -> Ruling:
@@ -282,4 +282,4 @@ class AsyncEngine(_Ruled, AsyncBody):
     async def close(self) -> None:
         """Stop watching the rules, and release what the store holds."""
         self._verbs.close()
-        await AsyncBody.close(self)
+        await AsyncEngineBase.close(self)

@@ -247,7 +247,7 @@ class Policy:
             differing = frozenset([*others, *(before.keys() - users.keys())])
         policy = copy(self)
         policy.ruleset, policy.version = ruleset, version
-        special = policy._users = dict(self._users)  # noqa: SLF001  it is one of us
+        special = policy._users = dict(self._users)  # noqa: SLF001  of the same class
         for name in differing:
             if name in users:
                 special[name] = self._special(users[name], drafting)

@@ -250,7 +250,7 @@ class UserTable(dict[str, User]):
     def __init__(self, users: Mapping[str, User], differing: Iterable[str] = ()) -> None:
         super().__init__(users)
         self._differing, self._own = frozenset(differing), object()
-        self._of = users._own if isinstance(users, UserTable) else None  # noqa: SLF001  it is one of us
+        self._of = users._own if isinstance(users, UserTable) else None  # noqa: SLF001  of the same class
 
     def differing_from(self, other: Mapping[str, User]) -> frozenset[str] | None:
         """Return the names of those who are not the same in the other table; None if that is not known."""

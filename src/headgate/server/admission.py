@@ -119,7 +119,7 @@ class AdmissionController:
         connection = self._connections[id(peer)] = ConnectionAdmission(self, peer)
         return connection
 
-    def charge(self, requests: int, peer: Peer) -> NotAdmitted | None:
+    def admit_more(self, requests: int, peer: Peer) -> NotAdmitted | None:
         """Take tokens for so many more requests of a connection, or say why not: a batch is all that it asks."""
         ceiling = self.ceiling
         if not ceiling.per_second or requests <= 0:
@@ -133,9 +133,9 @@ class AdmissionController:
             self._log(refusal)
         return refusal
 
-    def charge_descriptors(self, requests: int, peer: Peer) -> NotAdmitted | None:
+    def admit_descriptors(self, requests: int, peer: Peer) -> NotAdmitted | None:
         """Do the same for questions that cannot be split: they count as what could be let in at once, and no more."""
-        return self.charge(min(requests, self.ceiling.at_once - 1), peer)
+        return self.admit_more(min(requests, self.ceiling.at_once - 1), peer)
 
     def considered(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Decide about a request that cannot be let in without a closer look."""

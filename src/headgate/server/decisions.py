@@ -1,4 +1,4 @@
-"""The one door between the APIs and the engine: what it decides is recorded, with the name of the API."""
+"""The only way from the APIs to the engine of rules: what it decides is recorded, with the name of the API."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Decisions:
 
     def via(self, api: str) -> Decisions:
         """Return the same for another API."""
-        return copy(self)._serve(self.engine.serving(Recording(self.recorder, api)))  # noqa: SLF001  it is one of us
+        return copy(self)._serve(self.engine.serving(Recording(self.recorder, api)))  # noqa: SLF001  of the same class
 
     def within(self, seconds: float | None) -> Decisions:
         """Return the same for callers that wait no longer than so many seconds for the store; None for the usual."""
         if seconds is None:
             return self
-        return copy(self)._serve(self.engine.within(seconds))  # noqa: SLF001  it is one of us
+        return copy(self)._serve(self.engine.within(seconds))  # noqa: SLF001  of the same class
 
     def check(self, request: Request, idempotency_key: str = "") -> Awaitable[Ruling]:
         """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""

@@ -234,7 +234,7 @@ class Node:
             ),
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
-            charge=self._admission.charge_descriptors,
+            admit_more=self._admission.admit_descriptors,
         )
 
     def _http(self) -> Handler:
@@ -252,7 +252,7 @@ class Node:
             ),
             reset_format=settings.reset_format,
             timestamps=_timestamps(settings),
-            charge=self._admission.charge,
+            admit_more=self._admission.admit_more,
             others={b"/json": as_json, b"/rlconfig": as_json.configuration},
         )
 
@@ -263,7 +263,7 @@ class Node:
             self._readiness,
             timestamps=_timestamps(self._settings),
             reflection=self._settings.grpc_reflection,
-            charge=self._admission.charge,
+            admit_more=self._admission.admit_more,
         )
         headers = ResponseHeaders(reset_format=self._settings.reset_format)
         authorization = authz.AuthorizationService(self._decisions, self._files.identifier, headers)

@@ -71,7 +71,7 @@ class AsyncStore(Protocol):
 
 
 @runtime_checkable
-class Hurried(Protocol):
+class WithDeadlines(Protocol):
     """What a store for callers in an event loop may offer besides, if they may have deadlines of their own."""
 
     def within(self, seconds: float) -> AsyncStore:

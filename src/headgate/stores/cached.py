@@ -36,7 +36,7 @@ from headgate.core.errors import InvalidStore
 from headgate.core.numbers import whole
 from headgate.core.plan import Call, Family, Verb
 from headgate.locks import new_lock
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Sharded, Store
+from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, WithDeadlines
 from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
 
 PEEKS = 0.05
@@ -135,10 +135,10 @@ class AsyncCachedStore:
 
         It is the same if the inner store cannot be asked so.
         """
-        if not isinstance(self._store, Hurried):
+        if not isinstance(self._store, WithDeadlines):
             return self
         hurried = copy(self)
-        hurried._store = self._store.within(seconds)  # noqa: SLF001  it is one of us
+        hurried._store = self._store.within(seconds)  # noqa: SLF001  of the same class
         return hurried
 
     async def run(self, call: Call) -> Decision:

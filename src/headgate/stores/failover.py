@@ -37,7 +37,7 @@ from headgate.core.numbers import whole
 from headgate.core.plan import Call, Family, Limit, Verb, shadowed
 from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Hurried, Sharded, Store
+from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, WithDeadlines
 from headgate.stores.breaker import Breaker, BreakerStatistics
 from headgate.stores.circuits import DECIDED_HERE, Absence, Circuits, Passage, Reason
 from headgate.stores.fallback import Fallback
@@ -163,10 +163,10 @@ class AsyncFailoverStore:
 
         It is the same if the inner store cannot be asked so. All share circuits, states and statistics.
         """
-        if not isinstance(self._store, Hurried):
+        if not isinstance(self._store, WithDeadlines):
             return self
         hurried = copy(self)
-        hurried._store = self._store.within(seconds)  # noqa: SLF001  it is one of us
+        hurried._store = self._store.within(seconds)  # noqa: SLF001  of the same class
         return hurried
 
     async def run(self, call: Call) -> Decision:

@@ -369,7 +369,7 @@ def _replaced(
     return False
 
 
-_CHECKS = PlanChecks(MemoryStore._first, Decision=Decision)  # noqa: SLF001  it is one of us
+_CHECKS = PlanChecks(MemoryStore._first, Decision=Decision)  # noqa: SLF001  of the same class
 
 
 class Admissions:

@@ -40,7 +40,7 @@ class Traffic:
 
 
 @runtime_checkable
-class Travelled(Protocol):
+class Networked(Protocol):
     """What a store may offer besides, if it asks servers."""
 
     def traffic(self) -> TrafficStatistics:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headgate.core.decision import Decision
 from headgate.core.plan import Call, Verb
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, EnvoyAnswer, Match, Matching, combine, load
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, EnvoyAnswer, Match, Matching, envoy_answer, load
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 
@@ -55,7 +55,7 @@ class Service:
     ) -> EnvoyAnswer:
         (domain,) = self.rules.domains
         matching = self.rules.match(domain, descriptors, hits_addend)
-        return combine(
+        return envoy_answer(
             matching, self.decisions(matching), self.clock.now(), shadow_mode=shadow_mode, quota_mode=quota_mode
         )
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.policy.envoy import Code, Descriptor, EnvoyAnswer, Matching, Status, Unit, combine, passed_metadata
+from headgate.policy.envoy import Code, Descriptor, EnvoyAnswer, Matching, Status, Unit, envoy_answer, passed_metadata
 from tests.policy.envoy.given import Service, asked, policy, written
 
 SECOND = 1_000_000
@@ -218,8 +218,8 @@ def test_a_degraded_decision_is_told() -> None:
     fine, second = service.decisions(matching)
     assert second is not None
     degraded = msgspec.structs.replace(second, degraded="storage_unavailable")
-    assert combine(matching, [fine, degraded], 0).degraded == "storage_unavailable"
-    assert not combine(matching, [fine, second], 0).degraded
+    assert envoy_answer(matching, [fine, degraded], 0).degraded == "storage_unavailable"
+    assert not envoy_answer(matching, [fine, second], 0).degraded
 
 
 def test_a_decision_that_came_over_a_wire_finds_its_limit_too() -> None:
@@ -228,7 +228,7 @@ def test_a_decision_that_came_over_a_wire_finds_its_limit_too() -> None:
     (decision,) = service.decisions(matching)
     assert decision is not None
     quota = msgspec.structs.replace(decision, quota=type(decision.quota)(250, 86400 * SECOND, 0, "fixed_window"))  # type: ignore[arg-type]
-    (status,) = combine(matching, [quota], 0).statuses
+    (status,) = envoy_answer(matching, [quota], 0).statuses
     assert status.current_limit is not None
     assert status.current_limit.name == "daily"
 
@@ -236,13 +236,13 @@ def test_a_decision_that_came_over_a_wire_finds_its_limit_too() -> None:
 def test_a_missing_decision_is_misuse() -> None:
     matching = written(KINDS).match("d", [asked(("rate", "1"))])
     with pytest.raises(UsageError, match="there is no decision about "):
-        combine(matching, [None], 0)
+        envoy_answer(matching, [None], 0)
 
 
 def metadata_of(service: Service, *descriptors: Descriptor) -> dict[str, object]:
     (domain,) = service.rules.domains
     matching: Matching = service.rules.match(domain, descriptors)
-    answer: EnvoyAnswer = combine(matching, service.decisions(matching), 0)
+    answer: EnvoyAnswer = envoy_answer(matching, service.decisions(matching), 0)
     return passed_metadata(matching, answer)
 
 

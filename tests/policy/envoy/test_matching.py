@@ -279,7 +279,7 @@ class TestBeyond:
         assert rule.limits[0].nearest_unit is nearest
 
 
-def test_text_that_is_no_unicode_makes_the_descriptor_invalid() -> None:
+def test_text_that_is_not_unicode_makes_the_descriptor_invalid() -> None:
     rules = written("  - {key: k, rate_limit: {unit: second, requests_per_unit: 1}}")
     (problem,) = rules.match("d", [asked(("k", "\ud800"))]).problems
     assert problem.startswith("descriptor 'k=\\ud800': a key must be valid Unicode text")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from headgate.core.key import Principal
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome, Override, combine, load
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome, Override, envoy_answer, load
 from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT, descriptors_schema
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.problems import Finding, InvalidRules
@@ -116,7 +116,7 @@ junk = st.recursive(
 
 
 def usable(text_of_file: str) -> None:
-    """Load a file; if that works, match and combine with it."""
+    """Load a file; if that works, match with it, and answer."""
     problems: tuple[Finding, ...] = ()
     rules = DescriptorPolicy({})
     try:
@@ -128,7 +128,7 @@ def usable(text_of_file: str) -> None:
     for domain in rules.domains:
         service = Service(rules)
         matching = rules.match(domain, [Descriptor((("a", "b"),)), Descriptor((("a", "b"), ("a", "b")))])
-        combine(matching, service.decisions(matching), 0)
+        envoy_answer(matching, service.decisions(matching), 0)
 
 
 @given(junk)
@@ -205,7 +205,7 @@ def test_any_request_gets_an_answer(descriptors: list[Descriptor], hits_addend: 
     rules = policy("beyond")
     service = Service(rules)
     matching = rules.match("beyond", descriptors, hits_addend)
-    answer = combine(matching, service.decisions(matching), service.clock.now())
+    answer = envoy_answer(matching, service.decisions(matching), service.clock.now())
     assert len(answer.statuses) == len(descriptors)
     for match, status in zip(matching.matches, answer.statuses, strict=True):
         assert (match.outcome is MatchOutcome.INVALID) == bool(match.problem)

@@ -123,7 +123,7 @@ def test_any_body_is_answered_or_refused(body: bytes) -> None:
 def test_a_batch_counts_for_all_that_it_asks() -> None:
     """The node's own ceiling is told of those that the request itself does not stand for."""
     charged: list[int] = []
-    with serving(charge=lambda requests, _: charged.append(requests)) as service:
+    with serving(admit_more=lambda requests, _: charged.append(requests)) as service:
         batch(service, ORDER, ORDER, {"principal": 1})
         service.post(b'{"requests": []}', BATCH.decode())
         batch(service, ORDER)

@@ -262,7 +262,7 @@ def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
         {
             f"headgate.server.settings.{stretched}": 60.0,
             "headgate.server.settings.STORE_SECONDS": 60.0,
-            "headgate.engine.body.LONGEST_MS": 60_000,
+            "headgate.engine.base.LONGEST_MS": 60_000,
         }
     )
     rules = tmp_path / "rules.yaml"

@@ -17,8 +17,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
-from headgate.policy.envoy import Descriptor, MatchOutcome, load, passed_metadata
-from headgate.policy.envoy import combine as answer_of
+from headgate.policy.envoy import Descriptor, MatchOutcome, envoy_answer, load, passed_metadata
 from headgate.policy.selection import Verdict
 from headgate.protos import RateLimitResponse
 from headgate.server.rls import RlsOptions
@@ -203,7 +202,7 @@ def test_what_trees_decide_is_answered_as_protobuf_would(
     matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1, refund=refund) for key, _, refund in asked])
     decisions = [_about(match, told) for match, (_, told, _) in zip(matching.matches, asked, strict=True)]
     answered = Answered(matching, tuple(decisions), NOW, **modes)
-    assert answered.answer == answer_of(matching, decisions, NOW, **modes)
+    assert answered.answer == envoy_answer(matching, decisions, NOW, **modes)
     writer = by_trees(chosen, denies)
     for _ in range(2):  # with what was prepared the first time
         _reference(answered, chosen, denies=denies).is_same_as(writer.of(answered)[1])

@@ -95,7 +95,7 @@ def test_descriptors_pass_together_or_not_at_all(service: Asking) -> None:
 
 def test_each_descriptor_beyond_the_first_is_charged(in_memory: Asking) -> None:
     charged: list[int] = []
-    in_memory.serve(RULES, charge=lambda requests, _: charged.append(requests))
+    in_memory.serve(RULES, admit_more=lambda requests, _: charged.append(requests))
     for descriptors in ([IP], [IP, USER], [USER, USER, descriptor(*IP, hits=9)]):
         in_memory.ask(*descriptors)
     assert charged == [1, 2]

@@ -241,7 +241,7 @@ def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:
 
 def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
     charged: list[int] = []
-    methods = rpc.methods(service.decisions, service.readiness, charge=lambda requests, _: charged.append(requests))
+    methods = rpc.methods(service.decisions, service.readiness, admit_more=lambda requests, _: charged.append(requests))
     message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
     assert service.run(lambda: methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"](UnaryCall(message)))
     assert charged == [4]

@@ -6,11 +6,11 @@
     matching = policy.match("edge", [Descriptor((("remote_address", "203.0.113.9"),))])
     calls = iter(matching.calls)                              # what the store is asked about those with limits
     decisions = [store.run(next(calls)) if match.limits else None for match in matching.matches]
-    answer = combine(matching, decisions, now)                # overall code, and one status for each descriptor
+    answer = envoy_answer(matching, decisions, now)                # overall code, and one status for each descriptor
 
-Everything here is pure: to ask the store is the
-service's business. One subject each: `request`, what Envoy asks; `tree`, the compiled rules; `loading`, how
-they are written, and a folder that is watched; `matching`, which of them apply; `answering`, what comes of it.
+Everything here is pure: asking the store is up to `headgate.engine.descriptors`. One subject each: `request`, what
+Envoy asks; `tree`, the compiled rules; `loading`, how they are written, and a folder that is watched; `matching`, which
+of them apply; `answering`, what comes of it.
 
 What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loading`, what differs in
 `headgate.policy.envoy.matching` and `headgate.policy.envoy.answering`.
@@ -18,7 +18,7 @@ What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loa
 
 from __future__ import annotations
 
-from headgate.policy.envoy.answering import Code, EnvoyAnswer, Status, combine, passed_metadata
+from headgate.policy.envoy.answering import Code, EnvoyAnswer, Status, envoy_answer, passed_metadata
 from headgate.policy.envoy.loading import LiveDescriptors, load
 from headgate.policy.envoy.matching import DescriptorPolicy, Match, Matching, MatchOutcome
 from headgate.policy.envoy.request import Descriptor, Override, Unit
@@ -37,7 +37,7 @@ __all__ = [
     "RateLimit",
     "Status",
     "Unit",
-    "combine",
+    "envoy_answer",
     "load",
     "passed_metadata",
 ]

@@ -70,7 +70,7 @@ _IS_UNLIMITED, _IS_INVALID = MatchOutcome.UNLIMITED, MatchOutcome.INVALID
 """To look members up in their class takes longer than most of what is done with them."""
 
 
-def combine(
+def envoy_answer(
     matching: Matching,
     decisions: Sequence[Decision | None],
     now: int,

@@ -54,7 +54,7 @@ class MatchOutcome(StrEnum):
     TOO_MANY = "too_many"
     """It is over the limit, which could never admit so many hits at once."""
     INVALID = "invalid"
-    """It cannot be matched, see `Match.problem`. Answer with an error; it counts as over the limit."""
+    """It cannot be matched, see `Match.problem`: it counts as over the limit."""
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -111,7 +111,7 @@ class Matching(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the request; if anything, answer with an error rather than a decision."""
+        """What is wrong with descriptors that are invalid."""
         return tuple([match.problem for match in self.matches if match.problem])
 
 

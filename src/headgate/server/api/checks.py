@@ -41,7 +41,7 @@ from headgate.server.api.questions import (
 )
 from headgate.server.decisions import Decisions
 from headgate.server.wire import eager
-from headgate.server.wire.admission import Charge, free_of_charge
+from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
 from headgate.web.problem import CONTENT_TYPE, ProblemDocument, bad_request, of_status
 
@@ -68,14 +68,14 @@ class Checks:
         decisions: what decides.
         answers: what makes responses of rulings.
         timestamps: what clients' timestamps may be.
-        charge: asked whether the questions of a batch beyond the first are let in, which the request itself stands for.
+        admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
 
     def __init__(
-        self, decisions: Decisions, answers: CheckAnswers, timestamps: Timestamps, charge: Charge = free_of_charge
+        self, decisions: Decisions, answers: CheckAnswers, timestamps: Timestamps, admit_more: AdmitMore = admit_any
     ) -> None:
         self._resets, self._refunds = decisions.via("reset").engine, decisions.via("refund").engine
-        self._engine, self._timestamps, self._charge = decisions.via("check").engine, timestamps, charge
+        self._engine, self._timestamps, self._admit_more = decisions.via("check").engine, timestamps, admit_more
         self._now, self._answers = decisions.engine.clock.now, answers
         self._recorder, self._called = decisions.recorder, decisions.recorder.called
 
@@ -98,7 +98,7 @@ class Checks:
             questions, key = _questions(request.body), key_in(request.headers)
         except InvalidBody as error:
             return self._failed("batch", error, began)
-        if (refusal := self._charge(len(questions) - 1, request.peer)) is not None:
+        if (refusal := self._admit_more(len(questions) - 1, request.peer)) is not None:
             self._recorder.shed("batch")
             return refusal.response()
         results = await eager.together(

@@ -13,7 +13,7 @@ from headgate.server.api.questions import Timestamps
 from headgate.server.api.rules import RulesPages
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
-from headgate.server.wire.admission import Charge, free_of_charge
+from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 from headgate.web.problem import of_status, shown
 
@@ -36,7 +36,7 @@ def application(
     timestamps: Timestamps | None = None,
     reset_format: str = "epoch",
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
-    charge: Charge = free_of_charge,
+    admit_more: AdmitMore = admit_any,
 ) -> Handler:
     """Return what answers all that is asked over HTTP.
 
@@ -47,9 +47,9 @@ def application(
         timestamps: what clients' timestamps may be.
         reset_format: of X-RateLimit-Reset in answers to checks, see `ResponseHeaders`.
         others: what answers other paths, whatever the method, such as ``/json``.
-        charge: asked whether so many questions of a batch beyond the first are let in.
+        admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
-    checks = Checks(decisions, CheckAnswers(reset_format), timestamps or Timestamps(), charge)
+    checks = Checks(decisions, CheckAnswers(reset_format), timestamps or Timestamps(), admit_more)
     proxies = ForwardChecks(decisions, forward_auth or ForwardAuth())
     health, pages = HealthPages(readiness), MetricsPages(decisions.recorder)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {

@@ -223,7 +223,7 @@ class RuleAnswers(_Answers):
         decision, names = _joined(told)
         if decision is None or (decision.parts and decision.allowed) or refunds:
             return self._written(rulings, told, decision, names, now, refunds)
-        key = (decision.index, *[self._words(ruling, now) for ruling in rulings])
+        key = (decision.index, *[self._ruling_key(ruling, now) for ruling in rulings])
         if len(rulings) > 1:
             limits = [id(part) for each in rulings if each.decision is not None for part in each.decision.limits]
             key += tuple(map(limits.index, limits))  # which of them are the same
@@ -232,7 +232,7 @@ class RuleAnswers(_Answers):
             known = self._known.keep(key, (rulings, self._written(rulings, told, decision, names, now)))
         return known[1]
 
-    def _words(self, ruling: Ruling, now: int) -> tuple[object, ...]:
+    def _ruling_key(self, ruling: Ruling, now: int) -> tuple[object, ...]:
         """Return all that an answer says of a ruling, and by what it is put together."""
         decision, shadow, is_ours = ruling.decision, None, False
         if ruling.shadow:
@@ -241,7 +241,7 @@ class RuleAnswers(_Answers):
             return ruling.verdict, ruling.allowed, ruling.reason, shadow
         if decision.degraded:
             is_ours = self._denies(ruling.rule_id)
-        return ruling.rules, ruling.rule_id, ruling.reason, shadow, is_ours, *_words(decision, now)
+        return ruling.rules, ruling.rule_id, ruling.reason, shadow, is_ours, *_decision_key(decision, now)
 
     def _written(  # noqa: PLR0917  all that was found out so far
         self,
@@ -315,7 +315,7 @@ class TreeAnswers(_Answers):
 
     def of(self, answered: Answered) -> tuple[EnvoyAnswer, RlsAnswer]:
         """Return what was decided, and the answer that tells it."""
-        key = _what_is_told(answered)
+        key = _answer_key(answered)
         known = self._known.get(key) if key is not None else None
         if known is not None:
             return known[1:]
@@ -407,7 +407,7 @@ class TreeAnswers(_Answers):
         return self._metadata(b"".join(theirs) + ours)
 
 
-def _what_is_told(answered: Answered) -> tuple[object, ...] | None:
+def _answer_key(answered: Answered) -> tuple[object, ...] | None:
     """Return all that the answer depends on, or None if it is not worth remembering."""
     decisions, now = answered.decisions, answered.at_us
     ranks: tuple[int, ...] = ()
@@ -420,19 +420,19 @@ def _what_is_told(answered: Answered) -> tuple[object, ...] | None:
         if not any(waits):
             return None
         ranks = tuple(map(sorted(set(waits)).index, waits))  # seconds do not tell which limit blocks longest
-    words = []
+    keys = []
     for match, decision in zip(answered.matching.matches, decisions, strict=True):
         rule = match.rule
         values = match.entries if rule is not None and rule.stat is None else match.problem
         about = id(rule), match.outcome, match.refund, match.hits, values
-        words.append(about if decision is None else (*about, *_words(decision, now)))
-    return now // SECOND, answered.shadow_mode, answered.quota_mode, ranks, *words
+        keys.append(about if decision is None else (*about, *_decision_key(decision, now)))
+    return now // SECOND, answered.shadow_mode, answered.quota_mode, ranks, *keys
 
 
-def _words(decision: Decision, now: int) -> tuple[object, ...]:
+def _decision_key(decision: Decision, now: int) -> tuple[object, ...]:
     """Return all that an answer says of a decision; of its quota, the identity."""
     reset_us, parts = decision.reset_after_us, decision.parts
-    words = (
+    key = (
         id(decision.quota),
         decision.allowed,
         decision.remaining,
@@ -443,7 +443,7 @@ def _words(decision: Decision, now: int) -> tuple[object, ...]:
         decision.delay_us,
         decision.degraded,
     )
-    return (*words, decision.index, *[_words(part, now) for part in parts]) if parts else words
+    return (*key, decision.index, *[_decision_key(part, now) for part in parts]) if parts else key
 
 
 def _policy_name(name: str) -> str:

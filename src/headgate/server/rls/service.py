@@ -34,7 +34,7 @@ from headgate.server.rls import encoding
 from headgate.server.rls.answers import RlsAnswer, RlsOptions, RuleAnswers, TreeAnswers
 from headgate.server.rls.decoding import MalformedMessage, RlsQuestion, decode
 from headgate.server.rls.mapping import Mapper
-from headgate.server.wire.admission import Charge, free_of_charge
+from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import NOBODY, Peer
 
@@ -98,7 +98,7 @@ class RateLimitService:
         trust_tier: see `headgate.server.rls.mapping`.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
-        charge: asked whether so many descriptors of a question beyond the first are let in.
+        admit_more: asked whether so many descriptors of a question beyond the first are let in.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class RateLimitService:
         options: RlsOptions | None = None,
         trust_tier: bool = False,
         count_refused: bool = False,
-        charge: Charge = free_of_charge,
+        admit_more: AdmitMore = admit_any,
     ) -> None:
         options = RlsOptions() if options is None else options
         self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
-        self._count_refused, self._charge = count_refused, charge
+        self._count_refused, self._admit_more = count_refused, admit_more
         self._by_rules = RuleAnswers(options, self._denies)
         self._by_trees = TreeAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
         self._recurring = RecurringQuestions()
@@ -190,7 +190,7 @@ class RateLimitService:
     def _answer(self, asked: Understood, peer: Peer) -> Coroutine[Any, Any, RlsAnswer]:
         """Return what answers a question that is understood. Raises RpcError: the node protects itself."""
         count = len(asked.question.descriptors)
-        if count > 1 and (refusal := self._charge(count - 1, peer)) is not None:
+        if count > 1 and (refusal := self._admit_more(count - 1, peer)) is not None:
             raise refusal.error()
         if self._trees is not None and asked.matching is not None:
             return self._matched(self._trees, asked.matching)

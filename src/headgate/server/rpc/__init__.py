@@ -10,7 +10,7 @@ from headgate.server.rpc import health, ratelimiter
 from headgate.server.rpc.health import Health
 from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.rpc.reflection import VERSIONS, Library, Reflection
-from headgate.server.wire.admission import Charge, free_of_charge
+from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import Methods, StreamingMethod
 
 __all__ = ["methods"]
@@ -22,7 +22,7 @@ def methods(
     *,
     timestamps: Timestamps | None = None,
     reflection: bool = True,
-    charge: Charge = free_of_charge,
+    admit_more: AdmitMore = admit_any,
 ) -> Methods:
     """Return the methods of the native service, of health and of reflection.
 
@@ -31,9 +31,9 @@ def methods(
         readiness: whether this process should be asked.
         timestamps: what clients' timestamps may be.
         reflection: whether the server tells what it offers.
-        charge: asked whether so many questions of a batch beyond the first are let in.
+        admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
-    limiter = RateLimiter(decisions, timestamps or Timestamps(), charge)
+    limiter = RateLimiter(decisions, timestamps or Timestamps(), admit_more)
     library = Library(FILES)
     watched = Health(readiness, [name for name in library.services if not name.startswith("grpc.")])
     ours = f"/{ratelimiter.SERVICE}/".encode()

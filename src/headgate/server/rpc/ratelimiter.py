@@ -20,7 +20,7 @@ from headgate.server.decisions import Decisions
 from headgate.server.rpc.answers import RpcAnswers
 from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire import eager
-from headgate.server.wire.admission import Charge, free_of_charge
+from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 
 SERVICE = "headgate.v1.RateLimiter"
@@ -46,11 +46,11 @@ class RateLimiter:
     Args:
         decisions: what decides.
         timestamps: what clients' timestamps may be.
-        charge: asked whether so many questions of a batch beyond the first are let in.
+        admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
 
-    def __init__(self, decisions: Decisions, timestamps: Timestamps, charge: Charge = free_of_charge) -> None:
-        self._charge, self._answers, self._documents = charge, RpcAnswers(), RulesPages(decisions.engine)
+    def __init__(self, decisions: Decisions, timestamps: Timestamps, admit_more: AdmitMore = admit_any) -> None:
+        self._admit_more, self._answers, self._documents = admit_more, RpcAnswers(), RulesPages(decisions.engine)
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
 
@@ -132,7 +132,7 @@ class RateLimiter:
         if not 1 <= len(requests) <= MOST:
             raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
         key = key_in(call.metadata)
-        if (refusal := self._charge(len(requests) - 1, call.peer)) is not None:
+        if (refusal := self._admit_more(len(requests) - 1, call.peer)) is not None:
             self._decisions.recorder.shed("grpc_batch")
             raise refusal.error()
         decisions = self._for(call)

@@ -61,9 +61,9 @@ class Admission(Protocol):
 
 Admit: TypeAlias = Callable[[Peer], Admission]
 """Returns the admission of a new connection."""
-Charge: TypeAlias = Callable[[int, Peer], NotAdmitted | None]
+AdmitMore: TypeAlias = Callable[[int, Peer], NotAdmitted | None]
 """Takes how many questions a request has beyond the first, and whose it is; returns why they are not admitted."""
 
 
-def free_of_charge(requests: int, peer: Peer) -> None:
+def admit_any(requests: int, peer: Peer) -> None:
     """Admit any number."""

@@ -84,7 +84,7 @@ class AsyncRedisStore:
         comes until then is told late (`OutcomeUnknown.told_late`).
         """
         hurried = copy(self)
-        hurried._within = min(seconds, self._timeout)  # noqa: SLF001  it is one of us
+        hurried._within = min(seconds, self._timeout)  # noqa: SLF001  of the same class
         return hurried
 
     async def run(self, call: Call) -> Decision:

@@ -19,7 +19,7 @@ from headgate.stores.base import AsyncStore
 from headgate.stores.cached import AsyncCachedStore, CacheStatistics
 from headgate.stores.failover import AsyncFailoverStore, Statistics
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.stores.traffic import TrafficStatistics, Travelled
+from headgate.stores.traffic import Networked, TrafficStatistics
 
 DENIALS = 1.0
 """Seconds for which a refusal is repeated: so soon a reset or a refund by another node is noticed."""
@@ -27,7 +27,7 @@ LONGEST_MS = 1000
 """No caller's deadline is longer, in milliseconds. So there are only so many different ones."""
 
 
-class AsyncBody:
+class AsyncEngineBase:
     """A store that answers also while it is away, and what makes the calls of flows.
 
     Args:
@@ -43,7 +43,7 @@ class AsyncBody:
     ) -> None:
         self.clock: Clock = store.clock
         """What time it is for the limits."""
-        self._travelled = store if isinstance(store, Travelled) else None
+        self._networked = store if isinstance(store, Networked) else None
         self._failover: AsyncFailoverStore | None = None
         self._cached: AsyncCachedStore | None = None
         self._memory: MemoryStore | None = None
@@ -55,7 +55,7 @@ class AsyncBody:
             if is_cached:  # outside: what is repeated says nothing about how the store is
                 store = self._cached = AsyncCachedStore(store, denials=DENIALS)
         self._store: AsyncStore = store
-        self._hurried: dict[int, Self] = {}
+        self._by_deadline: dict[int, Self] = {}
 
     def within(self, seconds: float) -> Self:
         """Return the same engine for callers that wait no longer than so many seconds for the store."""
@@ -63,10 +63,10 @@ class AsyncBody:
         if store is None:
             return self
         ms = max(1, min(int(seconds * 1000), LONGEST_MS))
-        hurried = self._hurried.get(ms)
+        hurried = self._by_deadline.get(ms)
         if hurried is None:
-            hurried = self._hurried[ms] = self._copied()
-            hurried._store = store.within(ms / 1000)  # noqa: SLF001  it is one of us
+            hurried = self._by_deadline[ms] = self._copied()
+            hurried._store = store.within(ms / 1000)  # noqa: SLF001  of the same class
         return hurried
 
     async def ready(self) -> None:
@@ -99,7 +99,7 @@ class AsyncBody:
 
     def traffic(self) -> TrafficStatistics | None:
         """Return what came back from the servers of the store so far, for metrics; None in memory."""
-        return self._travelled.traffic() if self._travelled else None
+        return self._networked.traffic() if self._networked else None
 
     async def close(self) -> None:
         """Stop watching what decides, and release what the store holds."""
@@ -116,7 +116,7 @@ class AsyncBody:
     def _copied(self) -> Self:
         """Return an engine that is the same but for what is changed now."""
         copied = copy(self)
-        copied._hurried = {}  # noqa: SLF001  it is one of us
+        copied._by_deadline = {}  # noqa: SLF001  of the same class
         return copied
 
     async def _drive(self, flow: Flow[T]) -> T:
