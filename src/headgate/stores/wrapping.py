@@ -1,4 +1,4 @@
-"""What stores around a store have in common: how they look at the inner one, and at their options."""
+"""What is written once for stores and those who call them: checks of a family, refunds, and the options of wrappers."""
 
 from __future__ import annotations
 
