@@ -154,7 +154,7 @@ def _any_state(quota: Quota) -> Transition:
             marked, pressure = judged(mark & 1, remaining, cost)
             delay = counting.wait(before) if carried else then.wait(used) - elapsed
             return (after, now, limit, 4 * fine + carried + marked), Decision(
-                True, capacity, remaining, 0, counting.wait(after), pressure, quota, queue and delay, cost, now
+                True, capacity, remaining, 0, counting.wait(after), pressure, quota, delay if queue else 0, cost, now
             )
         remaining, reset = max(0, capacity - taken), then.wait(used) - elapsed
         if cost > 0:
