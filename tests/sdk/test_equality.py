@@ -215,6 +215,48 @@ def test_one_rule_is_asked_by_its_id(pair: Pair, client_id: str, rule_id: str) -
 )
 def test_what_cannot_be_decided_is_the_same_error(pair: Pair, request_: Any) -> None:
     assert issubclass(pair.both("check", request_), UsageError)
+    good = Request({"user": "beside"}, "/steps", cost=0)
+    answers = pair.both("check_batch", [good, request_, good])
+    assert (answers[0].allowed, issubclass(answers[1], UsageError), answers[2].allowed) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("check_once", (Request({"user": "u"}, "/orders/1"), "")),
+        ("check_once", (Request({"user": "u"}, "/none"), None)),
+        ("check_once", (Request({"user": "u"}, "/orders/1"), "k" * 513)),
+        ("refund", (Request({"user": "u"}, "/orders/1"), 5)),
+        ("refund", (Request({"user": "\ud800"}, "/orders/1"), "AQAAAAAAAAAB9Dp4bQAGN52gW2AA")),
+        ("reset", (Request({"user": "\ud800"}, "/orders/1"),)),
+        ("reset_all", (Request({"user": "\ud800"}),)),
+        ("reset_all", (Request({7: "u"}),)),  # type: ignore[dict-item]
+        ("reset_all", ("not a request",)),
+        ("is_passed", ("ada", "")),
+    ],
+)
+def test_misuse_of_the_other_verbs_is_an_error_too(pair: Pair, verb: str, args: tuple[Any, ...]) -> None:
+    for asked in (pair.engine, pair.client):
+        with pytest.raises(UsageError):
+            getattr(asked, verb)(*args)
+
+
+def test_a_reset_of_the_root_leaves_other_paths_alone(pair: Pair) -> None:
+    pair.both("check", Request({"user": "rooted"}, "/steps"))
+    assert not pair.both("reset", Request({"user": "rooted"}, ""))
+    assert pair.both("peek", Request({"user": "rooted"}, "/steps")).decision.remaining == 6
+
+
+def test_a_reset_of_all_does_not_look_at_what_the_request_is_for(pair: Pair) -> None:
+    pair.both("check", Request({"user": "whole"}, "/steps"))
+    assert "steps" in pair.both("reset_all", Request({"user": "whole"}, "/log", rule_id="several")).rules
+
+
+def test_a_limit_that_has_changed_since_is_decided_by_the_service(pair: Pair) -> None:
+    """The tier brings another quota for the same key: its state is carried over."""
+    for tier in ("free", "gold", "free"):
+        ruling = pair.both("check", Request({"user": "moved"}, "/orders/1", tier=tier))
+        assert (ruling.degraded, type(ruling.decision.delay_us)) == ("", int)
 
 
 def test_the_error_has_the_words_of_the_service(pair: Pair) -> None:

@@ -61,13 +61,17 @@ def once_token(plan: Plan, cost: int, idempotency_key: object) -> bytes:
     """Return the 16 bytes under which a store remembers its answer to this question, asked with this idempotency key.
 
     They tell apart the limits of the plan (not how high they are), who asks, the cost and the key: the parts are
-    hashed each with its length before it. Raises InvalidKey unless the key is text of 1 to `LONGEST_ONCE` characters.
+    hashed each with its length before it. Raises InvalidKey.
     """
-    key = _checked_text("an idempotency key", "order-1042", idempotency_key, LONGEST_ONCE)
-    parts = [b"%d" % cost, key.encode()]
+    parts = [b"%d" % cost, checked_once(idempotency_key).encode()]
     for place, principal, _ in plan:
         parts += [place.encode(), b"#" + principal if isinstance(principal, bytes) else b"=" + principal.encode()]
     return blake2b(b"".join([b"%d:%b" % (len(part), part) for part in parts]), digest_size=16).digest()
+
+
+def checked_once(idempotency_key: object) -> str:
+    """Return an idempotency key. Raises InvalidKey unless it is text of 1 to `LONGEST_ONCE` characters."""
+    return _checked_text("an idempotency key", "order-1042", idempotency_key, LONGEST_ONCE)
 
 
 def _checked_text(what: str, example: str, text: object, longest: int) -> str:

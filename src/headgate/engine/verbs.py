@@ -21,7 +21,7 @@ from msgspec import structs
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidRule, InvalidStore, UsageError
-from headgate.core.key import once_token
+from headgate.core.key import checked_once, once_token
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, combine
@@ -40,6 +40,7 @@ from headgate.engine.together import JointRequest, selected, together
 from headgate.live import Live, LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain, why_not_reset
+from headgate.policy.facts import check_text
 from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
 from headgate.policy.prepared import rule_id_of
@@ -183,7 +184,7 @@ class Verbs:
         return ruling
 
     def check_once(self, request: Request, idempotency_key: str) -> Flow[Ruling]:
-        return self.check(request, self.asked(request), Verb.CHECK_ONCE, idempotency_key)
+        return self.check(request, self.asked(request), Verb.CHECK_ONCE, checked_once(idempotency_key))
 
     def peek(self, request: Request) -> Flow[Ruling]:
         began = perf_counter_ns()
@@ -217,7 +218,8 @@ class Verbs:
     def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
         if isinstance(request, Ruling):
             ruling = yield from self._refunded(request)
-        elif charge:
+        elif charge != "":
+            check_text(charge=charge)
             ruling = yield from self._refunded_by_name(request, parse(charge))
         else:
             ruling = yield from self._ruled(request, Verb.REFUND)
@@ -248,6 +250,9 @@ class Verbs:
 
     def reset_all(self, request: Request) -> Flow[Reset]:
         rules, shared, policy = list[str](), list[str](), self.policy
+        if isinstance(request, Request):  # whatever it is for
+            request = Request(request.principal, tier=request.tier)
+        policy.select(request, self.clock.now(), asking=False)  # says what is wrong with it
         principal = {principal_name(name): value for name, value in request.principal.items()}
         for rule_id, rule in policy.rules.items():
             counted = {name: principal[name] for name in rule.dimensions if name in principal}

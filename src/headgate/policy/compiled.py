@@ -312,6 +312,8 @@ class Policy:
         """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
         check_text(client_id=client_id, rule_id=rule_id)
         rule = self.rules.get(rule_id)
+        if not rule_id:  # a request that names none asks all that apply, and here none would
+            raise UnknownRule(rule_id, self.rules)
         if rule is None or rule.dimension == GLOBAL:
             return Request(rule_id=rule_id)
         if rule.dimension == ENDPOINT:

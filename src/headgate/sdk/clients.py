@@ -68,11 +68,16 @@ class _Asking:
         return self._verbs.stand_in.mode_of(rule_id)
 
     def _pending(self, step: Sequence[Question], answer: Callable[[], Any]) -> list[OpenQuestion]:
-        """Return questions that are to be asked. Raises InvalidRequest, InvalidCost."""
+        """Return questions that are to be asked; one that cannot be written down is answered already, by the error."""
         deadline = monotonic() + self._settings.timeout
-        return [
-            OpenQuestion(self._encoded(each), deadline, answer(), is_repeatable=each.is_repeatable) for each in step
-        ]
+        return [self._open(each, deadline, answer()) for each in step]
+
+    def _open(self, question: Question, deadline: float, answer: Any) -> OpenQuestion:
+        try:
+            return OpenQuestion(self._encoded(question), deadline, answer, is_repeatable=question.is_repeatable)
+        except UsageError as error:  # which is nothing to the others of a batch
+            answer.set_result(error)
+            return OpenQuestion(b"", deadline, answer, is_repeatable=False)
 
 
 def _carried_by(
@@ -111,7 +116,7 @@ class AsyncClient(_Asking):
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """See `Client.check_once`."""
-        return await self._drive(self._verbs.check(request, idempotency_key))
+        return await self._drive(self._verbs.check_once(request, idempotency_key))
 
     async def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
         """See `Client.check_batch`."""
@@ -225,7 +230,7 @@ class Client(_Asking):
 
         Such a check is asked again by itself where its answer was lost.
         """
-        return self._drive(self._verbs.check(request, idempotency_key))
+        return self._drive(self._verbs.check_once(request, idempotency_key))
 
     def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
         """Check several requests, each on its own: one ruling for each, or the error that `check` would raise."""

@@ -69,15 +69,17 @@ def encoded(question: Question) -> bytes:
     if type(request.cost) is not int:
         raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
     peek = not question.consume or request.cost == 0
+    return _written(_CheckRequest, cost=request.cost, idempotency_key=question.idempotency_key, peek=peek, **fields)
+
+
+def _written(kind: Any, **fields: Any) -> bytes:
+    """Return a message that asks for an exact answer. Raises InvalidKey, InvalidCost."""
     try:
-        message = _CheckRequest(
-            cost=request.cost, idempotency_key=question.idempotency_key, exact=True, peek=peek, **fields
-        )
-        written: bytes = message.SerializeToString()
+        written: bytes = kind(exact=True, **fields).SerializeToString()
     except UnicodeEncodeError as error:
         raise InvalidKey(f"a request is made of Unicode text: {error}") from None
-    except ValueError as error:
-        raise InvalidCost(f"cost must be a whole number up to 100000, not {request.cost}: {error}") from None
+    except ValueError as error:  # the one number
+        raise InvalidCost(f"cost must be a whole number up to 100000, not {fields['cost']}: {error}") from None
     return written
 
 
@@ -127,14 +129,14 @@ class GrpcTransport:
         ]
 
     async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
-        message = _RefundRequest(charge=charge, exact=True, **_fields(checked(request)))
-        answer = await self._called("RefundCharge", message.SerializeToString(), seconds)
+        message = _written(_RefundRequest, charge=charge, **_fields(checked(request)))
+        answer = await self._called("RefundCharge", message, seconds)
         return self._ruling(self._read(answer, _QuotaResponse).exact)
 
     async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
-        fields = _fields(checked(request)) | ({"endpoint": ""} if is_whole else {})
-        message = _ResetRequest(exact=True, **fields)
-        answer = self._read(await self._called("ResetLimit", message.SerializeToString(), seconds), _ResetResponse)
+        fields = _fields(checked(request)) | {"endpoint": "" if is_whole else request.endpoint or "/"}
+        message = _written(_ResetRequest, **fields)
+        answer = self._read(await self._called("ResetLimit", message, seconds), _ResetResponse)
         return Reset(tuple(answer.rules), tuple(answer.shared), answer.reason)
 
     async def rules(self, etag: str, seconds: float) -> FetchedRules | None:

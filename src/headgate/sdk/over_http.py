@@ -88,8 +88,12 @@ def encoded(question: Question) -> bytes:
     if question.client_id:
         written.principal, written.identifier = msgspec.UNSET, question.client_id
         written.endpoint = msgspec.UNSET
+    return _written(written)
+
+
+def _written(question: _Question) -> bytes:
     try:
-        return _encode(written)
+        return _encode(question)
     except UnicodeEncodeError as error:
         raise InvalidKey(f"a request is made of Unicode text: {error}") from None
 
@@ -132,7 +136,7 @@ class HttpTransport:
         return [self._outcome(each) for each in results]
 
     async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
-        body = await self._posted(_REFUND, _encode(_question(checked(request), charge=charge)), seconds)
+        body = await self._posted(_REFUND, _written(_question(checked(request), charge=charge)), seconds)
         outcome = self._outcome(self._read(body, _Result))
         if isinstance(outcome, UsageError):
             raise outcome
@@ -142,7 +146,7 @@ class HttpTransport:
         question = _question(checked(request))
         if is_whole:
             question.endpoint = msgspec.UNSET
-        return self._read(await self._posted(_RESET, _encode(question), seconds), Reset)
+        return self._read(await self._posted(_RESET, _written(question), seconds), Reset)
 
     async def rules(self, etag: str, seconds: float) -> FetchedRules | None:
         response = await self._exchanged("GET", _RULES, None, seconds, {"if-none-match": etag} if etag else {})

@@ -13,6 +13,7 @@ from msgspec import structs
 from msgspec.structs import force_setattr
 
 from headgate.core.errors import InvalidQuota, OutcomeUnknown, UsageError
+from headgate.core.key import checked_once
 from headgate.engine.ruling import Explained, Passed, Receipt, Reset, Ruling, joined, passed
 from headgate.engine.written import WrittenRuling
 from headgate.policy.explain import explain
@@ -21,7 +22,7 @@ from headgate.policy.request import Request, UnknownRule
 from headgate.sdk.session import Send
 from headgate.sdk.settings import ClientSettings
 from headgate.sdk.standing_in import StandIn
-from headgate.sdk.transport import Outcome, Question, Unanswered
+from headgate.sdk.transport import Outcome, Question, Unanswered, checked
 from headgate.stores.circuits import Reason
 
 T = TypeVar("T")
@@ -55,6 +56,9 @@ class ClientVerbs:
         (outcome,) = yield (Question(request, idempotency_key=idempotency_key),)
         return self._checked(request, outcome, idempotency_key)
 
+    def check_once(self, request: Request, idempotency_key: str) -> Flow[Ruling]:
+        return self.check(request, checked_once(idempotency_key))
+
     def check_batch(self, requests: Sequence[Request]) -> Flow[tuple[Ruling | UsageError, ...]]:
         outcomes = yield tuple([Question(request) for request in requests])
         return tuple([self._or_error(request, each) for request, each in zip(requests, outcomes, strict=True)])
@@ -75,6 +79,7 @@ class ClientVerbs:
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
         if not isinstance(request, Ruling):
+            check_text(charge=charge)
             if not charge:
                 right = "refund(ruling), or refund(request, charge_of(ruling))"
                 raise UsageError(f"a client gives back what a charge names: {right}")
@@ -110,8 +115,9 @@ class ClientVerbs:
         async def send(transport: Any, _: object, seconds: float) -> Sequence[Reset]:
             return [await transport.reset(request, seconds, is_whole=is_whole)]
 
-        if is_whole:  # whatever it is for
+        if is_whole and isinstance(request, Request):  # whatever it is for
             request = Request(request.principal, tier=request.tier)
+        checked(request)
         self.stand_in.forget(request, is_whole=is_whole)
         (outcome,) = yield Errand(send, is_repeatable=True)
         reset: Reset = _had(outcome)
