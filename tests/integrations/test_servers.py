@@ -127,15 +127,27 @@ def test_websockets_streams_and_clients_that_go_away_under_uvicorn(redis: RedisS
         assert get(port, "still there")[0] == 200
 
 
-def test_uvicorn_does_not_start_an_application_that_nothing_limits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ("", "RateLimitMiddleware limits nothing"),
+        (", limits='3/minuet'", "bad quota '3/minuet'"),
+        (", limit='3/minute'", "unknown setting limit"),
+        (", rules='nowhere.yaml'", "nowhere.yaml: cannot be read"),
+        (", limits='3/minute', on_message='shout'", "on_message is 'close' or 'wait'"),
+    ],
+)
+def test_uvicorn_does_not_start_an_application_whose_limits_cannot_work(
+    settings: str, why: str, tmp_path: Path
+) -> None:
     """It takes an exception alone for an application that has no lifespan, and would serve it."""
-    (tmp_path / "unlimited.py").write_text(
+    (tmp_path / "mistaken.py").write_text(
         "from fastapi import FastAPI\n"
         "from headgate.integrations.fastapi import RateLimitMiddleware\n"
         "app = FastAPI()\n"
-        "app.add_middleware(RateLimitMiddleware)\n"
+        f"app.add_middleware(RateLimitMiddleware{settings})\n"
     )
-    command = [sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(tmp_path), "unlimited:app"]
+    command = [sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(tmp_path), "mistaken:app"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode != 0
-    assert "RateLimitMiddleware limits nothing" in ended.stderr
+    assert why in ended.stderr
