@@ -221,7 +221,10 @@ def test_callers_keys_and_tls(
     with service(*options, "--caller-keys", str(callers)) as found:
         asked = ["check", "--url", f"https://localhost:{found.started().http_port}", "--user", "1"]
         assert main(asked) == 2
-        assert "certificate verify failed" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "has a certificate that is not trusted: " in said
+        assert "goes into --ca" in said
+        assert "headgate serve" not in said
         asked += ["--ca", str(authority.path)]
         assert main(asked) == 2
         capsys.readouterr()
@@ -230,6 +233,14 @@ def test_callers_keys_and_tls(
         assert "answers 401" in capsys.readouterr().err
         monkeypatch.setenv("HEADGATE_CALLER_KEY", "my-secret")
         assert main(asked) == 0
+
+
+def test_a_service_without_tls_is_said_to_be_at_http(capsys: pytest.CaptureFixture[str]) -> None:
+    with service() as found:
+        assert main(["check", "--url", f"https://localhost:{found.started().http_port}", "/"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "does not speak TLS as it should: " in first
+    assert second == "  a service without TLS is at http://"
 
 
 def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:

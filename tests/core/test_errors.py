@@ -80,6 +80,7 @@ class TestLimitExceeded:
     [
         ("hpack", "hpack is not installed: pip install hpack, or in a checkout of Headgate pip install '.[server]'"),
         ("google.protobuf", "protobuf is not installed: pip install protobuf, or"),
+        ("grpc", "grpcio is not installed: pip install grpcio, or"),
         ("yaml", "pyyaml is not installed: pip install pyyaml, or"),
         ("jwt", "pyjwt is not installed: pip install 'pyjwt[crypto]', or"),
         ("opentelemetry.sdk.trace", "opentelemetry-exporter-otlp-proto-http is not installed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar, Unpack
@@ -25,7 +26,7 @@ from headgate.cli.command import (
 )
 from headgate.cli.service import NoAnswer, add_service_options
 from headgate.clock import SystemClock
-from headgate.core.errors import StoreUnavailable, UsageError
+from headgate.core.errors import StoreError, StoreUnavailable, UsageError
 from headgate.core.numbers import printable
 from headgate.policy.request import Request
 from headgate.sdk.clients import Client
@@ -136,9 +137,18 @@ class _Direct(Client):
         outcomes = super()._do(step)
         for each in outcomes:
             if isinstance(each, Unanswered):
-                hint = "\n  start one with headgate serve" if isinstance(each.error, StoreUnavailable) else ""
-                raise NoAnswer(f"{each.error}{hint}")
+                raise NoAnswer(f"{each.error}{_hint(each.error)}")
         return outcomes
+
+
+def _hint(error: StoreError) -> str:
+    """Return what may help, as a line of its own."""
+    match error.__cause__:
+        case ssl.SSLCertVerificationError():
+            return "\n  the authority that signed it goes into --ca, and the name that it is for into --url"
+        case ssl.SSLError():
+            return "\n  a service without TLS is at http://"
+    return "\n  start one with headgate serve" if isinstance(error, StoreUnavailable) else ""
 
 
 def _told(arguments: argparse.Namespace, ask: Callable[[Client], T]) -> T:

@@ -123,6 +123,7 @@ from headgate.core import decision as decisions  # noqa: E402
 
 _PACKAGES = {
     "google": "protobuf",
+    "grpc": "grpcio",
     "jwt": "pyjwt[crypto]",
     "opentelemetry": "opentelemetry-exporter-otlp-proto-http",  # the others come with it
     "yaml": "pyyaml",

@@ -183,7 +183,13 @@ class HttpTransport:
         except httpx.PoolTimeout:
             raise StoreBusy(f"{self._endpoint} is asked on all connections") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise StoreUnavailable(f"{self._endpoint} cannot be reached: {error or type(error).__name__}") from None
+            refused = _tls_error(error)
+            why = f"cannot be reached: {error or type(error).__name__}"
+            if isinstance(refused, ssl.SSLCertVerificationError):
+                why = f"has a certificate that is not trusted: {refused.verify_message}"
+            elif refused is not None:
+                why = f"does not speak TLS as it should: {refused.reason or refused}"
+            raise StoreUnavailable(f"{self._endpoint} {why}") from refused
         except httpx.HTTPError as error:
             raise OutcomeUnknown(f"{self._endpoint} did not answer: {error or type(error).__name__}") from None
 
@@ -236,3 +242,10 @@ class HttpTransport:
             return msgspec.json.decode(body, type=form)
         except (ValueError, RecursionError) as error:
             raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
+
+
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """Return what TLS itself has against a connection, from what led to an error."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error

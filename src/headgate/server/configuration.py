@@ -174,6 +174,8 @@ def _tls(settings: Settings) -> Tls | None:
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.client_ca)))
         hint = "they are swapped" if _is_swapped(settings) else "PEM files are needed"
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            hint = "the key is that of another certificate"
         raise UsageError(f"the certificates cannot be used ({files}): {error}: {hint}") from None
 
 

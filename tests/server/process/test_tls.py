@@ -62,9 +62,12 @@ def test_client_certificates_are_demanded(tmp_path: Path) -> None:
         assert subprocess.run(curl, capture_output=True, check=False).returncode != 0
 
 
-def test_a_certificate_and_a_key_that_are_swapped_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certificate_and_a_key_that_do_not_fit_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cert, key = Authority(tmp_path, "authority").signed("server")
     assert main(["serve", "--check", "--tls-cert", str(key), "--tls-key", str(cert)]) == 2
     assert "they are swapped" in capsys.readouterr().err
     assert main(["serve", "--check", "--tls-cert", str(key), "--tls-key", str(key)]) == 2
     assert "PEM files are needed" in capsys.readouterr().err
+    another = Authority(tmp_path, "another").signed("other")[1]
+    assert main(["serve", "--check", "--tls-cert", str(cert), "--tls-key", str(another)]) == 2
+    assert "the key is that of another certificate" in capsys.readouterr().err
