@@ -344,6 +344,10 @@ class TestUsers:
             ended = await admin.ask("DELETE", "/api/v1/users/42/override?rule_id=orders-user")
             assert ended.json() == {"id": "42", "tier": "gold"}
             assert (await admin.ask("DELETE", "/api/v1/users/42/override")).status_code == 404
+            wrong = await admin.ask("POST", "/api/v1/users/42/override", {**given, "until": "tomorrow"})
+            (error,) = wrong.json()["errors"]
+            assert error["pointer"] == "/until"
+            assert error["detail"].startswith("'tomorrow' is not a moment. Accepted: a moment with its time zone, such")
             assert (await admin.ask("DELETE", "/api/v1/users/42")).status_code == 204
 
         on(url, work)

@@ -169,6 +169,11 @@ class TestRequests:
             wrong = await admin.ask("PATCH", RULES)
             assert (options.status_code, wrong.status_code) == (204, 405)
             assert {"GET", "POST"} <= set(wrong.headers["allow"].split(", "))
+            detail = f"'{RULES}' is asked with {wrong.headers['allow']}, not with 'PATCH'"
+            assert wrong.json()["detail"] == detail
+            nowhere = await admin.ask("GET", "/api/v1/rule")
+            assert nowhere.status_code == 404
+            assert nowhere.json()["detail"] == "there is nothing at '/api/v1/rule'; /docs has what there is"
             hidden = await admin.ask("GET", RULES, role="viewer", x_http_method_override="DELETE", x_method="PUT")
             assert hidden.status_code == 200
             assert (await admin.ask("POST", "/api/v1/rules/all-ip?_method=DELETE", {})).status_code == 405

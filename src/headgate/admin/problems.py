@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 from litestar.routes import HTTPRoute
 
 from headgate.admin.catalog import UnknownObject, VersionConflict
@@ -16,6 +17,7 @@ from headgate.admin.database import DatabaseError
 from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
 from headgate.core.errors import HeadgateError, UsageError
+from headgate.core.numbers import short
 from headgate.policy.problems import InvalidRules
 from headgate.web.problem import ProblemDocument, bad_request, of_status
 
@@ -35,7 +37,7 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
     """Return the problem document of an error; a request is conditional that says what it wants to find."""
     if isinstance(error, InvalidRules):
         faults = tuple(
-            (pointer(each.path), ". ".join(part for part in (each.message, each.accepted, each.hint) if part))
+            (pointer(each.path), str(replace(each, path="", file="", line=0, column=0)))
             for each in error.problems[:100]
         )
         return bad_request("the rules would not be acceptable; nothing was changed", faults)
@@ -70,17 +72,13 @@ def explained(request: Request[Any, Any, Any], error: Exception) -> Response[byt
     """Answer an error with its problem document."""
     is_conditional = "if-match" in request.headers or "if-none-match" in request.headers
     problem = problem_of(error, is_conditional=is_conditional)
-    headers = {}
-    if problem.status == 405:
-        path = request.scope["path"].rstrip("/")
-        headers["Allow"] = ", ".join(
-            sorted(
-                method
-                for pattern, methods in request.app.state.methods
-                if pattern.fullmatch(path)
-                for method in methods
-            )
-        )
+    headers, path = {}, request.scope["path"]
+    if isinstance(error, NotFoundException):
+        problem = of_status(404, f"there is nothing at {short(path)}; /docs has what there is")
+    elif problem.status == 405:
+        found = (methods for pattern, methods in request.app.state.methods if pattern.fullmatch(path.rstrip("/")))
+        headers["Allow"] = allowed = ", ".join(sorted(method for methods in found for method in methods))
+        problem = of_status(405, f"{short(path)} is asked with {allowed}, not with {short(request.method)}")
     return Response(
         problem.encode(), status_code=problem.status, media_type="application/problem+json", headers=headers
     )

@@ -221,7 +221,7 @@ class AdminService:
             return
         known = [item["id"] for item in (await self.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS)).items]
         near = get_close_matches(tier, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'no tiers yet'}"
         raise UsageError(f"there is no tier {tier!r:.80}, and no rule for one: {hint}")
 
     async def set_override(
