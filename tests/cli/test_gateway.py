@@ -57,7 +57,9 @@ def test_what_is_wrong_is_shown_with_its_line(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_file_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateway", "--check", "nothing.yaml"]) == 2
-    assert "nothing.yaml: error: cannot be read" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "nothing.yaml: error: cannot be read" in told
+    assert "headgate gateway --init" in told
 
 
 def test_a_store_that_cannot_be_is_told(

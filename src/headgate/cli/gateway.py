@@ -62,6 +62,8 @@ def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
     except InvalidRules as error:
         tell_problems(error.problems, terminal)
         if any(problem.kind is ProblemKind.FILE for problem in error.problems):
+            if not Path(arguments.file).exists():
+                terminal.complain("a file to start from is written by: headgate gateway --init")
             return WRONG_USAGE
         count = len(error.problems)
         told = f"{printable(arguments.file)}: {count} problem{'s' * (count != 1)}; it would not start"

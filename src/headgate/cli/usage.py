@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
         "usage",
         _usage,
         summary="how often rules decided what",
-        more="From the counters of all services that share the database, which are written once a minute. "
+        more="From the counters of all services that share the database, which are written once a minute.\n"
         "What was degraded, decided without the store, is among the allowed and denied, too.",
         examples="headgate usage --hours 24\nheadgate usage orders-user --step minute --hours 1 --json",
     )
