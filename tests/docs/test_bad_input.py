@@ -66,7 +66,7 @@ ERRORS: dict[str, tuple[type[HeadgateError], list[Callable[[], object]]]] = {
         InvalidQuota,
         quotas("10/s fixed_window burst 5", "1/s sliding_window_log burst 5"),
     ),
-    "a queue that is no leaky bucket": (InvalidQuota, quotas("10/s queue", "10/s gcra queue")),
+    "a queue that is not a leaky bucket": (InvalidQuota, quotas("10/s queue", "10/s gcra queue")),
     "a capacity that takes more than 71 years": (InvalidQuota, quotas("1/day burst 100000", "1/60d gcra capacity 500")),
     "two quotas of the same": (InvalidQuota, quotas("10/s; 20/s", ["10/s gcra", "20/s gcra"])),
     "no quota": (InvalidQuota, quotas([])),

@@ -1,4 +1,4 @@
-"""The six algorithms by name."""
+"""The algorithms by name."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _time_zone(zone: object) -> tzinfo:
     if isinstance(zone, str) and _ZONE.fullmatch(zone) and zone not in _NO_ZONES:
         try:
             return ZoneInfo(zone)
-        except (ZoneInfoNotFoundError, ValueError, OSError):  # the others: a file or folder that is no zone
+        except (ZoneInfoNotFoundError, ValueError, OSError):  # the others: a file or folder that is not a zone
             pass
     zones = {name.lower(): name for name in sorted(available_timezones() - _NO_ZONES)}
     if not zones:

@@ -28,7 +28,7 @@ LONGEST_MS = 1000
 
 
 class AsyncEngineBase:
-    """A store that answers also while it is away, and what makes the calls of flows.
+    """An engine without rules or descriptors: its store, which answers also while it is away, and the driver of flows.
 
     Args:
         store: an opened one.
@@ -63,11 +63,11 @@ class AsyncEngineBase:
         if store is None:
             return self
         ms = max(1, min(int(seconds * 1000), LONGEST_MS))
-        hurried = self._by_deadline.get(ms)
-        if hurried is None:
-            hurried = self._by_deadline[ms] = self._copied()
-            hurried._store = store.within(ms / 1000)  # noqa: SLF001  of the same class
-        return hurried
+        copied = self._by_deadline.get(ms)
+        if copied is None:
+            copied = self._by_deadline[ms] = self._copied()
+            copied._store = store.within(ms / 1000)  # noqa: SLF001  of the same class
+        return copied
 
     async def ready(self) -> None:
         """Raise StoreError unless the store can decide now."""

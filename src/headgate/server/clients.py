@@ -69,8 +69,8 @@ class ClientAnswers(Generic[Field]):
         self._prepared = Prepared(self._prepare)
         self._no_store = spelling("Cache-Control")("no-store")
         self._known = Memory[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_ANSWERS)
-        """The last answers by single limits: within a second, a limit tells many the same. With what is prepared of the
-        limit, so that nothing else gets its identity."""
+        """The last answers by single limits: within a second, many are told the same of a limit. With what is prepared
+        of the limit, so that nothing else gets its identity."""
 
     def of(self, ruling: Ruling, now: int) -> ClientAnswer[Field]:
         """Return what follows from a ruling on a request that came at `now`, in microseconds since the epoch."""

@@ -137,9 +137,9 @@ class AsyncCachedStore:
         """
         if not isinstance(self._store, WithDeadlines):
             return self
-        hurried = copy(self)
-        hurried._store = self._store.within(seconds)  # noqa: SLF001  of the same class
-        return hurried
+        copied = copy(self)
+        copied._store = self._store.within(seconds)  # noqa: SLF001  of the same class
+        return copied
 
     async def run(self, call: Call) -> Decision:
         cache = self._cache

@@ -89,7 +89,7 @@ def check_colour(store: object, *, asynchronous: bool, outer: type) -> None:
 
 
 def microseconds(name: str, seconds: object, *, or_none: bool = False) -> int:
-    """Return an option that is given in seconds, up to an hour; 0 only where it may be none."""
+    """Return an option that is given in seconds, up to an hour; 0 only where that stands for never."""
     if isinstance(seconds, int | float) and not isinstance(seconds, bool):
         if 0 < seconds <= 3600:
             return max(1, round(seconds * 1_000_000))

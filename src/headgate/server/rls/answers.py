@@ -4,7 +4,7 @@ An answer is put together from pieces. What does not change is encoded once for 
 each part of the answer is written where its value is known: the statuses, the header fields, the problem document of a
 refusal, and the metadata.
 
-Within a second, limits tell many in the same words: so much is left, until then. So answers are remembered by all that
+Within a second, many are told the same of a limit: so much is left, until then. So answers are remembered by all that
 they say, admissions and refusals alike; to find one takes a quarter of putting it together. What several limits admit
 is not remembered: mostly one of them is shared by many, and has another number left each time.
 

@@ -222,7 +222,7 @@ class RateLimitService:
             try:
                 ruling = await decisions.check(asked.request)
                 return self._by_rules.of((ruling,), now)
-            except UsageError:  # more than could ever pass, or a path that is none: below, either is over the limit
+            except UsageError:  # more than could ever pass, or not a path: below, either is over the limit
                 pass
         domain, descriptors, hits_addend = asked.question
         hits_addend = hits_addend or 1
@@ -268,8 +268,8 @@ def _overriding(domain: str, descriptor: Descriptor, override: Override) -> Limi
     units = {unit.value for unit in Unit}
     if override.unit not in units or not override.requests_per_unit:
         raise InvalidRequest(
-            f"the limit that came with the request, {override.requests_per_unit} per unit {override.unit}, is none: "
-            f"it takes at least 1, and a unit from 1 (second) to 7 (week)"
+            f"the limit that came with the request cannot be used: {override.requests_per_unit} per unit "
+            f"{override.unit}; it takes at least 1, and a unit from 1 (second) to 7 (week)"
         )
     quota = made_once(override.requests_per_unit, Unit(override.unit)).quota
     assert quota is not None  # noqa: S101  only a limit of 0 has none

@@ -45,7 +45,7 @@ class LimitMessages(msgspec.Struct, frozen=True, gc=False):
 
 
 class RpcAnswers:
-    """Answers checks. What single limits say is remembered: within a second, a limit tells many the same."""
+    """Answers checks. What single limits say is remembered: within a second, many are told the same of a limit."""
 
     __slots__ = ("_count", "_known", "_prepared", "_remaining", "_reset_at", "_retry_after")
 

@@ -225,7 +225,9 @@ class Batcher:
         if any(connection.awaits_replicas for connection in self.connections):
             return StoreBusy(f"{self._address}: all connections wait for replicas")
         if any(connection.is_open for connection in self.connections):
-            return StoreUnavailable(f"{self._address}: not asked in time, since it does not answer who asked before")
+            return StoreUnavailable(
+                f"{self._address}: not asked in time, since it does not answer those who asked before"
+            )
         return StoreUnavailable(f"{self._address}: not reached in {self._timeout:g} s")
 
     def _free(self) -> None:

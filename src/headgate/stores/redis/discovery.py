@@ -113,7 +113,7 @@ class SlotMap:
                     owners[slots.start : slots.stop] = [node] * len(slots)
                 self._owners, self.nodes, self.trouble = owners, frozenset(node for _, node in held), ""
                 return
-            reasons.append(f"{reply}" if isinstance(reply, Exception) else f"{server}: it knows no slots")
+            reasons.append(f"{reply}" if isinstance(reply, Exception) else f"{server}: it does not know any slots")
         self.trouble = f"no server of the cluster tells where its slots are: {'; '.join(reasons)}"
 
 

@@ -3,7 +3,7 @@
 No script reaches more than one slot, so such a plan is not atomic, but what it promises is nearly as good:
 
 * It never admits too much. Each limit takes the cost atomically; what a refusal takes back from the limits before it is
-  never more than what the try took and what is still counted of it (see the `UNDO` verb of the script). The exception:
+  never more than what the try took and what is still counted of it (see the verb `u` of `lua/plan.lua`). The exception:
   if somebody resets or refunds such a limit in the very moment between, the same units may be given back twice.
 * It may refuse too much for a moment: while the cost of a request that is refused later stays taken, others find that
   much less. Where it cannot be taken back exactly (another use of a sliding log or of a queue came in between, a window

@@ -83,9 +83,9 @@ class AsyncRedisStore:
         The connection is given up only after the `timeout` of the address, which is also the most they wait. What
         comes until then is told late (`OutcomeUnknown.told_late`).
         """
-        hurried = copy(self)
-        hurried._within = min(seconds, self._timeout)  # noqa: SLF001  of the same class
-        return hurried
+        copied = copy(self)
+        copied._within = min(seconds, self._timeout)  # noqa: SLF001  of the same class
+        return copied
 
     async def run(self, call: Call) -> Decision:
         loop = asyncio.get_running_loop()

@@ -214,7 +214,9 @@ class Http1Connection:
             Exception: the response cannot be sent, because of a malformed header for example; another one can.
         """
         if number != self.answered:
-            encode_response(response, self._date)  # what cannot be sent is said to who answers, not when its turn comes
+            encode_response(
+                response, self._date
+            )  # whoever answers hears now what cannot be sent, not when its turn comes
             self._held[number] = response
             return
         head = self._unanswered[0]
