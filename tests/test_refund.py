@@ -136,12 +136,13 @@ def test_a_decision_of_other_limits_is_refused() -> None:
         Limiter("10/minute").refund("ada", decision)
 
 
-def test_acquired_turns_can_be_given_back_while_nobody_stands_behind(manual_clock: ManualClock) -> None:
+def test_acquired_turns_can_be_given_back_while_nobody_else_stands_in_the_queue(manual_clock: ManualClock) -> None:
     limiter = Limiter("2/s leaky_bucket queue", clock=manual_clock)
     first = limiter.acquire("ada", timeout=0)
     assert limiter.refund("ada", first).remaining == 2
-    first, _ = limiter.acquire("ada", timeout=0), limiter.check("ada")
+    first, second = limiter.acquire("ada", timeout=0), limiter.check("ada")
     assert limiter.refund("ada", first).remaining == 0
+    assert limiter.refund("ada", second).remaining == 0
 
 
 def test_who_waits_in_line_is_woken(manual_clock: ManualClock) -> None:
