@@ -38,13 +38,18 @@ define packages
     { echo "$$said" >&2; exit 1; }; }
 endef
 
-# An environment of another Python than the one that is asked for, or of one that is gone, is made anew.
-IDENTITY := import sys; print(sys.version_info[:3], sys.base_prefix)
+# An environment of another Python than the one that is asked for, or of one that is gone, is made anew; but not where the
+# one that is asked for is not there, or too old.
+IDENTITY := import sys; sys.version_info >= (3, 11) and print(sys.version_info[:3], sys.base_prefix)
+TOO_OLD := Python 3.11 or later is needed; another one: make PYTHON=python3.13
 ifneq ($(wildcard $(VENV)),)
   ifeq ($(shell $(BIN)/python -c 'import pip; $(IDENTITY)' 2>/dev/null),)
     $(shell rm -rf $(VENV))
   else ifneq ($(origin PYTHON),file)
-    ifneq ($(shell $(BIN)/python -c '$(IDENTITY)'),$(shell $(PYTHON) -c '$(IDENTITY)'))
+    ASKED := $(shell $(PYTHON) -c '$(IDENTITY)' 2>/dev/null)
+    ifeq ($(ASKED),)
+      $(error $(TOO_OLD))
+    else ifneq ($(shell $(BIN)/python -c '$(IDENTITY)'),$(ASKED))
       $(shell rm -rf $(VENV))
     endif
   endif
@@ -102,7 +107,7 @@ clean:
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or later is needed; another one: make PYTHON=python3.13" >&2; exit 1; }
+	  { echo "$(TOO_OLD)" >&2; exit 1; }
 	@$(call packages,$(VENV_PACKAGE))
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'

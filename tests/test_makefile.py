@@ -124,6 +124,16 @@ def test_an_environment_of_another_python_is_made_anew(machine: Machine, words: 
     assert (machine.folder / ".venv").exists() is stays
 
 
+@pytest.mark.parametrize("asked", ["python2", "pyhton3"])
+def test_an_environment_stays_where_another_python_cannot_be_had(machine: Machine, asked: str) -> None:
+    machine.put("python2", "exit 1")
+    machine.python(".venv/bin/python")
+    ended = machine.make("--dry-run", "run", f"PYTHON={asked}")
+    assert ended.returncode != 0
+    assert "Python 3.11 or later is needed; another one: make PYTHON=" in ended.stderr
+    assert (machine.folder / ".venv").exists()
+
+
 def test_an_environment_whose_python_is_gone_is_made_anew(machine: Machine) -> None:
     machine.python()
     gone = machine.python(".venv/bin/python")
