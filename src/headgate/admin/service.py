@@ -22,11 +22,10 @@ from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
 from headgate.admin.objects import ObjectKind, Operation, Stored, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
-from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
+from headgate.engine.ruling import explained_data, state_data
 from headgate.policy.dumping import to_data
-from headgate.policy.explain import Considered
 from headgate.policy.loading import change_from_data, from_data, load, rule_from_data
 from headgate.policy.model import Change, Ruleset
 from headgate.policy.request import Request
@@ -376,47 +375,4 @@ class AdminService:
 
     async def explain(self, request: Request) -> dict[str, Any]:
         """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
-        explained = await self._engine.explain(request)
-        explanation, ruling = explained.explanation, explained.ruling
-        return {
-            "allowed": ruling.allowed,
-            "verdict": str(ruling.verdict),
-            "rule_id": ruling.rule_id,
-            "reason": ruling.reason,
-            "degraded": ruling.degraded,
-            "unmatched_principals": list(ruling.unmatched_principals),
-            "facts": dict(explanation.facts),
-            "tier": explanation.tier,
-            "rules": [_rule(each, explained.states.get(each.rule, ())) for each in explanation.rules],
-        }
-
-
-def state_data(decision: Decision) -> dict[str, Any]:
-    """Return what a limit has now. Times are in seconds."""
-    return {
-        "quota": str(decision.quota),
-        "allowed": decision.allowed,
-        "limit": decision.limit,
-        "remaining": decision.remaining,
-        "retry_after": decision.retry_after,
-        "reset_after": decision.reset_after,
-        "state": str(decision.state),
-    }
-
-
-def _rule(considered: Considered, states: Sequence[Decision]) -> dict[str, Any]:
-    return {
-        "id": considered.rule,
-        "applies": considered.applies,
-        "reason": considered.reason,
-        "enforced": considered.is_enforced,
-        "source": considered.source,
-        "limits": [
-            {**state_data(state), "space": limit.space, "principal": _shown(limit.principal)}
-            for limit, state in zip(considered.limits, states, strict=False)
-        ],
-    }
-
-
-def _shown(principal: str | bytes) -> str:
-    return principal if isinstance(principal, str) else f"sha256:{principal.hex()}"
+        return explained_data(await self._engine.explain(request))

@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
 
 from headgate.cli.command import (
     NO,
@@ -25,6 +24,7 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.core.plan import Call, Verb
 from headgate.engine import Engine, Explained
+from headgate.engine.ruling import explained_data
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome
 from headgate.policy.explain import MATCHES, Considered
 from headgate.policy.loading import load_file
@@ -73,7 +73,7 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with Engine(load_file(arguments.rules), store=arguments.store) as engine:
         explained = engine.explain(_request(arguments))
     if arguments.json:
-        terminal.say_json(_data(explained))
+        terminal.say_json(explained_data(explained))
     else:
         _tell(explained, terminal)
     return OK if explained.ruling.allowed else NO
@@ -160,43 +160,3 @@ def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Ter
         again = f", refused for another {state.retry_after:g} s" if not state.allowed else ""
         terminal.say(printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{again}"))
         terminal.say(terminal.styled(printable(f"  key {limit.space} of {principal}"), "dim"))
-
-
-def _data(explained: Explained) -> dict[str, Any]:
-    explanation, ruling = explained.explanation, explained.ruling
-    return {
-        "allowed": ruling.allowed,
-        "verdict": ruling.verdict,
-        "rule_id": ruling.rule_id,
-        "reason": ruling.reason,
-        "degraded": ruling.degraded,
-        "unmatched_principals": list(ruling.unmatched_principals),
-        "facts": dict(explanation.facts),
-        "tier": explanation.tier,
-        "rules": [_rule_data(each, explained.states.get(each.rule, ())) for each in explanation.rules],
-    }
-
-
-def _rule_data(considered: Considered, states: Sequence[Decision]) -> dict[str, Any]:
-    limits = [
-        {
-            "quota": str(limit.quota),
-            "space": limit.space,
-            "principal": limit.principal if isinstance(limit.principal, str) else {"digest": limit.principal.hex()},
-            "allowed": state.allowed,
-            "limit": state.limit,
-            "remaining": state.remaining,
-            "retry_after": state.retry_after,
-            "reset_after": state.reset_after,
-            "state": state.state,
-        }
-        for limit, state in zip(considered.limits, states, strict=False)
-    ]
-    return {
-        "id": considered.rule,
-        "applies": considered.applies,
-        "reason": considered.reason,
-        "enforced": considered.is_enforced,
-        "source": considered.source,
-        "limits": limits,
-    }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
-from headgate.policy.explain import Explanation
+from headgate.policy.explain import Considered, Explanation
 from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
 
@@ -175,3 +175,47 @@ def joined(explanation: Explanation, ruling: Ruling) -> Explained:
     for each in (*ruling.limits, *ruling.shadow):
         states[each.rule_id] = (*states.get(each.rule_id, ()), each.decision)
     return Explained(explanation, ruling, states)
+
+
+def explained_data(explained: Explained) -> dict[str, Any]:
+    """Return an explanation as plain data, for JSON."""
+    explanation, ruling = explained.explanation, explained.ruling
+    return {
+        "allowed": ruling.allowed,
+        "verdict": str(ruling.verdict),
+        "rule_id": ruling.rule_id,
+        "reason": ruling.reason,
+        "degraded": ruling.degraded,
+        "unmatched_principals": list(ruling.unmatched_principals),
+        "facts": dict(explanation.facts),
+        "tier": explanation.tier,
+        "rules": [_considered_data(each, explained.states.get(each.rule, ())) for each in explanation.rules],
+    }
+
+
+def _considered_data(considered: Considered, states: Sequence[Decision]) -> dict[str, Any]:
+    limits = []
+    for (space, principal, _), state in zip(considered.limits, states, strict=False):
+        shown = principal if isinstance(principal, str) else f"blake2b:{principal.hex()}"
+        limits.append({**state_data(state), "space": space, "principal": shown})
+    return {
+        "id": considered.rule,
+        "applies": considered.applies,
+        "reason": considered.reason,
+        "enforced": considered.is_enforced,
+        "source": considered.source,
+        "limits": limits,
+    }
+
+
+def state_data(decision: Decision) -> dict[str, Any]:
+    """Return what a limit has now as plain data. Times are in seconds."""
+    return {
+        "quota": str(decision.quota),
+        "allowed": decision.allowed,
+        "limit": decision.limit,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+        "reset_after": decision.reset_after,
+        "state": str(decision.state),
+    }
