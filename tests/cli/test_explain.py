@@ -112,6 +112,14 @@ def test_the_environment_names_rules_and_store(
     assert "no rule applies" in capsys.readouterr().out
 
 
+def test_without_rules_it_says_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HEADGATE_RULES", raising=False)
+    assert main(["explain", "/"]) == 2
+    assert "headgate rules get > rules.yaml" in capsys.readouterr().err
+
+
 @pytest.fixture
 def ratelimit(tmp_path: Path) -> str:
     folder = tmp_path / "ratelimit"

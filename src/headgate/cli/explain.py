@@ -45,13 +45,11 @@ def add(commands: Commands) -> None:
         "headgate explain --rules rules.yaml --store redis://localhost:6379/0 --user 42 /api/v1/orders --json",
     )
     parser.add_argument("endpoint", metavar="PATH", nargs="?", help="the path of the request, such as /api/v1/orders")
-    rules = os.environ.get("HEADGATE_RULES")
     store = os.environ.get("HEADGATE_STORE", "memory")
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        default=rules,
-        required=rules is None,
+        default=os.environ.get("HEADGATE_RULES"),
         help="the rules, or a folder of envoyproxy/ratelimit; or HEADGATE_RULES",
     )
     parser.add_argument("--store", metavar="ADDRESS", default=store, help="where the state is; default: memory (empty)")
@@ -65,6 +63,10 @@ def add(commands: Commands) -> None:
 
 
 def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    if not arguments.rules:
+        raise UsageError(
+            "say by which --rules FILE; those of a service are written by: headgate rules get > rules.yaml"
+        )
     descriptors = for_envoy(arguments.rules)
     if descriptors is not None:
         return _explain_descriptor(descriptors, arguments, terminal)

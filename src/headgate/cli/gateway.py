@@ -163,7 +163,9 @@ def _greet(file: str, gateway: Gateway, terminal: Terminal) -> None:
         if gateway.admin:
             terminal.say(f"  metrics  {_url(gateway.admin)}/metrics")
         terminal.say("try it:")
-        terminal.say(printable(f"  curl -i {_url(gateway.listeners[0])}{gateway.routes[0].path}"))
+        first = gateway.listeners[0]
+        flags = "-ik" if first.certificates else "-i"
+        terminal.say(printable(f"  curl {flags} {_url(first)}{gateway.routes[0].path}"))
         terminal.out.flush()
     except OSError:  # nobody can hear that, and it serves all the same
         silence(terminal.out)

@@ -186,8 +186,12 @@ class _Building:
             files = [self._folder.path / read[name] for name in ("certificate", "key")]
             context.load_cert_chain(files[0], files[1], lambda: b"")  # else OpenSSL would ask at the terminal
         except (OSError, ValueError) as error:
-            why = "they are swapped" if "PRIVATE KEY-" in chain and "PRIVATE KEY-" not in key else str(error)
-            self._note(path, f"certificate and key cannot be used: {why}", "Two PEM files are needed, not encrypted.")
+            why, hint = str(error), "Two PEM files are needed, not encrypted."
+            if "PRIVATE KEY-" in chain and "PRIVATE KEY-" not in key:
+                why = "they are swapped"
+            elif isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+                why, hint = "the key is that of another certificate", ""
+            self._note(path, f"certificate and key cannot be used: {why}", hint)
             return None
         return Certificate(chain, key)
 
