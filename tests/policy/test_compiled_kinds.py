@@ -178,26 +178,5 @@ def test_what_is_long_is_not_remembered(asked: Request, memory: str) -> None:
     assert remembered(policy)[memory] == 0
 
 
-def test_what_comes_once_does_not_push_out_what_is_used() -> None:
-    memory: compiled.Memory[str, int] = compiled.Memory(8)
-    for number in range(4):
-        memory.keep(f"used-{number}", number)
-    for number in range(1000):
-        assert memory.keep(f"once-{number}", number) == number
-    assert memory == {f"used-{number}": number for number in range(4)}
-
-
-def test_what_comes_again_is_remembered_and_there_is_an_end_to_it() -> None:
-    memory: compiled.Memory[int, int] = compiled.Memory(8)
-    for number in [*range(4), 4, 4, 5, 5, 6, 6, 7, 7]:
-        memory.keep(number, number)
-    assert [*memory] == [*range(8)]
-    memory.keep(0, -1)
-    assert memory[0] == -1
-    for _ in range(2):
-        memory.keep(8, 8)
-    assert memory == {8: 8}
-
-
 def remembered(policy: Policy) -> dict[str, int]:
     return {name: len(getattr(policy, name)) for name in ("_known", "_forms", "_kinds", "_steps")}

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from headgate.cache import BoundedCache
 from headgate.clock import BUCKETS, FINEST_NS
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
@@ -22,7 +23,6 @@ from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slice, Slots
-from headgate.policy.compiled import Memory
 from headgate.policy.envoy.answering import Code, EnvoyAnswer
 from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.tree import DescriptorRule
@@ -354,7 +354,7 @@ class RuleSeries:
         self._table, self._most = table, most
         outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED
         self._cells_of: dict[str, dict[str, int]] = {outcome: {} for outcome in outcomes}
-        self.known: Memory[tuple[str, ...], tuple[int, ...]] = Memory(most)
+        self.known: BoundedCache[tuple[str, ...], tuple[int, ...]] = BoundedCache(most)
         """What `admitting` has returned."""
 
     def admitting(self, rules: tuple[str, ...]) -> tuple[int, ...]:

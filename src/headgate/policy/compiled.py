@@ -23,10 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.core.numbers import short
 from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
@@ -55,40 +56,6 @@ LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
 _ATTRIBUTES = object()
 """Stands between the names of principals and those of attributes."""
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Memory(dict[K, V]):
-    """Remembers so many values; when there are more, it begins anew.
-
-    Half of the room is for whatever comes, the other half for what comes again: where far more different values come
-    than there is room for, most of them once, it would else be busy with forgetting, and useful to nobody.
-    """
-
-    __slots__ = ("_most", "_seen")
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-        self._seen: set[int] = set()
-        """Hashes of keys that came when half of the room was taken."""
-
-    def keep(self, key: K, value: V) -> V:
-        """Remember a value, or at least that it was here, and return it."""
-        if 2 * len(self) >= self._most and key not in self:
-            seen, known = self._seen, hash(key)
-            if known not in seen:
-                if len(seen) >= self._most:
-                    seen.clear()
-                seen.add(known)
-                return value
-            if len(self) >= self._most:
-                self.clear()
-                seen.clear()
-        self[key] = value
-        return value
 
 
 class _Form:
@@ -230,10 +197,10 @@ class Policy:
 
     def _forget(self) -> None:
         """Begin with memories of nothing."""
-        self._known: Memory[tuple[Any, ...], _Known] = Memory(MOST_ENDPOINTS)
-        self._forms: Memory[tuple[Any, ...], _Form] = Memory(MOST)
-        self._kinds: Memory[tuple[Any, ...], _Kind] = Memory(MOST)
-        self._steps: Memory[tuple[Any, ...], Steps] = Memory(MOST)
+        self._known: BoundedCache[tuple[Any, ...], _Known] = BoundedCache(MOST_ENDPOINTS)
+        self._forms: BoundedCache[tuple[Any, ...], _Form] = BoundedCache(MOST)
+        self._kinds: BoundedCache[tuple[Any, ...], _Kind] = BoundedCache(MOST)
+        self._steps: BoundedCache[tuple[Any, ...], Steps] = BoundedCache(MOST)
 
     def renewed(self, ruleset: Ruleset, version: int) -> Policy:
         """Return the policy of another ruleset, of which only users differ: just these are worked out.

@@ -13,11 +13,11 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import AsyncEngine, Ruling
-from headgate.policy.compiled import Memory
 from headgate.web.headers import (
     HeaderWriter,
     LimitFields,
@@ -68,7 +68,7 @@ class ClientAnswers(Generic[Field]):
         self._writer = HeaderWriter(headers, spelling)
         self._prepared = Prepared(self._prepare)
         self._no_store = spelling("Cache-Control")("no-store")
-        self._known = Memory[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_ANSWERS)
+        self._known = BoundedCache[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_ANSWERS)
         """The last answers by single limits: within a second, many are told the same of a limit. With what is prepared
         of the limit, so that nothing else gets its identity."""
 

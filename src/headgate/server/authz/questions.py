@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from headgate.cache import BoundedCache
 from headgate.core.address import IpAddress
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.core.plan import MAX_COST
-from headgate.policy.compiled import Memory
 from headgate.policy.facts import IDENTITIES
 from headgate.policy.request import InvalidRequest, principal_name
 from headgate.protos import message_class
@@ -100,7 +100,7 @@ class Questions:
     """Reads questions; settings of routes that were read before are remembered."""
 
     def __init__(self) -> None:
-        self._routes = Memory[tuple[tuple[str, str], ...], RouteSettings](_MOST_ROUTES)
+        self._routes = BoundedCache[tuple[tuple[str, str], ...], RouteSettings](_MOST_ROUTES)
 
     def read(self, message: bytes, metadata: Headers) -> AuthzQuestion:
         """Return what a message asks.

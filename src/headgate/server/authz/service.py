@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from time import monotonic, perf_counter_ns
 
+from headgate.cache import BoundedCache
 from headgate.core.errors import CostTooLarge, StoreError, UsageError
-from headgate.policy.compiled import Memory
 from headgate.policy.request import Request
 from headgate.server.api.checks import problem_of
 from headgate.server.authz import answers
@@ -60,7 +60,7 @@ class AuthorizationService:
         self._questions = Questions()
         self._clients = ClientAnswers(decisions.engine, headers, header)
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
-        self._in_time = Memory[float, Decisions](_MOST_TIMEOUTS)
+        self._in_time = BoundedCache[float, Decisions](_MOST_TIMEOUTS)
         self._log_at = 0.0
 
     async def check(self, call: UnaryCall) -> bytes:

@@ -19,13 +19,13 @@ from itertools import repeat
 
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.core.decision import Decision
 from headgate.core.plan import combine
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import RuleDecision, Ruling
 from headgate.engine.descriptors import Answered
-from headgate.policy.compiled import Memory
 from headgate.policy.envoy import EnvoyAnswer, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
@@ -111,7 +111,7 @@ class _Answers:
         self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
         self._body, self._has_metadata, self._per_unit, self._about = options.body, options.metadata, per_unit, about
         self._prepared = Prepared(self._prepare)
-        self._several = Memory[tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces]]](MOST_PREPARED)
+        self._several = BoundedCache[tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces]]](MOST_PREPARED)
         """What is prepared of limits that are told together, by their names and quotas; with these, so that no others
         get their identity."""
 
@@ -206,7 +206,7 @@ class RuleAnswers(_Answers):
     def __init__(self, options: RlsOptions, denies: Callable[[str], bool]) -> None:
         super().__init__(options, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
         self._denies = denies
-        self._known = Memory[tuple[object, ...], tuple[Sequence[Ruling], RlsAnswer]](MOST_ANSWERS)
+        self._known = BoundedCache[tuple[object, ...], tuple[Sequence[Ruling], RlsAnswer]](MOST_ANSWERS)
         """With the rulings, so that no other quota gets the identity of one of theirs."""
 
     def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
@@ -310,7 +310,7 @@ class TreeAnswers(_Answers):
     def __init__(self, options: RlsOptions, *, denies: bool = False) -> None:
         super().__init__(options, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
         self._denies = denies
-        self._known = Memory[tuple[object, ...], tuple[Answered, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
+        self._known = BoundedCache[tuple[object, ...], tuple[Answered, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
         """With what was answered, so that no other rule or quota gets the identity of one of its own."""
 
     def of(self, answered: Answered) -> tuple[EnvoyAnswer, RlsAnswer]:

@@ -11,13 +11,13 @@ from struct import pack
 
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
 from headgate.engine.written import write
-from headgate.policy.compiled import Memory
 from headgate.protos import framed, varint
 from headgate.web.headers import Numbers, Prepared
 
@@ -53,7 +53,7 @@ class RpcAnswers:
         self._prepared = Prepared(_prepare)
         self._count, self._remaining = _numbers(b"\x10"), _numbers(b"\x20")
         self._reset_at, self._retry_after = _numbers(b"\x28"), _numbers(b"\x30")
-        self._known = Memory[tuple[object, ...], tuple[LimitMessages, bytes]](MOST_ANSWERS)
+        self._known = BoundedCache[tuple[object, ...], tuple[LimitMessages, bytes]](MOST_ANSWERS)
         """With what is prepared of the limit, so that nothing else gets its identity."""
 
     def of(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
