@@ -173,6 +173,17 @@ def test_what_a_ruling_took_is_given_back_once(pair: Pair, endpoint: str, by_nam
     assert pair.both("peek", request) == before
 
 
+def test_the_answer_to_a_refund_is_what_a_check_would_be_told(pair: Pair) -> None:
+    request = Request({"apikey": "refunded"}, "/log")
+    rulings = pair.engine.check(request), pair.client.check(request)
+    pair.engine.refund(rulings[0])
+    pair.client.refund(rulings[1])
+    assert [pair.both("check", request).allowed for _ in range(5)] == [True, True, True, True, False]
+    assert not pair.engine.refund(rulings[0])
+    answer = pair.client.refund(rulings[1])
+    assert (answer.allowed, answer.decision) == (False, pair.client.peek(request).decision)
+
+
 def test_a_request_that_is_sent_again_is_counted_once(pair: Pair) -> None:
     request = Request({"user": "once"}, "/orders/1", "POST")
     first = pair.both("check_once", request, "order-1")
