@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,20 +49,31 @@ def _command(pid: int) -> bytes:
         return b""
 
 
+COMMAND = ("-m", "headgate.cli")
+
+
 class Gateway:
     """``headgate gateway`` with a file, once `started`.
 
     Args:
         folder: where its file is.
         file: what is in it.
+        environment: in addition to this process's.
+        program: what Python runs.
     """
 
-    def __init__(self, folder: Path, file: dict[str, Any], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file: dict[str, Any],
+        environment: dict[str, str] | None = None,
+        program: Sequence[str] = COMMAND,
+    ) -> None:
         self.folder, self.data = folder, file
         self.file = folder / "gateway.yaml"
         self.out, self.err = folder / "out", folder / "err"
         self.write(file)
-        command = [sys.executable, "-m", "headgate.cli", "gateway", str(self.file)]
+        command = [sys.executable, *program, "gateway", str(self.file)]
         if protector := shutil.which("setpriv"):
             command = [protector, "--pdeathsig", "TERM", *command]
         with self.out.open("wb") as said, self.err.open("wb") as complained:
@@ -158,12 +169,14 @@ class Gateway:
 
 
 @contextmanager
-def gateway(file: dict[str, Any], *, files: dict[str, str] | None = None) -> Iterator[Gateway]:
+def gateway(
+    file: dict[str, Any], *, files: dict[str, str] | None = None, program: Sequence[str] = COMMAND
+) -> Iterator[Gateway]:
     """A gateway that is being started, for the length of a with block, with other files in its folder."""
     with TemporaryDirectory(prefix="headgate-gateways-") as folder:
         for name, text in (files or {}).items():
             (Path(folder) / name).write_text(text)
-        found = Gateway(Path(folder), file)
+        found = Gateway(Path(folder), file, program=program)
         try:
             yield found
         finally:

@@ -216,8 +216,6 @@ class Client(threading.Thread):
         self._port, self._user, self._end = port, user, threading.Event()
         self.answers: list[dict[str, Any]] = []
         self.failures: list[Exception] = []
-        self.unsent: list[Exception] = []
-        """Those of the failures that may have met a connection which was closed while nothing was asked on it."""
         self.was_refused = False
 
     def run(self) -> None:
@@ -229,14 +227,10 @@ class Client(threading.Thread):
                 except OSError:
                     self.was_refused = True
                     continue
-                is_kept = False
             try:
                 self.answers.append(msgspec.json.decode(asked(connection, self._user, **self._headers)))
-                is_kept = True
             except (OSError, HTTPException, msgspec.DecodeError) as error:
                 self.failures.append(error)
-                if is_kept and isinstance(error, ConnectionError):
-                    self.unsent.append(error)
                 connection.close()
         connection.close()
 
@@ -270,11 +264,6 @@ class Clients:
     @property
     def failures(self) -> list[Exception]:
         return [failure for client in self.all for failure in client.failures]
-
-    @property
-    def losses(self) -> list[Exception]:
-        """Failures that no client has to expect: not those of a connection that was kept, and closed while idle."""
-        return [failure for client in self.all for failure in client.failures if failure not in client.unsent]
 
     def until_answered(self, more: int) -> None:
         """Wait until each client has so many more answers."""
