@@ -69,15 +69,14 @@ class _Asking:
 
     def _pending(self, step: Sequence[Question], answer: Callable[[], Any]) -> list[OpenQuestion]:
         """Return questions that are to be asked; one that cannot be written down is answered already, by the error."""
-        deadline = monotonic() + self._settings.timeout
-        return [self._open(each, deadline, answer()) for each in step]
+        return [self._open(each, self._settings.timeout, answer()) for each in step]
 
-    def _open(self, question: Question, deadline: float, answer: Any) -> OpenQuestion:
+    def _open(self, question: Question, seconds: float, answer: Any) -> OpenQuestion:
         try:
-            return OpenQuestion(self._encoded(question), deadline, answer, is_repeatable=question.is_repeatable)
+            return OpenQuestion(self._encoded(question), seconds, answer, is_repeatable=question.is_repeatable)
         except UsageError as error:  # which is nothing to the others of a batch
             answer.set_result(error)
-            return OpenQuestion(b"", deadline, answer, is_repeatable=False)
+            return OpenQuestion(b"", seconds, answer, is_repeatable=False)
 
 
 def _carried_by(
@@ -184,8 +183,8 @@ class AsyncClient(_Asking):
         if isinstance(step, str):
             return [await _fresh_rules(session, self._verbs)]
         if isinstance(step, Errand):
-            deadline = monotonic() + self._settings.timeout
-            errand = OpenQuestion(b"", deadline, session.loop.create_future(), is_repeatable=step.is_repeatable)
+            timeout = self._settings.timeout
+            errand = OpenQuestion(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
             session.run(errand, step.send)
             return [await self._answer(errand)]
         waiting = self._pending(step, session.loop.create_future)
@@ -197,7 +196,7 @@ class AsyncClient(_Asking):
             async with asyncio.timeout(pending.deadline - monotonic()):
                 return await pending.answer
         except TimeoutError:
-            return pending.given_up(self._settings.timeout)
+            return pending.given_up()
 
 
 class Client(_Asking):
@@ -318,8 +317,7 @@ class Client(_Asking):
                 thread.result(partial(_fresh_rules, session, self._verbs), 2 * RULES_SECONDS + self._settings.timeout)
             ]
         if isinstance(step, Errand):
-            deadline = monotonic() + self._settings.timeout
-            errand = OpenQuestion(b"", deadline, Future(), is_repeatable=step.is_repeatable)
+            errand = OpenQuestion(b"", self._settings.timeout, Future(), is_repeatable=step.is_repeatable)
             is_asked, waiting = thread.do(session.run, errand, step.send), [errand]
         else:
             waiting = self._pending(step, Future)
@@ -330,7 +328,7 @@ class Client(_Asking):
         try:
             return pending.answer.result(pending.deadline - monotonic())
         except (TimeoutError, CancelledError):
-            return pending.given_up(self._settings.timeout)
+            return pending.given_up()
 
 
 async def _fresh_rules(session: Session, verbs: ClientVerbs) -> Policy | UsageError | Unanswered:

@@ -175,7 +175,7 @@ class HttpTransport:
         self, method: str, path: str, body: bytes | None, seconds: float, more: Mapping[str, str] | None = None
     ) -> _Answer:
         headers = httpx.Headers({**self._headers, **more}) if more else self._headers
-        times = {"connect": seconds / 2, "read": seconds, "write": seconds, "pool": seconds}  # then another is asked
+        times = {"connect": seconds / 2, "pool": seconds}  # then another is asked; whoever asks bounds the whole
         request = httpx.Request(method, self._urls[path], headers=headers, content=body, extensions={"timeout": times})
         try:
             response = await self._http.handle_async_request(request)

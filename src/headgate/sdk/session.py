@@ -45,15 +45,16 @@ class OpenQuestion:
 
     Args:
         question: as its transport has it.
-        deadline: when to stop waiting, by the monotonic clock.
+        seconds: how long its answer is waited for, from now on.
         is_repeatable: whether it may be asked again though perhaps it was answered.
         answer: a future, of a thread or of an event loop; it is given an outcome, a UsageError, or Unanswered.
     """
 
-    __slots__ = ("answer", "deadline", "is_repeatable", "is_sent", "question")
+    __slots__ = ("answer", "deadline", "is_repeatable", "is_sent", "question", "seconds")
 
-    def __init__(self, question: bytes, deadline: float, answer: Any, *, is_repeatable: bool) -> None:
-        self.question, self.deadline, self.answer = question, deadline, answer
+    def __init__(self, question: bytes, seconds: float, answer: Any, *, is_repeatable: bool) -> None:
+        self.question, self.seconds, self.answer = question, seconds, answer
+        self.deadline = monotonic() + seconds
         self.is_repeatable, self.is_sent = is_repeatable, False
 
     def tell(self, outcome: Any) -> None:
@@ -61,13 +62,15 @@ class OpenQuestion:
         if not self.answer.done():
             self.answer.set_result(outcome)
 
-    def given_up(self, seconds: float) -> Unanswered:
+    def given_up(self) -> Unanswered:
         """Return what is known of it when its time is over."""
         self.answer.cancel()
         if self.is_sent:
-            unknown = OutcomeUnknown(f"the service did not answer in {seconds:g} s")
+            unknown = OutcomeUnknown(f"the service did not answer in {self.seconds:g} s")
             return Unanswered(Reason.OUTCOME_UNKNOWN, unknown, 1)
-        return Unanswered(Reason.STORE_UNAVAILABLE, StoreUnavailable(f"no node could be asked in {seconds:g} s"), 1)
+        return Unanswered(
+            Reason.STORE_UNAVAILABLE, StoreUnavailable(f"no node could be asked in {self.seconds:g} s"), 1
+        )
 
 
 class ServiceNode:
@@ -171,7 +174,7 @@ class Session:
         async def send(transport: Transport, _: Sequence[OpenQuestion], left: float) -> Sequence[FetchedRules | None]:
             return [await transport.rules(self._etag if stand_in.has_rules else "", left)]
 
-        errand = OpenQuestion(b"", monotonic() + seconds, self.loop.create_future(), is_repeatable=True)
+        errand = OpenQuestion(b"", seconds, self.loop.create_future(), is_repeatable=True)
         self.run(errand, send)
         outcome: FetchedRules | UsageError | Unanswered | None = await errand.answer
         if isinstance(outcome, Unanswered):
@@ -298,7 +301,8 @@ class Session:
             async with asyncio.timeout(left):
                 outcomes = list(await send(node.transport, waiting, left))
         except TimeoutError:
-            error: StoreError = OutcomeUnknown(f"{node.endpoint} did not answer in {left:g} s")
+            seconds = max(each.seconds for each in waiting)  # as callers said; other nodes may have had some
+            error: StoreError = OutcomeUnknown(f"{node.endpoint} did not answer in {seconds:g} s")
         except UsageError as mistake:
             node.answered(ticket)
             return mistake
