@@ -18,8 +18,8 @@ import msgspec
 from benchmarks.gateway.cases import USERS, Case, cases, envoy, file, path
 from benchmarks.on_redis.servers import START_SECONDS, Server, free_port, redis_server
 from benchmarks.service import servers
+from benchmarks.service.asking import WrongAnswer
 from benchmarks.service.load import PATIENCE, LoadError, read_h2load, require
-from benchmarks.service.measuring import WrongAnswer
 from benchmarks.service.servers import Command, Cores, Setup, processes, running, used_ns
 from benchmarks.timing import Figure, Pace, alternate
 from headgate.gateway.envoy import program

@@ -57,6 +57,10 @@ def limitador_limits(limit: int = PLENTY) -> str:
     )
 
 
+class WrongAnswer(AssertionError):
+    """A server did not answer as it should, so its figures would mean nothing."""
+
+
 class Wire(StrEnum):
     """Which protocol carries it."""
 
@@ -74,7 +78,7 @@ class Question:
     body_of: Callable[[int], bytes]
     """What the user of a number asks. A gRPC message has no prefix here."""
     is_allowed: Callable[[bytes], bool]
-    """Whether a body, or a message, says so."""
+    """Whether a body, or a message, says so. Raises WrongAnswer if it says neither."""
     template: str = ""
     """The body over HTTP, not yet filled in."""
     random: bool = False
@@ -209,17 +213,32 @@ GRPC_CHECK = Question(
 
 def throttlecrab_http(limit: int) -> Question:
     """Ask throttlecrab, whose callers say the limit."""
-    asked = {"key": f"{limit} {{user}}", "max_burst": limit, "count_per_period": limit, "period": YEAR, "quantity": 1}
+    burst, cost = _throttlecrab_limit(limit)
+    asked = {
+        "key": f"{limit} {{user}}",
+        "max_burst": burst,
+        "count_per_period": burst,
+        "period": YEAR,
+        "quantity": cost,
+    }
     return _http(f"throttlecrab-http-{limit}", "/throttle", msgspec.json.encode(asked).decode(), _json_allows)
 
 
 def throttlecrab_grpc(limit: int) -> Question:
     """Ask throttlecrab over gRPC."""
+    burst, cost = _throttlecrab_limit(limit)
 
     def body(number: int) -> bytes:
-        return text(1, f"{limit} {user(number)}") + varint(2, limit) + varint(3, limit) + varint(4, YEAR) + varint(5, 1)
+        return (
+            text(1, f"{limit} {user(number)}") + varint(2, burst) + varint(3, burst) + varint(4, YEAR) + varint(5, cost)
+        )
 
     return Question(f"throttlecrab-grpc-{limit}", Wire.GRPC, "/throttlecrab.RateLimiter/Throttle", body, _first_is_one)
+
+
+def _throttlecrab_limit(limit: int) -> tuple[int, int]:
+    """Return the burst to ask for, and the cost. It never refuses with a burst of one: two are taken at once."""
+    return (limit, 1) if limit > 1 else (2, 2)
 
 
 def gubernator_http(limit: int) -> Question:
@@ -235,7 +254,9 @@ def gubernator_http(limit: int) -> Question:
 
     def is_allowed(body: bytes) -> bool:
         (answer,) = msgspec.json.decode(body)["responses"]
-        return not answer.get("error") and answer.get("status") != "OVER_LIMIT"
+        if answer.get("error"):
+            raise WrongAnswer(answer["error"])
+        return bool(answer["status"] == "UNDER_LIMIT")
 
     return _http(f"gubernator-http-{limit}", "/v1/GetRateLimits", template, is_allowed)
 
@@ -250,8 +271,10 @@ def gubernator_grpc(limit: int) -> Question:
         return text(1, asked)
 
     def is_allowed(message: bytes) -> bool:
-        """The first field of the only answer is its status, and left out while that is 0, under the limit."""
-        return not message.startswith(b"\x08\x01", 2)
+        """The only answer begins with its status, or with the limit while that is 0, under the limit."""
+        if message[2:3] not in {b"\x08", b"\x10"}:
+            raise WrongAnswer(repr(message))
+        return message.startswith(b"\x10", 2)
 
     return Question(f"gubernator-grpc-{limit}", Wire.GRPC, "/pb.gubernator.V1/GetRateLimits", body, is_allowed)
 

@@ -16,11 +16,11 @@ from typing import Any
 import grpc
 import msgspec
 
-from benchmarks.on_redis.servers import Server, redis_server
+from benchmarks.on_redis.servers import Server, ServerError, redis_server
 from benchmarks.service import servers
-from benchmarks.service.asking import CHECK, USERS, Wire, check, filled, rules, user
+from benchmarks.service.asking import CHECK, USERS, Wire, WrongAnswer, check, filled, rules, user
 from benchmarks.service.figures import Cost, Costs
-from benchmarks.service.load import Load, Loader, require
+from benchmarks.service.load import Load, Loader, LoadError, require
 from benchmarks.service.rows import OURS, Row, all_rows
 from benchmarks.service.servers import PROGRAMS, Cores, Served, Setup
 from benchmarks.timing import Figure, Pace, alternate, time_calls
@@ -42,10 +42,6 @@ DATABASES = 64
 _JSON = {"content-type": "application/json"}
 OTHER = "other "
 """What the id of a row begins with that is asked of the Headgate of another environment."""
-
-
-class WrongAnswer(AssertionError):
-    """A server did not answer as it should, so its figures would mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +72,8 @@ class ServiceResults:
     versions: dict[str, str]
     missing: tuple[str, ...] = ()
     """Services of others that are not on the path."""
+    failed: tuple[str, ...] = ()
+    """Ids of rows of others that could not be measured: the service does not start, or answers otherwise."""
 
 
 @dataclass(slots=True)
@@ -171,12 +169,17 @@ class Subject:
 
 
 def chosen(amount: Amount) -> dict[str, Row]:
-    """Return the rows that are asked for and whose programs are here."""
-    return {
+    """Return the rows that are asked for and whose programs are here. Raises LoadError if none is."""
+    found = {
         name: row
         for name, row in all_rows().items()
         if (not amount.rows or re.fullmatch(amount.rows, name)) and row.setup.is_here
     }
+    if not found:
+        raise LoadError(
+            f"no row that can be measured here is called {amount.rows!r}: there are {', '.join(all_rows())}"
+        )
+    return found
 
 
 def steps(amount: Amount) -> int:
@@ -195,25 +198,35 @@ def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
     require()
     with ExitStack() as stack:
         store = stack.enter_context(_pinned_redis(Cores.split()))
-        found = measure(_subjects(stack, chosen(amount), amount, store), amount, done)
+        subjects = _subjects(stack, chosen(amount), amount, store, done)
+        found = measure(subjects, amount, done)
     for name in PROMPT if amount.latency else ():
         if name in found:
-            found[name] = _with_latency(found[name], name, amount)
+            found[name] = _with_latency(found[name], name, amount, done)
             done(told(found[name]))
     versions = {name: servers.version(name) for name in ("nginx", "wrk", "h2load")}
     observed = observing(amount.pace)
     done(f"observing: {observed.best / 1000:.2f} us")
     missing = tuple(program for program in PROGRAMS if not Setup(program).is_here)
-    return ServiceResults(Costs(found), observed, Cores.split(), versions, missing)
+    failed = tuple(name for name in chosen(amount) if name not in found)
+    return ServiceResults(Costs(found), observed, Cores.split(), versions, missing, failed)
 
 
 def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str], None]) -> dict[str, Cost]:
-    """Let all take turns."""
+    """Let all take turns; a service of others that does not answer as its row says is left out."""
+    able: dict[str, Subject] = {}
     for name, subject in subjects.items():
-        subject.prepare(amount.seconds if amount.warm_up else 0)
-        done(f"{name}: answers rightly, about {subject.rate:,.0f}/s")
-    times = alternate({name: _turn(subject, amount.seconds) for name, subject in subjects.items()}, amount.pace)
-    costs = {name: subject.cost(times[name]) for name, subject in subjects.items()}
+        try:
+            subject.prepare(amount.seconds if amount.warm_up else 0)
+        except (WrongAnswer, LoadError) as error:
+            if subject.row.setup.program not in PROGRAMS:
+                raise
+            done(f"{name}: left out: {error}")
+        else:
+            able[name] = subject
+            done(f"{name}: answers rightly, about {subject.rate:,.0f}/s")
+    times = alternate({name: _turn(subject, amount.seconds) for name, subject in able.items()}, amount.pace)
+    costs = {name: subject.cost(times[name]) for name, subject in able.items()}
     for cost in costs.values():
         done(told(cost))
     return costs
@@ -245,8 +258,10 @@ def observing(pace: Pace) -> Figure:
         recorder.close()
 
 
-def _subjects(stack: ExitStack, rows: Mapping[str, Row], amount: Amount, store: Server) -> dict[str, Subject]:
-    """Start a server for each setup, and say how it is asked."""
+def _subjects(
+    stack: ExitStack, rows: Mapping[str, Row], amount: Amount, store: Server, done: Callable[[str], None]
+) -> dict[str, Subject]:
+    """Start a server for each setup, and say how it is asked; those of others that do not start are left out."""
     running: dict[tuple[Setup, str], Served] = {}
     databases = iter(range(DATABASES))
 
@@ -261,7 +276,12 @@ def _subjects(stack: ExitStack, rows: Mapping[str, Row], amount: Amount, store: 
 
     found = {}
     for name, row in rows.items():
-        found[name] = subject(row, sys.executable, row.setup.program)
+        try:
+            found[name] = subject(row, sys.executable, row.setup.program)
+        except ServerError as error:
+            if row.setup.program not in PROGRAMS:
+                raise
+            done(f"{name}: left out: {error}")
         if row.is_ours and amount.other:
             found[OTHER + name] = subject(row, amount.other, f"other {OURS}")
     return found
@@ -271,12 +291,12 @@ def _turn(subject: Subject, seconds: float) -> Callable[[int], float]:
     return lambda _: subject.round(seconds)
 
 
-def _with_latency(cost: Cost, name: str, amount: Amount) -> Cost:
+def _with_latency(cost: Cost, name: str, amount: Amount, done: Callable[[str], None]) -> Cost:
     """Ask a server at half of its highest rate. It is alone: idle ones wake up with every second, all on its core."""
     rate = 1e9 / cost.time.best / 2
     with ExitStack() as stack:
         store = stack.enter_context(_pinned_redis(Cores.split()))
-        subject = _subjects(stack, {name: all_rows()[name]}, replace(amount, other=""), store)[name]
+        subject = _subjects(stack, {name: all_rows()[name]}, replace(amount, other=""), store, done)[name]
         subject.prepare(amount.seconds)
         found = [subject.loader.at_rate(rate, amount.seconds) for _ in range(RUNS)]
     typical = sorted(found, key=lambda each: each.p99)[len(found) // 2]

@@ -119,6 +119,7 @@ def render(results: ServiceResults) -> str:
         "### Service: requests\n",
         COSTS,
         *([f"Not on the path, and not measured: {', '.join(results.missing)}.\n"] if results.missing else []),
+        *([f"On the path, but left out, for they failed: {', '.join(results.failed)}.\n"] if results.failed else []),
         _costs(costs),
     ]
     if any(name.startswith(OTHER) for name in costs.rows):

@@ -213,12 +213,18 @@ def _limitador(setup: Setup, folder: Path, ports: tuple[int, int], store: str) -
 
 
 def _gubernator(ports: tuple[int, int]) -> Command:
+    """Return how to start Gubernator as a cluster of one: without members, nobody is in charge of a key."""
     http, grpc = ports
+    itself = f"127.0.0.1:{free_port()}"
     environment = {
         "GUBER_HTTP_ADDRESS": f"127.0.0.1:{http}",
         "GUBER_GRPC_ADDRESS": f"127.0.0.1:{grpc}",
-        "GUBER_PEER_DISCOVERY_TYPE": "none",
+        "GUBER_PEER_DISCOVERY_TYPE": "member-list",
+        "GUBER_MEMBERLIST_ADDRESS": itself,
+        "GUBER_MEMBERLIST_BIND_ADDRESS": itself,
+        "GUBER_MEMBERLIST_KNOWN_NODES": itself,
         "GUBER_LOG_LEVEL": "error",
+        "OTEL_TRACES_EXPORTER": "none",
     }
     return Command(["gubernator"], ports, environment)
 

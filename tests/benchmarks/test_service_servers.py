@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.on_redis.servers import Server, ServerError, redis_server
 from benchmarks.service import servers
-from benchmarks.service.asking import HTTP_CHECK, rules
-from benchmarks.service.measuring import Amount, Subject, WrongAnswer, chosen, observing, post
+from benchmarks.service.asking import HTTP_CHECK, Question, Wire, WrongAnswer, gubernator_grpc, gubernator_http, rules
+from benchmarks.service.load import LoadError
+from benchmarks.service.measuring import Amount, Subject, chosen, measure, observing, post, run
+from benchmarks.service.report import render
 from benchmarks.service.rows import all_rows, floors
 from benchmarks.service.servers import PROGRAMS, Cores, Setup, started
 from benchmarks.timing import Pace
@@ -133,6 +136,46 @@ def test_the_services_of_others_answer_as_their_rows_say(name: str, redis: Serve
         subject = Subject(name, row, served, CORES, 10)
         subject.prepare(0)
         assert subject.round(0.1) > 0
+
+
+def test_a_service_of_others_that_does_not_start_is_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "gubernator"
+    broken.write_text("#!/bin/sh\necho cannot >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    told: list[str] = []
+    amount = Amount(0.1, ONCE, users=10, warm_up=False, rows="floor|gubernator_http", latency=False)
+    results = run(amount, told.append)
+    assert results.failed == ("gubernator_http",)
+    assert list(results.costs.rows) == ["floor"]
+    assert any("gubernator_http: left out: a server does not start" in each for each in told)
+    assert "On the path, but left out, for they failed: gubernator_http.\n" in render(results)
+
+
+def test_a_service_of_others_that_answers_otherwise_is_left_out_but_ours_is_not() -> None:
+    told: list[str] = []
+    amount = Amount(0.1, ONCE, users=1, warm_up=False)
+    with started(ROWS["floor"].setup, CORES) as served:  # which refuses nobody
+        floor = Subject("nginx", ROWS["floor"], served, CORES, 1)
+        other = Subject("throttlecrab-server", all_rows()["throttlecrab_http_denied"], served, CORES, 1)
+        assert list(measure({"floor": floor, "other": other}, amount, told.append)) == ["floor"]
+        assert any(each.startswith("other: left out: throttlecrab-server") for each in told)
+        with pytest.raises(WrongAnswer):
+            measure({"ours": Subject("headgate", ROWS["http_denied"], served, CORES, 1)}, amount, told.append)
+
+
+@pytest.mark.parametrize("failing", [gubernator_http(1), gubernator_grpc(1)])
+def test_an_error_of_gubernator_is_not_taken_for_a_refusal(failing: Question) -> None:
+    answer = b'{"responses":[{"status":"UNDER_LIMIT","error":"no peers"}]}'
+    with pytest.raises(WrongAnswer, match="no peers"):
+        failing.is_allowed(answer if failing.wire is Wire.HTTP else b"\x0a\x0a\x2a\x08no peers")
+
+
+def test_rows_that_do_not_exist_are_an_error_that_names_those_that_do() -> None:
+    with pytest.raises(LoadError, match=r"no row .* is called 'htpp': there are floor, .*http, "):
+        chosen(Amount(0, ONCE, rows="htpp"))
 
 
 def test_the_cores_are_shared_where_there_are_not_enough() -> None:
