@@ -282,8 +282,62 @@ class TestRules:
             assert await ids("offset=1&limit=1") == ["all-ip"]
             page = (await admin.ask("GET", "/api/v1/rules?limit=2")).json()
             assert (page["total"], page["next"]) == (3, 2)
-            for bad in ("limit=0", "limit=9999", "offset=-1", "sort=height", "enabled=perhaps"):
-                assert (await admin.ask("GET", f"/api/v1/rules?{bad}")).status_code == 400, bad
+
+        on(sqlite, work)
+
+    @pytest.mark.parametrize(
+        ("path", "name", "said"),
+        [
+            ("rules?limit=0", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
+            ("rules?limit=9999", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
+            ("rules?limit=ten", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
+            ("rules?offset=-1", "offset", "is not a whole number from 0 to 10000000 (items to leave out)"),
+            ("rules?enabled=perhaps", "enabled", "is not true or false"),
+            ("rules?sort=height", "sort", "is not one of position, id, updated_at, -id, -updated_at"),
+            ("usage?outcome=late", "outcome", "is not one of allowed, denied, shadow_allowed"),
+            ("audit?since=today", "since", "(microseconds since the epoch)"),
+            (f"rules?search={'x' * 201}", "search", "is not text of 0 to 200 characters"),
+            ("rules/a%20b", "rule_id", "is not the id of a rule, 1 to 64 of A-Z"),
+            ("rules?limit=1&limit=2", "limit", "is there more than once"),
+            ("rules/orders-user/what-if", "limit", "is missing; it is a whole number from 1 to"),
+            ("rules?teir=gold", "teir", "is unknown; tier may be meant: text"),
+            ("rules?Enabled=false", "Enabled", "is unknown; enabled may be meant: true or false"),
+            ("users?colour=red", "colour", "is unknown; there are tier, offset, limit"),
+            ("audit?actor=a&actr", "actr", "is unknown; actor may be meant"),
+            ("keys?role=admin", "role", "is unknown; there are no parameters here"),
+        ],
+    )
+    def test_a_parameter_that_is_wrong_is_named_with_what_would_be_right(
+        self, sqlite: str, path: str, name: str, said: str
+    ) -> None:
+        async def work(admin: Admin) -> None:
+            answer = await admin.ask("GET", f"/api/v1/{path}")
+            assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+            assert f"not acceptable in the URL: '{name}'" in answer.json()["detail"]
+            assert [error["pointer"] for error in answer.json()["errors"]] == [name]
+            assert said in answer.json()["errors"][0]["detail"]
+
+        on(sqlite, work)
+
+    def test_every_route_refuses_a_parameter_that_it_does_not_know(self, sqlite: str) -> None:
+        """Also those that change something, and then nothing is changed: a dry run must not be lost to a letter."""
+
+        async def work(admin: Admin) -> None:
+            for method, path in await routes_of(admin):
+                answer = await admin.ask(method, f"{path}?dryrun=true", {})
+                assert answer.status_code == 400, (method, path)
+                assert answer.json()["errors"][0]["pointer"] == "dryrun", (method, path, answer.text)
+            applied = await admin.ask("POST", "/api/v1/apply?dryrun=true&dry_runs=1", {"version": 1, "rules": []})
+            assert [error["pointer"] for error in applied.json()["errors"]] == ["dry_runs", "dryrun"]
+            assert all("dry_run may be meant: true or false" in e["detail"] for e in applied.json()["errors"])
+            assert await admin.catalog.revision() == 1
+
+        on(sqlite, work)
+
+    def test_a_body_of_another_kind_is_told_as_the_body(self, sqlite: str) -> None:
+        async def work(admin: Admin) -> None:
+            answer = await admin.ask("POST", "/api/v1/explain", [1])
+            assert answer.json()["errors"] == [{"pointer": "", "detail": "Expected `object`, got `array`"}]
 
         on(sqlite, work)
 

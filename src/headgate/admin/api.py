@@ -20,6 +20,7 @@ from litestar.types import ASGIApp
 
 from headgate.admin.openapi import document_of
 from headgate.admin.page import PAGE, SCRIPT, STYLE
+from headgate.admin.parameters import parameters_of, query_guard
 from headgate.admin.problems import explained, methods_of
 from headgate.admin.routes import operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
@@ -89,6 +90,7 @@ def application(
         logging_config=None,
     )
     app.state.document = document()
+    app.state.parameters = parameters_of(msgspec.json.decode(app.state.document))
     app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
     return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes, deprecations=deprecations)
 
@@ -103,6 +105,10 @@ def document() -> bytes:
 
 
 _HANDLERS: list[Any] = [
-    Router(API, route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES], guards=[role_guard]),
+    Router(
+        API,
+        route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES],
+        guards=[role_guard, query_guard],
+    ),
     *(healthz, docs, style, script, openapi),
 ]

@@ -14,6 +14,7 @@ from litestar.routes import HTTPRoute
 
 from headgate.admin.catalog import UnknownObject, VersionConflict
 from headgate.admin.database import DatabaseError
+from headgate.admin.parameters import InvalidParameters, taken, unfit
 from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
 from headgate.core.errors import HeadgateError, UsageError
@@ -48,12 +49,16 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
             return of_status(status, str(error))
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         found = [each for each in error.extra if isinstance(each, dict)]
-        faults = tuple((pointer(str(each.get("key", ""))), str(each.get("message", ""))) for each in found[:100])
+        faults = tuple((_place(str(each.get("key", ""))), str(each.get("message", ""))) for each in found[:100])
         return bad_request("the request is not acceptable; nothing was changed", faults)
     if isinstance(error, HTTPException):
         return of_status(error.status_code, error.detail)
     _LOG.error("an error of ours", exc_info=error)
     return of_status(500, "this is a defect of Headgate; its log has the details")
+
+
+def _place(key: str) -> str:
+    return pointer(key) if key != "data" else ""  # which is what routes call the body as a whole
 
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
@@ -70,8 +75,14 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 def explained(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer an error with its problem document."""
+    if isinstance(error, ValidationException) and isinstance(error.extra, list):
+        faults = unfit(taken(request), error.extra)
+        error = InvalidParameters(faults) if faults else error
     is_conditional = "if-match" in request.headers or "if-none-match" in request.headers
-    problem = problem_of(error, is_conditional=is_conditional)
+    if isinstance(error, InvalidParameters):
+        problem = bad_request(str(error), error.faults)
+    else:
+        problem = problem_of(error, is_conditional=is_conditional)
     headers, path = {}, request.scope["path"]
     if isinstance(error, NotFoundException):
         problem = of_status(404, f"there is nothing at {short(path)}; /docs has what there is")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from litestar import Request
@@ -31,9 +32,20 @@ Json = dict[str, Any]
 Admin = NamedDependency[AdminService]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000_000, description="Items to leave out.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=MOST, description="Items of a page, at most.")]
-RuleId = Annotated[str, PathParameter(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$", description="The id of a rule.")]
+Moment = Annotated[int | None, QueryParameter(ge=0, le=2**53, description="Microseconds since the epoch.")]
+RuleId = Annotated[
+    str,
+    PathParameter(
+        pattern=r"^[A-Za-z0-9_.:/-]{1,64}$", description="The id of a rule, 1 to 64 of A-Z a-z 0-9 _ . : / -"
+    ),
+]
 UserId = Annotated[str, PathParameter(min_length=1, max_length=512, description="The value of the principal `user`.")]
 Name = Annotated[str, PathParameter(min_length=1, max_length=64)]
+
+
+def one_of(names: Sequence[str]) -> QueryParameter:
+    """Declare a parameter of a query that is one of some words."""
+    return QueryParameter(enum=names, pattern=f"^({'|'.join(names)})$")
 
 
 async def role_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

@@ -11,7 +11,7 @@ from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.keys import ApiKey, KeyRole
-from headgate.admin.routes.asking import Admin, Json, Limit, Name, Offset, actor_of
+from headgate.admin.routes.asking import Admin, Json, Limit, Moment, Name, Offset, actor_of
 from headgate.policy.times import moment_text
 
 
@@ -81,8 +81,8 @@ async def list_audit(
     action: FromQuery[str | None] = None,
     kind: FromQuery[str | None] = None,
     subject: FromQuery[str | None] = None,
-    since: Annotated[int | None, QueryParameter(ge=0, le=2**53, description="Microseconds since the epoch.")] = None,
-    until: Annotated[int | None, QueryParameter(ge=0, le=2**53, description="Microseconds since the epoch.")] = None,
+    since: Moment = None,
+    until: Moment = None,
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:

@@ -24,6 +24,7 @@ from headgate.admin.routes.asking import (
     decoded,
     etag,
     expected_version,
+    one_of,
 )
 from headgate.admin.service import SORTS
 from headgate.core.errors import UsageError
@@ -45,7 +46,7 @@ async def list_rules(
     tier: FromQuery[str | None] = None,
     enabled: FromQuery[bool | None] = None,
     search: Annotated[str | None, QueryParameter(max_length=200, description="Text in id, name or endpoint.")] = None,
-    sort: Annotated[str, QueryParameter(pattern="^(" + "|".join(SORTS) + ")$")] = "position",
+    sort: Annotated[str, one_of(SORTS)] = "position",
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:

@@ -8,11 +8,10 @@ from litestar import get
 from litestar.params import QueryParameter
 
 from headgate.admin.keys import KeyRole
-from headgate.admin.routes.asking import Admin, Json, Limit, Offset, RuleId
+from headgate.admin.routes.asking import Admin, Json, Limit, Moment, Offset, RuleId, one_of
 from headgate.admin.usage import OUTCOMES, STEPS
 from headgate.observe.principal_use import LONGEST_WINDOW_US
 
-Moment = Annotated[int | None, QueryParameter(ge=0, le=2**53, description="Microseconds since the epoch.")]
 RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", description="The id of a rule.")]
 
 
@@ -20,10 +19,10 @@ RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", des
 async def list_usage(
     admin: Admin,
     rule_id: RuleName = None,
-    outcome: Annotated[str | None, QueryParameter(pattern="^(" + "|".join(OUTCOMES) + ")$")] = None,
+    outcome: Annotated[str | None, one_of(OUTCOMES)] = None,
     since: Moment = None,
     until: Moment = None,
-    step: Annotated[str, QueryParameter(pattern="^(" + "|".join(STEPS) + ")$")] = "minute",
+    step: Annotated[str, one_of(STEPS)] = "minute",
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:
