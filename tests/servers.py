@@ -1,7 +1,7 @@
 """Real servers for tests: each on a free port of the loopback, in a folder of its own, ended by its process id.
 
 They end with the process that started them, even if that is killed. All parts of a test run, and several runs at once,
-may start servers: a port that somebody else was quicker to take is left to them.
+may start servers: none gets the port of another, also while that one is not running.
 """
 
 from __future__ import annotations
@@ -26,18 +26,32 @@ START_SECONDS = 60
 _ATTEMPTS = 20
 _LAUNCHER = ThreadPoolExecutor(1, "servers")
 """Starts all servers: the kernel ends a child when the thread that started it is gone, and this one stays."""
+_RESERVED: dict[int, socket.socket] = {}
+"""What keeps a port from others, by port."""
 
 
 def free_port() -> int:
-    """Return a port that is free now, and not one that the system might give to a client's end of a connection."""
+    """Return a port that was free, and not one that the system might give to a client's end of a connection.
+
+    No other process gets it from here until this one ends or releases it. Whoever connects to it is refused until a
+    server listens there, which may be any that binds with SO_REUSEADDR, as servers do.
+    """
     while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        port, reserved = random.randrange(10_000, 32_000), socket.socket()
+        try:
+            reserved.bind(("127.0.0.1", port))
+        except OSError:
+            reserved.close()
+            continue
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind: nobody else may have it so far
+        _RESERVED[port] = reserved
+        return port
+
+
+def release_port(port: int) -> None:
+    """Give back a port of `free_port`, if it is one."""
+    if reserved := _RESERVED.pop(port, None):
+        reserved.close()
 
 
 def until(seen: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
@@ -53,7 +67,8 @@ class RedisServer:
 
     Args:
         folder: where it runs.
-        options: more lines of its configuration, such as ``"maxmemory 1mb"``.
+        options: more lines of its configuration, such as ``"maxmemory 1mb"``. In them ``{bus}`` is another free port,
+            that of the cluster bus where there is one.
         password: what it wants to hear from its clients.
         in_cluster: it is to become a node of a cluster.
         sentinel: it is a sentinel, and keeps no data.
@@ -97,6 +112,7 @@ class RedisServer:
             log = self._file("log").read_text()
             assert self._may_move, log
             assert "Failed listening on port" in log or "bind: Address already in use" in log, log
+            self._release()
             self.port, self.bus = free_port(), free_port()
         raise AssertionError("no port is free")
 
@@ -125,7 +141,7 @@ class RedisServer:
             yield from (f"requirepass {self.password}", f"masterauth {self.password}")
         if self.in_cluster:
             yield from ("cluster-enabled yes", f"cluster-port {self.bus}", f"cluster-config-file {self.port}.nodes")
-        yield from self.options
+        yield from (line.replace("{bus}", str(self.bus)) for line in self.options)
 
     def _file(self, kind: str) -> Path:
         return self.folder / f"redis-{self.port}.{kind}"
@@ -195,6 +211,15 @@ class RedisServer:
             self.process.wait()
             self.process = None
 
+    def end(self) -> None:
+        """Stop it for good."""
+        self.stop()
+        self._release()
+
+    def _release(self) -> None:
+        for port in (self.port, self.bus):
+            release_port(port)
+
 
 @contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
@@ -238,4 +263,4 @@ def ending(servers: list[RedisServer]) -> Iterator[None]:
         yield
     finally:
         for server in servers:
-            server.stop()
+            server.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,16 @@ def test_a_port_that_is_taken_is_left_to_its_owner(monkeypatch: pytest.MonkeyPat
             assert other.ask("DBSIZE") == 0
         finally:
             server.stop()
+
+
+def test_a_port_stays_with_its_server_while_that_does_not_run() -> None:
+    with redis_server() as server:
+        server.stop()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+        assert server.start().ask("PING") == b"PONG"
 
 
 def test_a_folder_is_removed_with_its_server() -> None:

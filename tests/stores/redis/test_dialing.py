@@ -16,13 +16,12 @@ import pytest
 
 from headgate.core.errors import StoreError, StoreUnavailable
 from headgate.core.plan import Call, Plan, Verb
-from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.stores.redis.dialing import Names
 from headgate.testing.conformance import family
 from tests.server.process.service import Service, service
-from tests.servers import RedisServer, free_port, redis_server, until
-from tests.stores.redis.load import resumed
+from tests.servers import RedisServer, redis_server, until
+from tests.stores.redis.load import lasting, resumed
 
 Open = Callable[[str], Store]
 HOST = "store.example"
@@ -32,7 +31,7 @@ _SERVER = [("cert", "cert"), ("key", "key"), ("ca-cert", "cert")]
 
 
 def a_plan() -> Plan:
-    return family(Quota(1000, 3600 * 1_000_000)).plan("ada")
+    return family(lasting(1000)).plan("ada")
 
 
 def certify(folder: Path) -> None:
@@ -49,13 +48,13 @@ def certify(folder: Path) -> None:
 class TlsServer:
     """A server that shows a certificate and wants to see the same one; and files of a client, all in one folder."""
 
-    def __init__(self, folder: Path, server: RedisServer, port: int) -> None:
-        self.folder, self._server, self._port = folder, server, port
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        self.folder, self._server = folder, server
 
     @property
     def address(self) -> str:
         files = "&".join(f"{use}={self.folder}/client/{name}.pem" for use, name in _CLIENT)
-        return f"rediss://127.0.0.1:{self._port}?timeout=5&connect_timeout=5&{files}"
+        return f"rediss://127.0.0.1:{self._server.bus}?timeout=5&connect_timeout=5&{files}"
 
     def rotate(self) -> None:
         """Let the server use a new certificate, and trust only that; connections end."""
@@ -75,10 +74,9 @@ class TlsServer:
 def tls(tmp_path: Path) -> Iterator[TlsServer]:
     certify(tmp_path / "server")
     shutil.copytree(tmp_path / "server", tmp_path / "client")
-    port = free_port()
     files = [f"tls-{use}-file {tmp_path}/server/{name}.pem" for use, name in _SERVER]
-    with redis_server(f"tls-port {port}", *files, "tls-auth-clients yes") as server:
-        yield TlsServer(tmp_path, server, port)
+    with redis_server("tls-port {bus}", *files, "tls-auth-clients yes") as server:
+        yield TlsServer(tmp_path, server)
 
 
 def test_certificates_that_are_replaced_are_used_without_a_restart(
