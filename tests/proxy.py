@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATIENCE = 20
+PATIENCE = 60
 """Seconds after which a connection of the proxy is given up, whatever happens."""
 
 
