@@ -43,9 +43,9 @@ class Proxy:
 
     def close(self) -> None:
         self.open.set()
-        for end in [self._listener, *self._sockets]:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        self._hang_up(self._listener)
+        self._threads[0].join(PATIENCE)  # whom it let in last is hung up on as well
+        self._hang_up(*self._sockets)
         for thread in self._threads:
             thread.join(PATIENCE)
         for end in [self._listener, *self._sockets]:
@@ -57,7 +57,11 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target), PATIENCE)
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target), PATIENCE)
+            except OSError:  # nobody is there now
+                client.close()
+                continue
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 end.settimeout(PATIENCE)
