@@ -171,36 +171,32 @@ def test_a_forked_child_asks_on_its_own(found: Service) -> None:
 @TRANSPORTS
 def test_a_client_that_is_closed_while_others_ask_answers_them(found: Service, scheme: str) -> None:
     client = Client(address(found, scheme), timeout=30)
-    ending = threading.Event()
+    ending, asked = threading.Event(), threading.Semaphore(0)
 
-    def ask() -> int:
-        asked = 0
+    def ask() -> None:
         while not ending.is_set():
             assert isinstance(client.check(ORDER), Ruling)
-            asked += 1
-        return asked
+            asked.release()
 
     with ThreadPoolExecutor(4) as threads:
         asking = [threads.submit(ask) for _ in range(4)]
         for _ in range(5):
-            client.check(ORDER)
+            assert asked.acquire(timeout=SECONDS)
             client.close()  # the next question opens it again
         ending.set()
-        assert sum(each.result(SECONDS) for each in asking) > 0
+        for each in asking:
+            each.result(SECONDS)
     client.close()
 
 
 def test_a_client_that_nobody_closed_leaves_no_thread(found: Service) -> None:
+    before = set(threading.enumerate())  # other tests may have left one that is about to end
     client = Client(address(found, "http"), timeout=30)
     client.check(ORDER)
-    assert "headgate-sdk" in names()
+    (own,) = [each for each in threading.enumerate() if each.name == "headgate-sdk" and each not in before]
     del client
     gc.collect()
-    until(lambda: "headgate-sdk" not in names(), "its thread ends")
-
-
-def names() -> list[str]:
-    return [thread.name for thread in threading.enumerate()]
+    until(lambda: not own.is_alive(), "its thread ends")
 
 
 @TRANSPORTS

@@ -86,6 +86,19 @@ class Load:
         until(lambda: sum(map(what, self.rulings[begin:])) >= times, "such rulings", SECONDS)
 
 
+def has_rules(client: Client | AsyncClient) -> bool:
+    try:
+        return bool(client.policy)
+    except StoreUnavailable:
+        return False
+
+
+def knows_rules(client: Client) -> bool:
+    """Ask for nothing, which has the client fetch the rules, by itself; say whether it has them."""
+    client.peek(ORDER)
+    return has_rules(client)
+
+
 def is_degraded(ruling: Ruling) -> bool:
     return ruling.degraded != ""
 
@@ -104,8 +117,8 @@ def test_a_service_that_is_killed_and_started_again(rules: str, scheme: str) -> 
     options = ("--rules", rules, f"--{scheme}-port", str(port))
     with Client(f"{scheme}://127.0.0.1:{port}", nodes=4) as client, service(*options) as found:
         found.started()
+        until(lambda: knows_rules(client), "the client has rules", SECONDS)
         with Load(client) as load:
-            until(lambda: client.explain(ORDER), "the client has rules", SECONDS)
             load.sees(is_by_service)
             found.signal(signal.SIGKILL)
             found.ended()
@@ -126,7 +139,7 @@ def test_a_service_that_hangs_and_one_that_is_slow(rules: str, scheme: str) -> N
         proxy(port_of(found.started(), scheme)) as between,
         Client(f"{scheme}://127.0.0.1:{between.port}", nodes=4, timeout=0.2) as client,
     ):
-        until(lambda: client.explain(ORDER).ruling.degraded == "", "the client has rules", SECONDS)
+        until(lambda: knows_rules(client), "the client has rules", SECONDS)
         with Load(client) as load:
             load.sees(is_by_service)
             found.signal(signal.SIGSTOP)
@@ -149,7 +162,7 @@ def test_of_several_nodes_one_is_away(rules: str, scheme: str) -> None:
     with service("--rules", rules) as first, service("--rules", rules) as second:
         ports = [port_of(each.started(), scheme) for each in (first, second)]
         addresses = [f"{scheme}://127.0.0.1:{port}" for port in (free_port(), *ports)]
-        with Client(*addresses, nodes=4, timeout=5) as client:
+        with Client(*addresses, nodes=4, timeout=30) as client:
             for _ in range(20):
                 assert client.check(ORDER).degraded == ""
             until(lambda: client.check(ORDER) and client.statistics()[addresses[0]].state != "closed", "it is left out")
@@ -170,8 +183,8 @@ def away(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
 
     def client(**options: Any) -> Client:
         with listening(RULES) as found:
-            made.append(Client(f"{request.param}://127.0.0.1:{port_of(found, request.param)}", timeout=5, **options))
-            assert made[-1].explain(ORDER).ruling.degraded == ""
+            made.append(Client(f"{request.param}://127.0.0.1:{port_of(found, request.param)}", timeout=30, **options))
+            until(lambda: knows_rules(made[-1]), "the client has rules", SECONDS)
         return made[-1]
 
     yield client
@@ -207,7 +220,7 @@ def test_what_the_service_took_is_not_given_back_while_it_is_away_and_can_be_lat
     clock = ManualClock()
     with listening(RULES, clock=clock) as found:
         between = Proxy(found.http)
-        with Client(f"http://127.0.0.1:{between.port}", timeout=5, clock=clock) as client:
+        with Client(f"http://127.0.0.1:{between.port}", timeout=30, clock=clock) as client:
             ruling = client.check(ORDER)
             charge = charge_of(ruling)
             between.close()
@@ -216,7 +229,7 @@ def test_what_the_service_took_is_not_given_back_while_it_is_away_and_can_be_lat
             assert charge_of(ruling) == charge != ""
             assert ruling.decision is not None
             assert ruling.decision.taken == 1
-        with Client(f"http://127.0.0.1:{found.http}", timeout=5, clock=clock) as client:
+        with Client(f"http://127.0.0.1:{found.http}", timeout=30, clock=clock) as client:
             assert remaining(client.refund(ruling)) == 1000
             assert (charge_of(ruling), ruling.decision.taken) == ("", 0)
 
@@ -256,7 +269,7 @@ def test_the_rest_is_answered_as_well(away: Callable[..., Client]) -> None:
 def test_without_rules_a_setting_answers_and_the_log_says_so(
     scheme: str, options: Any, *, allowed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Client(f"{scheme}://127.0.0.1:{free_port()}", timeout=5, **options) as client:
+    with Client(f"{scheme}://127.0.0.1:{free_port()}", timeout=30, **options) as client:
         ruling = client.check(ORDER)
         assert (ruling.allowed, ruling.verdict, ruling.decision) == (allowed, Verdict.UNDECIDED, None)
         assert ruling.degraded == "storage_unavailable"
@@ -275,9 +288,9 @@ def test_a_check_whose_answer_is_lost_is_not_asked_again_but_one_with_a_key_is()
     with (
         listening(RULES, clock=clock) as found,
         proxy(found.http) as between,
-        Client(f"http://127.0.0.1:{between.port}", timeout=10, clock=clock) as client,
+        Client(f"http://127.0.0.1:{between.port}", timeout=30, rules_every=3600, clock=clock) as client,
     ):
-        assert client.explain(ORDER).ruling.degraded == ""
+        until(lambda: knows_rules(client), "the client has rules, and asks for nothing else by itself", SECONDS)
         between.cut_after = 0
         assert client.check(ORDER).degraded == "outcome_unknown"
         assert remaining(client.peek(ORDER)) == 999
@@ -317,7 +330,8 @@ def test_a_client_in_an_event_loop_answers_while_the_service_hangs_and_after() -
     async def ask() -> None:
         with listening(RULES) as found, proxy(found.http) as between:
             async with AsyncClient(f"http://127.0.0.1:{between.port}", timeout=0.2, nodes=4) as client:
-                assert (await client.explain(ORDER)).ruling.degraded == ""
+                while not has_rules(client):
+                    await client.peek(ORDER)
                 between.open.clear()
                 told: list[Ruling] = []
                 while not told or told[-1].degraded != "circuit_open":

@@ -13,10 +13,11 @@ import httpx
 import pytest
 import requests
 
-from benchmarks.clients.api import Api, headgate, serving
-from headgate import MemoryStore
+from benchmarks.clients.api import Api, Fields, headgate, serving
+from headgate import Decision, Limiter, MemoryStore
 from headgate.core.errors import UsageError
 from headgate.sdk import AiohttpMiddleware, AsyncHttpxTransport, HttpxTransport, Pacer, RateLimited, RequestsAdapter
+from headgate.testing import ManualClock
 from tests.sdk.simulation import STYLES
 from tests.servers import RedisServer, redis_server
 
@@ -93,8 +94,8 @@ def test_processes_that_share_a_store_stay_within_a_limit_together(redis: RedisS
 
 @pytest.fixture(scope="module")
 def empty() -> Iterator[Api]:
-    """An API whose only unit is used, for an hour."""
-    with serving(headgate, "1/hour fixed_window") as api:
+    """An API whose only unit is used, for an hour from now."""
+    with serving(headgate, "1/hour token_bucket") as api:
         httpx.get(f"{api.url}/x", headers={"Authorization": "used"})
         yield api
 
@@ -152,9 +153,16 @@ def test_refusals_are_raised_if_asked_for(empty: Api) -> None:
 
 
 def test_a_body_is_sent_again_as_it_was_or_not_at_all() -> None:
-    key = {"Idempotency-Key": "order-1"}
+    key, clock = {"Idempotency-Key": "order-1"}, ManualClock()
+
+    def second_later(decision: Decision, now: int) -> Fields:
+        if not decision:  # however long the requests take, the second is refused, and the third is not
+            clock.advance(1)
+        return STYLES["delta"](decision, now)
+
     for content, sent in ((b"order", 2), (iter([b"or", b"der"]), 1)):
-        with serving(STYLES["delta"], "1/s") as api, httpx.Client(transport=HttpxTransport()) as client:
+        with serving(second_later, "1/s") as api, httpx.Client(transport=HttpxTransport()) as client:
+            api.limiter = Limiter("1/s", clock=clock)
             httpx.get(f"{api.url}/first")
             answer = client.post(f"{api.url}/orders", content=content, headers=key)
             assert answer.status_code == (200 if sent == 2 else 429)
