@@ -74,19 +74,19 @@ class Client:
         message = iter([text]) if kind.startswith("stream") else text
         sent = [(name.replace("_", "-"), value) for name, value in metadata.items()]
         if kind.endswith("stream"):
-            call, came = method(message, metadata=sent, timeout=20), b""
+            call, came = method(message, metadata=sent, timeout=60), b""
             with suppress(grpc.RpcError):
                 came = b"".join(call)
             return call.code(), came, dict(call.trailing_metadata())
         try:
-            came, call = method.with_call(message, metadata=sent, timeout=20)
+            came, call = method.with_call(message, metadata=sent, timeout=60)
         except grpc.RpcError as error:
             call, came = error, b""
         return call.code(), came, dict(call.trailing_metadata())
 
     def cancel(self, kind: str) -> None:
         """Read the beginning of a stream without end, and hang up."""
-        call: Any = getattr(self._channel, kind)(f"/{SERVICE}/{kind}")(b"endless", timeout=20)
+        call: Any = getattr(self._channel, kind)(f"/{SERVICE}/{kind}")(b"endless", timeout=60)
         assert next(call) == b"e"
         call.cancel()
 
@@ -187,7 +187,7 @@ def test_who_cancels_a_stream_gets_nothing_back(serving: Any) -> None:
 
     with serving(limits="1/minute", refund_on_error=True, count_when=counts) as client:
         client.cancel("unary_stream")
-        assert ended.get(timeout=20) is grpc.StatusCode.CANCELLED
+        assert ended.get(timeout=60) is grpc.StatusCode.CANCELLED
         assert client.call("unary_stream")[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -197,7 +197,7 @@ def test_the_address_of_the_peer_counts_and_what_is_not_there_is_not_served(serv
         assert [client.call("unary_unary")[0].name for _ in range(2)] == ["OK", "RESOURCE_EXHAUSTED"]
         missing: Any = client._channel.unary_unary("/test.Echo/missing")
         with pytest.raises(grpc.RpcError) as error:
-            missing(b"", timeout=20)
+            missing(b"", timeout=60)
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
