@@ -103,7 +103,7 @@ def test_a_method_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) ->
 def test_limits_of_envoys_files_are_not_reset_and_who_used_them_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tree = "domain: edge\ndescriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 1}}]\n"
+    tree = "domain: edge\ndescriptors: [{key: remote_address, rate_limit: {unit: year, requests_per_unit: 1}}]\n"
     (tmp_path / "edge.yaml").write_text(tree)
     asked = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
     with service("--envoy-config", str(tmp_path)) as running:

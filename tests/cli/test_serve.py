@@ -89,7 +89,7 @@ def test_check_says_that_it_could_start(tmp_path: Path, capsys: pytest.CaptureFi
     keys.write_text(f"edge {digest('k')}")
     with redis_server("requirepass secret") as redis:
         store = f"redis://:secret@127.0.0.1:{redis.port}/0"
-        assert main([*CHECK, "--caller-keys", str(keys), "--store", store]) == 0
+        assert main([*CHECK, "--caller-keys", str(keys), "--store", f"{store}?timeout=30"]) == 0
         assert capsys.readouterr().out == f"it could start: 2 rules, redis://127.0.0.1:{redis.port}/0\n"
 
 

@@ -23,6 +23,7 @@ from headgate.policy.envoy.request import Descriptor
 from headgate.policy.loading import from_data, load
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
+from headgate.testing import ManualClock
 from tests.observe.readings import families, samples, value
 
 RULES = """
@@ -265,8 +266,13 @@ descriptors:
 """
 
 
+def descriptors(*, shadow_mode: bool = False) -> AsyncDescriptorEngine:
+    """An engine whose hour does not end."""
+    return AsyncDescriptorEngine(loading.load({"shop.yaml": ENVOY}), shadow_mode=shadow_mode, clock=ManualClock())
+
+
 def test_descriptor_trees_are_counted_by_domain_and_descriptor(recorder: Recorder, run: Run[Any]) -> None:
-    trees = AsyncDescriptorEngine(loading.load({"shop.yaml": ENVOY}))
+    trees = descriptors()
     asked = [Descriptor((("user", "ada"),)), Descriptor((("shadow", "x"),)), Descriptor((("free", "x"),))]
     for _ in range(3):
         matching = trees.match("shop", asked)
@@ -284,7 +290,7 @@ def test_descriptor_trees_are_counted_by_domain_and_descriptor(recorder: Recorde
 
 
 def test_descriptors_that_only_look_or_give_back_decide_nothing(recorder: Recorder, run: Run[Any]) -> None:
-    trees = AsyncDescriptorEngine(loading.load({"shop.yaml": ENVOY}))
+    trees = descriptors()
     for asked in (Descriptor((("user", "ada"),), hits=0), Descriptor((("user", "ada"),), hits=1, refund=True)):
         matching = trees.match("shop", [asked])
         recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
@@ -294,7 +300,7 @@ def test_descriptors_that_only_look_or_give_back_decide_nothing(recorder: Record
 
 
 def test_values_in_names_are_bounded(recorder: Recorder, run: Run[Any]) -> None:
-    trees = AsyncDescriptorEngine(loading.load({"shop.yaml": ENVOY}))
+    trees = descriptors()
     for number in range(MOST_BY_VALUE + 10):
         matching = trees.match("shop", [Descriptor((("path", f"/{number}"),))])
         recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
@@ -322,7 +328,7 @@ def test_openmetrics_is_given_to_those_who_ask(recorder: Recorder) -> None:
 
 
 def test_descriptor_trees_that_refuse_nothing_are_counted_as_shadows(recorder: Recorder, run: Run[Any]) -> None:
-    trees = AsyncDescriptorEngine(loading.load({"shop.yaml": ENVOY}), shadow_mode=True)
+    trees = descriptors(shadow_mode=True)
     for _ in range(3):
         matching = trees.match("shop", [Descriptor((("user", "ada"),))])
         recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
