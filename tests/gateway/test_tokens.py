@@ -56,6 +56,7 @@ GOOD = {
     "as it should be": token(),
     "without a kid": token({}),
     "of several audiences": token(aud=["web", "api"]),
+    "with a header that says more than is needed": token({"cty": "x", "x5t": "abc", "odd": ["crit"], **KID}),
     "with more than is needed, 12 KB": token(pad="x" * 8500),
 }
 BAD = {
@@ -74,6 +75,10 @@ BAD = {
     "a kid that is a path": token({"kid": "../../../dev/null"}, key=OTHER),
     "a key in the header": token({"jwk": {"kty": "RSA"}, **KID}, key=OTHER),
     "an address of keys in the header": token({"jku": "http://127.0.0.1/keys", "kid": "two"}, key=OTHER),
+    "an extension that must be understood": token({"crit": ["x"], "x": 1, **KID}),
+    "an extension that Envoy would have to know": token({"crit": ["exp"], "exp": 1, **KID}),
+    "no extension, which must be understood": token({"crit": [], **KID}),
+    "extensions that are not a list": token({"crit": {"x": 1}, **KID}),
     "expired": token(exp=NOW - 3600),
     "no expiry": token(exp=None),
     "an expiry before time": token(exp=-1),

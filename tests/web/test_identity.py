@@ -16,7 +16,7 @@ from headgate.web.errors import AmbiguousIdentity, InvalidSettings
 from headgate.web.identity import Identifier, Identity, Payloads
 from headgate.web.jwk import VerificationKey
 from headgate.web.jwt import Issuer, TokenVerifier, VerifiedClaims
-from tests.web.tokens import CLAIMS, NOW, SECRET, forged, signed
+from tests.web.tokens import CLAIMS, NOW, SECRET, forged, hand_signed, signed
 
 KEY = b"sk_live_4eC39HqLyjWDarjtT1zdp7dc"
 PEER = "203.0.113.9"
@@ -85,7 +85,8 @@ def test_a_token_that_a_proxy_has_found_behind_something_else_is_refused(before:
     """The service behind might go by what comes first. Proxies make one line of two."""
     identifier = Identifier(verified=[VerifiedClaims("issuer", {"user": "sub"})])
     address, told = AddressReader().read(PEER, []), {"issuer": {"sub": "ada"}}
-    alone, joined = (b"authorization", b"Bearer h.c.s"), (b"authorization", before + b"Bearer h.c.s")
+    token = b"Bearer " + signed()
+    alone, joined = (b"authorization", token), (b"authorization", before + token)
     assert identifier.identify_at(address, [alone], NOW, b"", told).principal["user"] == "ada"
     with pytest.raises(AmbiguousIdentity):
         identifier.identify_at(address, [joined], NOW, b"", told)
@@ -184,10 +185,33 @@ def told(payloads: Payloads, lines: Lines = [], **settings: Any) -> Identity:  #
 def test_claims_that_a_proxy_has_verified_are_believed_and_no_others() -> None:
     assert told({"headgate": {"sub": "42"}}).principal == {"user": "42", "ip": "unknown"}
     assert told({"other": {"sub": "42"}}).principal == {"ip": "unknown"}
-    assert told({"headgate": {"sub": "42"}}, bearer(b"junk")).unproven == ""
+    assert told({"headgate": {"sub": "42"}}, bearer(signed())).principal["user"] == "42"
     assert told({}, bearer(signed())).unproven == "jwt"
     assert told({}, bearer(signed()), tokens=TOKENS).principal["user"] == "42"
     assert told({"headgate": {"sub": ["42"]}}).unproven == "jwt"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"alg": "HS256", "crit": ["exp"], "exp": 1},
+        {"alg": "HS256", "crit": []},
+        {"alg": "HS256", "crit": None},
+        {"alg": "HS256", "b64": False, "crit": ["b64"]},
+        b'{"alg":"HS256","cr\\u0069t":["x"]}',
+        b'{"alg":"HS256","crit":["x"],"crit":[]}',
+        b"{'alg':'HS256'}",
+        b'{"alg":"HS256"',
+        b'["crit"]',
+        b"\xff",
+    ],
+)
+def test_a_token_that_demands_what_nobody_understands_proves_nothing_whatever_the_proxy_says(header: Any) -> None:
+    """Envoy does not look at crit. What cannot be read here might be read there: it is refused as well."""
+    who = told({"headgate": {"sub": "42"}}, bearer(hand_signed(header, {"sub": "42"})))
+    assert (who.principal, who.unproven) == ({"ip": "unknown"}, "jwt")
+    assert told({"headgate": {"sub": "42"}}, bearer(b"junk")).unproven == "jwt"
+    assert told({"headgate": {"sub": "42"}}, [(b"authorization", b"Basic eDp5")]).unproven == ""
 
 
 def test_a_proxy_that_tells_of_several_tokens_is_not_believed_about_any() -> None:

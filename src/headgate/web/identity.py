@@ -29,7 +29,7 @@ import msgspec
 from headgate.web.address import AddressReader, ClientAddress
 from headgate.web.apikey import OTHER_SCHEME, ApiKeys, credential, is_of_a_scheme
 from headgate.web.errors import AmbiguousIdentity, InvalidSettings, InvalidToken
-from headgate.web.jwt import TokenVerifier, VerifiedClaims
+from headgate.web.jwt import TokenVerifier, VerifiedClaims, check_extensions
 from headgate.web.lines import HeaderLines, collect, parameters
 
 Payloads: TypeAlias = Mapping[str, Mapping[str, object]]
@@ -174,8 +174,9 @@ class Identifier:
             raise AmbiguousIdentity("the request has tokens of several issuers: send one")
         try:
             if told:
-                if value is not None and _hides_a_token(value):
-                    raise AmbiguousIdentity("the request has a token behind something else in authorization: send one")
+                token = None if value is None else _lone_token(value)
+                if token is not None:
+                    check_extensions(token)
                 return told[0].read(payloads[told[0].key]), "verified"
             return ({}, _ABSENT) if value is None else self._own_token(value, now)
         except InvalidToken as error:
@@ -191,10 +192,16 @@ class Identifier:
         )
 
 
-def _hides_a_token(value: bytes) -> bool:
-    """Whether a bearer token is there, and not alone: proxies find it anywhere, and join lines of one name."""
+def _lone_token(value: bytes) -> bytes | None:
+    """Return the bearer token that is there, alone: proxies find one anywhere, and join lines of one name.
+
+    Raises:
+        AmbiguousIdentity: there is one, and something else.
+    """
     token = credential(value, "bearer")
-    return b"bearer" in value.lower() if token is None else b"," in token or b" " in token
+    if b"bearer" in value.lower() if token is None else b"," in token or b" " in token:
+        raise AmbiguousIdentity("the request has a token behind something else in authorization: send one")
+    return token
 
 
 def _only(found: _Found, name: bytes) -> bytes | None:

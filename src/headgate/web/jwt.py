@@ -221,9 +221,24 @@ def _told(claims: Mapping[str, Any], meaning: Mapping[str, str], realm: str) -> 
     return told
 
 
-def _key(header: Mapping[str, Any], issuer: Issuer) -> VerificationKey:
+def check_extensions(token: bytes) -> None:
+    """Refuse a token whose header demands what nobody here understands (RFC 7515, 4.1.11), or cannot be read.
+
+    Envoy's filter jwt_authn does not look at ``crit``, so a token that it has verified has to pass here as well.
+
+    Raises:
+        InvalidToken: it does, or cannot; nothing else is raised, whatever the bytes.
+    """
+    _check_extensions(_decoded(token.partition(b".")[0]))
+
+
+def _check_extensions(header: Mapping[str, Any]) -> None:
     if "crit" in header or "b64" in header or "zip" in header:
         raise InvalidToken("extension", "the token demands an extension that is not understood")
+
+
+def _key(header: Mapping[str, Any], issuer: Issuer) -> VerificationKey:
+    _check_extensions(header)
     kind = header.get("typ", "jwt")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         raise InvalidToken("type", "the token is of another type")

@@ -92,6 +92,9 @@ UNPROVEN = {
         b"Authorization: bearer " + signed({**CLAIMS, "iss": "https://evil"}, "ES256", kid="2026-11")
     ],
     "a token that has expired": [b"Authorization: Bearer " + signed({**CLAIMS, "exp": 1}, "ES256", kid="2026-11")],
+    "a token that demands an extension": [
+        b"Authorization: Bearer " + signed(CLAIMS, "ES256", kid="2026-11", crit=["x"], x=1),
+    ],
     "a token for others": [b"Authorization: Bearer " + signed({**CLAIMS, "aud": "web"}, "ES256", kid="2026-11")],
     "a token without a user": [
         b"Authorization: Bearer " + signed({**CLAIMS, "sub": None}, "ES256", kid="2026-11"),
