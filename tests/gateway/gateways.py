@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +22,7 @@ import yaml
 
 from tests.servers import _LAUNCHER, free_port, until
 
-SECONDS = 60
+SECONDS = 120
 """How long a test waits for what should come soon."""
 PATIENT = {"timeout": "10s"}
 """How long requests wait for decisions where a busy machine must not matter."""
@@ -49,9 +49,6 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-COMMAND = ("-m", "headgate.cli")
-
-
 class Gateway:
     """``headgate gateway`` with a file, once `started`.
 
@@ -59,21 +56,14 @@ class Gateway:
         folder: where its file is.
         file: what is in it.
         environment: in addition to this process's.
-        program: what Python runs.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        file: dict[str, Any],
-        environment: dict[str, str] | None = None,
-        program: Sequence[str] = COMMAND,
-    ) -> None:
+    def __init__(self, folder: Path, file: dict[str, Any], environment: dict[str, str] | None = None) -> None:
         self.folder, self.data = folder, file
         self.file = folder / "gateway.yaml"
         self.out, self.err = folder / "out", folder / "err"
         self.write(file)
-        command = [sys.executable, *program, "gateway", str(self.file)]
+        command = [sys.executable, "-m", "headgate.cli", "gateway", str(self.file)]
         if protector := shutil.which("setpriv"):
             command = [protector, "--pdeathsig", "TERM", *command]
         with self.out.open("wb") as said, self.err.open("wb") as complained:
@@ -169,14 +159,12 @@ class Gateway:
 
 
 @contextmanager
-def gateway(
-    file: dict[str, Any], *, files: dict[str, str] | None = None, program: Sequence[str] = COMMAND
-) -> Iterator[Gateway]:
+def gateway(file: dict[str, Any], *, files: dict[str, str] | None = None) -> Iterator[Gateway]:
     """A gateway that is being started, for the length of a with block, with other files in its folder."""
     with TemporaryDirectory(prefix="headgate-gateways-") as folder:
         for name, text in (files or {}).items():
             (Path(folder) / name).write_text(text)
-        found = Gateway(Path(folder), file, program=program)
+        found = Gateway(Path(folder), file)
         try:
             yield found
         finally:

@@ -25,7 +25,6 @@ from websockets.sync.server import ServerConnection, serve
 from headgate.web.apikey import digest
 from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, minimal, upstream
 from tests.server.process.certificates import Authority
-from tests.server.process.service import altered
 from tests.servers import RedisServer, free_port, redis_server, until
 
 RULES = {
@@ -58,17 +57,16 @@ def orders() -> Iterator[Upstream]:
 @pytest.fixture(scope="module")
 def running(redis: RedisServer, orders: Upstream) -> Iterator[Gateway]:
     address = redis.address.partition("?")[0]
-    file = minimal(orders.port, rules=RULES, store=address, drain="20s", access_log="off")
-    # Longer than a busy machine keeps a client of these tests from asking again.
-    notice = altered({"headgate.gateway.envoy._DRAIN_NOTICE": 3.0})
-    with gateway(file, program=notice) as found:
+    file = minimal(orders.port, rules=RULES, store=address, drain="60s", access_log="off")
+    with gateway(file) as found:
         yield found.started()
 
 
 class Client(threading.Thread):
     """Asks again and again on one connection, and connects again when it is told that it is closed.
 
-    A gateway that cannot be connected to is the end of it, and not a failure.
+    A gateway that cannot be connected to is the end of it, and not a failure. Nor is one that closes its port just
+    then: the kernel has answered in its name, and resets what it has not taken.
     """
 
     def __init__(self, port: int) -> None:
@@ -83,6 +81,7 @@ class Client(threading.Thread):
             try:
                 if connection.sock is None:
                     connection.connect()
+                    is_new = True
             except OSError:
                 break
             try:
@@ -90,9 +89,13 @@ class Client(threading.Thread):
                 response = connection.getresponse()
                 response.read()
                 self.answers.append(response.status)
+                is_new = False
             except (OSError, HTTPException) as error:
-                self.failures.append(error)
                 connection.close()
+                was_reset = isinstance(error, ConnectionError) and not isinstance(error, HTTPException)
+                if is_new and was_reset and refuses(self._port):
+                    break
+                self.failures.append(error)
         connection.close()
 
     def __enter__(self) -> Self:
@@ -157,6 +160,7 @@ def test_rules_and_keys_change_without_a_new_listener(running: Gateway) -> None:
     running.changed(limits={"header_kb": 17})
     until(lambda: changes() > before, "this is what changes it", SECONDS)
     running.changed(limits={"header_kb": 16})
+    until(partial(accepts, running, 16), "it is as before", SECONDS)
 
 
 def test_websockets_outlive_their_listener() -> None:
@@ -247,7 +251,7 @@ def test_a_named_file_of_rules_is_followed_too(orders: Upstream) -> None:
         (found.folder / "rules.yaml").write_text(rules % 1)
         until(lambda: found.get("/").status == 429, "the new rules are in force", SECONDS)
         (found.folder / "rules.yaml").write_text("rules: none")
-        until(lambda: found.loads("refused") == 1, "bad rules are refused", SECONDS)
+        until(lambda: found.loads("refused"), "bad rules are refused", SECONDS)
         assert found.get("/").status == 429
         found.process.send_signal(signal.SIGKILL)  # nobody is left behind
         until(lambda: refuses(found.port), "Envoy ends with its supervisor", SECONDS)
@@ -287,6 +291,7 @@ def test_while_headgate_is_away_nobody_passes_or_everybody_as_the_file_says(runn
     routes = running.data["routes"]
     private = {"path": "/private", "service": "orders", "require": "any"}
     running.changed(on_headgate_failure="allow", routes=[*routes, private])
+    until(lambda: running.get("/private/7").status == 401, "Envoy has the routes, which it is given last", SECONDS)
     os.kill(worker, signal.SIGSTOP)
     try:
         until(lambda: running.get("/local/7").status == 200, "everybody passes", SECONDS)
@@ -296,8 +301,12 @@ def test_while_headgate_is_away_nobody_passes_or_everybody_as_the_file_says(runn
     finally:
         os.kill(worker, signal.SIGCONT)
     until(lambda: running.get("/private/7").status == 401, "it decides again", SECONDS)
-    lie = running.get("/local/7", x_envoy_auth_failure_mode_allowed="true")
-    assert "x-envoy-auth-failure-mode-allowed" not in lie.json["headers"]
+
+    def told() -> Any:
+        return running.get("/local/7", x_envoy_auth_failure_mode_allowed="true").json["headers"]
+
+    # The first decisions may take longer than they are given, and Envoy says so then.
+    until(lambda: "x-envoy-auth-failure-mode-allowed" not in told(), "clients cannot claim it", SECONDS)
     running.changed(on_headgate_failure="deny", decisions=PATIENT, routes=routes)
 
 
@@ -322,8 +331,7 @@ def test_whatever_is_killed_no_more_than_the_limit_reaches_a_service(redis: Redi
     limit, ended = 300, threading.Event()
     with upstream("counted") as counted, ThreadPoolExecutor(4) as threads:
         rules = {"rules": [{"id": "all", "dimension": "ip", "limit": limit, "window": "365d"}]}
-        store = redis.address.partition("?")[0]
-        file = minimal(counted.port, rules=rules, store=store, access_log="off", on_store_failure="deny")
+        file = minimal(counted.port, rules=rules, store=redis.address, access_log="off", on_store_failure="deny")
         with gateway(file) as found:
             found.started()
 
@@ -395,6 +403,8 @@ def test_what_is_in_progress_is_answered_before_the_end(running: Gateway, orders
         running.process.send_signal(signal.SIGTERM)
         until(lambda: refuses(running.port), "the port is closed", SECONDS)
         assert running.get("/readyz", port=running.admin).status == 503
+        for client in (one, other):  # what is in progress keeps the gateway there, however late they ask again
+            client.join(SECONDS)
         orders.held.set()
         response = connection.getresponse()
         assert (response.status, response.getheader("connection")) == (200, "close")
@@ -430,7 +440,7 @@ def test_certificates_change_and_plain_http_is_led_to_tls(tmp_path: Path, orders
         assert (led.status, led.headers["location"]) == (308, f"https://localhost:{secure}/orders?a=b")
         assert shown(secure, context) == "first"
         (found.folder / "cert.key").write_text(other.read_text())  # not yet its certificate: nothing changes
-        until(lambda: found.loads("refused") == 1, "half of a change is refused", SECONDS)
+        until(lambda: found.loads("refused"), "half of a change is refused", SECONDS)
         assert shown(secure, context) == "first"
         (found.folder / "cert.pem").write_text(second.read_text())
         until(lambda: shown(secure, context) == "second", "the new certificate is shown", SECONDS)
