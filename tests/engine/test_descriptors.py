@@ -64,7 +64,8 @@ def store(request: pytest.FixtureRequest) -> str:
 
 @asynccontextmanager
 async def deciding(**options: Any) -> Any:
-    async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), **options) as engine:
+    """An engine, whose hours and days do not end meanwhile."""
+    async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), clock=ManualClock(), **options) as engine:
 
         async def ask(*descriptors: Descriptor) -> EnvoyAnswer:
             answered = await engine.decide(engine.match("edge", descriptors))
@@ -180,7 +181,8 @@ def test_modes_of_the_whole_service() -> None:
 def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> None:
     async def run() -> None:
         away = "redis://127.0.0.1:1/0?timeout=0.1"
-        async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), store=away, on_store_failure=mode) as engine:
+        tree, clock = load({"edge.yaml": TREE}), ManualClock()
+        async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode) as engine:
             answers = [(await engine.decide(engine.match("edge", [ip()]))).answer for _ in range(3)]
             assert [answer.code.value for answer in answers] == expected
             assert all(answer.degraded for answer in answers)

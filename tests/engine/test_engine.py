@@ -35,7 +35,7 @@ def order(user: str = "ada", ip: str = "203.0.113.9", **more: Any) -> Request:
 
 
 def test_all_rules_that_match_are_decided_together(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     ruling = engine.check(order())
     assert (ruling.allowed, ruling.verdict, ruling.matched) == (True, Verdict.LIMITED, True)
     assert [(each.rule_id, each.decision.remaining) for each in ruling.limits] == [("orders-user", 2), ("all-ip", 4)]
@@ -43,7 +43,7 @@ def test_all_rules_that_match_are_decided_together(make: Make) -> None:
 
 
 def test_the_rule_that_blocks_is_named_and_nothing_is_taken_from_the_others(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     for _ in range(3):
         assert engine.check(order())
     refused = engine.check(order())
@@ -55,7 +55,7 @@ def test_the_rule_that_blocks_is_named_and_nothing_is_taken_from_the_others(make
 
 
 def test_shadow_rules_count_and_refuse_nothing(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     assert [engine.check(order()).shadow[0].decision.allowed for _ in range(3)] == [True, False, False]
     refused = engine.check(order())
     assert not refused.allowed
@@ -67,13 +67,13 @@ def test_a_refused_request_takes_nothing_from_shadow_rules(make: Make) -> None:
         "version: 1\nrules: [{id: a, limit: 1, window: 1h}, "
         "{id: b, limit: 5, window: 1h, shadow: true, algorithm: fixed_window}]"
     )
-    engine = make(rules)
+    engine = make(rules, clock=ManualClock())
     remaining = [engine.check(Request({"user": "ada"})).shadow[0].decision.remaining for _ in range(3)]
     assert remaining == [4, 4, 4]
 
 
 def test_lists_come_first(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     denied = engine.check(order(ip="192.0.2.7"))
     assert (denied.allowed, denied.verdict, denied.decision, denied.state) == (False, Verdict.DENIED, None, "throttled")
     assert "192.0.2" in denied.reason
@@ -93,7 +93,7 @@ def test_nothing_matches(make: Make) -> None:
 
 
 def test_one_rule_by_its_id(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     by_rule = Request({"user": "eve"}, rule_id="orders-user")
     assert [engine.check(by_rule).allowed for _ in range(4)] == [True, True, True, False]
     ruling = engine.check(Request({"user": "eve"}, rule_id="off"))
@@ -101,7 +101,7 @@ def test_one_rule_by_its_id(make: Make) -> None:
 
 
 def test_peeks_refunds_resets_and_retries(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     assert engine.check(order(cost=0)).limits[0].decision.remaining == 3
     assert engine.peek(order()).limits[0].decision.remaining == 3
     assert [engine.check_once(order(), "k").limits[0].decision.remaining for _ in range(2)] == [2, 2]
@@ -114,21 +114,21 @@ def test_peeks_refunds_resets_and_retries(make: Make) -> None:
 
 
 def test_a_cost_of_nothing_takes_nothing_and_gives_nothing_back(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     engine.check(order(cost=2))
     for ruling in (engine.refund(order(cost=0)), engine.check_once(order(cost=0), "k"), engine.check(order(cost=0))):
         assert ruling.limits[0].decision.remaining == 1
 
 
 def test_a_shadow_that_is_too_small_for_a_cost_would_always_refuse(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     ruling = engine.check(order(cost=2))
     assert ruling.allowed
     assert (ruling.shadow[0].decision.allowed, ruling.shadow[0].decision.remaining) == (False, 1)
 
 
 def test_explain_says_why_and_takes_nothing(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     for _ in range(3):
         engine.check(order())
     explained = engine.explain(order())
@@ -144,12 +144,12 @@ def test_explain_says_why_and_takes_nothing(make: Make) -> None:
         "all-ip": [2],
         "trial": [0],
     }
-    assert engine.explain(order()) == explained or not engine.explain(order()).ruling
+    assert engine.explain(order()) == explained
     assert engine.explain(order(ip="192.0.2.1")).explanation.rules == ()
 
 
 def test_bad_requests_are_errors(make: Make) -> None:
-    engine = make(load(RULES))
+    engine = make(load(RULES), clock=ManualClock())
     with pytest.raises(CostTooLarge, match="orders-user"):
         engine.check(order(cost=4))
     with pytest.raises(InvalidRequest):
@@ -178,7 +178,7 @@ def test_rules_that_change_act_on_the_next_request_and_keep_what_was_used(make: 
     for _ in range(3):
         assert engine.check(Request({"user": "ada"}))
     assert not engine.check(Request({"user": "ada"}))
-    file.write_text(text.replace("limit: 3", "limit: 5"))
+    file.write_text(text.replace("limit: 3", "limit: 5") + "# of another size: it may be as old as the one before\n")
     until(lambda: engine.rules_statistics().loads == 2, "the new rules are in force")
     ruling = engine.check(Request({"user": "ada"}))
     assert [each.decision.remaining for each in ruling.limits] == [1, 5]
@@ -236,7 +236,7 @@ def test_limits_of_one_request_in_several_modes(make: Make) -> None:
 
 def test_on_a_real_server_several_principals_are_decided_in_one_step(make: Make) -> None:
     with redis_server() as server:
-        engine = make(load(RULES), store=server.address)
+        engine = make(load(RULES), store=server.address, clock=ManualClock())
         engine.ready()
         assert [engine.check(order()).allowed for _ in range(4)] == [True, True, True, False]
         assert [engine.check(order("bob")).rule_id for _ in range(3)] == ["all-ip", "all-ip", "all-ip"]
@@ -290,7 +290,7 @@ def test_refusals_and_peeks_are_repeated_for_a_moment_and_not_after_a_reset_or_a
     ada = Request({"user": "ada"})
 
     async def main(address: str) -> None:
-        async with AsyncEngine(rules, store=address, is_cached=True) as engine:
+        async with AsyncEngine(rules, store=address, is_cached=True, clock=ManualClock()) as engine:
             hurried = engine.within(0.5)
             taken = await engine.check(ada)
             assert [(await each.check(ada)).allowed for each in (engine, hurried, engine)] == [False] * 3

@@ -20,6 +20,7 @@ from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
+from headgate.testing import ManualClock
 from tests.clusters import RedisCluster, redis_cluster
 from tests.engine.conftest import Make
 from tests.servers import RedisServer, redis_server
@@ -55,7 +56,7 @@ class Counting(MemoryStore):
     """Notes what it is asked."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(clock=ManualClock())
         self.calls: list[str] = []
 
     def run(self, call: Call) -> Decision:
@@ -79,11 +80,11 @@ def cluster() -> Iterator[RedisCluster]:
 @pytest.fixture(params=["memory", "redis", "cluster"])
 def engine(request: pytest.FixtureRequest, make: Make) -> Any:
     if request.param == "memory":
-        return make(load(RULES))
+        return make(load(RULES), clock=ManualClock())
     found: RedisServer | RedisCluster = request.getfixturevalue(request.param)
     for server in found.nodes if isinstance(found, RedisCluster) else [found]:
         server.ask("FLUSHALL")
-    return make(load(RULES), store=found.address)
+    return make(load(RULES), store=found.address, clock=ManualClock())  # no hour ends meanwhile
 
 
 def test_all_take_their_cost_if_all_pass(engine: Any) -> None:
@@ -182,7 +183,7 @@ def test_shadow_rules_count_only_what_passes(engine: Any) -> None:
 
 def test_shadow_rules_of_all_requests_are_asked_at_the_same_time() -> None:
     """One after the other, a store that hangs would keep Envoy waiting once for each."""
-    store = MemoryStore()
+    store = MemoryStore(clock=ManualClock())
     flow = together(Policy(load(RULES)), [user(), user("bob"), ip(), user("bob", 2)], 0)
     asked, rulings = played(flow, store.run)
     assert asked[-1] == [Verb.CHECK, Verb.CHECK, Verb.PEEK]  # the last one is too much for a limit of 1
@@ -247,7 +248,7 @@ def test_one_limit_under_two_sets_of_terms_takes_both_costs() -> None:
         "version: 1\nrules: [{id: r, dimension: user, limit: 4, window: 1h, algorithm: fixed_window}]\n"
         "tiers: {gold: {r: {limit: 8}}}"
     )
-    with Engine(rules) as engine:
+    with Engine(rules, clock=ManualClock()) as engine:
         parts = [user(), JointRequest(Request({"user": "ada"}, tier="gold"))]
         assert passed(engine, *parts) == [True, True]
         assert passed(engine, *parts) == [True, True]
@@ -273,7 +274,7 @@ def joint(*parts: JointRequest) -> JointFlow:
 
 
 def test_a_refusal_takes_nothing_in_between_either() -> None:
-    store = MemoryStore()
+    store = MemoryStore(clock=ManualClock())
     played(joint(user(cost=3)), store.run)
     asked, rulings = played(joint(ip(cost=2), user()), store.run)
     assert asked == [[Verb.PEEK, Verb.PEEK]]
@@ -281,7 +282,7 @@ def test_a_refusal_takes_nothing_in_between_either() -> None:
 
 
 def test_what_was_taken_is_given_back_if_others_are_quicker() -> None:
-    store = MemoryStore()
+    store = MemoryStore(clock=ManualClock())
 
     def raced(call: Call) -> Decision:
         if call.verb is Verb.CHECK and call.cost == 2:
@@ -297,7 +298,7 @@ def test_what_was_taken_is_given_back_if_others_are_quicker() -> None:
 @pytest.mark.parametrize("away", [2, 1])
 def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
     """The store goes away, or comes back, between two costs; whoever answers then knows nothing of the first one."""
-    store, local = MemoryStore(), MemoryStore()
+    store, local = MemoryStore(clock=ManualClock()), MemoryStore(clock=ManualClock())
 
     def changing(call: Call) -> Decision:
         if call.verb is Verb.PEEK:
@@ -328,7 +329,7 @@ PARTS = st.lists(st.builds(user, WHO, st.integers(0, 3)), min_size=1, max_size=4
 @settings(max_examples=100)
 @given(st.lists(PARTS, max_size=8))
 def test_no_limit_ever_admits_more_than_it_has(asked: list[list[JointRequest]]) -> None:
-    with Engine(load(RULES)) as engine:
+    with Engine(load(RULES), clock=ManualClock()) as engine:
         used = {"ada": 0, "bob": 0}
         for parts in asked:
             rulings = engine.check_together(parts)
