@@ -12,6 +12,9 @@ import hiredis
 from tests.servers import RedisServer, ending, is_in_step, leader_of, own_folder, places, until
 
 SLOTS = 16_384
+PATIENCE_MS = 30_000
+"""How long nodes wait for each other before they take one for dead, unless they are alert: a busy machine may keep
+each of them waiting for seconds."""
 
 
 class RedisCluster:
@@ -28,7 +31,7 @@ class RedisCluster:
         return self.address_with(*self.nodes)
 
     @staticmethod
-    def address_with(*seeds: RedisServer, options: str = "timeout=5&connect_timeout=5") -> str:
+    def address_with(*seeds: RedisServer, options: str = "timeout=20&connect_timeout=20") -> str:
         secret = f":{seeds[0].password}@" if seeds[0].password else ""
         return f"redis+cluster://{secret}{places(seeds)}?{options}"
 
@@ -80,12 +83,24 @@ class RedisCluster:
     def failover(self, replica: RedisServer) -> None:
         """Make a replica the primary in its primary's place, who agrees; and wait until all know."""
         give_up = time.monotonic() + 60
-        while not slots_of(replica):  # the other primaries do not vote on the same matter twice within seconds
-            assert time.monotonic() < give_up, "the replica is not promoted"
-            with suppress(hiredis.ReplyError):  # it is a primary by now
-                replica.ask("CLUSTER", "FAILOVER")
-            time.sleep(0.1)
-        until(lambda: self.is_at_peace, "all agree")
+        with self.alert(2000):  # the other primaries do not vote on the same matter twice within twice that time
+            while not slots_of(replica):
+                assert time.monotonic() < give_up, "the replica is not promoted"
+                with suppress(hiredis.ReplyError):  # it is a primary by now
+                    replica.ask("CLUSTER", "FAILOVER")
+                time.sleep(0.1)
+            until(lambda: self.is_at_peace, "all agree")
+
+    @contextmanager
+    def alert(self, timeout_ms: int = 1500) -> Iterator[None]:
+        """Let nodes that do not answer be noticed soon, and replaced, for the length of a with block."""
+        self._set_timeout(timeout_ms)
+        yield
+        self._set_timeout(PATIENCE_MS)
+
+    def _set_timeout(self, timeout_ms: int) -> None:
+        for node in self.running:
+            node.ask("CONFIG", "SET", "cluster-node-timeout", timeout_ms)
 
     @property
     def is_at_peace(self) -> bool:
@@ -96,6 +111,7 @@ class RedisCluster:
         return [node for node in self.primaries if node not in nodes]
 
     def _form(self, count: int) -> None:
+        self._set_timeout(1000)  # the longer, the slower they get to know each other
         primaries, replicas = self.nodes[:count], self.nodes[count:]
         bounds = [SLOTS * number // count for number in range(count + 1)]
         for number, node in enumerate(self.nodes):
@@ -108,6 +124,7 @@ class RedisCluster:
         for number, node in enumerate(replicas):
             node.ask("CLUSTER", "REPLICATE", _name_of(primaries[number % count]))
         until(lambda: self.is_at_peace and self._is_whole(len(replicas)), "the cluster forms")
+        self._set_timeout(PATIENCE_MS)
 
     def _knows_all(self, node: RedisServer) -> bool:
         known = node.ask("CLUSTER", "NODES").decode()
@@ -149,12 +166,10 @@ class Migration:
 
 
 @contextmanager
-def redis_cluster(
-    primaries: int = 3, replicas: int = 1, *options: str, node_timeout_ms: int = 1500, password: str = ""
-) -> Iterator[RedisCluster]:
+def redis_cluster(primaries: int = 3, replicas: int = 1, *options: str, password: str = "") -> Iterator[RedisCluster]:
     """A cluster for the length of a with block: so many primaries, and replicas for each of them."""
     lines = [
-        "cluster-node-timeout 1000",  # the longer, the slower they get to know each other
+        f"cluster-node-timeout {PATIENCE_MS}",
         "cluster-require-full-coverage no",
         "cluster-replica-validity-factor 0",
         "cluster-allow-replica-migration no",
@@ -165,10 +180,7 @@ def redis_cluster(
         count = primaries * (1 + replicas)
         nodes = [RedisServer(folder, *lines, password=password, in_cluster=True) for _ in range(count)]
         with ending(nodes):
-            cluster = RedisCluster([node.start() for node in nodes], primaries)
-            for node in nodes:
-                node.ask("CONFIG", "SET", "cluster-node-timeout", node_timeout_ms)
-            yield cluster
+            yield RedisCluster([node.start() for node in nodes], primaries)
 
 
 def _name_of(node: RedisServer) -> bytes:

@@ -11,6 +11,9 @@ from tests.servers import RedisServer, ending, is_in_step, leader_of, own_folder
 
 SERVICE = "limits"
 """What the sentinels call the servers that they watch."""
+PATIENCE_MS = 30_000
+"""How long a server may be silent before it is taken for dead, unless the sentinels are alert: a busy machine may keep
+it waiting for seconds."""
 
 
 class RedisSentinels:
@@ -25,7 +28,7 @@ class RedisSentinels:
         return self.address_with(*self.watchers)
 
     def address_with(
-        self, *watchers: RedisServer, service: str = SERVICE, options: str = "timeout=5&connect_timeout=5"
+        self, *watchers: RedisServer, service: str = SERVICE, options: str = "timeout=20&connect_timeout=20"
     ) -> str:
         secret = f":{self.servers[0].password}@" if self.servers[0].password else ""
         return f"redis+sentinel://{secret}{places(watchers)}/{service}?{options}"
@@ -44,6 +47,17 @@ class RedisSentinels:
         until(lambda: self.is_at_peace, "all follow the new primary", 60)
         assert self.primary
         return self.primary
+
+    @contextmanager
+    def alert(self) -> Iterator[None]:
+        """Let a primary that is gone be noticed soon, and replaced, for the length of a with block."""
+        self._set_patience(1000)
+        yield
+        self._set_patience(PATIENCE_MS)
+
+    def _set_patience(self, milliseconds: int) -> None:
+        for watcher in self.watchers:
+            watcher.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
 
     def _is_replaced(self, old: RedisServer | None) -> bool:
         """Is another server the primary? If not, say that one should be: sentinels may be busy, and may give up."""
@@ -94,7 +108,7 @@ def _watching(servers: list[RedisServer], quorum: int) -> Iterable[str]:
     """Return the configuration of a sentinel."""
     primary, *_ = servers
     yield f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} {quorum}"
-    yield f"sentinel down-after-milliseconds {SERVICE} 1000"
+    yield f"sentinel down-after-milliseconds {SERVICE} {PATIENCE_MS}"
     yield f"sentinel failover-timeout {SERVICE} 5000"
     yield f"sentinel parallel-syncs {SERVICE} {len(servers)}"
     if primary.password:

@@ -93,7 +93,7 @@ class RedisServer:
 
     @property
     def address(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0?timeout=5"
+        return f"redis://127.0.0.1:{self.port}/0?connect_timeout=20&timeout=5"
 
     @property
     def socket(self) -> Path:

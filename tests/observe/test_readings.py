@@ -197,9 +197,10 @@ def test_the_circuit_of_a_server_that_left_its_cluster_is_not_shown_as_open() ->
             decisions, gone = Decisions(engine, recorder), cluster.primaries[0]
             shard = f"redis://127.0.0.1:{gone.port}"
             await asked_until(decisions, lambda: len(circuits(recorder)) == 3, "all are asked")
-            gone.stop()
-            await asked_until(decisions, lambda: circuits(recorder)[shard] == 2, "its circuit opens")
-            await asked_until(decisions, lambda: len(circuits(recorder)) == 4, "its replica takes its place")
+            with cluster.alert():
+                gone.stop()
+                await asked_until(decisions, lambda: circuits(recorder)[shard] == 2, "its circuit opens")
+                await asked_until(decisions, lambda: len(circuits(recorder)) == 4, "its replica takes its place")
             await asked_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
 
     with redis_cluster(3, 1) as cluster:

@@ -28,8 +28,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[RedisCluster]:
-    # Nodes that are short of CPU time are not dead: nothing here needs to be noticed soon.
-    with redis_cluster(node_timeout_ms=3000) as cluster:
+    with redis_cluster() as cluster:
         yield cluster
         assert [key for node in cluster.primaries for key in node.immortal()] == [], IMMORTAL
 

@@ -255,7 +255,7 @@ class TestManyCallers:
 class TestAShardThatIsGone:
     @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
     def test_nothing_is_admitted_and_nothing_taken_elsewhere(self, opened: Open, fault: signal.Signals) -> None:
-        with redis_cluster(3, 0, node_timeout_ms=10_000) as own:
+        with redis_cluster(3, 0) as own:
             store, lost = opened(own.address_with(*own.nodes, options="timeout=1&connect_timeout=1")), own.nodes[0]
             gone = slots_of(lost)
             here = [limit("user", f"user-{number}", lasting(50)) for number in range(60)]

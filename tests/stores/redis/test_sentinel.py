@@ -43,12 +43,12 @@ class TestDiscovery:
     def test_sentinels_that_are_dead_are_passed_over(self, sentinels: RedisSentinels, opened: Open, place: int) -> None:
         alive = [f"127.0.0.1:{watcher.port}" for watcher in sentinels.watchers]
         alive.insert(place, f"127.0.0.1:{free_port()}")
-        address = f"redis+sentinel://{','.join(alive)}/limits?timeout=5&connect_timeout=5"
+        address = f"redis+sentinel://{','.join(alive)}/limits?timeout=20&connect_timeout=20"
         assert opened(address).run(Call(Verb.CHECK, a_plan()))
 
     def test_all_sentinels_are_dead(self, opened: Open) -> None:
         places = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-        store = opened(f"redis+sentinel://{places}/limits?timeout=5&connect_timeout=5")
+        store = opened(f"redis+sentinel://{places}/limits?timeout=20&connect_timeout=20")
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match=r"Sentinel.*cannot connect"):
                 store.run(Call(Verb.CHECK, a_plan()))
@@ -59,7 +59,7 @@ class TestDiscovery:
             store.run(Call(Verb.CHECK, a_plan()))
 
     def test_a_server_that_is_no_sentinel(self, server: RedisServer, opened: Open) -> None:
-        store = opened(f"redis+sentinel://127.0.0.1:{server.port}/limits?timeout=5&connect_timeout=5")
+        store = opened(f"redis+sentinel://127.0.0.1:{server.port}/limits?timeout=20&connect_timeout=20")
         with pytest.raises(StoreUnavailable, match=r"(?i)sentinel"):
             store.run(Call(Verb.CHECK, a_plan()))
 
@@ -146,9 +146,10 @@ class TestFailover:
             asked.until_answered(range(len(plans)), 5)
             old = own.primary
             assert old
-            old.stop()
-            asked.until_answered(range(len(plans)), seconds=RESUME)
-            until(lambda: own.is_at_peace, "a new primary", GIVE_UP)
+            with own.alert():
+                old.stop()
+                asked.until_answered(range(len(plans)), seconds=RESUME)
+                until(lambda: own.is_at_peace, "a new primary", GIVE_UP)
             self.no_errors_from_now_on(asked)
             old.start()  # it thinks that it is the primary, until the sentinels tell it otherwise
             until(lambda: own.is_at_peace, "the old primary is a replica", GIVE_UP)

@@ -25,7 +25,7 @@ except Exception as error:
 
 def test_a_call_ends_though_signals_interrupt_it_again_and_again() -> None:
     with redis_server() as server:
-        address = f"redis://127.0.0.1:{server.port}/0?timeout=0.25"
+        address = f"redis://127.0.0.1:{server.port}/0?timeout=1&connect_timeout=20"
         asking = subprocess.Popen(
             [sys.executable, "-c", ASKING, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

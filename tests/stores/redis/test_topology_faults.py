@@ -84,9 +84,10 @@ class TestACluster:
         with load(store_for(kind, own.address_with(*own.nodes, options=OPTIONS)), shards.plans, KINDS[kind]) as asked:
             asked.until_answered(range(len(shards.plans)), 5)
             killed_at = time.monotonic()
-            shards.lost.stop()
-            asked.until_answered(shards.on_others, 20)
-            asked.until_answered(shards.on_lost, seconds=RESUME)
+            with own.alert():
+                shards.lost.stop()
+                asked.until_answered(shards.on_others, 20)
+                asked.until_answered(shards.on_lost, seconds=RESUME)
             resumed_at = time.monotonic()
             asked.until_answered(range(len(shards.plans)), LIMIT)
         assert asked.errors(shards.on_others) == [], "the other shards have not noticed"
@@ -104,10 +105,11 @@ class TestACluster:
         statistics: Callable[[], Statistics] = store.statistics
         with load(store, shards.plans, KINDS[kind]) as asked:
             asked.until_answered(range(len(shards.plans)), 5)
-            shards.lost.stop()
-            until(lambda: statistics().openings, "the circuit opens", GIVE_UP)
-            asked.until_answered(shards.on_others, 20)
-            asked.until_answered(shards.on_lost, seconds=RESUME)
+            with own.alert():
+                shards.lost.stop()
+                until(lambda: statistics().openings, "the circuit opens", GIVE_UP)
+                asked.until_answered(shards.on_others, 20)
+                asked.until_answered(shards.on_lost, seconds=RESUME)
             asked.until_answered(range(len(shards.plans)), LIMIT)
         assert asked.errors() == [], "nobody got an error"
         assert nobody_waited(asked, statistics())
@@ -121,8 +123,9 @@ class TestACluster:
         address = own.address_with(shards.lost, options=OPTIONS)
         with load(store_for(kind, address), shards.plans, KINDS[kind]) as asked:
             asked.until_answered(range(len(shards.plans)), 5)
-            shards.lost.stop()
-            asked.until_answered(range(len(shards.plans)), 5, seconds=RESUME)
+            with own.alert():
+                shards.lost.stop()
+                asked.until_answered(range(len(shards.plans)), 5, seconds=RESUME)
         assert asked.errors(shards.on_others) == []
 
     @each_kind
@@ -131,11 +134,12 @@ class TestACluster:
         shards = Shards(own, KINDS[kind])
         with load(store_for(kind, own.address_with(*own.nodes, options=OPTIONS)), shards.plans, KINDS[kind]) as asked:
             asked.until_answered(range(len(shards.plans)), 5)
-            shards.lost.send(signal.SIGSTOP)
-            asked.until_answered(shards.on_others, 20)
-            asked.until_answered(shards.on_lost, seconds=RESUME)
-            shards.lost.send(signal.SIGCONT)
-            until(lambda: own.is_at_peace, "it is a replica", GIVE_UP)
+            with own.alert():
+                shards.lost.send(signal.SIGSTOP)
+                asked.until_answered(shards.on_others, 20)
+                asked.until_answered(shards.on_lost, seconds=RESUME)
+                shards.lost.send(signal.SIGCONT)
+                until(lambda: own.is_at_peace, "it is a replica", GIVE_UP)
             before = len(asked.errors())
             asked.until_answered(range(len(shards.plans)), LIMIT)
             assert asked.errors()[before:] == []
@@ -150,13 +154,15 @@ class TestACluster:
         (plan,) = plans_on(first, 1, 1000)
         (replica,) = own.replicas_of(first)
         assert store.run(Call(Verb.CHECK, plan))
-        first.stop()
-        assert resumed(lambda: store.run(Call(Verb.CHECK, plan)))
+        with own.alert():
+            first.stop()
+            assert resumed(lambda: store.run(Call(Verb.CHECK, plan)))
         first.start()
         until(lambda: own.is_at_peace and first in own.replicas_of(replica), "it comes back as a replica", GIVE_UP)
         assert store.run(Call(Verb.CHECK, plan))
-        replica.stop()
-        assert resumed(lambda: store.run(Call(Verb.CHECK, plan)))
+        with own.alert():
+            replica.stop()
+            assert resumed(lambda: store.run(Call(Verb.CHECK, plan)))
 
 
 class TestAClusterWithoutReplicas:
@@ -175,19 +181,20 @@ class TestAClusterWithoutReplicas:
             with pytest.raises(StoreError):
                 store.run(Call(Verb.CHECK, gone))
             assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
-        until(lambda: "fail" in flags_of(others[0], lost), "the others notice", GIVE_UP)
-        for _ in range(5):
-            with pytest.raises(StoreUnavailable):
-                store.run(Call(Verb.CHECK, gone))
-            assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
-        lost.start()
-        assert resumed(lambda: store.run(Call(Verb.CHECK, gone))).remaining == LIMIT - 1
+        with bare.alert():
+            until(lambda: "fail" in flags_of(others[0], lost), "the others notice", GIVE_UP)
+            for _ in range(5):
+                with pytest.raises(StoreUnavailable):
+                    store.run(Call(Verb.CHECK, gone))
+                assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
+            lost.start()
+            assert resumed(lambda: store.run(Call(Verb.CHECK, gone))).remaining == LIMIT - 1
         assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
 
     @each_kind
     def test_plans_over_several_shards_are_served_as_soon_as_a_shard_that_hung_is(self, kind: str) -> None:
         """Its circuit is one for all plans that it has a part in: once closed, none of them is degraded any more."""
-        with redis_cluster(3, 0, node_timeout_ms=60_000) as cluster:
+        with redis_cluster(3, 0) as cluster:
             hung, *others = cluster.primaries
             (first,), (second,) = plans_on(others[0], 1, 1_000_000), plans_on(others[1], 1, 1_000_000)
             alone = plans_on(hung, 4, 1_000_000)
@@ -214,13 +221,15 @@ class TestAClusterWithoutReplicas:
         assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
         for node in lost:
             node.stop()
-        until(lambda: left.facts("CLUSTER", "INFO")["cluster_state"] == "fail", "the cluster is down", GIVE_UP)
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable, match="cluster is down"):
-                store.run(Call(Verb.CHECK, plan))
-        for node in lost:
-            node.start()
-        assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 2, "refused, and so not charged"
+        with bare.alert():
+            until(lambda: left.facts("CLUSTER", "INFO")["cluster_state"] == "fail", "the cluster is down", GIVE_UP)
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="cluster is down"):
+                    store.run(Call(Verb.CHECK, plan))
+            for node in lost:
+                node.start()
+            again = resumed(lambda: store.run(Call(Verb.CHECK, plan)))
+        assert again.remaining == LIMIT - 2, "refused, and so not charged"
 
     def test_a_slot_that_nobody_has(self, bare: RedisCluster, opened: Open) -> None:
         store, (first, *_) = opened(bare.address), bare.primaries
@@ -246,9 +255,10 @@ class TestSentinels:
             with load(store, plans, KINDS[kind]) as asked:
                 asked.until_answered(range(len(plans)), 5)
                 assert sentinels.primary
-                sentinels.primary.stop()
-                until(lambda: statistics().openings, "the circuit opens", GIVE_UP)
-                asked.until_answered(range(len(plans)), seconds=RESUME)
+                with sentinels.alert():
+                    sentinels.primary.stop()
+                    until(lambda: statistics().openings, "the circuit opens", GIVE_UP)
+                    asked.until_answered(range(len(plans)), seconds=RESUME)
                 asked.until_answered(range(len(plans)), LIMIT)
             self.verify(asked, statistics())
 
