@@ -134,6 +134,8 @@ BAD = [
     ({**GOOD, "listeners": []}, ["listeners: names no port"]),
     ({**GOOD, "listeners": [{"port": 0}]}, ["listeners[0].port: 0 is not a whole number from 1 to 65535"]),
     ({**GOOD, "listeners": [{"port": 8000}, {"port": 8000}]}, ["8000 is the port of another listener, too"]),
+    ({**GOOD, "listeners": [{"port": 8000}], "admin": {"port": 8000}}, ["admin.port: 8000 is the port of a listener"]),
+    ({**GOOD, "admin": {"port": "x"}}, ["admin.port: 'x' is not a whole number"]),
     ({**GOOD, "listeners": [{"port": 1, "address": "a b"}]}, ["'a b' is not an IP address"]),
     ({**GOOD, "listeners": [{"port": 1, "address": "localhost"}]}, ["is not an IP address", "Write 127.0.0.1."]),
     (route(hosts=["api example"]), ["'api example' is not a host"]),

@@ -140,7 +140,7 @@ class _Building:
             self._note(("listeners",), "names no port", "Write one: [{port: 8080}].")
         if read.get("routes") == []:
             self._note(("routes",), "leads nowhere", "Write one: [{path: /, service: NAME}].")
-        self._check_unique(listeners)
+        self._check_unique(listeners, read.get("admin", {}).get("port"))
         self._check_routes(routes)
         issuers = issuers_of(identity.get("tokens", ()), self._folder, self._findings)
         self._check_keys(identity)
@@ -245,12 +245,14 @@ class _Building:
         max_age = int(read.get("max_age", 600))
         return Cors(tuple(origins), tuple(read.get("headers", ())), read.get("credentials", False), max_age)
 
-    def _check_unique(self, listeners: Mapping[Place, GatewayListener]) -> None:
+    def _check_unique(self, listeners: Mapping[Place, GatewayListener], admin: int | None) -> None:
         seen: set[int] = set()
         for path, each in listeners.items():
             if each.port in seen:
                 self._note((*path, "port"), f"{each.port} is the port of another listener, too")
             seen.add(each.port)
+        if admin in seen:
+            self._note(("admin", "port"), f"{admin} is the port of a listener, too", "Metrics need another one.")
 
     def _check_routes(self, routes: Mapping[Place, GatewayRoute]) -> None:
         seen: dict[tuple[str, str, str], Place] = {}
