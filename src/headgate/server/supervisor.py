@@ -38,7 +38,7 @@ from headgate.core.errors import HeadgateError
 from headgate.server.ports import Port, stand_aside, stop_accepting
 from headgate.server.process import handle_signals, log_enforcement
 from headgate.server.settings import Settings
-from headgate.server.worker import LONGEST_LINE, Orders, Report, line_of
+from headgate.server.worker import LONGEST_LINE, SWITCH, Orders, Report, line_of
 
 _LOG = logging.getLogger("headgate.server")
 _COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
@@ -49,7 +49,6 @@ _SIGNS = 4096
 _SIGNALS = {int(each): each.name for each in signal.Signals}
 _YOUNG = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_SWITCH = {False: signal.SIGUSR1, True: signal.SIGUSR2}
 _GRACE = 5.0
 """Seconds that a worker gets beyond the time for draining."""
 
@@ -146,7 +145,7 @@ class Supervisor:
         """Take note of how a worker began."""
         if not report.error:
             self._workers[slot].serves = True
-            self._workers[slot].send(_SWITCH[self._enforcing])  # it may have changed since it got its orders
+            self._workers[slot].writer.write(SWITCH[self._enforcing])  # it may have changed since it got its orders
             if self._yet_to_serve:
                 self._yet_to_serve.discard(slot)
                 if not self._yet_to_serve:
@@ -157,9 +156,9 @@ class Supervisor:
             why = report.error if report.is_usage else f"worker {slot} cannot start: {report.error}"
             raise CannotStart(why, is_usage=report.is_usage)
         else:
-            _LOG.error("worker %d cannot start: %s", slot, report.error)
             for port in self._ports:
                 stand_aside(port.sockets[slot])
+            _LOG.error("worker %d cannot start: %s", slot, report.error)
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -195,7 +194,7 @@ class Supervisor:
         log_enforcement(_LOG, enforcing=enforcing)
         for worker in self._workers.values():
             if worker.serves:
-                worker.send(_SWITCH[enforcing])
+                worker.writer.write(SWITCH[enforcing])
 
     def _kill(self) -> None:
         for worker in self._workers.values():

@@ -1,8 +1,10 @@
 """``python -m headgate.server.worker``: one of several processes of a service, started by its supervisor.
 
-The two talk over a socket that is the worker's standard input. The supervisor sends the orders, one line, and then
-nothing: the end of the stream tells that it is gone. The worker answers with one line, when it serves, or why it
-cannot; from then on it sends an empty line every second, as a sign of life. Everything else is said by signals.
+The two talk over a socket that is the worker's standard input. The supervisor sends the orders, one line, and to a
+worker that serves a byte whenever enforcement is turned off or on: of two signals, a process that has to wait for its
+turn may get the later one first. The end of the stream tells that the supervisor is gone. The worker answers with one
+line, when it serves, or why it cannot; from then on it sends an empty line every second, as a sign of life. Everything
+else is said by signals.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 LONGEST_LINE = 1_048_576
 """Bytes of orders, and of a report."""
 _LONGEST_ERROR = 10_000
+SWITCH = {False: b"0", True: b"1"}
+"""What tells a worker whether limits refuse."""
 _SIGN_OF_LIFE = b"\n"
 _SIGN_EVERY = 1.0
 """Seconds."""
@@ -84,7 +88,7 @@ def main() -> int:
 
 
 def _read_line(channel: socket.socket) -> bytes:
-    """Read one line, and nothing after it: nothing comes."""
+    """Read one line, and nothing after it: nothing comes before it is answered."""
     line = b""
     while not line.endswith(b"\n"):
         part = channel.recv(LONGEST_LINE)
@@ -99,17 +103,27 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
     channel.setblocking(False)
     orphaned = asyncio.Event()
     life: list[asyncio.Task[None]] = []
+    nodes: list[Node] = []
 
-    def ended() -> None:
-        loop.remove_reader(channel)  # it would be told again and again
-        orphaned.set()
+    def heard() -> None:
+        try:
+            said = channel.recv(LONGEST_LINE)
+        except ConnectionError:  # it ended before it had read all that was sent to it
+            said = b""
+        if said:
+            for node in nodes:
+                node.enforce(enforcing=said.endswith(SWITCH[True]))
+        else:
+            loop.remove_reader(channel)  # it would be told again and again
+            orphaned.set()
 
     def serving(node: Node) -> None:
+        nodes.append(node)
         if not orphaned.is_set():
             channel.send(line_of(Report(node.rules)))
             life.append(loop.create_task(_give_signs_of_life(channel)))
 
-    loop.add_reader(channel, ended)  # nothing comes but the end
+    loop.add_reader(channel, heard)
     sockets = {name: socket.socket(fileno=number) for name, number in orders.sockets.items()}
     try:
         await serve(orders.settings, sockets, serving, slot=orders.slot, folder=orders.folder, orphaned=orphaned)

@@ -57,7 +57,7 @@ def test_all_workers_refuse_nothing_until_told_also_those_started_later(redis: R
     with service("--workers", "2", "--store", redis.address, "--rules", rules) as found:
         found.started()
         until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
-        assert shown(found) == ({"status": "ready"}, 1)
+        until(lambda: shown(found) == ({"status": "ready"}, 1), "it is shown", SECONDS)
 
         assert main(["enforcement", "off", "--pid", str(found.process.pid)]) == 0
         until(lambda: answers(found) == {True}, "all workers let pass", SECONDS)
@@ -78,6 +78,21 @@ def test_all_workers_refuse_nothing_until_told_also_those_started_later(redis: R
         until(lambda: answers(found) == {False}, "all workers refuse again", SECONDS)
         until(lambda: shown(found) == ({"status": "ready"}, 1), "it is shown", SECONDS)
         assert found.complained.count("enforcement is on") == 1
+
+
+def test_workers_that_have_to_wait_for_their_turn_do_as_was_said_last(redis: RedisServer, rules: str) -> None:
+    with service("--workers", "2", "--store", redis.address, "--rules", rules) as found:
+        found.started()
+        until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
+        for worker in found.workers():
+            os.kill(worker, signal.SIGSTOP)
+        found.signal(signal.SIGUSR1)
+        until(lambda: "enforcement is off" in found.complained, "it is off", SECONDS)
+        found.signal(signal.SIGUSR2)
+        until(lambda: "enforcement is on" in found.complained, "it is on", SECONDS)
+        for worker in found.workers():
+            os.kill(worker, signal.SIGCONT)
+        until(lambda: answers(found) == {False}, "all workers refuse", SECONDS)
 
 
 def test_files_of_envoy_and_changed_rules_are_switched_too(rules: str, tmp_path: Path) -> None:
@@ -118,7 +133,7 @@ def test_no_other_process_is_told(pid: int, capsys: pytest.CaptureFixture[str]) 
 def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_none(
     redis: RedisServer, rules: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = redis.address.replace("://", "://default:secret@")
+    store = redis.address.replace("://", "://default:not-to-be-listed@")
     with service("--workers", "2", "--store", store, "--rules", rules) as found:
         found.started()
         worker = min(found.workers())
@@ -127,8 +142,8 @@ def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_n
         assert f"process {worker} is a worker of process {found.process.pid}. Say which" in told
         (line,) = [line for line in told.splitlines() if f" {found.process.pid}: " in line]
         assert f"--rules {rules}" in line
-        assert "secret" not in told
-        assert f"{worker}: " not in told
+        assert "not-to-be-listed" not in told
+        assert f" {worker}: " not in told
 
 
 def test_a_program_that_was_given_our_command_is_not_a_service(capsys: pytest.CaptureFixture[str]) -> None:
