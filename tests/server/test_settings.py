@@ -69,6 +69,14 @@ def test_a_decision_waits_as_long_as_its_api_can_unless_the_address_has_a_timeou
     assert (settings.rls_seconds, settings.api_seconds) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("store", "seconds"),
+    [("memory", 0.25), ("redis://host", 0.25), ("redis://host?timeout=0.05", 0.25), ("redis://host?timeout=5", 5)],
+)
+def test_a_node_that_starts_gives_its_store_a_moment_or_what_the_address_does(store: str, seconds: float) -> None:
+    assert Settings(store=store).start_seconds == seconds
+
+
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(Settings(store="redis://:secret@host"))
 

@@ -43,8 +43,6 @@ from headgate.web.headers import ResponseHeaders
 
 _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
-_STORE_PATIENCE = 0.25
-"""Seconds that a node waits for its store before it serves."""
 _YOUNG = 20_000
 """Objects that may be there before those in circles are looked for: more than all requests in flight are made of. They
 are over in a moment, and to look at them again and again would take one request in twenty."""
@@ -272,7 +270,8 @@ class Node:
     async def _meet_stores(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
         engines = [self._engine] if self._trees is None else [self._engine, self._trees]
-        met = await asyncio.gather(*(engine.meet(_STORE_PATIENCE) for engine in engines), return_exceptions=True)
+        seconds = self._settings.start_seconds
+        met = await asyncio.gather(*(engine.meet(seconds) for engine in engines), return_exceptions=True)
         for error in met:
             if isinstance(error, StoreError):
                 _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
@@ -16,6 +17,8 @@ RLS_SECONDS, API_SECONDS = 0.015, 0.1
 other callers may say themselves how long they wait."""
 STORE_SECONDS = 1.0
 """After so long a connection that does not answer is given up, where the address does not say. The longest wait."""
+START_SECONDS = 0.25
+"""How long a node waits for its store before it serves, where the address does not give it longer."""
 PROXY_HEADERS = ("either", "original", "forwarded")
 CLIENT_TIMESTAMPS = ("check", "ignore")
 LOG_FORMATS = ("text", "json")
@@ -189,6 +192,12 @@ class Settings:
     def api_seconds(self) -> float | None:
         """How long any other decision does, where its caller does not say; None for the same."""
         return None if self._has_timeout else API_SECONDS
+
+    @property
+    def start_seconds(self) -> float:
+        """How long a node waits for its store before it serves; the address is known to be right by then."""
+        given = dict(parse_qsl(self.store.partition("?")[2])).get("timeout", 0) if self.is_shared else 0
+        return max(START_SECONDS, float(given))
 
     @property
     def _has_timeout(self) -> bool:
