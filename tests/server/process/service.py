@@ -25,7 +25,7 @@ from headgate.server.configuration import EXAMPLE
 from tests.servers import _LAUNCHER, until
 
 CHECK = "/api/v1/rate-limit/check"
-SECONDS = 60
+SECONDS = 120
 """How long a test waits for what should come soon."""
 PATIENCE = 10
 """How long a service may take to end at once."""
@@ -191,6 +191,13 @@ def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders
     body = msgspec.json.encode({"principal": {"user": user}, "endpoint": endpoint, "method": "POST"})
     connection.request("POST", CHECK, body, {"content-type": "application/json", **headers})
     return connection.getresponse().read()
+
+
+def written(path: Path, text: str) -> None:
+    """Put a whole file where it is watched: nobody sees a part of it."""
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Keys:
 
     def comes_to(self, key: str, *, opens: bool) -> None:
         """Wait until a key opens the decision plane at all workers, or at none of them."""
-        until(lambda: {self.opens(key) for _ in range(12)} == {opens}, f"opens: {opens}", SECONDS)
+        until(lambda: {self.opens(key) for _ in range(20)} == {opens}, f"opens: {opens}", SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -43,6 +44,17 @@ def assert_all_were_answered(found: Service, clients: Clients) -> None:
     assert clients.answered == found.complained.count("headgate.access")
 
 
+@contextmanager
+def unfinished(port: int) -> Iterator[None]:
+    """A request that the service has begun to read, and of which no more comes."""
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as slow:
+        lines = b"POST /api/v1/rate-limit/check HTTP/1.1", b"host: x", b"content-length: 10", b"expect: 100-continue"
+        slow.sendall(b"\r\n".join([*lines, b"", b""]))
+        assert slow.recv(1000).startswith(b"HTTP/1.1 100 ")
+        slow.sendall(b"{")
+        yield
+
+
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
     with redis_server() as server:
@@ -55,7 +67,7 @@ def test_one_process_drains_without_a_failed_request() -> None:
         with Clients(port, [f"u{number}" for number in range(8)]) as clients:
             clients.until_answered(20)
             found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
+            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
         assert found.ended() == 0
         assert_all_were_answered(found, clients)
 
@@ -66,7 +78,7 @@ def test_workers_drain_without_a_failed_request(redis: RedisServer) -> None:
         with Clients(port, [f"w{number}" for number in range(8)]) as clients:
             clients.until_answered(20)
             found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
+            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
         assert found.ended() == 0
         assert_all_were_answered(found, clients)
 
@@ -78,7 +90,7 @@ def test_those_who_connect_for_each_request_are_answered_or_refused_and_never_cu
         with Clients(port, [f"c{number}" for number in range(8)], keeps=False) as clients:
             clients.until_answered(20)
             found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
+            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
         assert found.ended() == 0
         assert_all_were_answered(found, clients)
 
@@ -90,14 +102,14 @@ def test_where_the_system_refuses_the_filter_it_drains_as_well() -> None:
         with Clients(port, [f"r{number}" for number in range(8)]) as clients:
             clients.until_answered(20)
             found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", 60)
+            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
         assert found.ended() == 0
         assert_all_were_answered(found, clients)
         assert "Traceback" not in found.complained
 
 
 def test_calls_of_grpc_are_answered_to_the_last_one(redis: RedisServer) -> None:
-    with service("--workers", "2", "--store", redis.address) as found:
+    with service("--workers", "2", "--store", redis.address, program=altered(WORKERS_GRACE)) as found:
         address = f"127.0.0.1:{found.started().grpc_port}"
         callers = [Caller(address) for _ in range(4)]
         for caller in callers:
@@ -115,9 +127,9 @@ def test_streams_of_http2_are_answered_to_the_last_one(redis: RedisServer, tmp_p
     """What h2load has not sent yet when it is told to go away counts as failed there, so what we took is counted."""
     question = tmp_path / "question.json"
     question.write_text('{"principal": {"user": "u1"}, "endpoint": "/api/v1/orders"}')
-    with service("--workers", "2", "--store", redis.address, "--log-access", "on", "--log-denials", "0") as found:
+    with service("--workers", "2", "--store", redis.address, *COUNTED, program=altered(WORKERS_GRACE)) as found:
         url = f"http://127.0.0.1:{found.started().http_port}"
-        command = ["h2load", "-c8", "-m10", "-D3", "-d", str(question), f"{url}/api/v1/rate-limit/check"]
+        command = ["h2load", "-c8", "-m10", "-n1000000", "-d", str(question), f"{url}/api/v1/rate-limit/check"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
             until(lambda: "headgate.access" in found.complained, "it is asked", SECONDS)
             found.signal(signal.SIGTERM)
@@ -130,10 +142,7 @@ def test_streams_of_http2_are_answered_to_the_last_one(redis: RedisServer, tmp_p
 
 def test_a_second_signal_ends_it_at_once(redis: RedisServer) -> None:
     with service("--workers", "2", "--store", redis.address, "--drain-seconds", "600") as found:
-        port = found.started().http_port
-        with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-            found.check("u1")  # so that the other has been read
+        with unfinished(found.started().http_port):
             found.signal(signal.SIGTERM)
             until(lambda: "draining" in found.complained, "it drains", SECONDS)
             found.signal(signal.SIGTERM)
@@ -144,10 +153,7 @@ def test_a_second_signal_ends_it_at_once(redis: RedisServer) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_who_is_not_done_in_the_time_for_draining_is_not_waited_for(redis: RedisServer, workers: int) -> None:
     with service("--workers", str(workers), "--store", redis.address, "--drain-seconds", "0.5") as found:
-        port = found.started().http_port
-        with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-            found.check("u1")  # so that the other has been read
+        with unfinished(found.started().http_port):
             found.signal(signal.SIGTERM)
             assert found.ended() == 0
         assert "some requests had not ended in 0.5 s, and were cut off" in found.complained
@@ -155,10 +161,7 @@ def test_who_is_not_done_in_the_time_for_draining_is_not_waited_for(redis: Redis
 
 def test_one_process_ends_at_once_at_the_second_signal() -> None:
     with service("--drain-seconds", "600") as found:
-        port = found.started().http_port
-        with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-            found.check("u1")
+        with unfinished(found.started().http_port):
             found.signal(signal.SIGTERM)
             until(lambda: "draining" in found.complained, "it drains", SECONDS)
             found.signal(signal.SIGINT)

@@ -18,7 +18,7 @@ import pytest
 
 from headgate.web.apikey import digest
 from tests.server.api import test_nginx
-from tests.server.process.service import SECONDS, Service, service
+from tests.server.process.service import SECONDS, Service, service, written
 from tests.servers import redis_server, until
 from tests.web.tokens import forged, hand_signed, jwk, public_pem, signed
 
@@ -223,20 +223,20 @@ def test_a_changed_file_counts_with_and_without_sighup_and_a_wrong_one_does_not(
     with service(*options(identity)) as found:
         found.started()
         assert "per-key" in asked(found, ("X-Api-Key", REPORTING))[1]
-        identity.write_text(identity.read_text().replace(digest(REPORTING), digest("ak_new")))
+        written(identity, identity.read_text().replace(digest(REPORTING), digest("ak_new")))
         if sent:
             found.signal(signal.SIGHUP)
         until(lambda: "per-key" in asked(found, ("X-Api-Key", "ak_new"))[1], "the new key counts", SECONDS)
         assert "per-key" not in asked(found, ("X-Api-Key", REPORTING))[1]
         good = identity.read_text()
-        identity.write_text(good.replace("sha256", "sha265"))
+        written(identity, good.replace("sha256", "sha265"))
         if sent:
             found.signal(signal.SIGHUP)
         until(lambda: "the identity settings in force stay" in found.complained, "it complains", SECONDS)
         assert f"{identity}:12:7" in found.complained
         assert "per-key" in asked(found, ("X-Api-Key", "ak_new"))[1]
-        identity.write_text(good)
-        (tmp_path / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid="next")]}))
+        written(identity, good)
+        written(tmp_path / "jwks.json", json.dumps({"keys": [jwk("ES256", kid="next")]}))
         if sent:
             found.signal(signal.SIGHUP)
         until(
@@ -252,7 +252,7 @@ def test_all_workers_read_the_file_again(tmp_path: Path) -> None:
     with redis_server() as redis, service(*options(identity), "--workers", "2", "--store", redis.address) as found:
         found.started()
         assert all("per-key" in asked(found, ("X-Api-Key", REPORTING))[1] for _ in range(20))
-        identity.write_text(identity.read_text().replace(digest(REPORTING), digest("ak_new")))
+        written(identity, identity.read_text().replace(digest(REPORTING), digest("ak_new")))
         found.signal(signal.SIGHUP)
         until(
             lambda: all("per-key" in asked(found, ("X-Api-Key", "ak_new"))[1] for _ in range(20)),
