@@ -22,7 +22,6 @@ from tests.servers import redis_server, until
 PATH = METHOD.decode()
 RULES = str(EXAMPLES / "rules.yaml")
 TOKENS = str(EXAMPLES / "tokens")
-TREES = str(EXAMPLES / "ratelimit")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +37,12 @@ def by_rules(rules: Service) -> Iterator[Envoy]:
 
 
 @pytest.fixture(scope="module")
-def by_trees() -> Iterator[Envoy]:
-    with service("--envoy-config", TREES) as found, envoy(found.started().grpc_port, "drop-in.yaml") as asking:
+def by_trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
+    """With the files of the documentation, where no window ends meanwhile."""
+    folder, text = tmp_path_factory.mktemp("trees"), (EXAMPLES / "ratelimit" / "edge.yaml").read_text()
+    assert "unit: hour" in text
+    (folder / "edge.yaml").write_text(text.replace("unit: hour", "unit: year"))
+    with service("--envoy-config", str(folder)) as found, envoy(found.started().grpc_port, "drop-in.yaml") as asking:
         yield asking
 
 

@@ -27,7 +27,7 @@ from headgate.server.wire.tls import Tls
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a test has failed."""
 
 
