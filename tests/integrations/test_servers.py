@@ -22,7 +22,7 @@ from tests.servers import _LAUNCHER, RedisServer, free_port, redis_server, until
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests.integrations"
-LIMIT, ASKED, SECONDS = 20, 60, 60
+LIMIT, ASKED, SECONDS = 20, 60, 120
 GUNICORN = [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:{port}", "--no-control-socket"]
 UVICORN = [sys.executable, "-m", "uvicorn", "--port", "{port}", "--log-level", "warning"]
 RUNSERVER = f"""
