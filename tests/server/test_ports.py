@@ -73,8 +73,7 @@ def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
         with socket.socket() as late:
             late.setblocking(False)
             assert late.connect_ex(("127.0.0.1", port.number))
-            accepted, _ = listening.accept()
-            accepted.close()
+            until(lambda: _accepts(listening), "it is accepted")
             with pytest.raises(BlockingIOError):
                 listening.accept()
             port.close()

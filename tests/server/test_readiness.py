@@ -14,6 +14,12 @@ from tests.servers import RedisServer, free_port, redis_server
 RULES = load("version: 1\nrules: [{id: one, dimension: user, limit: 3, window: 1h}]")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a store have the time that it takes on a busy machine."""
+    monkeypatch.setattr("headgate.server.readiness._PATIENCE", 60.0)
+
+
 @pytest.fixture
 def redis() -> object:
     with redis_server() as server:

@@ -14,7 +14,7 @@ from headgate.server.wire.messages import HttpRequest, HttpResponse
 from tests.server.rls.conftest import Asking
 from tests.server.rls.test_service_trees import TREE
 
-RULES = "rules: [{id: per-ip, dimension: ip, limit: 3, window: 1d, algorithm: fixed_window}]"
+RULES = "rules: [{id: per-ip, dimension: ip, limit: 3, window: 365d, algorithm: fixed_window}]"
 ENTRY = {"entries": [{"key": "remote_address", "value": "203.0.113.9"}]}
 
 
@@ -31,7 +31,7 @@ def test_the_answer_is_protobufs_json(service: Asking) -> None:
     assert (response.status, dict(response.headers)[b"content-type"]) == (200, b"application/json")
     assert answer["overallCode"] == "OK"
     (status,) = answer["statuses"]
-    assert status["currentLimit"] == {"requestsPerUnit": 3, "unit": "DAY", "name": "per-ip"}
+    assert status["currentLimit"] == {"requestsPerUnit": 3, "unit": "YEAR", "name": "per-ip"}
     assert (status["code"], status["limitRemaining"]) == ("OK", 2)
     assert status["durationUntilReset"].endswith("s")
 
@@ -110,8 +110,8 @@ def test_the_configuration_in_force_can_be_read(in_memory: Asking) -> None:
         return in_memory.loop.run_until_complete(form.configuration(HttpRequest(method, b"/rlconfig")))
 
     lines = get(b"GET").body.decode().splitlines()
-    assert lines[0] == "edge.remote_address: 2 per HOUR (per-ip)"
-    assert "edge.trial: 1 per DAY (trial), shadow" in lines
+    assert lines[0] == "edge.remote_address: 2 per YEAR (per-ip)"
+    assert "edge.trial: 1 per YEAR (trial), shadow" in lines
     assert "edge.odd: 4 per 45 SECOND (n\u00e4me)" in lines
     assert "edge.free: unlimited" in lines
     assert get(b"POST").status == 405

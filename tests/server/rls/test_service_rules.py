@@ -19,8 +19,8 @@ IP = [("remote_address", "203.0.113.9")]
 USER = [("user", "ada")]
 RULES = """
 rules:
-  - {id: per-ip, dimension: ip, limit: 3, window: 1d, algorithm: fixed_window, when: {domain: edge}}
-  - {id: per-user, dimension: user, limit: 2, window: 1h, algorithm: fixed_window}
+  - {id: per-ip, dimension: ip, limit: 3, window: 365d, algorithm: fixed_window, when: {domain: edge}}
+  - {id: per-user, dimension: user, limit: 2, window: 365d, algorithm: fixed_window}
   - {id: writes, dimension: user, endpoint: /orders/**, methods: [POST], limit: 1, window: 1d}
   - {id: slow, dimension: generic_key, limit: 1, window: 30s, when: {generic_key: slow}}
 deny: [{user: mallory}]
@@ -34,11 +34,11 @@ def test_a_limit_is_kept_and_told(service: Asking) -> None:
     (status,) = answer.statuses
     assert (answer.overall_code, status.code, status.limit_remaining) == (OK, OK, 2)
     limit = status.current_limit
-    assert (limit.requests_per_unit, limit.unit, limit.name) == (3, 4, "per-ip")
-    assert 1 <= status.duration_until_reset.seconds <= 86400
+    assert (limit.requests_per_unit, limit.unit, limit.name) == (3, 6, "per-ip")
+    assert 1 <= status.duration_until_reset.seconds <= 365 * 86400
     told = headers(answer)
     assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("3", "2")
-    assert told["RateLimit-Policy"] == '"per-ip";q=3;w=86400'
+    assert told["RateLimit-Policy"] == '"per-ip";q=3;w=31536000'
     assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "normal"}
     assert [service.codes(IP) for _ in range(3)] == [[OK, OK], [OK, OK], [OVER_LIMIT, OVER_LIMIT]]
 
@@ -88,7 +88,7 @@ def test_descriptors_pass_together_or_not_at_all(service: Asking) -> None:
     answer = service.ask(IP, USER)
     assert [status.code for status in answer.statuses] == [OK, OVER_LIMIT]
     assert [status.limit_remaining for status in answer.statuses] == [1, 0]
-    assert headers(answer)["RateLimit-Policy"] == '"per-ip";q=3;w=86400, "per-user";q=2;w=3600'
+    assert headers(answer)["RateLimit-Policy"] == '"per-ip";q=3;w=31536000, "per-user";q=2;w=31536000'
     assert json.loads(answer.raw_body)["violated-policies"] == ["per-user"]
     assert service.codes(IP) == [OK, OK]
 
@@ -142,7 +142,7 @@ def test_nobody_is_told_to_come_back_with_what_could_never_pass(in_memory: Askin
     in_memory.ask(USER, hits_addend=2)
     for answer in (in_memory.ask(descriptor(*IP, hits=4)), in_memory.ask(USER, descriptor(*IP, hits=4))):
         assert "Retry-After" not in headers(answer)
-        detail = "rule 'per-ip': cost 4 is above the capacity of 3/day fixed_window, 3: it could never pass"
+        detail = "rule 'per-ip': cost 4 is above the capacity of 3/365d fixed_window, 3: it could never pass"
         assert json.loads(answer.raw_body) == {"status": 429, "title": "Too Many Requests", "detail": detail}
         assert MessageToDict(answer.dynamic_metadata) == {"state": "throttled", "reason": detail}
 
@@ -151,7 +151,7 @@ def test_a_limit_that_descriptors_share_is_told_once(service: Asking) -> None:
     service.serve(RULES)
     answer = service.ask(USER, IP, [*USER, ("generic_key", "x")])
     assert [status.limit_remaining for status in answer.statuses] == [0, 2, 0]
-    assert headers(answer)["RateLimit-Policy"] == '"per-user";q=2;w=3600, "per-ip";q=3;w=86400'
+    assert headers(answer)["RateLimit-Policy"] == '"per-user";q=2;w=31536000, "per-ip";q=3;w=31536000'
     assert json.loads(service.ask(USER, USER).raw_body)["violated-policies"] == ["per-user"]
 
 
@@ -175,14 +175,14 @@ def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(service: Askin
 
 def test_a_limit_that_comes_with_a_descriptor_is_its_own(service: Asking) -> None:
     service.serve(RULES)
-    own = descriptor(*IP, limit=(1, 3))
+    own = descriptor(*IP, limit=(1, 6))
     limit = service.ask(own).statuses[0].current_limit
-    assert (limit.requests_per_unit, limit.unit, limit.name) == (1, 3, "envoy-override")
+    assert (limit.requests_per_unit, limit.unit, limit.name) == (1, 6, "envoy-override")
     assert service.codes(own) == [OVER_LIMIT, OVER_LIMIT]
-    assert service.codes(descriptor(("remote_address", "203.0.113.10"), limit=(1, 3))) == [OK, OK]
+    assert service.codes(descriptor(("remote_address", "203.0.113.10"), limit=(1, 6))) == [OK, OK]
     assert service.ask(own, domain="other").overall_code == OK
     assert service.ask(descriptor(*IP, hits=0)).statuses[0].limit_remaining == 3
-    assert service.codes(descriptor(("user", "mallory"), limit=(1, 3))) == [OVER_LIMIT, OVER_LIMIT]
+    assert service.codes(descriptor(("user", "mallory"), limit=(1, 6))) == [OVER_LIMIT, OVER_LIMIT]
 
 
 @pytest.mark.parametrize("limit", [(5, 0), (5, 9), (0, 1)])
@@ -314,7 +314,7 @@ def test_a_tier_is_believed_only_if_that_is_asked_for(in_memory: Asking) -> None
 
 
 def test_a_question_has_the_same_answer_however_often_it_comes(service: Asking) -> None:
-    service.serve("rules: [{id: per-user, dimension: user, limit: 5, window: 1h, algorithm: fixed_window}]")
+    service.serve("rules: [{id: per-user, dimension: user, limit: 5, window: 365d, algorithm: fixed_window}]")
     answers = [service.ask(USER) for _ in range(6)]
     assert [answer.statuses[0].limit_remaining for answer in answers] == [4, 3, 2, 1, 0, 0]
     assert [answer.overall_code for answer in answers] == [OK] * 5 + [OVER_LIMIT]

@@ -16,13 +16,13 @@ TREE = """
 domain: edge
 descriptors:
   - key: remote_address
-    rate_limit: {unit: hour, requests_per_unit: 2, name: per-ip}
+    rate_limit: {unit: year, requests_per_unit: 2, name: per-ip}
     metadata: {owner: {team: web}}
   - key: user
     rate_limit: {unit: week, requests_per_unit: 5}
     metadata: {owner: {team: accounts, room: 7}}
   - key: trial
-    rate_limit: {unit: day, requests_per_unit: 1, name: trial}
+    rate_limit: {unit: year, requests_per_unit: 1, name: trial}
     shadow_mode: true
   - key: odd
     rate_limit: {unit: second, unit_multiplier: 45, requests_per_unit: 4, name: "n\u00e4me"}
@@ -32,7 +32,7 @@ descriptors:
     rate_limit: {unlimited: true}
   - key: quota
     quota_mode: true
-    rate_limit: {unit: day, requests_per_unit: 1}
+    rate_limit: {unit: year, requests_per_unit: 1}
 """
 IP = [("remote_address", "203.0.113.9")]
 USER = [("user", "ada")]
@@ -45,14 +45,14 @@ def test_limits_are_kept_and_told(service: Asking) -> None:
     assert (answer.overall_code, first.code, first.limit_remaining, second.limit_remaining) == (OK, OK, 1, 4)
     assert (first.current_limit.requests_per_unit, first.current_limit.unit, first.current_limit.name) == (
         2,
-        3,
+        6,
         "per-ip",
     )
     assert second.current_limit.unit == 7
-    assert 0 < first.duration_until_reset.seconds <= 3600
+    assert 0 < first.duration_until_reset.seconds <= 365 * 86400
     told = headers(answer)
     assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("2", "1")
-    assert told["RateLimit-Policy"] == '"per-ip";q=2;w=3600, "default";q=5;w=604800'
+    assert told["RateLimit-Policy"] == '"per-ip";q=2;w=31536000, "default";q=5;w=604800'
     metadata = MessageToDict(answer.dynamic_metadata)
     assert metadata == {"owner": {"team": "web", "room": 7.0}, "rule_id": "per-ip", "state": "normal"}
 

@@ -205,15 +205,16 @@ def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() ->
         assert caught.value.code is StatusCode.UNAVAILABLE
 
 
-def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits() -> None:
+def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.engine.base.LONGEST_MS", 60_000)
     with (
         redis_server() as redis,
         proxy(redis.port) as between,
-        serving(LASTING, store=between.address("timeout=60&connections=1")) as service,
+        serving(LASTING, store=between.address("timeout=60&connect_timeout=60&connections=1")) as service,
     ):
         assert not call(service, **ORDER).degraded
         between.open.clear()
-        hurried = call_within(0.1, service, **ORDER)
+        hurried = call_within(0.4, service, **ORDER)
         assert (hurried.allowed, hurried.degraded, hurried.reason) == (True, True, "outcome_unknown")
         threading.Timer(0.3, between.open.set).start()
         assert not call_within(60, service, **ORDER).degraded
