@@ -9,13 +9,15 @@ import pytest
 
 from tests.postgres import PostgresServer, postgres_server
 
+PATIENCE = {f"headgate.admin.{module}.PATIENCE": 60.0 for module in ("database", "follower", "usage")}
+"""A database may take its time on a busy machine; where that is what a test is about, it says how much."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _patience() -> Iterator[None]:
-    """A database may take its time on a busy machine; where that is what a test is about, it says how much."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("database", "follower", "usage"):
-            patch.setattr(f"headgate.admin.{module}.PATIENCE", 60.0)
+        for name, seconds in PATIENCE.items():
+            patch.setattr(name, seconds)
         yield
 
 

@@ -12,17 +12,19 @@ from typing import Any
 import httpx
 import pytest
 
+from headgate.admin import security
 from headgate.admin.api import application, document
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.admin.rule_catalogs import FileRules
-from headgate.admin.security import MAX_BODY, PUBLIC, READS, WRITES
+from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
 from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
 from headgate.policy.request import Request
+from headgate.testing import ManualClock
 
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -60,7 +62,8 @@ class Admin:
     async def follow(self) -> None:
         """Let the engine have the rules of the database, as a follower would."""
         await self.engine.close()
-        self.engine.__init__(from_data((await self.catalog.document()).document))  # type: ignore[misc]
+        rules = from_data((await self.catalog.document()).document)
+        self.engine.__init__(rules, clock=ManualClock())  # type: ignore[misc]
 
 
 @asynccontextmanager
@@ -69,7 +72,7 @@ async def plane(url: str, reads: str = "100000/day", writes: str = "100000/day")
     catalog, keys = Catalog(database), AdminKeys(database)
     await catalog.apply(DOCUMENT, Actor("start-up"))
     texts = {str(role): (await keys.create(str(role), role, Actor("start-up"))).text for role in KeyRole}
-    engine = AsyncEngine(from_data(DOCUMENT))
+    engine = AsyncEngine(from_data(DOCUMENT), clock=ManualClock())
     service = AdminService(catalog, engine, keys, database=database)
     app = application(service, reads=reads, writes=writes)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
@@ -126,7 +129,9 @@ class TestWhoMay:
 
         on(sqlite, work)
 
-    def test_an_address_that_guesses_has_to_wait(self, sqlite: str) -> None:
+    def test_an_address_that_guesses_has_to_wait(self, sqlite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(security, "FAILURES", "10/day")
+
         async def work(admin: Admin) -> None:
             statuses = []
             for number in range(12):
@@ -140,7 +145,7 @@ class TestWhoMay:
         on(sqlite, work)
 
     def test_a_key_reads_and_writes_only_so_often(self, sqlite: str) -> None:
-        assert (READS, WRITES) == ("1000/minute", "100/minute")
+        assert (READS, WRITES, FAILURES) == ("1000/minute", "100/minute", "10/minute")
 
         async def main() -> None:
             async with plane(sqlite, reads="3/day", writes="2/day") as admin:

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tests.server.process.service import SECONDS, Service, service
+from tests.admin.conftest import PATIENCE
+from tests.server.process.service import SECONDS, Service, altered, service
 from tests.servers import until
 
 KEY = "hg_an-operators-own-key-of-some-length"
@@ -42,7 +43,8 @@ def test_rules_of_a_database_and_files_of_envoy_go_together(tmp_path: Path) -> N
     files.mkdir()
     (files / "edge.yaml").write_text(LIMITS % 2)
     options = ("--database", f"sqlite:///{database}", "--data-dir", str(tmp_path / "data"))
-    with service(*options, "--envoy-config", str(files), environment={"HEADGATE_ADMIN_KEY": KEY}) as running:
+    how: dict[str, Any] = {"environment": {"HEADGATE_ADMIN_KEY": KEY}, "program": altered(PATIENCE)}
+    with service(*options, "--envoy-config", str(files), **how) as running:
         running.started()
         assert asked(running.admin_port, "POST", "/api/v1/apply", RULES % 3)[0] == 200
 

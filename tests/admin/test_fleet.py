@@ -9,14 +9,16 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.admin.conftest import PATIENCE
 from tests.postgres import PostgresServer
-from tests.server.process.service import SECONDS, Clients, Service
+from tests.server.process.service import SECONDS, Clients, Service, altered
 from tests.servers import redis_server, until
 
 KEY = "hg_an-operators-own-key-of-some-length"
@@ -75,7 +77,8 @@ class Fleet:
         own.mkdir()
         common = ("--database", self.url, "--store", self.store, "--data-dir", str(self.folder / data_dir))
         environment = {"HEADGATE_ADMIN_KEY": KEY}
-        service = FleetService(own, *common, "--workers", "2", *options, environment=environment)
+        options = (*common, "--workers", "2", *options)
+        service = FleetService(own, *options, environment=environment, program=altered(PATIENCE))
         self.all.append(service)
         return service
 
@@ -105,8 +108,11 @@ def test_a_changed_rule_is_enforced_by_all_workers_and_by_those_that_take_their_
     for service in (one, other):
         service.comes_to(revision)
         assert {service.limit_of("somebody") for _ in range(20)} == {7}
-    until(lambda: {node["revision"] for node in one.ask("GET", "/nodes")[1]["items"]} == {revision}, "nodes", SECONDS)
-    assert len(other.ask("GET", "/nodes")[1]["items"]) == 2
+
+    def known() -> list[int]:
+        return [node["revision"] for node in one.ask("GET", "/nodes")[1]["items"]]
+
+    until(lambda: known() == [revision, revision], "nodes", SECONDS)
     before = other.workers()
     os.kill(min(before), signal.SIGKILL)
     until(lambda: len(other.workers()) == 2 and other.workers() != before, "another worker", SECONDS)
@@ -132,11 +138,23 @@ def test_a_user_is_moved_to_a_tier_given_an_override_that_ends_and_reset(fleet: 
     until(lambda: other.check("ann")["allowed"], "she may again", SECONDS)
     assert other.ask("PUT", "/users/ann/tier", {"tier": "gold"})[0] == 200
     until(lambda: one.limit_of("ann") == 50, "tier", SECONDS)
-    end = (datetime.now(UTC) + timedelta(seconds=8)).isoformat()
-    status, answer = one.ask("POST", "/users/ann/override", {"rule_id": "orders-user", "limit": 99, "until": end})
-    assert status in {200, 201}, answer
-    until(lambda: {other.limit_of("ann") for _ in range(10)} == {99}, "override", SECONDS)
-    until(lambda: {other.limit_of("ann") for _ in range(10)} == {50}, "the end of the override", SECONDS)
+
+    def limits() -> set[int]:
+        return {other.limit_of("ann") for _ in range(10)}
+
+    def is_seen(seconds: int) -> bool:
+        """Whether an override that ends after so long is in force before."""
+        end = datetime.now(UTC) + timedelta(seconds=seconds)
+        override = {"rule_id": "orders-user", "limit": 99, "until": end.isoformat()}
+        status, answer = one.ask("POST", "/users/ann/override", override)
+        assert status in {200, 201} or datetime.now(UTC) > end, answer
+        while datetime.now(UTC) < end:
+            if limits() == {99}:
+                return True
+        return False
+
+    assert any(map(is_seen, (5, 15, 60))), "the override"  # the first is long enough but on a busy machine
+    until(lambda: limits() == {50}, "the end of the override", SECONDS)
     assert other.limit_of("bob") == 3
 
 
@@ -149,10 +167,10 @@ class Editor(threading.Thread):
         self.told: list[tuple[int, int, Any]] = []
 
     def run(self) -> None:
-        for limit in range(100, 140):
+        for limit in count(100):
             status, answer = self._service.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": limit})
             self.told.append((limit, status, answer))
-            if self._end.wait(0.1):
+            if self._end.wait(0.6):  # a key may write a hundred times a minute
                 return
 
     def end(self) -> None:
@@ -175,7 +193,8 @@ def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Flee
             until(lambda: editor.has(503), "an edit that fails", SECONDS)
             editor.end()
             until(lambda: one.metric("rules_stale") == other.metric("rules_stale") == 1, "it is noticed", SECONDS)
-            assert msgspec.json.decode(other.get("/readyz")[1]) == {"status": "ready", "rules": "last_good"}
+            told = {"status": "ready", "rules": "last_good"}
+            until(lambda: msgspec.json.decode(other.get("/readyz")[1]) == told, "it is told", SECONDS)
             for clients in (at_one, at_other):
                 clients.until_answered(20)
             without_rules = fleet.start("nothing")

@@ -43,7 +43,7 @@ async def followed(url: str, folder: Path) -> AsyncIterator[tuple[Catalog, Follo
 
 async def until(seen: Callable[[], object]) -> None:
     """Wait until something is seen; nobody tells of it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not seen():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -77,12 +77,11 @@ def test_a_head_that_does_not_end_is_refused(begun: bytes, monkeypatch: pytest.M
 
 
 def test_so_is_the_head_of_a_second_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HEAD_TIMEOUT", 0.5)
-
     async def work(address: tuple[str, int]) -> None:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(QUESTION + b"\r\n")
         assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(listener, "HEAD_TIMEOUT", 0.2)  # from the first byte of the next one
         writer.write(b"GET /")
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
         writer.close()

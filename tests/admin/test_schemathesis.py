@@ -72,6 +72,8 @@ def ran(address: str, folder: Path, *options: str) -> subprocess.CompletedProces
         "--generation-deterministic",
         "--no-shrink",
         "--continue-on-failure",
+        "--request-timeout=120",
+        "--suppress-health-check=too_slow",
     )
     command = [
         str(Path(sys.executable).with_name("st")),

@@ -222,6 +222,11 @@ class TestRequests:
 
 
 class TestGuessing:
+    @pytest.fixture(autouse=True)
+    def _lasting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No guess is forgiven while a test runs."""
+        monkeypatch.setattr(security, "FAILURES", "10/day")
+
     def test_whoever_shares_an_address_with_one_who_guesses_goes_on(
         self, sqlite: str, caplog: pytest.LogCaptureFixture
     ) -> None:

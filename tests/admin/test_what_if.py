@@ -245,7 +245,7 @@ def test_what_a_service_decides_gets_into_the_database(tmp_path: Path) -> None:
                 await writer.finish()
             now = time.time_ns() // 1000
             async with database.reading() as connection:
-                use = await what_if.use_of(connection, "orders-user", MINUTE_US, now - MINUTE_US, now)
+                use = await what_if.use_of(connection, "orders-user", MINUTE_US, now - HOUR_US, now)
         assert use == {5: [UseBucket(0, 3, 1, 3), UseBucket(0, 8, 1, 8)]}
 
     asyncio.run(main())
