@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -13,9 +14,12 @@ from time import monotonic, sleep
 
 from redis import Redis, RedisError
 
-START_SECONDS = 20
+START_SECONDS = 120
+"""How long a server may take to begin; a busy machine needs some of it."""
 SLOTS = 16_384
 PRIMARIES = 3
+_RESERVED: list[socket.socket] = []
+"""What keeps the ports that were given out from others."""
 
 
 class ServerError(RuntimeError):
@@ -114,10 +118,20 @@ def redis_cluster() -> Iterator[Cluster]:
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """Return a port of the loopback for a server that is about to start.
+
+    It is not one that the system may give to a client's end of a connection, and it is kept until this process ends:
+    whoever asks for a free one meanwhile gets another. Servers bind with SO_REUSEADDR, and so can have it all the same.
+    """
+    while True:
+        port, reserved = random.randrange(10_000, 32_000), socket.socket()
+        try:
+            reserved.bind(("127.0.0.1", port))
+        except OSError:
+            reserved.close()
+            continue
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind: nobody else may have it so far
+        _RESERVED.append(reserved)
         return port
 
 
