@@ -28,13 +28,15 @@ PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; for each in /usr/lib/postgre
 VENV_PACKAGE = $(shell [ -e $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
   echo $(notdir $(PYTHON))-venv)
 
+# Others may install something at the moment, and a network may fail for a moment.
+PATIENTLY := -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5
 # $(call packages,NAMES): root installs them, services not started; anybody else is told what to ask for.
 define packages
 [ -z "$(strip $1)" ] || { \
   get="apt-get install --no-install-recommends $(strip $1)"; \
   [ "$$(id -u)" = 0 ] || { echo "not installed: $(strip $1); as root: apt-get update && $$get" >&2; exit 1; }; \
   echo "installing $(strip $1) ..."; \
-  said=$$({ apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $$get -y -qq; } 2>&1) || \
+  said=$$({ apt-get update $(PATIENTLY) && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $$get -y $(PATIENTLY); } 2>&1) || \
     { echo "$$said" >&2; exit 1; }; }
 endef
 

@@ -48,6 +48,7 @@ class PostgresServer:
             "trust",
             "-E",
             "UTF8",
+            "--no-locale",  # that of the environment may not be installed
             "--no-sync",
         ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=self._user, cwd=folder)

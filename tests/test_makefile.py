@@ -85,7 +85,8 @@ def test_root_gets_it_in_silence(machine: Machine) -> None:
     assert ended.stdout == "installing python3-venv ...\n"
     assert "noise" not in ended.stderr
     asked = (machine.folder / "asked").read_text()
-    assert asked == "update -qq\ninstall --no-install-recommends python3-venv -y -qq\n"
+    patiently = "-qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5"
+    assert asked == f"update {patiently}\ninstall --no-install-recommends python3-venv -y {patiently}\n"
 
 
 def test_what_apt_complains_of_is_shown(machine: Machine) -> None:
