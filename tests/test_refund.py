@@ -222,7 +222,8 @@ def test_a_refund_that_surely_was_not_made_can_be_tried_again(
 
 
 def test_a_refund_whose_outcome_is_unknown_is_not_made_again() -> None:
-    with redis_server() as own, Limiter("10/minute", store=f"redis://127.0.0.1:{own.port}/0?timeout=0.2") as limiter:
+    options = "timeout=1&connect_timeout=20"
+    with redis_server() as own, Limiter("10/minute", store=f"redis://127.0.0.1:{own.port}/0?{options}") as limiter:
         decision = limiter.check("ada", 6)
         own.send(signal.SIGSTOP)
         try:

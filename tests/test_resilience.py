@@ -11,13 +11,14 @@ import pytest
 from headgate import AsyncLimiter, InvalidStore, Limiter, MemoryStore, StoreError
 from headgate.stores import open_store
 from headgate.stores.failover import AsyncFailoverStore, FailoverStore
+from headgate.testing import ManualClock
 from tests.servers import free_port, redis_server
 
 
 @pytest.fixture
 def nowhere() -> str:
     """The address of a server that is not there."""
-    return f"redis://127.0.0.1:{free_port()}/0"
+    return f"redis://127.0.0.1:{free_port()}/0?timeout=20"
 
 
 def asked(limiter: Limiter | AsyncLimiter, times: int) -> list[tuple[bool, str]]:
@@ -38,7 +39,7 @@ def asked(limiter: Limiter | AsyncLimiter, times: int) -> list[tuple[bool, str]]
 class TestALimiterWhoseStoreIsAway:
     def test_decides_by_itself_unless_told(self, kind: Any, nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "headgate.stores"):
-            answers = asked(kind("6/hour", store=nowhere), 8)
+            answers = asked(kind("6/hour", store=nowhere, clock=ManualClock()), 8)  # it is not time for a probe
         assert [allowed for allowed, _ in answers] == [True] * 6 + [False] * 2
         assert [reason for _, reason in answers] == ["storage_unavailable"] * 5 + ["circuit_open"] * 3
         assert "does not answer" in caplog.text

@@ -106,8 +106,7 @@ def test_what_was_decided_by_the_deadline_is_answered_though_the_replicas_are_no
 ) -> None:
     plan = family(QUOTA).plan("unheard")
     with proxy(sleepy.port) as between:
-        store = opened(between.address("timeout=1&connect_timeout=20&replicas=1&connections=1"))
-        resumed(lambda: store.run(Call(Verb.PEEK, plan)))
+        store = opened(between.address("timeout=2&connect_timeout=20&replicas=1&connections=1"))
         between.hold_from = b":"  # what WAIT answers
         decisions = [store.run(Call(Verb.CHECK, plan))]
         between.hold_from = b""
