@@ -24,7 +24,7 @@ from tests.servers import RedisServer
 from tests.stores.redis.script import ADDRESS, Script
 
 MARGIN_MS = 1000
-LONG = [replace(quota, window_us=quota.window_us * 600) for quota in QUOTAS]
+LONG = [replace(quota, window_us=quota.window_us * 30 * 86_400) for quota in QUOTAS]
 """One of each kind, whose window does not end during a test."""
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140)
