@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,7 +168,8 @@ class Service:
             time.sleep(0.05)
         if not self.has_ended:
             for worker in self.workers():
-                os.kill(worker, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(worker, signal.SIGKILL)
             self.process.kill()
             self.process.wait()
 
