@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -381,6 +382,7 @@ class TestRules:
                 wrong = await admin.client.post("/api/v1/apply", content=bad, headers=key)
                 assert wrong.status_code == 400, bad
             assert (await admin.catalog.revision()) == 2
+            assert gc.isenabled(), "what rests while a file is applied goes on afterwards"
 
         on(url, work)
 

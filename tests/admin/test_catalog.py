@@ -96,6 +96,35 @@ class TestApplying:
 
         on(url, work)
 
+    def test_a_dry_run_says_what_the_application_then_does_and_writes_no_row(self, url: str) -> None:
+        """Where rules come, go and change places, too."""
+
+        async def work(catalog: Catalog) -> None:
+            await catalog.apply(DOCUMENT, ME)
+            sent: list[str] = []
+            heard = catalog.database._engine.sync_engine
+            event.listen(heard, "before_cursor_execute", lambda _, __, statement, *___: sent.append(statement))
+            first, second = DOCUMENT["rules"]
+            third, fourth = {"id": "c", "limit": 1, "window": "1s"}, {"id": "d", "limit": 2, "window": "1s"}
+            for rules in (
+                [second, first],
+                [third, second, first, fourth],
+                [second | {"limit": 11}, first, fourth],
+                [first],
+                [third, first | {"limit": 6}],
+                [first | {"limit": 6}, third, fourth],
+            ):
+                wanted = {**DOCUMENT, "rules": [{**rule, "replaces": []} for rule in rules]}
+                sent.clear()
+                tried = await catalog.apply(wanted, ME, dry_run=True)
+                assert not [each for each in sent if each.startswith(("INSERT", "UPDATE", "DELETE"))]
+                assert await catalog.apply(wanted, ME) == tried
+                assert [rule["id"] for rule in (await catalog.document()).document["rules"]] == [
+                    rule["id"] for rule in rules
+                ]
+
+        on(url, work)
+
     def test_the_order_of_rules_is_kept(self, url: str) -> None:
         async def work(catalog: Catalog) -> None:
             await catalog.apply(DOCUMENT, ME)
@@ -315,6 +344,24 @@ class TestCatchingUp:
 
 
 class TestAudit:
+    def test_the_digest_of_an_entry_stays_what_it_was(self) -> None:
+        """Else the trails of databases that are in use would not verify any more."""
+        row = {
+            "sequence": 7,
+            "at": 1_800_000_000_000_000,
+            "actor": "ada",
+            "action": "update",
+            "kind": "user",
+            "subject": '\u00fc "1"',
+            "before": {"tier": "gold"},
+            "after": {"tier": "premium", "overrides": {"a": {"limit": 7}}},
+            "request_id": "r",
+            "reason": "caf\u00e9",
+            "revision": 3,
+            "previous": "0" * 64,
+        }
+        assert audit.digest_of(row) == "304f17c677db6fde99cf30c593fdca69589c17dfea76ac74a1d2f653c4457c47"
+
     def test_every_change_is_recorded_with_what_was_before_and_after(self, url: str) -> None:
         async def work(catalog: Catalog) -> None:
             await catalog.apply(DOCUMENT, ME)

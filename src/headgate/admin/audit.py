@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.objects import slices
+from headgate.admin.objects import slices, write_rows
 from headgate.admin.tables import audit, audit_start
 
 RETENTION_DAYS = 90
@@ -64,7 +64,7 @@ async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: 
     common = {"at": now, "actor": actor.name, "request_id": actor.request_id, "reason": actor.reason}
     for some in slices(entries):
         rows = await asyncio.to_thread(_chained, some, {**common, "revision": revision}, sequence, previous)
-        await connection.execute(insert(audit), rows)
+        await write_rows(connection, insert(audit), rows, dict)
         sequence, previous = rows[-1]["sequence"], rows[-1]["digest"]
 
 
@@ -128,9 +128,12 @@ async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAY
 
 def digest_of(row: Mapping[str, Any]) -> str:
     """Return the digest of an entry: of all its fields, and of the digest before it."""
-    fields = {name: row[name] for name in audit.c.keys() if name != "digest"}  # noqa: SIM118  a collection of columns
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    text = _DIGESTED.encode({name: row[name] for name in _FIELDS})
     return sha256(text.encode()).hexdigest()
+
+
+_FIELDS = tuple(column.name for column in audit.c if column.name != "digest")
+_DIGESTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 async def _end(connection: AsyncConnection) -> tuple[int, str]:

@@ -38,9 +38,9 @@ from headgate.admin.objects import (
     operations_between,
     revision_number,
     rules_of,
-    slices,
     stored_columns,
     stored_of,
+    write_rows,
 )
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
 from headgate.core.errors import HeadgateError
@@ -187,7 +187,7 @@ class Catalog:
             DatabaseError: the database could not do it. Nothing is changed then.
         """
         async with self.database.exclusively(dry_run=dry_run) as connection:
-            return await _Transaction(connection, actor, self._now()).run(operations)
+            return await _Transaction(connection, actor, self._now(), dry_run=dry_run).run(operations)
 
     async def edit(
         self,
@@ -213,18 +213,19 @@ class Catalog:
 
     async def apply(
         self,
-        document: Body,
+        wanted: Body | Ruleset,
         actor: Actor,
         *,
         dry_run: bool = False,
         only_first: bool = False,
         expected: int | None = None,
     ) -> Changed:
-        """Let what a rules file says, and nothing else, be in force; see `change`.
+        """Let these rules, or those that the data of a rules file says, and nothing else be in force; see `change`.
 
         With `only_first` nothing happens where anything was ever changed. `expected` is the revision that is replaced.
         """
-        ruleset = await asyncio.to_thread(from_data, document)
+        ruleset = wanted if isinstance(wanted, Ruleset) else await asyncio.to_thread(from_data, wanted)
+        document = await asyncio.to_thread(to_data, ruleset)
         async with self.database.exclusively(dry_run=dry_run) as connection:
             number = await revision_number(connection)
             if only_first and number:
@@ -232,7 +233,7 @@ class Catalog:
             _check_version("what is in force", expected, number)
             present = await document_of(connection)
             operations = await asyncio.to_thread(operations_between, present, document)
-            transaction = _Transaction(connection, actor, self._now())
+            transaction = _Transaction(connection, actor, self._now(), dry_run=dry_run)
             return await transaction.run(operations, list(rules_of(document)), ruleset)
 
     async def roll_back(
@@ -245,6 +246,9 @@ class Catalog:
         return await self.edit(kind, name, lambda _: bodies[version], actor, expected)
 
 
+_Found = dict[tuple[ObjectKind, str], Stored]
+
+
 class _Write(NamedTuple):
     """What an operation really changes."""
 
@@ -254,15 +258,16 @@ class _Write(NamedTuple):
     before: Stored | None
 
     @property
-    def action(self) -> str:
-        return "delete" if self.body is None else "create" if self.before is None else "update"
+    def entry(self) -> audit.AuditEntry:
+        action = "delete" if self.body is None else "create" if self.before is None else "update"
+        return audit.AuditEntry(action, self.kind, self.id, self.before.body if self.before else None, self.body)
 
 
 class _Transaction:
-    """The making of one change."""
+    """The making of one change; if it is only tried, nothing is written."""
 
-    def __init__(self, connection: AsyncConnection, actor: Actor, now: int) -> None:
-        self._connection, self._actor, self._now = connection, actor, now
+    def __init__(self, connection: AsyncConnection, actor: Actor, now: int, *, dry_run: bool = False) -> None:
+        self._connection, self._actor, self._now, self._dry_run = connection, actor, now, dry_run
 
     async def run(
         self, operations: Sequence[Operation], order: Sequence[str] = (), ruleset: Ruleset | None = None
@@ -273,24 +278,23 @@ class _Transaction:
         is to be then, if that is known.
         """
         found = await self._found(operations)
-        wanted = [each for each in operations if self._is_new(each, found.get((each.kind, each.id)))]
+        wanted = await asyncio.to_thread(_wanted, operations, found)
         number = await revision_number(self._connection) + 1
         if ruleset is None:
             ruleset = Ruleset()
             if wanted:
                 ruleset = await asyncio.to_thread(from_data, await self.document_about(wanted))
-        written = await asyncio.to_thread(_canonical, wanted, ruleset)
-        given = [
-            _Write(kind, name, body, found.get((kind, name)))
-            for (kind, name, *_), body in zip(wanted, written, strict=True)
-        ]
-        writes = [each for each in given if each.before is None or each.body != each.before.body]
-        entries = await self._write(writes, number)
-        await self._note_overrides(writes, ruleset)
-        if order:
-            entries += await self._put_in_order(order, number)
+        writes = await asyncio.to_thread(_writes, wanted, found, ruleset)
+        moves = await self._moves(order, writes) if order else []
+        entries = await asyncio.to_thread(lambda: [*[each.entry for each in writes], *moves])
         if not entries:
             return Changed(number - 1, ())
+        if self._dry_run:
+            return Changed(number, tuple(entries))
+        await self._write(writes, number)
+        await self._note_overrides(writes, ruleset)
+        if moves:
+            await self._put_in_order(order, number)
         await self._connection.execute(update(revision).values(number=number, changed_at=self._now))
         await audit.append(self._connection, entries, self._actor, number, self._now)
         await self._connection.execute(delete(changes).where(changes.c.revision <= number - KEPT_CHANGES))
@@ -298,35 +302,28 @@ class _Transaction:
             await self._connection.execute(select(func.pg_notify(CHANNEL, str(number))))
         return Changed(number, tuple(entries))
 
-    async def _put_in_order(self, order: Sequence[str], number: int) -> list[audit.AuditEntry]:
-        """Let rules follow each other in an order; returns what there is to record of it."""
+    async def _moves(self, order: Sequence[str], writes: Sequence[_Write]) -> list[audit.AuditEntry]:
+        """Return what there is to record if rules, once all is written, do not follow each other in an order."""
         in_order = select(rules.c.id).order_by(rules.c.position, rules.c.id)
         present = list((await self._connection.execute(in_order)).scalars())
-        if present == list(order):
+        of_rules = [each for each in writes if each.kind is ObjectKind.RULE]
+        gone = {each.id for each in of_rules if each.body is None}
+        then = [name for name in present if name not in gone] + [each.id for each in of_rules if each.before is None]
+        if then == list(order):
             return []
+        return [audit.AuditEntry("update", _ORDER, "rules", {"rules": then}, {"rules": list(order)})]
+
+    async def _put_in_order(self, order: Sequence[str], number: int) -> None:
         moved = update(rules).where(rules.c.id == bindparam("moved")).values(position=bindparam("to"))
         await self._connection.execute(moved, [{"moved": name, "to": place} for place, name in enumerate(order)])
         await self._connection.execute(insert(changes).values(revision=number, kind=_ORDER, subject="rules"))
-        return [audit.AuditEntry("update", _ORDER, "rules", {"rules": present}, {"rules": list(order)})]
 
-    async def _found(self, operations: Sequence[Operation]) -> dict[tuple[ObjectKind, str], Stored]:
-        names: dict[ObjectKind, list[str]] = {}
-        for operation in operations:
-            _check_id(operation)
-            names.setdefault(operation.kind, []).append(operation.id)
-        found = {}
-        for kind, ids in names.items():
-            for name, stored in (await stored_of(self._connection, kind, ids)).items():
-                found[kind, name] = stored
+    async def _found(self, operations: Sequence[Operation]) -> _Found:
+        found: _Found = {}
+        for kind, ids in (await asyncio.to_thread(_checked_ids, operations)).items():
+            stored = await stored_of(self._connection, kind, ids)
+            found |= {(kind, name): each for name, each in stored.items()}
         return found
-
-    @staticmethod
-    def _is_new(operation: Operation, found: Stored | None) -> bool:
-        """Whether there is anything to do; raises where it is not what was expected."""
-        _check_version(f"{operation.kind} {operation.id!r:.200}", operation.expected, found.version if found else 0)
-        if operation.body is None and found is None:
-            raise UnknownObject(f"{operation.kind} {operation.id!r} does not exist")
-        return found is None or operation.body is None or operation.body != found.body
 
     async def document_about(self, operations: Sequence[Operation]) -> Body:
         """Return what there would be, as far as these operations can make a difference; see `Catalog.about`."""
@@ -366,7 +363,7 @@ class _Transaction:
         found = select(overrides.c.user_id).distinct().join(users, users.c.id == overrides.c.user_id).where(concerns)
         return set((await self._connection.execute(found)).scalars())
 
-    async def _write(self, writes: Sequence[_Write], number: int) -> list[audit.AuditEntry]:
+    async def _write(self, writes: Sequence[_Write], number: int) -> None:
         """Write rows, versions and what nodes look for, in few statements however many there are."""
         last: dict[tuple[ObjectKind, str], int] = {}
         for kind in ObjectKind:
@@ -379,42 +376,47 @@ class _Transaction:
                 last[kind, name] = version
             await self._write_rows(TABLES[kind], some, last)
         common = {"revision": number, "at": self._now, "actor": self._actor.name}
-        await self._insert(
-            versions,
-            [
-                {**common, "kind": kind, "id": name, "version": last.get((kind, name), 0) + 1, "body": body}
-                for kind, name, body, _ in writes
-            ],
-        )
-        await self._insert(changes, [{"revision": number, "kind": each.kind, "subject": each.id} for each in writes])
-        return [
-            audit.AuditEntry(each.action, each.kind, each.id, each.before.body if each.before else None, each.body)
-            for each in writes
-        ]
+
+        def version_of(each: _Write) -> Body:
+            version = last.get((each.kind, each.id), 0) + 1
+            return {**common, "kind": each.kind, "id": each.id, "version": version, "body": each.body}
+
+        def change_of(each: _Write) -> Body:
+            return {"revision": number, "kind": each.kind, "subject": each.id}
+
+        await write_rows(self._connection, insert(versions), writes, version_of)
+        await write_rows(self._connection, insert(changes), writes, change_of)
 
     async def _write_rows(
         self, table: Table, writes: Sequence[_Write], last: Mapping[tuple[ObjectKind, str], int]
     ) -> None:
         if gone := [each.id for each in writes if each.body is None]:
             await self._connection.execute(delete(table).where(among(self._connection, table.c.id, gone)))
-        made, changed = list[Body](), list[Body]()
-        for kind, name, body, before in writes:
-            if body is not None:
-                row = {"id": name, "body": body, "version": last.get((kind, name), 0) + 1, "updated_at": self._now}
-                if kind is ObjectKind.USER:
-                    row["tier"] = body.get("tier", "")
-                (made if before is None else changed).append(row)
+        made = [each for each in writes if each.before is None and each.body is not None]
+        changed = [each for each in writes if each.before is not None and each.body is not None]
+        places: dict[str, int] = {}
         if made and table is rules:
             bottom = (await self._connection.execute(select(func.max(rules.c.position)))).scalar()
-            for place, row in enumerate(made, -1 if bottom is None else bottom):
-                row["position"] = place + 1
-        await self._insert(table, [{"created_at": self._now, **row} for row in made])
+            places = {each.id: place for place, each in enumerate(made, 0 if bottom is None else bottom + 1)}
+
+        def row_of(each: _Write) -> Body:
+            version = last.get((each.kind, each.id), 0) + 1
+            row = {"id": each.id, "body": each.body, "version": version, "updated_at": self._now}
+            if each.kind is ObjectKind.USER:
+                row["tier"] = each.body.get("tier", "") if each.body else ""
+            return row
+
+        def new_row_of(each: _Write) -> Body:
+            return {"created_at": self._now, "position": places.get(each.id), **row_of(each)}
+
+        def replaced_row_of(each: _Write) -> Body:
+            return {f"new_{name}": value for name, value in row_of(each).items()}
+
+        await write_rows(self._connection, insert(table), made, new_row_of)
         if changed:
-            columns = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in changed[0]}
+            columns = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in row_of(changed[0])}
             replaced = update(table).where(table.c.id == columns.pop("id")).values(**columns)
-            rows = [{f"new_{name}": value for name, value in row.items()} for row in changed]
-            for some in slices(rows):
-                await self._connection.execute(replaced, some)
+            await write_rows(self._connection, replaced, changed, replaced_row_of)
 
     async def _note_overrides(self, writes: Sequence[_Write], ruleset: Ruleset) -> None:
         of_users = [each.id for each in writes if each.kind is ObjectKind.USER and each.body is not None]
@@ -426,11 +428,30 @@ class _Transaction:
             for user in of_users
             for rule, change in ruleset.users[user].overrides.items()
         ]
-        await self._insert(overrides, rows)
+        await write_rows(self._connection, insert(overrides), rows, dict)
 
-    async def _insert(self, table: Table, rows: Sequence[Body]) -> None:
-        for some in slices(rows):
-            await self._connection.execute(insert(table), some)
+
+def _wanted(operations: Sequence[Operation], found: _Found) -> list[Operation]:
+    """Return operations that do anything. Raises VersionConflict and UnknownObject."""
+    wanted = []
+    for each in operations:
+        stored = found.get((each.kind, each.id))
+        if each.expected is not None:
+            _check_version(f"{each.kind} {each.id!r:.200}", each.expected, stored.version if stored else 0)
+        if each.body is None and stored is None:
+            raise UnknownObject(f"{each.kind} {each.id!r} does not exist")
+        if stored is None or each.body is None or each.body != stored.body:
+            wanted.append(each)
+    return wanted
+
+
+def _writes(operations: Sequence[Operation], found: _Found, ruleset: Ruleset) -> list[_Write]:
+    """Return what operations change, once bodies are written as a rules file would have them."""
+    given = [
+        _Write(kind, name, body, found.get((kind, name)))
+        for (kind, name, *_), body in zip(operations, _canonical(operations, ruleset), strict=True)
+    ]
+    return [each for each in given if each.before is None or each.body != each.before.body]
 
 
 def _canonical(operations: Sequence[Operation], ruleset: Ruleset) -> list[Any]:
@@ -454,6 +475,14 @@ def _check_version(what: str, expected: int | None, found: int) -> None:
     is_expected = found > 0 if expected == ANY_VERSION else expected in {None, found}
     if expected is not None and not is_expected:
         raise VersionConflict(what, expected, found)
+
+
+def _checked_ids(operations: Sequence[Operation]) -> dict[ObjectKind, list[str]]:
+    names: dict[ObjectKind, list[str]] = {}
+    for operation in operations:
+        _check_id(operation)
+        names.setdefault(operation.kind, []).append(operation.id)
+    return names
 
 
 def _check_id(operation: Operation) -> None:

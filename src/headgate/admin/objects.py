@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Table, Text, func, literal, or_, select
+import msgspec
+from sqlalchemy import JSON, Column, ColumnElement, Insert, Table, Text, Update, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -180,6 +182,36 @@ def stored_columns(table: Table) -> list[Column[Any]]:
 def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Return a few at a time: what is done with thousands must let others do something in between."""
     return (items[at : at + AT_ONCE] for at in range(0, len(items), AT_ONCE))
+
+
+async def write_rows(
+    connection: AsyncConnection, statement: Insert | Update, items: Sequence[T], row_of: Callable[[T], Body]
+) -> None:
+    """Run a statement for each of many items; `row_of` returns the parameters of one, by their names.
+
+    Rows are made in a thread, in the form that the driver takes: SQLAlchemy would look at each value of each row once
+    more, in the event loop, where others wait meanwhile.
+    """
+    if not items:
+        return
+    compiled = statement.compile(dialect=connection.dialect)
+    columns = [(name, isinstance(compiled.binds[name].type, JSON)) for name in compiled.positiontup or ()]
+
+    def made(some: Sequence[T]) -> list[tuple[Any, ...]]:
+        return [
+            tuple([_json(row[name]) if is_json else row[name] for name, is_json in columns])
+            for row in [row_of(item) for item in some]
+        ]
+
+    for some in slices(items):
+        await connection.exec_driver_sql(str(compiled), await asyncio.to_thread(made, some))
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else _ENCODER.encode(value).decode()
+
+
+_ENCODER = msgspec.json.Encoder()
 
 
 def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]) -> ColumnElement[bool]:

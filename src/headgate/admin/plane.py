@@ -32,7 +32,6 @@ from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.workers import Slice
-from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import WHOLE
@@ -108,7 +107,7 @@ class AdminPlane:
                 await database.check_schema()
                 if examples is not None and await catalog.revision() == 0:
                     first_rules = Actor("start-up", reason="the example rules")
-                    await catalog.apply(to_data(examples()), first_rules, only_first=True)
+                    await catalog.apply(examples(), first_rules, only_first=True)
                 made = await AdminKeys(database, self._key).first()
                 first = made.text if made else ""
             except SchemaMismatch as error:  # while a fleet is upgraded, those that are started must serve as well

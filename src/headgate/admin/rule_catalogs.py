@@ -51,7 +51,7 @@ class RuleCatalog(Protocol):
     ) -> Edited: ...
 
     async def apply(
-        self, document: dict[str, Any], actor: Actor, *, dry_run: bool = False, expected: int | None = None
+        self, wanted: dict[str, Any] | Ruleset, actor: Actor, *, dry_run: bool = False, expected: int | None = None
     ) -> Changed: ...
 
     async def roll_back(

@@ -27,7 +27,7 @@ from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.cli.rule_files import checked, explained
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
-from headgate.policy.dumping import to_data, to_yaml
+from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 from headgate.policy.times import length_of
@@ -137,7 +137,7 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             from headgate.admin.catalog import Catalog  # noqa: PLC0415
 
             actor = Actor(operator(), reason=arguments.reason)
-            done = await Catalog(database).apply(to_data(ruleset), actor, dry_run=dry_run, expected=expected)
+            done = await Catalog(database).apply(ruleset, actor, dry_run=dry_run, expected=expected)
             changes = [{"action": each.action, "kind": each.kind, "id": each.subject} for each in done.entries]
             return {"revision": done.revision, "dry_run": dry_run, "changes": changes}
 

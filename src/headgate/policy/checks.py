@@ -101,6 +101,8 @@ class _Known:
         self._tiers = ruleset.tiers
         self._right: set[tuple[str, str, Change]] = set()
         """By rule, and tier or none: changes that make a quota. Many users have few different ones."""
+        self._tiered: dict[tuple[str, str], tuple[Quota, ...]] = {}
+        """By tier and rule: the quotas of the rule as the tier changes them."""
 
     def check_references(self, references: Sequence[Reference]) -> None:
         for path, rule_id, other in references:
@@ -124,9 +126,13 @@ class _Known:
 
     def _in_tier(self, tier: str, rule_id: str, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
         """Return the quotas of a rule as a tier changes them; none: it does not, or what is wrong has been said."""
-        change = self._tiers[tier].get(rule_id)
-        is_right = change is not None and (rule_id, "", _lasting(change)) in self._right
-        return change.apply(quotas) if change is not None and is_right else ()
+        known = self._tiered.get((tier, rule_id))
+        if known is None:
+            change = self._tiers[tier].get(rule_id)
+            is_right = change is not None and (rule_id, "", _lasting(change)) in self._right
+            known = change.apply(quotas) if change is not None and is_right else ()
+            self._tiered[tier, rule_id] = known
+        return known
 
     def _is_right(self, change: Change, what: tuple[str, str], quotas: tuple[Quota, ...], path: Path) -> bool:
         """Note what keeps a change from being made to the quotas of a rule, in a tier; `what` are their names."""
