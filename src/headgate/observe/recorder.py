@@ -1,7 +1,7 @@
 """Counts and times what a node decides.
 
-This is on the way of every decision, so what most decisions need is done here in few steps, and all else is left to
-others: refusals, several rules at once, shadows and decisions without the store take the longer way.
+This is on the way of every decision, so what most decisions need is done here in few steps, by admissions and refusals
+alike, and all else is left to others.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from operator import attrgetter
+from typing import TypeAlias
 
 from headgate.cache import BoundedCache
 from headgate.clock import BUCKETS, FINEST_NS
+from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
 from headgate.core.quota import SECOND
@@ -37,11 +40,14 @@ MOST_BY_VALUE = 1000
 OTHER = "other"
 ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED = "allowed", "denied", "shadow_allowed", "shadow_denied"
 DEGRADED = "degraded"
+Refusing: TypeAlias = str | tuple[tuple[str, ...], tuple[bool, ...]]
+"""Who refuses: the rule of a single limit; or the rules of several, and whether each limit would admit."""
 _LEAVE_EVERY = 30
 """Seconds after which what principals asked for is left for the process that supervises."""
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _PASSING, _OVER_LIMIT = (MatchOutcome.UNLIMITED, MatchOutcome.REPLACED), Code.OVER_LIMIT
 """To look members up in their class takes longer than all else that is done with them here."""
+_is_allowed = attrgetter("allowed")
 _ACCESS = logging.getLogger("headgate.access")
 _RESETS = logging.getLogger("headgate.resets")
 
@@ -78,7 +84,7 @@ class Recorder:
         self._engine: AsyncEngine | None = None
         self._watched: list[Watched] = []
         self._series, self._names = RuleSeries(table), DescriptorNames()
-        self._cells, self._admitting = table.cells, self._series.known
+        self._cells, self._known_cells = table.cells, self._series.known
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
         self._took = table.cell_of(metrics.DECISION_DURATION)
         self._until_sample = stride()
@@ -121,11 +127,13 @@ class Recorder:
             self._use.asked(selection.enforced.plan, request.cost)
             for limits in selection.shadow:
                 self._use.asked(limits.plan, request.cost)
-        if decision is None or not decision.allowed or decision.degraded:
-            self._count(ruling, request, api)
-        else:
-            for cell in self._admitting.get(ruling.rules) or self._series.admitting(ruling.rules):
+        if decision is None or decision.degraded:
+            self._count_unusual(ruling, request, api)
+        elif decision.allowed:
+            for cell in self._known_cells.get(ruling.rules) or self._series.admitting(ruling.rules):
                 cells[cell] += 1
+        else:
+            self._count_refusal(ruling, decision, request, api)
         if ruling.shadow:
             self._series.tried(ruling.shadow)
         self._until_sample -= 1
@@ -260,8 +268,8 @@ class Recorder:
         known = self._calls[api] = table.cell_of(metrics.CHECK_DURATION, api), outcomes
         return known
 
-    def _count(self, ruling: Ruling, request: Request, api: str) -> None:
-        """Count a decision that is not the usual one: without limits, a refusal, or without the store."""
+    def _count_unusual(self, ruling: Ruling, request: Request, api: str) -> None:
+        """Count what no limit decided, or what was decided without the store."""
         decision, series = ruling.decision, self._series
         if decision is None:
             self._unlimited(ruling.verdict)
@@ -269,20 +277,20 @@ class Recorder:
                 reason = "deny list" if ruling.verdict is Verdict.DENIED else ruling.degraded
                 self._refused("", request, api, None, reason)
             return
-        if decision.allowed:
-            for cell in series.admitting(ruling.rules):
-                self._cells[cell] += 1
-        elif not decision.parts:
-            series.count(ruling.rule_id, DENIED)
-        else:
-            refusing = [rule for rule, part in zip(ruling.rules, decision.parts, strict=True) if not part.allowed]
-            for rule in dict.fromkeys(refusing):
-                series.count(rule, DENIED)
-        if decision.degraded:
-            for rule in dict.fromkeys(ruling.rules):
-                series.count(rule, DEGRADED)
+        for rule in dict.fromkeys(ruling.rules):
+            series.count(rule, DEGRADED)
+            if decision.allowed:
+                series.count(rule, ALLOWED)
         if not decision.allowed:
-            self._refused(ruling.rule_id, request, api, decision.retry_after_us, decision.degraded)
+            self._count_refusal(ruling, decision, request, api)
+
+    def _count_refusal(self, ruling: Ruling, decision: Decision, request: Request, api: str) -> None:
+        cells, rules = self._cells, ruling.rules
+        # Of one limit, a text says it all, and it is found faster than a tuple.
+        key = (rules, tuple(map(_is_allowed, decision.parts))) if decision.made_of else ruling.rule_id
+        for cell in self._known_cells.get(key) or self._series.refusing(key):
+            cells[cell] += 1
+        self._refused(ruling.rule_id, request, api, decision.retry_after_us, decision.degraded)
 
     def _count_unmatched(self, names: Iterable[str]) -> None:
         for name in names:
@@ -293,17 +301,14 @@ class Recorder:
         self._cells[self._verdicts[verdict]] += 1
 
     def _refused(self, rule: str, who: Request | Match, api: str, retry_after_us: int | None, reason: str) -> None:
-        weight = 0
         self._until_denial -= 1
-        if not self._until_denial:
-            weight, self._denial_stride = self._denial_stride, self._hot.denial_stride()
-            self._until_denial = self._denial_stride
         is_logged = self._denials.wants(rule)
-        if not (weight or is_logged):
+        if self._until_denial and not is_logged:
             return
         value = _value_of(who, rule, self._engine) if isinstance(who, Request) else _descriptor_value(who)
-        if weight:
-            self._hot.denied(rule, value, weight)
+        if not self._until_denial:
+            self._hot.denied(rule, value, self._denial_stride)
+            self._until_denial = self._denial_stride = self._hot.denial_stride()
         if is_logged:
             self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
 
@@ -354,12 +359,19 @@ class RuleSeries:
         self._table, self._most = table, most
         outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED
         self._cells_of: dict[str, dict[str, int]] = {outcome: {} for outcome in outcomes}
-        self.known: BoundedCache[tuple[str, ...], tuple[int, ...]] = BoundedCache(most)
-        """What `admitting` has returned."""
+        self.known: BoundedCache[tuple[str, ...] | Refusing, tuple[int, ...]] = BoundedCache(most)
+        """What `admitting` and `refusing` have returned."""
 
     def admitting(self, rules: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the cells that count an admission by these rules, one for each limit; they are remembered."""
+        """Return the cells that count an admission by the rules of some limits; they are remembered."""
         return self.known.keep(rules, tuple([self._found(rule, ALLOWED) for rule in dict.fromkeys(rules)]))
+
+    def refusing(self, limits: Refusing) -> tuple[int, ...]:
+        """Return the cells that count a refusal; they are remembered."""
+        rules = (
+            [limits] if isinstance(limits, str) else [rule for rule, passes in zip(*limits, strict=True) if not passes]
+        )
+        return self.known.keep(limits, tuple([self._found(rule, DENIED) for rule in dict.fromkeys(rules)]))
 
     def tried(self, shadow: Sequence[RuleDecision]) -> None:
         """Count what shadow rules say, by their limits side by side: no, if one of a rule's limits says no."""

@@ -38,24 +38,39 @@ from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
 from headgate.engine.written import write
 from headgate.server.wire.messages import HttpResponse
-from headgate.web.headers import HeaderWriter, Prepared, ResponseHeaders, as_line
+from headgate.web.headers import HeaderWriter, Prepared, ResponseHeaders, as_line, worst
 
 JSON = (b"content-type", b"application/json")
 _JSON_LINE = b"content-type: application/json\r\n"
 _NORMAL = Pressure.NORMAL
 _BOOLEANS = {True: b"true", False: b"false"}
 _STATES = {state: state.encode() for state in Pressure}
-_ELEMENT = b'{"rule_id":<rule>,"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%d,"state":"%b"}'
-_DECIDED = (
-    b'{"allowed":%b,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":%d,"current_count":%d,"rule_id":<rule>,'
+_ELEMENT = (
+    b'{"rule_id":<rule>,"allowed":true,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":0,"state":"%b"}'
+)
+_AMONG = (
+    b'{"allowed":true,"limit":<limit>,"remaining":%d,"reset_at":%d,"retry_after":0,"current_count":%d,"rule_id":<rule>,'
     b'"state":"%b",%b,"limits":[<limits>],%b}'
 )
-"""What is in angle brackets is filled in once for each limit."""
-_ALONE = _DECIDED.replace(b"<limits>", _ELEMENT)
-_ADMITTED = _ALONE.replace(b'"allowed":%b', b'"allowed":true').replace(b'"retry_after":%d', b'"retry_after":0')
-_REFUSED = _ALONE.replace(b'"allowed":%b', b'"allowed":false')
+_ALONE = _AMONG.replace(b"<limits>", _ELEMENT)
 _LINES = _JSON_LINE + b"x-ratelimit-limit: <limit>\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %d\r\n"
-_REFUSED_LINES = _LINES + b"%bretry-after: %d\r\ncache-control: no-store\r\n"
+_ADMISSION = _ALONE, _AMONG, _ELEMENT, _LINES
+"""What is in angle brackets is filled in once for each limit."""
+
+
+def _refusing(template: bytes) -> bytes:
+    """Return what is written of an admission as it is of a refusal."""
+    for admitted, refused in (
+        (b":true", b":false"),
+        (b'"retry_after":0', b'"retry_after":%d'),
+        (b'"%b"', b'"throttled"'),
+    ):
+        template = template.replace(admitted, refused)
+    return template
+
+
+_REFUSED_LINES = _LINES + b"x-ratelimit-state: throttled\r\nretry-after: %d\r\ncache-control: no-store\r\n"
+_REFUSAL = (*[_refusing(template) for template in (_ALONE, _AMONG, _ELEMENT)], _REFUSED_LINES)
 _IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
 _NO_MORE = b'"shadow":[],"unmatched_principals":[]'
 _UNDECIDED = (
@@ -70,16 +85,17 @@ class LimitAnswer(msgspec.Struct, frozen=True, gc=False):
 
     admitted: bytes
     """An answer where this limit is the only one and admits it, without what changes."""
-    refused: bytes
-    """The same where it refuses."""
-    decided: bytes
-    """An answer where it decides among several, without what changes."""
-    element: bytes
-    """An element of `limits`, without what changes."""
+    admitted_among: bytes
+    """The same where it is the most restrictive of several."""
+    admits: bytes
+    """An element of `limits` that admits, without what changes."""
     lines: bytes
     """The header, without the two numbers that change."""
+    refused: bytes
+    """Of a refusal, the same four: what it says of the wait changes as well, and what it says of the state does not."""
+    refused_among: bytes
+    refuses: bytes
     refused_lines: bytes
-    """The same of a refusal, without its state and the wait."""
 
 
 class CheckAnswers:
@@ -106,15 +122,14 @@ class CheckAnswers:
         limit, reset_after = self._prepared.of(ruling.rule_id, decision.quota), decision.reset_after_us
         reset_at = -(-(now + reset_after) // SECOND)
         left, reset = decision.remaining, reset_at if self._is_epoch else -(-reset_after // SECOND)
-        if decision.parts or decision.degraded or decision.delay_us:
+        if decision.degraded or decision.delay_us:
             lines = limit.lines % (left, reset) + b"".join(self._writer.unusual(decision))
         elif decision.allowed:
-            lines = limit.lines % (left, reset)
-            if decision.state is not _NORMAL:
-                lines += self._states[decision.state]
+            lines, state = limit.lines % (left, reset), worst(decision.parts) if decision.parts else decision.state
+            if state is not _NORMAL:
+                lines += self._states[state]
         else:
-            wait = -(-decision.retry_after_us // SECOND) or 1
-            lines = limit.refused_lines % (left, reset, self._states[decision.state], wait)
+            lines = limit.refused_lines % (left, reset, -(-decision.retry_after_us // SECOND) or 1)
         body = self._decided(ruling, decision, limit, reset_at, now, refundable)
         return HttpResponse(200, _with_ruling(body, ruling) if exact else body, (), lines)
 
@@ -138,21 +153,22 @@ class CheckAnswers:
         now: int,
         refundable: bool,  # noqa: FBT001  a fact, and private
     ) -> bytes:
-        left, state, more = decision.remaining, _STATES[decision.state], _NO_MORE
+        left, parts, more = decision.remaining, decision.parts, _NO_MORE
         used = decision.limit - left
         in_time = _late(decision) if decision.degraded or decision.delay_us else _IN_TIME
         if refundable or ruling.shadow or ruling.unmatched_principals:
             more = self._more(ruling, now, refundable)
-        if decision.parts:
-            limits = self._limits(zip(ruling.rules, decision.parts, strict=True), now)
-            allowed, wait = b"true", 0
-            if not decision.allowed:
-                allowed, wait = b"false", -(-decision.retry_after_us // SECOND) or 1
-            return limit.decided % (allowed, left, reset_at, wait, used, state, in_time, limits, more)
         if decision.allowed:
-            return limit.admitted % (left, reset_at, used, state, in_time, left, reset_at, state, more)
+            state = _STATES[decision.state]
+            if not parts:
+                return limit.admitted % (left, reset_at, used, state, in_time, left, reset_at, state, more)
+            limits = self._limits(ruling.rules, parts, now)
+            return limit.admitted_among % (left, reset_at, used, state, in_time, limits, more)
         wait = -(-decision.retry_after_us // SECOND) or 1
-        return limit.refused % (left, reset_at, wait, used, state, in_time, left, reset_at, wait, state, more)
+        if not parts:
+            return limit.refused % (left, reset_at, wait, used, in_time, left, reset_at, wait, more)
+        limits = self._limits(ruling.rules, parts, now)
+        return limit.refused_among % (left, reset_at, wait, used, in_time, limits, more)
 
     def _undecided(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
         """Return the answer where no limit decided."""
@@ -162,21 +178,22 @@ class CheckAnswers:
 
     def _more(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
         """Return the last members, which most answers have nothing to say in."""
-        shadow = self._limits([(each.rule_id, each.decision) for each in ruling.shadow], now)
+        tried = ruling.shadow
+        shadow = self._limits([each.rule_id for each in tried], [each.decision for each in tried], now)
         unmatched = _encode(ruling.unmatched_principals) if ruling.unmatched_principals else b"[]"
         more = b'"shadow":[%b],"unmatched_principals":%b' % (shadow, unmatched)
         return more + b',"charge":' + _encode(charge_of(ruling)) if refundable else more
 
-    def _limits(self, decisions: Iterable[tuple[str, Decision]], now: int) -> bytes:
+    def _limits(self, rules: Iterable[str], decisions: Iterable[Decision], now: int) -> bytes:
         """Return what each of several limits says, of which rule."""
         limits, prepared = [], self._prepared.of
-        for rule_id, decision in decisions:
-            allowed, wait = b"true", 0
-            if not decision.allowed:
-                allowed, wait = b"false", -(-decision.retry_after_us // SECOND) or 1
+        for rule_id, decision in zip(rules, decisions, strict=True):
+            limit, left = prepared(rule_id, decision.quota), decision.remaining
             reset_at = -(-(now + decision.reset_after_us) // SECOND)
-            told = allowed, decision.remaining, reset_at, wait, _STATES[decision.state]
-            limits.append(prepared(rule_id, decision.quota).element % told)
+            if decision.allowed:
+                limits.append(limit.admits % (left, reset_at, _STATES[decision.state]))
+            else:
+                limits.append(limit.refuses % (left, reset_at, -(-decision.retry_after_us // SECOND) or 1))
         return b",".join(limits)
 
     def _prepare(self, rule_id: str, quota: Quota) -> LimitAnswer:
@@ -185,7 +202,7 @@ class CheckAnswers:
         def filled(template: bytes) -> bytes:
             return template.replace(b"<limits>", b"%b").replace(b"<limit>", limit).replace(b"<rule>", rule)
 
-        return LimitAnswer(*map(filled, (_ADMITTED, _REFUSED, _DECIDED, _ELEMENT, _LINES, _REFUSED_LINES)))
+        return LimitAnswer(*map(filled, (*_ADMISSION, *_REFUSAL)))
 
 
 def _with_ruling(body: bytes, ruling: Ruling) -> bytes:
