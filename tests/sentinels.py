@@ -97,7 +97,9 @@ def redis_sentinels(
                     lines = _watching(servers, watchers // 2 + 1)
                     sentinels.append(RedisServer(folder, *lines, password=sentinel_password, sentinel=True))
                     sentinels[-1].start()
-                    sentinels[-1].ask("SENTINEL", "DEBUG", "INFO-PERIOD", 200, "PUBLISH-PERIOD", 200)
+                    # One that a busy machine keeps waiting for two seconds would do nothing for half a minute (TILT).
+                    periods = ("INFO-PERIOD", 200, "PUBLISH-PERIOD", 200, "TILT-TRIGGER", PATIENCE_MS)
+                    sentinels[-1].ask("SENTINEL", "DEBUG", *periods)
                 together = RedisSentinels(servers, sentinels)
                 until(lambda: all(_knows(each, watchers - 1, replicas) for each in sentinels), "the sentinels meet")
                 until(lambda: together.is_at_peace, "the sentinels agree")
