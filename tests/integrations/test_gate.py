@@ -17,6 +17,7 @@ from headgate import (
     AddressReader,
     AsyncEngine,
     CostTooLarge,
+    Decision,
     Engine,
     InvalidKey,
     InvalidQuota,
@@ -29,10 +30,12 @@ from headgate import (
     load_rules,
 )
 from headgate.core.errors import InvalidCost
+from headgate.core.plan import Family
 from headgate.integrations import Budget, Refusal
 from headgate.integrations.budgets import name_of
 from headgate.integrations.gate import AsyncGate, Gate, GateSettings
 from headgate.integrations.visit import Answer, Visit
+from headgate.stores.base import Check
 from headgate.testing import ManualClock
 from headgate.web import ApiKeys, Holder, Identifier, digest
 from headgate.web.errors import InvalidSettings
@@ -83,6 +86,30 @@ def test_a_refusal_says_what_and_until_when() -> None:
     assert (refusal.status, refusal.retry_after) == (429, 60)
     assert refusal.detail == "default allows 1/minute. Retry in 60 s."
     assert dict(refusal.fields)["Retry-After"] == "60"
+
+
+def test_whoever_is_refused_was_asked_once() -> None:
+    asked: list[str] = []
+
+    class Watched(MemoryStore):
+        def bind(self, family: Family) -> Check:
+            check = super().bind(family)
+
+            def watched(key: str, cost: int = 1) -> Decision:
+                asked.append(key)
+                return check(key, cost)
+
+            return watched
+
+    found, in_loop = gate(limits="1/minute", store=Watched()), AsyncGate({"limits": "1/minute", "store": Watched()})
+    assert passed(found, 3) == 1
+    assert len(asked) == 3
+
+    async def entered_in_loop() -> list[Refusal | None]:
+        return [await in_loop.enter(visit(in_loop), in_loop.budgets) for _ in range(3)]
+
+    assert [refusal is None for refusal in asyncio.run(entered_in_loop())] == [True, False, False]
+    assert len(asked) == 6
 
 
 def test_several_limits_are_decided_together_and_a_refusal_takes_from_none() -> None:

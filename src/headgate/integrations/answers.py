@@ -80,28 +80,30 @@ class Answers:
         self._prepared = Prepared(self._prepare)
         self._unstored = spelling("Cache-Control")("no-store")
 
-    def fields(self, ruling: Ruling, now: int) -> list[Any]:
-        """Return the header fields about what a request was asked by; `now` as for `ResponseHeaders.of`."""
-        writer, decision = self._writer, ruling.decision
-        if writer is None or decision is None:
-            return []
-        if decision.parts:
-            return self._fields(decision, self._limits(ruling.rules, decision), now)
-        limit: Any = self._prepared.of(ruling.rule_id, decision.quota)[0]
-        return writer.write(decision, limit, -(-(now + decision.reset_after_us) // SECOND))
+    def fields(self, names: Sequence[str], decision: Decision | None, now: int) -> list[Any]:
+        """Return the header fields about what a request was asked by.
 
-    def fields_of(self, rulings: Sequence[Ruling], now: int) -> list[Any]:
-        """Return the same about several rulings."""
-        if self._writer is None:
+        Args:
+            names: of the budget or rule of each limit.
+            decision: about them; None where nobody was asked.
+            now: as for `ResponseHeaders.of`.
+        """
+        if self._writer is None or decision is None:
             return []
-        if len(rulings) == 1:
-            return self.fields(rulings[0], now)
-        decided = [(ruling.rules, ruling.decision) for ruling in rulings if ruling.decision is not None]
+        if decision.made_of:
+            return self._fields(decision, self._limits(names, decision), now)
+        limit: Any = self._prepared.of(names[0], decision.quota)[0]
+        return self._writer.write(decision, limit, -(-(now + decision.reset_after_us) // SECOND))
+
+    def fields_of(self, asked: Sequence[tuple[tuple[str, ...], Decision | None]], now: int) -> list[Any]:
+        """Return the same about all that a request was asked by, each with names and what was decided, if anything."""
+        decided = [(names, decision) for names, decision in asked if decision is not None]
         if not decided:
             return []
-        names = sum([rules for rules, _ in decided], ())
-        decision = combine([part for _, each in decided for part in each.limits])
-        return self._fields(decision, self._limits(names, decision), now)
+        if len(decided) == 1:
+            return self.fields(*decided[0], now)
+        names = sum([names for names, _ in decided], ())
+        return self.fields(names, combine([part for _, decision in decided for part in decision.limits]), now)
 
     def refusal(self, ruling: Ruling, now: int) -> Refusal:
         """Return what is answered to a request that a ruling refuses."""

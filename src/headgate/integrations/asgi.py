@@ -111,17 +111,16 @@ class RateLimitMiddleware:
             return
         if not self._is_checked:  # a server does not have to say that it starts
             self.check(scope)
-        client, path = scope.get("client"), "/"
+        client = scope.get("client")
+        visit = scope[VISIT] = Visit(gate, scope, client[0] if client else None, scope["headers"], present=self.present)
         if gate.by_rules:
             raw_path = scope.get("raw_path")
-            path = raw_path.decode("latin-1") if raw_path else scope["path"]
-        peer = client[0] if client else None
-        visit = Visit(gate, scope, peer, scope["headers"], path, scope.get("method", "GET"), self.present)
-        scope[VISIT] = visit
+            visit.path = raw_path.decode("latin-1") if raw_path else scope["path"]
+            visit.method = scope.get("method", "GET")
         refusal = None
         if self.limits_of is not None:
             refusal = await gate.enter(visit, *self.limits_of(visit, scope))
-        elif gate.budgets:
+        elif gate.budgets and not visit.passes(gate.budgets):
             refusal = await gate.enter(visit, gate.budgets)
         if kind == "websocket":
             await self._websocket(visit, refusal, scope, receive, send)
@@ -131,35 +130,37 @@ class RateLimitMiddleware:
             await respond(refusal, scope, receive, send)
             return
 
-        has_left = False
-
         async def received() -> Message:
-            nonlocal has_left
             message = await receive()
-            has_left |= message["type"] == "http.disconnect"
+            if message["type"] == "http.disconnect":
+                visit.has_left = True
             return message
 
-        async def passed_on(message: Message) -> None:
-            nonlocal has_left
-            if message["type"] == "http.response.start":
-                if visit.is_open:
-                    status = message["status"]
-                    await gate.run(visit.respond(Answer(status, message.get("headers", ())), status))
-                message = with_fields(message, visit)
-            try:
-                await send(message)
-            except OSError:
-                has_left = True
-                raise
+        def passed_on(message: Message) -> Awaitable[None]:
+            if visit.is_open:
+                return self._settled(visit, message, send)
+            return send(with_fields(message, visit) if message["type"] == "http.response.start" else message)
 
         try:
             await self.app(scope, received, passed_on)
         except Exception:
-            if visit.is_open and not has_left:  # who hangs up gets nothing back
+            if visit.is_open and not visit.has_left:  # who hangs up gets nothing back
                 await gate.run(visit.fail())
             raise
         finally:
             scope.pop(VISIT, None)  # it knows the scope, too: without this, only the garbage collector would end both
+
+    async def _settled(self, visit: Visit, message: Message, send: Send) -> None:
+        """Pass on a message of the response that decides what a request costs."""
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            await self.gate.run(visit.respond(Answer(status, message.get("headers", ())), status))
+            message = with_fields(message, visit)
+        try:
+            await send(message)
+        except OSError:
+            visit.has_left = True
+            raise
 
     async def _others(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not a request."""
@@ -192,7 +193,7 @@ class RateLimitMiddleware:
                 await receive()
             await deny(denied.refusal, scope, receive, send)
         except Exception:
-            if visit.is_open and not connection.has_left:
+            if visit.is_open and not visit.has_left:
                 await self.gate.run(visit.fail())
             raise
         finally:
@@ -217,8 +218,6 @@ class _Connection:
         self._receive, self._send, self._visit, self._count = receive, send, visit, count
         self.is_known = False
         """Whether the application has received anything yet."""
-        self.has_left = False
-        """Whether the client has hung up."""
         self._is_closed = False
 
     async def send(self, message: Message) -> None:
@@ -229,7 +228,8 @@ class _Connection:
     async def receive(self) -> Message:
         message = await self._receive()
         self.is_known = True
-        self.has_left |= message["type"] == "websocket.disconnect"
+        if message["type"] == "websocket.disconnect":
+            self._visit.has_left = True
         if message["type"] != "websocket.receive" or self._count is None or self._is_closed:
             return message
         refusal = await self._count(self._visit)
@@ -252,10 +252,9 @@ def with_fields(message: Message, visit: Visit) -> Message:
     if not fields:
         return message
     headers = list(message.get("headers", ()))
-    for name, _ in headers:
-        if name in _OURS:
-            return {**message, "headers": headers}
-    return {**message, "headers": headers + fields}
+    if _OURS.isdisjoint(dict(headers)):
+        headers += fields
+    return {**message, "headers": headers}
 
 
 async def respond(refusal: Refusal, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:

@@ -245,6 +245,26 @@ class QuotaQuestion(msgspec.Struct, frozen=True, gc=False):
         return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, (), True)
 
 
+class Bound(dict[Family, T]):
+    """Keeps what a store has prepared for families, of `KEPT_FAMILIES` at most: then it begins anew.
+
+    Args:
+        bind: of the store.
+    """
+
+    __slots__ = ("_bind",)
+
+    def __init__(self, bind: Callable[[Family], T]) -> None:
+        super().__init__()
+        self._bind = bind
+
+    def __missing__(self, family: Family) -> T:
+        if len(self) >= KEPT_FAMILIES:
+            self.clear()
+        check = self[family] = self._bind(family)
+        return check
+
+
 class _Counts:
     """What both counters have."""
 
@@ -267,23 +287,20 @@ class Counter(_Counts):
     def __init__(self, store: Store, mode: str | None) -> None:
         super().__init__(mode, store.clock)
         self._store = store
-        self._bound: dict[Family, Check] = {}
+        self.bound: Bound[Check] = Bound(store.bind)
+        """What checks keys of a family."""
 
-    def check(self, question: QuotaQuestion) -> Ruling:
+    def check(self, question: QuotaQuestion) -> Decision:
         """Take the cost from all limits if all admit it, else from none. Raises InvalidCost and InvalidKey."""
         family = question.family
         if family is None:
-            return question.ruling(self._store.run(question.call()))
-        check = self._bound.get(family)
-        if check is None:
-            check = _kept(self._bound, family, self._store.bind(family))
-        decision, names = check(question.key, question.cost), question.names
-        return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, (), True)
+            return self._store.run(question.call())
+        return self.bound[family](question.key, question.cost)
 
-    def give_back(self, question: QuotaQuestion, ruling: Ruling) -> Ruling:
-        """Give back what a ruling on a question took."""
-        with _refund_of(question, ruling) as refund:
-            return question.ruling(refund.done(self._store.run(refund.call)))
+    def give_back(self, question: QuotaQuestion, decision: Decision) -> Decision:
+        """Give back what a decision on a question took."""
+        with Refund(question.plan, decision) as refund:
+            return refund.done(self._store.run(refund.call))
 
     def reset(self, question: QuotaQuestion) -> None:
         """Forget what was used."""
@@ -300,22 +317,19 @@ class AsyncCounter(_Counts):
     def __init__(self, store: AsyncStore, mode: str | None) -> None:
         super().__init__(mode, store.clock)
         self._store = store
-        self._bound: dict[Family, AsyncCheck] = {}
+        self.bound: Bound[AsyncCheck] = Bound(store.bind)
 
-    async def check(self, question: QuotaQuestion) -> Ruling:
+    async def check(self, question: QuotaQuestion) -> Decision:
         """See `Counter.check`."""
         family = question.family
         if family is None:
-            return question.ruling(await self._store.run(question.call()))
-        check = self._bound.get(family)
-        if check is None:
-            check = _kept(self._bound, family, self._store.bind(family))
-        return question.ruling(await check(question.key, question.cost))
+            return await self._store.run(question.call())
+        return await self.bound[family](question.key, question.cost)
 
-    async def give_back(self, question: QuotaQuestion, ruling: Ruling) -> Ruling:
+    async def give_back(self, question: QuotaQuestion, decision: Decision) -> Decision:
         """See `Counter.give_back`."""
-        with _refund_of(question, ruling) as refund:
-            return question.ruling(refund.done(await self._store.run(refund.call)))
+        with Refund(question.plan, decision) as refund:
+            return refund.done(await self._store.run(refund.call))
 
     async def reset(self, question: QuotaQuestion) -> None:
         """See `Counter.reset`."""
@@ -324,17 +338,3 @@ class AsyncCounter(_Counts):
     async def close(self) -> None:
         """See `Counter.close`."""
         await self._store.close()
-
-
-def _kept(bound: dict[Family, T], family: Family, check: T) -> T:
-    """Keep what a store has prepared for a family; of too many, begin anew."""
-    if len(bound) >= KEPT_FAMILIES:
-        bound.clear()
-    bound[family] = check
-    return check
-
-
-def _refund_of(question: QuotaQuestion, ruling: Ruling) -> Refund:
-    if ruling.decision is None:
-        raise UsageError("only what a counter decided can be given back to it")
-    return Refund(question.plan, ruling.decision)

@@ -113,7 +113,7 @@ class Limit:
     """
 
     def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+        self.budget, self._budgets = budget, (budget,)
         self._routes: dict[int, tuple[Any, str, bool]] = {}
         """Routes that have it, by identity: what they are called, and whether another limit replaces this one."""
 
@@ -129,8 +129,8 @@ class Limit:
             found = route, name, replaced
             if route is not None:
                 self._routes[id(route)] = found
-        if not found[2]:
-            await _enter(connection, (self.budget,), found[1])
+        if not (found[2] or _passes(scope, self._budgets, found[1])):
+            await _enter(scope, self._budgets, found[1])
 
 
 def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
@@ -161,7 +161,8 @@ def limited(
                 connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
             if connection is None:
                 raise UsageError(f"{route} is limited, but it was not called as a route")
-            await _enter(connection, budgets, route)
+            if not _passes(connection.scope, budgets, route):
+                await _enter(connection.scope, budgets, route)
             if is_async:
                 return await function(*args, **kwargs)
             return await run_in_threadpool(function, *args, **kwargs)
@@ -174,16 +175,20 @@ def limited(
     return decorate
 
 
-async def _enter(connection: HTTPConnection, budgets: Sequence[Budget], route: str) -> None:
+def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
+    """Whether a request passes the budgets of a route at once; see `Visit.passes`."""
+    visit: Visit | None = scope.get(VISIT)
+    return visit is not None and id(budgets[0]) in visit.gate.known and visit.passes(budgets, route)
+
+
+async def _enter(scope: Scope, budgets: Sequence[Budget], route: str) -> None:
     """Take what budgets of a route cost. Raises RateLimited."""
-    scope = connection.scope
     visit: Visit | None = scope.get(VISIT)
     if visit is None:
         raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
     gate: Any = visit.gate
     for budget in budgets:
-        if id(budget) not in gate.known:
-            gate.know(budget)
+        gate.know(budget)
     refusal = await gate.enter(visit, budgets, route)
     if refusal is None:
         return

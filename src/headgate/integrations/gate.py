@@ -240,11 +240,12 @@ class Gatekeeping:
 
     def _made(self, rules: Rules | None, settings: GateSettings) -> Any:
         store: Any = settings.get("store", "memory")
+        in_memory = isinstance(store, MemoryStore) or str(store).startswith("memory")
         clock, mode, nodes = settings.get("clock"), settings.get("on_store_failure"), settings.get("nodes", 1)
         if rules is not None:
-            made = AsyncEngine if self.is_async else Engine
+            made = AsyncEngine if self.is_async and not in_memory else Engine
             return made(rules, store=store, on_store_failure=mode or Mode.LOCAL, nodes=nodes, clock=clock)
-        if self.is_async and not (isinstance(store, MemoryStore) or str(store).startswith("memory")):
+        if self.is_async and not in_memory:
             far = open_resilient_async_store(store, clock=clock, on_store_failure=mode, nodes=nodes)
             return AsyncCounter(far, mode)
         near = open_resilient_store(store, clock=clock, on_store_failure=mode, nodes=nodes)
@@ -271,18 +272,9 @@ class Gate(Gatekeeping):
 
     def enter(self, visit: Visit, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
         """Let a request take what budgets of a route cost; returns the refusal, if it is one."""
-        if not budgets:
+        if not budgets or visit.passes(budgets, route):
             return None
-        try:
-            asked = visit.plain(budgets, route)
-            if asked is not None:
-                refusal = visit.decided(asked, self.decider.check(asked.question))
-        except UNREADABLE as error:
-            refusal = self.answers.unreadable(error)
-        else:
-            if asked is None:
-                return self.run(visit.enter(budgets, route))
-        return None if refusal is None else self.run(visit.refuse(refusal))
+        return self.run(visit.enter(budgets, route))
 
     def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
         """Forget what a key used of a budget: ``reset("ip:203.0.113.9")``.
@@ -312,19 +304,19 @@ class AsyncGate(Gatekeeping):
 
     async def enter(self, visit: Visit, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
         """See `Gate.enter`."""
-        if not budgets:
+        if not budgets or visit.passes(budgets, route):
             return None
-        try:
-            asked = visit.plain(budgets, route)
-            if asked is not None:
-                answer = self.decider.check(asked.question)
-                refusal = visit.decided(asked, (await answer) if self.waits else answer)
-        except UNREADABLE as error:
-            refusal = self.answers.unreadable(error)
-        else:
-            if asked is None:
-                return await self.run(visit.enter(budgets, route))
-        return None if refusal is None else await self.run(visit.refuse(refusal))
+        if self.waits:
+            try:
+                asked = visit.plain(budgets, route)
+                if asked is not None:
+                    asked.answer = await self.decider.check(asked.question)
+                    visit.refused = visit.answered(asked)
+                    if visit.refused is None:
+                        return None
+            except UNREADABLE as error:
+                visit.refused = self.answers.unreadable(error)
+        return await self.run(visit.enter(budgets, route))
 
     async def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
         """See `Gate.reset`."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidKey, UsageError
 from headgate.core.numbers import short
-from headgate.engine import Ruling
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, QuotaQuestion, name_of
 from headgate.policy.request import USER, InvalidRequest, Request
@@ -61,7 +61,9 @@ class Asked(msgspec.Struct, gc=False):
     budget: Budget
     """The first of them: they are alike in what comes afterwards."""
     question: Any
-    ruling: Any = None
+    """A `QuotaQuestion` for a counter, a `Request` for an engine."""
+    answer: Any = None
+    """The decision of a counter, or the ruling of an engine."""
     is_settled: bool = False
     """Whether it was given back, or it is certain that it counts."""
 
@@ -85,6 +87,10 @@ class Visit(msgspec.Struct, eq=False):
     """Whether it was asked for anything yet."""
     is_open: bool = False
     """Whether the response decides what it costs."""
+    has_left: bool = False
+    """Whether the client has hung up."""
+    refused: Refusal | None = None
+    """What `enter` is to return, where it was refused before that."""
     _asked: list[Asked] = []
     _now: int = 0
     _identity: Identity | None = None
@@ -117,41 +123,46 @@ class Visit(msgspec.Struct, eq=False):
     def plain(self, budgets: Sequence[Budget], route: str) -> Asked | None:
         """Return the one question of a request, where no function of the application has a say in it; else None.
 
-        It is what `enter` would ask. Whoever asks it tells `decided` the answer. Raises one of `UNREADABLE`.
+        It is what `enter` would ask. Whoever asks it tells `answered`. Raises one of `UNREADABLE`.
         """
         gate = self.gate
-        if self._asked or not gate.is_plain or len(budgets) != 1 or not budgets[0].is_plain or not gate.enabled:
+        if self._asked or not gate.is_plain or len(budgets) != 1 or not gate.enabled:
             return None
-        budget, self.has_entered = budgets[0], True
+        budget = budgets[0]
+        if not budget.is_plain:
+            return None
         cost: Any = budget.cost
+        self.has_entered, self._now = True, gate.clock.now()
         if gate.by_rules:
-            question: Any = self._request(budget, cost, self.identity.principal)
-        else:
-            key = gate.peers.get(self.peer) or self._own_key()
-            name = budget.name
-            if not name and self._names is None:  # the first of its route
-                self._names, name = {route: 1}, name_of(route)
-            names, family = budget.families[name or self._name(route)]
-            question = QuotaQuestion(names, cost, family, key)
-        self._now = gate.clock.now()
-        return Asked(budget, question)
+            return Asked(budget, self._request(budget, cost, self.identity.principal))
+        key = gate.peers.get(self.peer) or self._own_key()
+        names, family = budget.families[budget.name or self._name(route)]
+        return Asked(budget, QuotaQuestion(names, cost, family, key))
 
-    def decided(self, asked: Asked, ruling: Ruling) -> Refusal | None:
-        """Note what was answered to a question; returns the refusal, if it is one."""
-        if not ruling.allowed:
-            return self.gate.answers.refusal(ruling, self._now)
-        budget = asked.budget
-        if budget.rule and not ruling.matched and ruling.verdict is Verdict.UNLIMITED:
-            raise UsageError(ruling.reason or f"rule {budget.rule!r} limits nothing")
-        asked.ruling = ruling
-        self._asked.append(asked)
-        if not budget.is_final:
-            self.is_open = True
-        return None
+    def passes(self, budgets: Sequence[Budget], route: str = DEFAULT) -> bool:
+        """Whether a request passes at once, having taken what budgets of a route cost.
+
+        It can where no function of the application has a say, and nobody has to be waited for. Otherwise, let it
+        `enter`, which knows whether it was refused here.
+        """
+        gate = self.gate
+        if gate.waits or self.refused is not None:
+            return False
+        try:
+            asked = self.plain(budgets, route)
+            if asked is None:
+                return False
+            asked.answer = gate.decider.check(asked.question)
+            self.refused = self.answered(asked)
+        except UNREADABLE as error:
+            self.refused = gate.answers.unreadable(error)
+        return self.refused is None
 
     def enter(self, budgets: Iterable[Budget], route: str = DEFAULT) -> Flow[Refusal | None]:
         """Take what budgets of a route cost; returns the refusal, if it is one."""
         gate, self.has_entered = self.gate, True
+        if self.refused is not None:
+            return (yield from self.refuse(self.refused))
         if not gate.enabled:
             return None
         if gate.exempt is not None:
@@ -171,13 +182,13 @@ class Visit(msgspec.Struct, eq=False):
         for each in self._asked:
             if not each.is_settled:
                 each.is_settled = True
-                each.ruling = yield self._refund(each)
+                each.answer = yield self._refund(each)
         return (yield from self._told(refusal))
 
     @property
     def delay_us(self) -> int:
         """Microseconds until it is the request's turn, where a leaky bucket queues."""
-        decisions = [each.ruling.decision for each in self._asked if not each.budget.shadow]
+        decisions = [decision for _, decision in self._enforced()]
         return max([decision.delay_us for decision in decisions if decision is not None], default=0)
 
     def respond(self, response: Any, status: int) -> Flow[None]:
@@ -191,34 +202,58 @@ class Visit(msgspec.Struct, eq=False):
                 counts = bool((yield budget.count_when(response)))
             each.is_settled = budget.count_when is not None or not counts
             if not counts:
-                each.ruling = yield self._refund(each)
+                each.answer = yield self._refund(each)
 
     def fail(self) -> Flow[None]:
         """Give back what does not count, now that there was an exception."""
         for each in self._asked:
             if not each.is_settled and each.budget.refund_on_error:
                 each.is_settled = True
-                each.ruling = yield self._refund(each)
+                each.answer = yield self._refund(each)
 
     def fields(self) -> list[Any]:
         """Return the header fields of the response."""
-        asked = self._asked
-        if len(asked) == 1 and not asked[0].budget.shadow:
-            return self.gate.answers.fields(asked[0].ruling, self._now)
+        asked, answers = self._asked, self.gate.answers
         if not asked:
             return []
-        return self.gate.answers.fields_of([each.ruling for each in asked if not each.budget.shadow], self._now)
+        only = asked[0]
+        if len(asked) > 1 or only.budget.shadow:
+            return answers.fields_of(self._enforced(), self._now)
+        if self.gate.by_rules:
+            return answers.fields(only.answer.rules, only.answer.decision, self._now)
+        return answers.fields(only.question.names, only.answer, self._now)
+
+    def _enforced(self) -> list[tuple[tuple[str, ...], Decision | None]]:
+        """Return what is not only tried out: the name of each limit, and the decision."""
+        asked = [(each.question, each.answer) for each in self._asked if not each.budget.shadow]
+        if self.gate.by_rules:
+            return [(ruling.rules, ruling.decision) for _, ruling in asked]
+        return [(question.names, decision) for question, decision in asked]
 
     def _decided(self, asked: Iterable[Asked]) -> Flow[Refusal | None]:
         gate = self.gate
         for each in asked:
             self._now = gate.clock.now()
             answer = gate.decider.check(each.question)
-            refusal = self.decided(each, (yield answer) if gate.waits else answer)
+            each.answer = (yield answer) if gate.waits else answer
+            refusal = self.answered(each)
             if refusal is not None and not each.budget.shadow:
                 return refusal
             if refusal is not None:
                 yield from self._told(msgspec.structs.replace(refusal, is_shadow=True))
+        return None
+
+    def answered(self, asked: Asked) -> Refusal | None:
+        """Note what was answered to a question; returns the refusal, if it is one."""
+        budget, answer = asked.budget, asked.answer
+        if not answer.allowed:
+            ruling = answer if self.gate.by_rules else asked.question.ruling(answer)
+            return self.gate.answers.refusal(ruling, self._now)
+        if budget.rule and not answer.matched and answer.verdict is Verdict.UNLIMITED:
+            raise UsageError(answer.reason or f"rule {budget.rule!r} limits nothing")
+        self._asked.append(asked)
+        if not budget.is_final:
+            self.is_open = True
         return None
 
     def _told(self, refusal: Refusal) -> Flow[Refusal]:
@@ -232,7 +267,7 @@ class Visit(msgspec.Struct, eq=False):
     def _refund(self, asked: Asked) -> Any:
         """Begin to give back what a question took."""
         decider = self.gate.decider
-        return decider.refund(asked.ruling) if self.gate.by_rules else decider.give_back(asked.question, asked.ruling)
+        return decider.refund(asked.answer) if self.gate.by_rules else decider.give_back(asked.question, asked.answer)
 
     def _questions(self, budgets: Iterable[Budget], route: str) -> Flow[list[Asked]]:
         """Return what is to be asked: what can be decided together is one question; shadows come last."""
@@ -262,7 +297,8 @@ class Visit(msgspec.Struct, eq=False):
     def _name(self, route: str) -> str:
         """Return the name of the next budget of a route."""
         if self._names is None:
-            self._names = {}
+            self._names = {route: 1}
+            return name_of(route)
         nth = self._names[route] = self._names.get(route, 0) + 1
         return name_of(route, nth)
 

@@ -197,8 +197,8 @@ class HeaderWriter(Generic[Field]):
             limits: all of them, prepared; needed where there are several, and the IETF's fields list them.
             partitions: see `ResponseHeaders.of`.
         """
-        state, parts = decision.state, decision.parts
-        if self._is_usual and state is _NORMAL and decision.allowed and not (parts or partitions or decision.delay_us):
+        is_one = not (decision.made_of or partitions)
+        if self._is_usual and is_one and decision.state is _NORMAL and decision.allowed and not decision.delay_us:
             left, text, until_us = decision.remaining, self._text, decision.reset_after_us
             if reset_at and left <= ietf.LARGEST and not decision.degraded:
                 item: Any = (self._state_name, text(f"{limit.quoted};r={left};t={-(-until_us // SECOND)}"))
