@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
 
-from headgate import ResponseHeaders
+from headgate import InvalidQuota, ResponseHeaders
 from headgate.integrations import Budget
 from headgate.integrations.asgi import TRY_LATER, RateLimitMiddleware
 from headgate.integrations.gate import AsyncGate
@@ -208,6 +210,31 @@ def test_messages_may_wait_for_their_turn() -> None:
         assert [message["type"].partition(".")[2] for message in sent] == ["accept", "send", "send", "send", "send"]
 
     asyncio.run(main())
+
+
+def test_a_mistake_is_told_at_once_or_where_starlette_makes_its_middleware_at_every_request() -> None:
+    """Starlette makes it no earlier than that: what was never started is not served either."""
+    app, sent = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="3/minuet")]), list[Any]()
+
+    async def receive() -> dict[str, str]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        for kind in ("lifespan", "http", "http"):
+            with pytest.raises(InvalidQuota, match="3/minuet"):
+                await app(scope_of(kind=kind), receive, send)
+
+    with pytest.raises(InvalidQuota, match="3/minuet"):
+        RateLimitMiddleware(Starlette(), limits="3/minuet")
+    asyncio.run(main())
+    assert [message.get("status", message["type"]) for message in sent if "body" not in message] == [
+        "lifespan.startup.failed",
+        500,
+        500,
+    ]
 
 
 def test_the_lifespan_passes_and_its_end_closes_what_was_opened() -> None:

@@ -101,7 +101,7 @@ def test_whoever_is_refused_was_asked_once() -> None:
 
             return watched
 
-    found, in_loop = gate(limits="1/minute", store=Watched()), AsyncGate({"limits": "1/minute", "store": Watched()})
+    found, in_loop = Gate({"limits": "1/hour", "store": Watched()}), AsyncGate({"limits": "1/hour", "store": Watched()})
     assert passed(found, 3) == 1
     assert len(asked) == 3
 

@@ -150,7 +150,27 @@ def test_uvicorn_does_not_start_an_application_whose_limits_cannot_work(
         "app = FastAPI()\n"
         f"app.add_middleware(RateLimitMiddleware{settings})\n"
     )
-    command = [sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(tmp_path), "mistaken:app"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = not_started(tmp_path)
     assert ended.returncode != 0
     assert why in ended.stderr
+
+
+def test_nor_with_the_middleware_of_any_application_among_those_of_starlette(tmp_path: Path) -> None:
+    """Starlette makes them when it is told to start, and the mistake would be known no earlier than that."""
+    (tmp_path / "mistaken.py").write_text(
+        "from starlette.applications import Starlette\n"
+        "from starlette.middleware import Middleware\n"
+        "from starlette.middleware.gzip import GZipMiddleware\n"
+        "from headgate.integrations.asgi import RateLimitMiddleware\n"
+        "limits = Middleware(RateLimitMiddleware, limits='3/minuet')\n"
+        "app = Starlette(middleware=[limits, Middleware(GZipMiddleware)])\n"
+    )
+    ended = not_started(tmp_path)
+    assert ended.returncode != 0
+    assert "bad quota '3/minuet'" in ended.stderr
+
+
+def not_started(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Return how a server ended that was to serve the application in a folder."""
+    command = [sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(folder), "mistaken:app"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -10,6 +10,7 @@ server can do that, and else closed before it is accepted. Messages that it rece
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
@@ -33,6 +34,8 @@ VISIT = "headgate.visit"
 """Where a scope has the visit of its request, for whoever limits routes."""
 TRY_LATER = 1013
 """The code with which a connection is closed that sends too many messages: "try again later", as IANA lists it."""
+MOST_LAYERS = 100
+"""Of middleware that are looked through, each by the attribute `app` that nearly all of them have."""
 _REQUESTS = frozenset({"http", "websocket"})
 _OURS = frozenset({b"x-ratelimit-limit", b"ratelimit"})
 _PROBLEM = (b"content-type", CONTENT_TYPE.encode())
@@ -61,6 +64,9 @@ class RateLimitMiddleware:
 
     has_routes = False
     """Whether routes may have limits of their own."""
+    is_made_late = False
+    """Whether it is made when the application is told to start, as Starlette makes its middleware. Servers take an
+    exception at that point for an application that cannot be told, and serve it: so mistakes are kept for `check`."""
     present: Callable[[Scope], Any] | None = None
     """Makes of a scope what functions of the application want to see; None: they see it as it is."""
     limits_of: Callable[[Visit, Scope], tuple[Sequence[Budget], str]] | None = None
@@ -76,24 +82,32 @@ class RateLimitMiddleware:
         on_message: str = "close",
         **settings: Unpack[GateSettings],
     ) -> None:
-        if gate is not None and settings:
-            raise InvalidSettings(f"a gate that is given has its own {', '.join(settings)}")
-        if gate is not None and gate.spelling is not as_bytes:
-            raise InvalidSettings("a gate of ASGI applications is made by headgate.integrations.asgi.gate(...)")
-        if on_message not in {"close", "wait"}:
-            raise InvalidSettings(f"on_message is 'close' or 'wait', not {short(on_message)}")
-        self.app, self.gate = app, gate or AsyncGate(settings, as_bytes)
-        self._owned, self._waits = gate is None, on_message == "wait"
+        self.app, self._owned, self._waits = app, gate is None, on_message == "wait"
         self._messages: tuple[Budget, ...] = ()
-        if messages is not None:
-            budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
-            self._messages = self.gate.checked(budget)
+        self._mistake: UsageError | None = None
         self._is_checked = False
-        if not self.has_routes:
-            self.check({})
+        try:
+            if gate is not None and settings:
+                raise InvalidSettings(f"a gate that is given has its own {', '.join(settings)}")
+            if gate is not None and gate.spelling is not as_bytes:
+                raise InvalidSettings("a gate of ASGI applications is made by headgate.integrations.asgi.gate(...)")
+            if on_message not in {"close", "wait"}:
+                raise InvalidSettings(f"on_message is 'close' or 'wait', not {short(on_message)}")
+            self.gate = gate or AsyncGate(settings, as_bytes)
+            if messages is not None:
+                budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
+                self._messages = self.gate.checked(budget)
+            if not self.has_routes:
+                self.check({})
+        except UsageError as error:
+            if not (self.is_made_late or _is_within_starlette(app)):
+                raise
+            self._mistake, self.gate, self._owned = error, AsyncGate({}, as_bytes), True
 
     def check(self, scope: Scope) -> None:
         """Look at an application that starts, or at the scope of its first request. Raises UsageError."""
+        if self._mistake is not None:
+            raise self._mistake.with_traceback(None)
         if not (self.limited_routes(scope) or self.gate.budgets or self._messages) and self.gate.enabled:
             raise nothing_limited(type(self).__name__.lstrip("_"))
         self._is_checked = True
@@ -239,6 +253,18 @@ class _Connection:
         reason = f"Too many messages. Retry in {refusal.retry_after or 1} s."
         await self._send({"type": "websocket.close", "code": TRY_LATER, "reason": reason})
         return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": reason}
+
+
+def _is_within_starlette(app: Any) -> bool:
+    """Whether Starlette makes a middleware around `app`: its own innermost one is inside, which nobody else makes."""
+    module = sys.modules.get("starlette.middleware.exceptions")
+    for _ in range(MOST_LAYERS):
+        if module is None or app is None:
+            return False
+        if isinstance(app, module.ExceptionMiddleware):
+            return True
+        app = getattr(app, "app", None)
+    return False
 
 
 def gate(**settings: Unpack[GateSettings]) -> AsyncGate:

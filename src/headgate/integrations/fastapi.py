@@ -36,7 +36,6 @@ from headgate.integrations.budgets import (
     name_of_function,
     note_limited,
 )
-from headgate.integrations.gate import AsyncGate, GateSettings
 from headgate.integrations.visit import Visit
 from headgate.web.problem import CONTENT_TYPE
 
@@ -57,30 +56,8 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
     """
 
     has_routes = True
+    is_made_late = True
     present = HTTPConnection
-
-    def __init__(
-        self,
-        app: asgi.Application,
-        *,
-        gate: AsyncGate | None = None,
-        messages: Quotas | Budget | None = None,
-        on_message: str = "close",
-        **settings: Unpack[GateSettings],
-    ) -> None:
-        self._mistake: UsageError | None = None
-        try:
-            super().__init__(app, gate=gate, messages=messages, on_message=on_message, **settings)
-        except UsageError as error:
-            # Starlette makes its middleware when it is told to start, and servers take an exception then for an
-            # application that cannot be told, which they serve. So it is kept for `check`.
-            self._mistake = error
-            super().__init__(app)
-
-    def check(self, scope: Scope) -> None:
-        if self._mistake is not None:
-            raise self._mistake.with_traceback(None)
-        super().check(scope)
 
     def limited_routes(self, scope: Scope) -> bool:
         budgets = list(_budgets_of(scope.get("app")))
