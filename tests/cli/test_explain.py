@@ -80,7 +80,7 @@ def test_lists_and_nothing(rules: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_store_that_is_away_is_told(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["explain", "--rules", rules, "--user", "42", "--method", "POST", "/orders"]
-    assert main([*asked, "--store", f"redis://127.0.0.1:{free_port()}"]) == 0
+    assert main([*asked, "--store", f"redis://127.0.0.1:{free_port()}?timeout=30"]) == 0
     told = "the store does not answer (storage_unavailable): what was used is not known, nor what it would decide"
     assert told in capsys.readouterr().out
 
