@@ -52,6 +52,15 @@ def test_a_line_of_text_looks_like_this() -> None:
     )
 
 
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize(("form", "said"), [("text", " rule=a worker=1\n"), ("json", '"rule":"a","worker":1}\n')])
+def test_each_line_of_a_worker_has_its_number(form: str, said: str) -> None:
+    stream = io.StringIO()
+    setup(form, stream=stream, worker=1)
+    logging.getLogger("headgate.test").warning("denied", extra=fields(rule="a"))
+    assert stream.getvalue().endswith(said)
+
+
 def test_a_line_of_json_looks_like_this() -> None:
     assert msgspec.json.decode(JsonLines().format(record("the store %s", "is away", rule="orders", count=3))) == {
         "time": "2001-09-09T01:46:40.500Z",

@@ -54,10 +54,13 @@ _TALKATIVE = ("alembic", "uvicorn")
 """Libraries that tell of every step."""
 
 
-def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = None) -> logging.Handler:
+def setup(
+    form: str = Format.TEXT, level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
+) -> logging.Handler:
     """Write all logs of this process to `stream`, by default standard error, and return what does that.
 
-    Handlers that were there are removed. Raises UsageError for a format or a level that there is not.
+    Handlers that were there are removed. Every line of one of several processes says which `worker` it is: what all of
+    them do would look as if it were done twice. Raises UsageError for a format or a level that there is not.
     """
     levels = ("debug", "info", "warning", "error", "critical")
     if level.lower() not in levels:
@@ -66,6 +69,8 @@ def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = 
         raise UsageError(f"a log format is one of {', '.join(Format)}, not {short(form)}")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == Format.JSON else TextLines())
+    if worker is not None:
+        handler.addFilter(_Worker(worker))
     root = logging.getLogger()
     for other in root.handlers[:]:
         root.removeHandler(other)
@@ -74,6 +79,18 @@ def setup(form: str = Format.TEXT, level: str = "info", stream: TextIO | None = 
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
     return handler
+
+
+class _Worker(logging.Filter):
+    """Adds the number of a worker to the fields of every record."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        setattr(record, _FIELDS, {**_fields_of(record), "worker": self._number})
+        return True
 
 
 class JsonLines(logging.Formatter):

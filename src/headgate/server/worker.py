@@ -77,7 +77,7 @@ def main() -> int:
     with socket.socket(fileno=0) as channel:
         orders = msgspec.json.decode(_read_line(channel), type=Orders)
         try:
-            logs.setup(orders.settings.log_format, orders.settings.log_level)
+            logs.setup(orders.settings.log_format, orders.settings.log_level, worker=orders.slot)
             run(_work(orders, channel))
         except (HeadgateError, OSError, ImportError) as error:
             channel.setblocking(True)

@@ -113,6 +113,7 @@ def test_refusals_are_logged_and_only_some_of_them(found: Service) -> None:
         until(lambda: "denials not logged" in found.complained, "some are left out", SECONDS)
     lines = [line for line in found.complained.splitlines() if " denied " in line]
     pattern = r"\S+Z INFO headgate.denials denied rule=whole principal=#[0-9a-f]{16} retry_after=[0-9.]+ api=check"
+    pattern += " worker=[01]"
     assert all(re.fullmatch(pattern, line) for line in lines)
     assert 0 < len(lines) < sum(not answer["allowed"] for client in clients.all for answer in client.answers)
 
