@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -299,6 +300,43 @@ def test_a_check_whose_answer_is_lost_is_not_asked_again_but_one_with_a_key_is()
         assert (kept.degraded, remaining(kept)) == ("", 998)
         between.cut_after = 0
         assert remaining(client.peek(ORDER)) == 998
+
+
+@TRANSPORTS
+def test_what_is_under_way_when_a_client_is_closed_may_have_been_taken(scheme: str) -> None:
+    with listening(RULES) as found, proxy(port_of(found, scheme)) as between, ThreadPoolExecutor(1) as thread:
+        address = f"{scheme}://127.0.0.1:{{}}".format
+        client = Client(address(between.port), timeout=60, rules_every=3600)
+        until(lambda: knows_rules(client), "the client has rules", SECONDS)
+        with Client(address(port_of(found, scheme)), timeout=60, rules_every=3600) as other:
+            between.open.clear()
+            asked = thread.submit(client.check, ORDER)
+            until(lambda: remaining(other.peek(ORDER)) == 999, "the service has decided", SECONDS)
+            client.close()
+            ruling = asked.result(SECONDS)
+            assert (ruling.allowed, ruling.degraded) == (True, "outcome_unknown")
+            between.open.set()
+
+
+@TRANSPORTS
+def test_what_is_under_way_when_it_is_closed_in_an_event_loop_may_have_been_taken(scheme: str) -> None:
+    async def ask() -> None:
+        with listening(RULES) as found, proxy(port_of(found, scheme)) as between:
+            address = f"{scheme}://127.0.0.1:{{}}".format
+            client = AsyncClient(address(between.port), timeout=60, rules_every=3600)
+            while not has_rules(client):
+                await client.peek(ORDER)
+            async with AsyncClient(address(port_of(found, scheme)), timeout=60, rules_every=3600) as other:
+                between.open.clear()
+                asked = asyncio.create_task(client.check(ORDER))
+                while remaining(await other.peek(ORDER)) != 999:
+                    pass  # the service has not decided yet
+                await client.close()
+                ruling = await asked
+                assert (ruling.allowed, ruling.degraded) == (True, "outcome_unknown")
+                between.open.set()
+
+    asyncio.run(asyncio.wait_for(ask(), SECONDS))
 
 
 def remaining(ruling: Ruling) -> int:

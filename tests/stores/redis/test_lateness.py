@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from headgate.core.decision import Decision
 from headgate.core.errors import StoreError
 from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
@@ -139,26 +140,33 @@ async def hurried(own: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, P
             await whole.close()
 
 
-def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer) -> None:
+@pytest.mark.parametrize("shadow", [False, True], ids=["enforced", "shadow alone"])
+def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer, *, shadow: bool) -> None:
+    plan = TEN.plan("ada")
+    call = Call(Verb.CHECK, (), shadow=(plan,)) if shadow else Call(Verb.CHECK, plan)
+
+    async def asked(store: AsyncFailoverStore) -> Decision:
+        decision = await store.run(call)
+        return decision.shadow[0] if shadow else decision
+
     async def run() -> None:
-        plan = TEN.plan("ada")
         async with hurried(own) as (store, between):
-            assert (await store.within(60).run(Call(Verb.CHECK, plan))).remaining == 9
+            assert (await asked(store.within(60))).remaining == 9
             with closing(open_store(own.address)) as other:
                 assert other.run(Call(Verb.CHECK, plan, 8)).remaining == 1
             between.open.clear()
-            decision = await store.run(Call(Verb.CHECK, plan))
+            decision = await asked(store)
             assert (decision.allowed, decision.degraded) == (True, Reason.OUTCOME_UNKNOWN), (
                 "9 were left, as far as known"
             )
             between.open.set()
             await until_late(store, 1)
             between.open.clear()
-            decision = await store.run(Call(Verb.CHECK, plan))
+            decision = await asked(store)
             assert (decision.allowed, decision.degraded) == (False, Reason.OUTCOME_UNKNOWN), "and now none is"
             between.open.set()
             await until_late(store, 2)
-            decision = await store.within(60).run(Call(Verb.CHECK, plan))
+            decision = await asked(store.within(60))
             assert decision.degraded == "", "the connection is the same, and in step"
 
     asyncio.run(run())
