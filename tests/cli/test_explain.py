@@ -11,6 +11,7 @@ import pytest
 from headgate.cli.__main__ import main
 from headgate.engine import Engine
 from headgate.policy.request import Request
+from tests.server.listening import listening
 from tests.servers import free_port, redis_server
 
 RULES = """
@@ -116,8 +117,40 @@ def test_without_rules_it_says_where_they_come_from(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("HEADGATE_RULES", raising=False)
+    monkeypatch.delenv("HEADGATE_URL", raising=False)
     assert main(["explain", "/"]) == 2
-    assert "headgate rules get > rules.yaml" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--rules FILE" in said
+    assert "--url" in said
+
+
+def test_a_running_service_explains_by_its_rules_and_what_was_used_there(
+    rules: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = ["--user", "42", "--method", "POST", "/orders/7"]
+    with listening(RULES) as found:
+        url = f"http://127.0.0.1:{found.http}"
+        assert main(["explain", "--url", url, "--timeout", "60", *request]) == 0
+        by_service = capsys.readouterr().out
+        assert main(["explain", "--rules", rules, *request]) == 0
+        assert by_service == capsys.readouterr().out
+        for _ in range(3):
+            assert main(["check", "--url", url, "--timeout", "60", *request]) == 0
+        capsys.readouterr()
+        monkeypatch.delenv("HEADGATE_RULES", raising=False)
+        monkeypatch.setenv("HEADGATE_URL", url)
+        assert main(["explain", "--timeout", "60", "--json", *request]) == 1
+        assert json.loads(capsys.readouterr().out)["allowed"] is False
+        assert main(["explain", "--timeout", "60", "--user", "7", *request[2:]]) == 0, "nothing of his was used"
+        assert main(["explain", "--url", url, "--rules", rules, *request]) == 2
+        assert "say one of them" in capsys.readouterr().err
+
+
+def test_a_service_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", f"http://127.0.0.1:{free_port()}", "--timeout", "60", "/"]) == 2
+    shown = capsys.readouterr().err
+    assert "headgate serve" in shown
+    assert "Traceback" not in shown
 
 
 @pytest.fixture

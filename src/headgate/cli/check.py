@@ -75,7 +75,7 @@ def add(commands: Commands) -> None:
     parser = add_command(
         commands,
         "check",
-        _answered(_check),
+        answered(_check),
         summary="ask a running service about one request, which is counted",
         more="Exit codes: 0 it may pass, 1 it is refused, 2 wrong usage, or the service did not decide.",
         examples="headgate check --user 42 --method POST /api/v1/orders\n"
@@ -91,7 +91,7 @@ def add(commands: Commands) -> None:
     reset = add_command(
         commands,
         "reset",
-        _answered(_reset),
+        answered(_reset),
         summary="let a running service forget what somebody has used",
         more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
         "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"
@@ -110,10 +110,10 @@ def add(commands: Commands) -> None:
         each.add_argument("--json", action="store_true", help="write the service's answer as JSON, for programs")
 
 
-def _answered(run: Command) -> Command:
+def answered(run: Command) -> Command:
     """Return the command, which says why a service did not answer rather than raise it."""
 
-    def answered(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    def told(arguments: argparse.Namespace, terminal: Terminal) -> int:
         try:
             return run(arguments, terminal)
         except NoAnswer as error:
@@ -123,7 +123,7 @@ def _answered(run: Command) -> Command:
             terminal.complain(printable(line))
         return WRONG_USAGE
 
-    return answered
+    return told
 
 
 class _Direct(Client):
@@ -151,7 +151,7 @@ def _hint(error: StoreError) -> str:
     return "\n  start one with headgate serve" if isinstance(error, StoreUnavailable) else ""
 
 
-def _told(arguments: argparse.Namespace, ask: Callable[[Client], T]) -> T:
+def told_by_service(arguments: argparse.Namespace, ask: Callable[[Client], T]) -> T:
     """Return what the service says, asked by a client. Raises NoAnswer, and UsageError where it says that."""
     given = {name: getattr(arguments, name) for name in ("ca", "cert", "key", "caller_key")}
     options: Any = {name: value for name, value in given.items() if value is not None}
@@ -168,11 +168,11 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     request, key = _request(arguments), arguments.idempotency_key
     now = SystemClock().now()
     if arguments.peek:
-        ruling = _told(arguments, lambda client: client.peek(request))
+        ruling = told_by_service(arguments, lambda client: client.peek(request))
     elif key is not None:
-        ruling = _told(arguments, lambda client: client.check_once(request, key))
+        ruling = told_by_service(arguments, lambda client: client.check_once(request, key))
     else:
-        ruling = _told(arguments, lambda client: client.check(request))
+        ruling = told_by_service(arguments, lambda client: client.check(request))
     body = CheckAnswers().body(ruling, now)
     if arguments.json:
         terminal.say_json(json.loads(body))
@@ -249,11 +249,13 @@ def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
         raise UsageError("say whose limits: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
     if arguments.endpoint is None:
         request = Request({**principal, **attributes}, rule_id=arguments.rule or "")
-        answer = _told(arguments, lambda client: client.reset(request) if arguments.rule else client.reset_all(request))
+        answer = told_by_service(
+            arguments, lambda client: client.reset(request) if arguments.rule else client.reset_all(request)
+        )
     else:
         about: Any = {"rule_id": arguments.rule or ""}
         request = Request(principal, arguments.endpoint, arguments.method.upper(), attributes, **about)
-        answer = _told(arguments, lambda client: client.reset(request))
+        answer = told_by_service(arguments, lambda client: client.reset(request))
     if arguments.json:
         terminal.say_json({"success": bool(answer), **msgspec.to_builtins(answer)})
         return OK if answer.rules else NO

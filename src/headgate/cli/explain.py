@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 
+from headgate.cli.check import answered, told_by_service
 from headgate.cli.command import (
     NO,
     OK,
@@ -19,6 +20,7 @@ from headgate.cli.command import (
     principal_of,
 )
 from headgate.cli.rule_files import for_envoy
+from headgate.cli.service import add_service_options
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
@@ -37,23 +39,25 @@ def add(commands: Commands) -> None:
     parser = add_command(
         commands,
         "explain",
-        _explain,
+        answered(_explain),
         summary="say which rules a request meets, why, and what would be decided; takes nothing",
-        more="Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage.",
+        more="By the rules of a file and what is used in a store, or by those of a running service, with --url.\n\n"
+        "Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage, or the service did not answer.",
         examples="headgate explain --rules rules.yaml --user 42 --method POST /api/v1/orders\n"
         "headgate explain --rules ratelimit --domain edge --entry remote_address=192.0.2.7\n"
-        "headgate explain --rules rules.yaml --store redis://localhost:6379/0 --user 42 /api/v1/orders --json",
+        "headgate explain --rules rules.yaml --store redis://localhost:6379/0 --user 42 /api/v1/orders --json\n"
+        "headgate explain --url http://127.0.0.1:8080 --user 42 --method POST /api/v1/orders",
     )
     parser.add_argument("endpoint", metavar="PATH", nargs="?", help="the path of the request, such as /api/v1/orders")
     store = os.environ.get("HEADGATE_STORE", "memory")
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        default=os.environ.get("HEADGATE_RULES"),
         help="the rules, or a folder of envoyproxy/ratelimit; or HEADGATE_RULES",
     )
     parser.add_argument("--store", metavar="ADDRESS", default=store, help="where the state is; default: memory (empty)")
     add_request_options(parser)
+    add_service_options(parser, is_optional=True)
     descriptors = parser.add_argument_group("for files of envoyproxy/ratelimit")
     descriptors.add_argument("--domain", help="that Envoy asks for; not needed where the files have just one")
     descriptors.add_argument(
@@ -63,17 +67,23 @@ def add(commands: Commands) -> None:
 
 
 def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    if not arguments.rules:
-        raise UsageError(
-            "say by which --rules FILE; those of a service are written by: headgate rules get > rules.yaml"
-        )
-    descriptors = for_envoy(arguments.rules)
+    rules = arguments.rules or (None if arguments.url else os.environ.get("HEADGATE_RULES"))
+    arguments.url = arguments.url or (None if rules else os.environ.get("HEADGATE_URL"))
+    if rules and arguments.url:
+        raise UsageError("--rules explains by a file, --url by a running service: say one of them")
+    if not (rules or arguments.url):
+        raise UsageError("say by which --rules FILE, or at which --url a service runs, such as http://127.0.0.1:8080")
+    descriptors = for_envoy(rules) if rules else None
     if descriptors is not None:
         return _explain_descriptor(descriptors, arguments, terminal)
     if arguments.endpoint is None:
         raise UsageError("say which PATH is asked for, such as /api/v1/orders")
-    with Engine(load_file(arguments.rules), store=arguments.store) as engine:
-        explained = engine.explain(_request(arguments))
+    request = _request(arguments)
+    if rules:
+        with Engine(load_file(rules), store=arguments.store) as engine:
+            explained = engine.explain(request)
+    else:
+        explained = told_by_service(arguments, lambda client: client.explain(request))
     if arguments.json:
         terminal.say_json(explained_data(explained))
     else:

@@ -53,9 +53,12 @@ def url() -> str:
     return os.environ.get("HEADGATE_URL") or DEFAULT_URL
 
 
-def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which service is asked, and as whom."""
-    parser.add_argument("--url", default=url(), help="where the service is; or HEADGATE_URL [%(default)s]")
+def add_service_options(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    """Add the options that say which service is asked, and as whom; optional where a file can say it instead."""
+    place = "where the service is; or HEADGATE_URL"
+    parser.add_argument(
+        "--url", default=None if is_optional else url(), help=place if is_optional else f"{place} [%(default)s]"
+    )
     parser.add_argument(
         "--caller-key",
         metavar="KEY",
