@@ -28,6 +28,7 @@ before the decision: with a later time, the end of a fixed window would seem to 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 import msgspec
 
@@ -78,6 +79,8 @@ _UNDECIDED = (
     b'"state":"%b","degraded":false,"matched":%b,"reason":%b,"delay":0.0,"limits":[],%b}'
 )
 _encode = msgspec.json.Encoder().encode
+_told = attrgetter("rule_id", "decision")
+"""Returns a `RuleDecision` as a pair."""
 
 
 class LimitAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -162,12 +165,12 @@ class CheckAnswers:
             state = _STATES[decision.state]
             if not parts:
                 return limit.admitted % (left, reset_at, used, state, in_time, left, reset_at, state, more)
-            limits = self._limits(ruling.rules, parts, now)
+            limits = self._limits(zip(ruling.rules, parts, strict=True), now)
             return limit.admitted_among % (left, reset_at, used, state, in_time, limits, more)
         wait = -(-decision.retry_after_us // SECOND) or 1
         if not parts:
             return limit.refused % (left, reset_at, wait, used, in_time, left, reset_at, wait, more)
-        limits = self._limits(ruling.rules, parts, now)
+        limits = self._limits(zip(ruling.rules, parts, strict=True), now)
         return limit.refused_among % (left, reset_at, wait, used, in_time, limits, more)
 
     def _undecided(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
@@ -178,16 +181,15 @@ class CheckAnswers:
 
     def _more(self, ruling: Ruling, now: int, refundable: bool) -> bytes:  # noqa: FBT001  a fact, and private
         """Return the last members, which most answers have nothing to say in."""
-        tried = ruling.shadow
-        shadow = self._limits([each.rule_id for each in tried], [each.decision for each in tried], now)
+        shadow = self._limits(map(_told, ruling.shadow), now) if ruling.shadow else b""
         unmatched = _encode(ruling.unmatched_principals) if ruling.unmatched_principals else b"[]"
         more = b'"shadow":[%b],"unmatched_principals":%b' % (shadow, unmatched)
         return more + b',"charge":' + _encode(charge_of(ruling)) if refundable else more
 
-    def _limits(self, rules: Iterable[str], decisions: Iterable[Decision], now: int) -> bytes:
+    def _limits(self, decisions: Iterable[tuple[str, Decision]], now: int) -> bytes:
         """Return what each of several limits says, of which rule."""
         limits, prepared = [], self._prepared.of
-        for rule_id, decision in zip(rules, decisions, strict=True):
+        for rule_id, decision in decisions:
             limit, left = prepared(rule_id, decision.quota), decision.remaining
             reset_at = -(-(now + decision.reset_after_us) // SECOND)
             if decision.allowed:
