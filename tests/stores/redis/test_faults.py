@@ -186,8 +186,8 @@ class TestTheServer:
             try:
                 until(admitted, "somebody is admitted")
                 own.stop()
-                own.start()
                 before = admitted()
+                own.start()
                 until(lambda: admitted() > before, "somebody is admitted again, since the state was lost")
             finally:
                 over.set()
