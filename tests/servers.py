@@ -6,6 +6,7 @@ may start servers: none gets the port of another, also while that one is not run
 
 from __future__ import annotations
 
+import atexit
 import random
 import shutil
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -28,6 +29,9 @@ _LAUNCHER = ThreadPoolExecutor(1, "servers")
 """Starts all servers: the kernel ends a child when the thread that started it is gone, and this one stays."""
 _RESERVED: dict[int, socket.socket] = {}
 """What keeps a port from others, by port."""
+_AT_EXIT = ExitStack()
+"""Closes those that nobody has released."""
+atexit.register(_AT_EXIT.close)
 
 
 def free_port() -> int:
@@ -44,7 +48,7 @@ def free_port() -> int:
             reserved.close()
             continue
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind: nobody else may have it so far
-        _RESERVED[port] = reserved
+        _RESERVED[port] = _AT_EXIT.enter_context(reserved)
         return port
 
 

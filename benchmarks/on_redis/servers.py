@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 import shutil
 import socket
@@ -18,8 +19,9 @@ START_SECONDS = 120
 """How long a server may take to begin; a busy machine needs some of it."""
 SLOTS = 16_384
 PRIMARIES = 3
-_RESERVED: list[socket.socket] = []
+_RESERVED = ExitStack()
 """What keeps the ports that were given out from others."""
+atexit.register(_RESERVED.close)
 
 
 class ServerError(RuntimeError):
@@ -131,7 +133,7 @@ def free_port() -> int:
             reserved.close()
             continue
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind: nobody else may have it so far
-        _RESERVED.append(reserved)
+        _RESERVED.enter_context(reserved)
         return port
 
 
