@@ -112,6 +112,27 @@ def test_whoever_is_refused_was_asked_once() -> None:
     assert len(asked) == 6
 
 
+def test_one_refusal_is_not_that_of_other_limits_which_a_request_meets_afterwards() -> None:
+    few, many = Budget(limits="1/minute", name="few"), Budget(limits="5/minute", name="many")
+
+    def refused(refusals: Sequence[Refusal | None]) -> list[bool]:
+        return [refusal is not None for refusal in refusals]
+
+    found = gate(limits=few)
+    found.know(many)
+    seen, other = visit(found), visit(found)
+    assert refused([found.enter(seen, found.budgets), found.enter(other, found.budgets)]) == [False, True]
+    assert refused([found.enter(other, (many,)), found.enter(other, found.budgets)]) == [False, True]
+
+    async def entered_in_loop(in_loop: AsyncGate) -> list[Refusal | None]:
+        in_loop.know(many)
+        await in_loop.enter(visit(in_loop), in_loop.budgets)
+        again = visit(in_loop)
+        return [await in_loop.enter(again, in_loop.budgets), await in_loop.enter(again, (many,))]
+
+    assert refused(asyncio.run(entered_in_loop(AsyncGate({"limits": few, "clock": ManualClock()})))) == [True, False]
+
+
 def test_several_limits_are_decided_together_and_a_refusal_takes_from_none() -> None:
     found = gate(limits=[Budget(limits="5/minute", name="all"), Budget(limits="2/hour", name="few")])
     assert passed(found, 4) == 2

@@ -161,8 +161,9 @@ class Visit(msgspec.Struct, eq=False):
     def enter(self, budgets: Iterable[Budget], route: str = DEFAULT) -> Flow[Refusal | None]:
         """Take what budgets of a route cost; returns the refusal, if it is one."""
         gate, self.has_entered = self.gate, True
-        if self.refused is not None:
-            return (yield from self.refuse(self.refused))
+        if self.refused is not None:  # of these budgets: others that it meets, if it goes on, are asked again
+            refusal, self.refused = self.refused, None
+            return (yield from self.refuse(refusal))
         if not gate.enabled:
             return None
         if gate.exempt is not None:

@@ -214,9 +214,7 @@ class Http1Connection:
             Exception: the response cannot be sent, because of a malformed header for example; another one can.
         """
         if number != self.answered:
-            encode_response(
-                response, self._date
-            )  # whoever answers hears now what cannot be sent, not when its turn comes
+            encode_response(response, self._date)  # whoever answers hears of what cannot be sent, and hears it now
             self._held[number] = response
             return
         head = self._unanswered[0]
