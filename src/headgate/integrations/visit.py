@@ -162,8 +162,8 @@ class Visit(msgspec.Struct, eq=False):
         """Take what budgets of a route cost; returns the refusal, if it is one."""
         gate, self.has_entered = self.gate, True
         if self.refused is not None:  # of these budgets: others that it meets, if it goes on, are asked again
-            refusal, self.refused = self.refused, None
-            return (yield from self.refuse(refusal))
+            refused, self.refused = self.refused, None
+            return (yield from self.refuse(refused))
         if not gate.enabled:
             return None
         if gate.exempt is not None:
