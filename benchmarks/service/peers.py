@@ -1,6 +1,7 @@
-"""Trivial servers that ours is held against, as programs: ``python -m benchmarks.service.peers uvicorn|grpcio PORT``.
+"""Trivial servers that ours is held against, as programs: ``python -m benchmarks.service.peers NAME PORT``.
 
-Both parse what they are asked, and allow; they decide nothing.
+``uvicorn`` and ``grpcio`` parse what they are asked, and allow; they decide nothing. ``uvloop`` does not even parse:
+the least that a server in Python takes for reading a request and writing an answer.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import uvicorn
+import uvloop
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.service.asking import RLS_METHOD, RLS_SERVICE
@@ -37,6 +39,10 @@ _FIELDS = {
     "Response": (("overall_code", 1, _NUMBER, _ONE, ""), ("statuses", 2, _MESSAGE, _MANY, "Status")),
 }
 _OK = 1
+_CONSTANT = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 66\r\n\r\n"
+    b'{"allowed":true,"limit":1000,"remaining":999,"rule_id":"per-user"}'
+)
 
 
 async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -67,6 +73,23 @@ def serve_http(port: int) -> None:
         access_log=False,
         log_level="warning",
     )
+
+
+class ConstantProtocol(asyncio.Protocol):
+    """Answers each piece with which a request begins with a constant, whatever else the request is."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast("asyncio.Transport", transport).write
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"POST"):  # otherwise the rest of one, where that comes in pieces
+            self._write(_CONSTANT)
+
+
+async def serve_constant(port: int) -> None:
+    """Serve the constant until the process ends."""
+    server = await asyncio.get_running_loop().create_server(ConstantProtocol, "127.0.0.1", port)
+    await server.serve_forever()
 
 
 def messages() -> dict[str, Any]:
@@ -108,5 +131,7 @@ if __name__ == "__main__":
     _, which, where = sys.argv
     if which == "uvicorn":
         serve_http(int(where))
+    elif which == "uvloop":
+        uvloop.run(serve_constant(int(where)))
     else:
         asyncio.run(serve_rls(int(where)))

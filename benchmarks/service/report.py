@@ -70,6 +70,8 @@ def method(cores: Cores) -> str:
     return f"""\
 - **Floor**: nginx with one worker, no access log, connections that stay open; it reads the same `POST` and answers 200
   with a constant body. It parses no JSON and decides nothing.
+- **uvloop**: the event loop that `headgate serve` runs in, with a protocol that takes what it reads for a request
+  and writes a constant: the least that any server in Python takes.
 - **uvicorn**: with uvloop and httptools; the application reads the body, parses the JSON and answers JSON.
 - **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
 - **headgate**: `headgate serve` as a user starts it, with metrics, one worker if not said otherwise, and one rule,

@@ -103,6 +103,7 @@ def floors() -> dict[str, Row]:
     """Return those that decide nothing."""
     return {
         "floor": Row("a constant over HTTP", Setup("nginx"), HTTP_CHECK),
+        "uvloop": Row("a constant over HTTP, nothing parsed", Setup("uvloop"), HTTP_CHECK),
         "uvicorn": Row("a trivial check over HTTP", Setup("uvicorn"), HTTP_CHECK),
         "grpcio": Row("a trivial RLS", Setup("grpcio"), RLS),
     }

@@ -134,8 +134,8 @@ def _command(setup: Setup, folder: Path, ports: tuple[int, int], store: str, pyt
     match setup.program:
         case "nginx":
             return _nginx(folder, http)
-        case "uvicorn" | "grpcio" as peer:
-            port = http if peer == "uvicorn" else grpc
+        case "uvloop" | "uvicorn" | "grpcio" as peer:
+            port = grpc if peer == "grpcio" else http
             return Command([sys.executable, "-m", "benchmarks.service.peers", peer, str(port)], (port,))
         case "ratelimit":
             return _ratelimit(setup, folder, grpc, store)
