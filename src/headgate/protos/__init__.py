@@ -4,7 +4,8 @@
 
     python -m tests.test_protos
 
-What is answered on the hot path is written by hand, with `varint`, `framed` and `entry`.
+What is answered on the hot path is written by hand, with `varint`, `framed`, `entry` and
+`text_writer`.
 
 The messages are in a pool of their own: other packages, such as xds-protos, put files of the same names into protobuf's
 default pool, where two of them would not get along.
@@ -12,7 +13,7 @@ default pool, where two of them would not get along.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from struct import pack
 from typing import Any
@@ -26,6 +27,8 @@ COMPILED = "descriptors.binpb"
 _SMALL = tuple([bytes([number]) for number in range(128)])
 _DEEPEST = 32
 """Of lists and mappings within each other, in a `google.protobuf.Struct`."""
+_SHORT = 64
+"""Texts with fewer bytes have what comes before them prepared."""
 _GOOGLE = (duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
 
 
@@ -72,6 +75,18 @@ def varint(number: int) -> bytes:
 def framed(tag: bytes, content: bytes) -> bytes:
     """Return a field with bytes, or with a message."""
     return tag + varint(len(content)) + content
+
+
+def text_writer(before: Callable[[int], bytes], after: bytes = b"") -> Callable[[str], bytes]:
+    """Return what writes a text, given what comes before one of so many bytes, and after it."""
+    openings = [before(size) for size in range(_SHORT)]
+
+    def write(value: str) -> bytes:
+        raw = value.encode()
+        size = len(raw)
+        return (openings[size] if size < _SHORT else before(size)) + raw + after
+
+    return write
 
 
 def entry(key: str, value: Any, depth: int = 0) -> bytes:

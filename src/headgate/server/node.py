@@ -227,9 +227,7 @@ class Node:
             self._recorder,
             decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,
             trees=trees.within(settings.rls_seconds) if trees and settings.rls_seconds else trees,
-            options=rls.RlsOptions(
-                headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None
-            ),
+            headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None,
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
             admit_more=self._admission.admit_descriptors,

@@ -20,7 +20,6 @@ from headgate.engine.descriptors import Answered
 from headgate.policy.envoy import Descriptor, MatchOutcome, envoy_answer, load, passed_metadata
 from headgate.policy.selection import Verdict
 from headgate.protos import RateLimitResponse
-from headgate.server.rls import RlsOptions
 from headgate.server.rls.answers import MOST_ANSWERS, RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
 from headgate.web.headers import MOST_PREPARED, ResponseHeaders
 from tests.server.rls.messages import OK, OVER_LIMIT
@@ -35,30 +34,30 @@ HEADERS: dict[str, dict[str, Any] | None] = {
     "standard": {"legacy": False},
 }
 RULES = ("orders", "per-user", "orders")
-OPTIONS = st.tuples(st.sampled_from(list(HEADERS)), st.booleans(), st.booleans())
+CHOSEN = st.sampled_from(list(HEADERS))
 
 
-def options_of(chosen: tuple[str, bool, bool]) -> RlsOptions:
-    settings = HEADERS[chosen[0]]
-    return RlsOptions(None if settings is None else ResponseHeaders(**settings), *chosen[1:])
+def headers_of(chosen: str) -> ResponseHeaders | None:
+    settings = HEADERS[chosen]
+    return None if settings is None else ResponseHeaders(**settings)
 
 
 @cache
-def by_rules(chosen: tuple[str, bool, bool], denies: bool) -> RuleAnswers:  # noqa: FBT001  a key
+def by_rules(chosen: str, denies: bool) -> RuleAnswers:  # noqa: FBT001  a key
     """Return what writes answers. It has written all those of other tests, and remembers them."""
-    return RuleAnswers(options_of(chosen), lambda _: denies)
+    return RuleAnswers(headers_of(chosen), lambda _: denies)
 
 
 @cache
-def by_trees(chosen: tuple[str, bool, bool], denies: bool) -> TreeAnswers:  # noqa: FBT001  a key
-    return TreeAnswers(options_of(chosen), denies=denies)
+def by_trees(chosen: str, denies: bool) -> TreeAnswers:  # noqa: FBT001  a key
+    return TreeAnswers(headers_of(chosen), denies=denies)
 
 
 class Reference:
     """Writes answers as plainly as it can be done."""
 
-    def __init__(self, chosen: tuple[str, bool, bool]) -> None:
-        (self.headers, self.body, self.metadata), self.answer = chosen, RateLimitResponse()
+    def __init__(self, chosen: str) -> None:
+        self.headers, self.answer = chosen, RateLimitResponse()
 
     def status(self, code: int, limit: tuple[int, int, str] | None, remaining: int, until: int) -> None:
         status = self.answer.statuses.add(code=code, limit_remaining=remaining)
@@ -72,13 +71,12 @@ class Reference:
         shown, names = plain.shown(decision, names)
         if settings is not None:
             self.fields(plain.header_fields(shown, names, **settings))
-        if self.answer.overall_code == OVER_LIMIT and self.body:
+        if self.answer.overall_code == OVER_LIMIT:
             self.document(plain.refusal(shown, names, is_ours=is_ours))
 
     def refused(self, detail: str) -> None:
         self.fields([("Cache-Control", "no-store")])
-        if self.body:
-            self.document({"status": 429, "title": "Too Many Requests", "detail": detail})
+        self.document({"status": 429, "title": "Too Many Requests", "detail": detail})
 
     def document(self, problem: dict[str, Any]) -> None:
         self.fields([("content-type", "application/problem+json")])
@@ -89,8 +87,7 @@ class Reference:
             self.answer.response_headers_to_add.add(key=key, value=value)
 
     def told(self, facts: dict[str, Any]) -> None:
-        if self.metadata:
-            self.answer.dynamic_metadata.update(facts)
+        self.answer.dynamic_metadata.update(facts)
 
     def is_same_as(self, answer: RlsAnswer) -> None:
         """Compare, field by field and byte by byte; but a mapping has no order."""
@@ -124,10 +121,10 @@ def rulings(draw: st.DrawFn) -> Ruling:
     return ruling_of(decision, names, shadow)
 
 
-@given(st.lists(st.tuples(rulings(), st.booleans()), min_size=1, max_size=3), OPTIONS, st.booleans())
+@given(st.lists(st.tuples(rulings(), st.booleans()), min_size=1, max_size=3), CHOSEN, st.booleans())
 def test_what_rules_decide_is_answered_as_protobuf_would(
     asked: list[tuple[Ruling, bool]],
-    chosen: tuple[str, bool, bool],
+    chosen: str,
     denies: bool,  # noqa: FBT001  hypothesis has no names
 ) -> None:
     reference = Reference(chosen)
@@ -189,13 +186,13 @@ KEYS = ("plain", "unnamed", "burst", "trial", "odd", "banned", "free", "quota", 
 
 @given(
     st.lists(st.tuples(st.sampled_from(KEYS), plain.single_decisions(), st.booleans()), min_size=1, max_size=4),
-    OPTIONS,
+    CHOSEN,
     st.booleans(),
     st.sampled_from([{}, {"shadow_mode": True}, {"quota_mode": True}]),
 )
 def test_what_trees_decide_is_answered_as_protobuf_would(
     asked: list[tuple[str, Decision, bool]],
-    chosen: tuple[str, bool, bool],
+    chosen: str,
     denies: bool,  # noqa: FBT001  hypothesis has no names
     modes: dict[str, bool],
 ) -> None:
@@ -218,7 +215,7 @@ def _about(match: Any, told: Decision) -> Decision | None:
     return Decision(told.allowed, quota.capacity, remaining, *numbers, degraded="circuit_open" if told.delay_us else "")
 
 
-def _reference(answered: Answered, chosen: tuple[str, bool, bool], *, denies: bool) -> Reference:
+def _reference(answered: Answered, chosen: str, *, denies: bool) -> Reference:
     reference, answer, matches = Reference(chosen), answered.answer, answered.matching.matches
     reference.answer.overall_code = answer.code
     for status in answer.statuses:
@@ -255,17 +252,17 @@ def _reference(answered: Answered, chosen: tuple[str, bool, bool], *, denies: bo
 
 def test_many_limits_are_shown_by_the_one_that_decides() -> None:
     decision = combine([Decision(True, 3, n % 3, 0, 10, Pressure.NORMAL, plain.QUOTAS[0]) for n in range(2, 40)])
-    reference, chosen = Reference(("default", True, True)), ("default", True, True)
+    reference, chosen = Reference("default"), "default"
     names = [f"rule-{number}" for number in range(38)]
     reference.answer.overall_code = OK
     reference.status(OK, (3, 1, "rule-1"), 0, 1)
     reference.decided(decision, names, is_ours=False)
     reference.told({"rule_id": "rule-1", "state": "normal"})
-    reference.is_same_as(RuleAnswers(options_of(chosen), lambda _: False).of([ruling_of(decision, names)], NOW))
+    reference.is_same_as(RuleAnswers(headers_of(chosen), lambda _: False).of([ruling_of(decision, names)], NOW))
 
 
 def test_what_is_kept_of_refusals_is_bounded_and_those_of_another_second_are_others() -> None:
-    answers, chosen = RuleAnswers(RlsOptions(), lambda _: False), ("default", True, True)
+    answers, chosen = RuleAnswers(ResponseHeaders(), lambda _: False), "default"
     for second in range(MOST_PREPARED + 10):
         decision = Decision(False, 3, 0, second * 1_000_000, 2**20, Pressure.THROTTLED, plain.QUOTAS[0])
         answer = answers.of([ruling_of(decision, ["orders"])], NOW)
@@ -282,7 +279,7 @@ def test_what_is_kept_of_refusals_is_bounded_and_those_of_another_second_are_oth
 
 
 def test_what_is_prepared_of_limits_is_bounded() -> None:
-    answers = RuleAnswers(RlsOptions(), lambda _: False)
+    answers = RuleAnswers(ResponseHeaders(), lambda _: False)
     decision = Decision(True, 3, 1, 0, 10, Pressure.NORMAL, plain.QUOTAS[0])
     for number in range(MOST_PREPARED + 100):
         answers.of([ruling_of(decision, [f"rule-{number}"])], NOW)
@@ -290,7 +287,7 @@ def test_what_is_prepared_of_limits_is_bounded() -> None:
 
 
 def test_a_limit_that_descriptors_share_is_told_once_and_two_that_say_the_same_are_told_twice() -> None:
-    answers = RuleAnswers(RlsOptions(), lambda _: False)
+    answers = RuleAnswers(ResponseHeaders(), lambda _: False)
     one, same = (Decision(False, 3, 0, 10, 20, Pressure.THROTTLED, plain.QUOTAS[0]) for _ in range(2))
     for other, policies in ((one, ["orders"]), (same, ["orders", "orders#2"])) * 2:
         answer = answers.of([ruling_of(one, ["orders"]), ruling_of(other, ["orders"])], NOW)
@@ -301,7 +298,7 @@ def test_a_limit_that_descriptors_share_is_told_once_and_two_that_say_the_same_a
 
 
 def test_the_limit_that_blocks_longest_is_told_also_where_that_is_within_a_second() -> None:
-    answers = TreeAnswers(RlsOptions())
+    answers = TreeAnswers(ResponseHeaders())
     matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1) for key in ("plain", "burst")])
     quotas = [match.limits[0].quota for match in matching.matches]
     for waits, name in (((1_200_000, 1_300_000), "b"), ((1_300_000, 1_200_000), "plain")) * 2:

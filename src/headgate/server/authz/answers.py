@@ -15,7 +15,7 @@ from urllib.parse import quote
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
-from headgate.protos import entry, framed, varint
+from headgate.protos import entry, framed, text_writer, varint
 from headgate.server.clients import ClientAnswer
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.web.identity import Identity
@@ -37,8 +37,6 @@ _REQUEST_HEADER, _REMOVED_HEADER, _RESPONSE_HEADER, _REMOVED_PARAMETER = b"\x12"
 _HEADER, _BODY = b"\x12", b"\x1a"
 _OVERWRITES = b"\x18\x02"
 """The append action: what is there of that name is replaced."""
-_SHORT = 64
-"""Values with fewer bytes have what comes before them prepared, their length included."""
 _LEGIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _is_legible = re.compile("[!-$&-~]*").fullmatch
 
@@ -48,31 +46,16 @@ def header(name: str) -> Callable[[str], bytes]:
     opening = framed(b"\x0a", name.encode()) + b"\x12"
 
     def before(size: int) -> bytes:
-        """Return what comes before a value of so many bytes."""
         value = opening + varint(size)
         option = b"\x0a" + varint(len(value) + size) + value
         return varint(len(option) + size + len(_OVERWRITES)) + option
 
-    openings = [before(size) for size in range(_SHORT)]
-
-    def write(value: str) -> bytes:
-        raw = value.encode()
-        size = len(raw)
-        return (openings[size] if size < _SHORT else before(size)) + raw + _OVERWRITES
-
-    return write
+    return text_writer(before, _OVERWRITES)
 
 
 def _told(key: str) -> Callable[[str], bytes]:
     """Return what writes an entry of the metadata that has text."""
-    openings = [entry(key, " " * size)[: -size or None] for size in range(_SHORT)]
-
-    def write(value: str) -> bytes:
-        raw = value.encode()
-        size = len(raw)
-        return openings[size] + raw if size < _SHORT else entry(key, value)
-
-    return write
+    return text_writer(lambda size: entry(key, " " * size)[: -size or None])
 
 
 _CONTENT_TYPE = _HEADER + header("Content-Type")(CONTENT_TYPE)

@@ -1,17 +1,16 @@
 """Envoy's rate limit service, envoy.service.ratelimit.v3, over gRPC and as JSON.
 
-From the wire up, one subject each: `decoding` and `encoding`, the messages; `mapping`, what descriptors mean to
-Headgate's rules; `answers`, what is answered by rules and by the trees of envoyproxy/ratelimit; `service`, who decides;
+From the wire up, one subject each: `codec`, the messages; `mapping`, what descriptors mean to Headgate's rules;
+ `answers`, what is answered by rules and by the trees of envoyproxy/ratelimit; `service`, who decides;
 `json_form`, the same as JSON.
 """
 
 from __future__ import annotations
 
-from headgate.server.rls.answers import RlsOptions
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.calls import Methods
 
-__all__ = ["RateLimitService", "RlsOptions", "methods"]
+__all__ = ["RateLimitService", "methods"]
 
 SHOULD_RATE_LIMIT = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 

@@ -31,8 +31,8 @@ from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
 from headgate.protos import entry, varint
-from headgate.server.rls import encoding
-from headgate.server.rls.encoding import OK, OVER_LIMIT
+from headgate.server.rls import codec
+from headgate.server.rls.codec import OK, OVER_LIMIT
 from headgate.web import problem
 from headgate.web.headers import (
     MOST_PREPARED,
@@ -53,23 +53,12 @@ UNNAMED = "default"
 TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
-_CONTENT_TYPE = encoding.header("content-type")(CONTENT_TYPE)
-_NO_STORE = encoding.header("Cache-Control")("no-store")
+_CONTENT_TYPE = codec.header("content-type")(CONTENT_TYPE)
+_NO_STORE = codec.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
 _PASSES, _IS_OVER, _NORMAL, _THROTTLED = Code.OK, Code.OVER_LIMIT, Pressure.NORMAL, Pressure.THROTTLED
 """To look members up in their class takes longer than most of what is done with them."""
-_OK_STATUS, _OVER_STATUS = (encoding.status(encoding.status_content(code)) for code in (Code.OK, Code.OVER_LIMIT))
-
-
-class RlsOptions(msgspec.Struct, frozen=True):
-    """What is told besides the decision itself."""
-
-    headers: ResponseHeaders | None = ResponseHeaders()
-    """Which header fields a response gets; None: none. Those that Envoy makes itself are its own business."""
-    body: bool = True
-    """Whether a denial has a problem document."""
-    metadata: bool = True
-    """Whether there is dynamic metadata, for access logs and other filters."""
+_OK_STATUS, _OVER_STATUS = (codec.status(codec.status_content(code)) for code in (Code.OK, Code.OVER_LIMIT))
 
 
 class RlsAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -100,16 +89,19 @@ class _Answers:
     """Puts answers together, whoever decided.
 
     Args:
-        options: what is told.
+        headers: which header fields a response gets; None for none. Those that Envoy makes are its own business.
         per_unit: which number of a quota is told to be that of requests per unit.
         about: makes metadata of the entry that names a limit, and its state.
     """
 
     def __init__(
-        self, options: RlsOptions, per_unit: Callable[[Quota], int], about: Callable[[bytes, Pressure], bytes]
+        self,
+        headers: ResponseHeaders | None,
+        per_unit: Callable[[Quota], int],
+        about: Callable[[bytes, Pressure], bytes],
     ) -> None:
-        self._writer = None if options.headers is None else HeaderWriter(options.headers, encoding.header)
-        self._body, self._has_metadata, self._per_unit, self._about = options.body, options.metadata, per_unit, about
+        self._writer = None if headers is None else HeaderWriter(headers, codec.header)
+        self._per_unit, self._about = per_unit, about
         self._prepared = Prepared(self._prepare)
         self._several = BoundedCache[tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces]]](MOST_PREPARED)
         """What is prepared of limits that are told together, by their names and quotas; with these, so that no others
@@ -117,20 +109,16 @@ class _Answers:
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
-        told, current_limit = _policy_name(name), encoding.current_limit(number, unit, name)
+        told, current_limit = _policy_name(name), codec.current_limit(number, unit, name)
         rule_id = entry("rule_id", told) if told != UNNAMED else b""
         return LimitPieces(
-            encoding.status_content(Code.OK, current_limit),
-            encoding.status_content(Code.OVER_LIMIT, current_limit),
+            codec.status_content(Code.OK, current_limit),
+            codec.status_content(Code.OVER_LIMIT, current_limit),
             None if self._writer is None else self._writer.prepare(told, quota),
             problem.prepare(told, quota),
             rule_id,
-            {state: self._metadata(self._about(rule_id, state)) for state in Pressure},
+            {state: codec.metadata(self._about(rule_id, state)) for state in Pressure},
         )
-
-    def _metadata(self, entries: bytes) -> bytes:
-        """Return the metadata, if any is told."""
-        return encoding.metadata(entries) if self._has_metadata else b""
 
     def _decided(  # noqa: PLR0917  each of them is part of every answer
         self,
@@ -164,10 +152,10 @@ class _Answers:
         if self._writer is not None and limit.fields is not None:
             listed = [each.fields for each in limits if each.fields is not None] if decision.parts else ()
             pieces += self._writer.write(decision, limit.fields, reset_at, listed)
-        if not allowed and self._body:
+        if not allowed:
             write = problem.reduced if is_ours else problem.exceeded
             document = write(decision, [each.texts for each in limits])
-            pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
+            pieces += _CONTENT_TYPE, codec.BODY, varint(len(document)), document
         pieces.append(metadata)
         return RlsAnswer(allowed, b"".join(pieces))
 
@@ -182,29 +170,23 @@ class _Answers:
             known = self._several.keep(key, (quotas, limits))
         return known[1]
 
-    def _undecided(self, statuses: bytes, metadata: bytes) -> RlsAnswer:
-        """Return the answer to what passes without a limit."""
-        return RlsAnswer(True, OK + statuses + metadata)
-
     def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
         """Return the refusal of what no limit was asked about, or no wait would help."""
-        pieces = [OVER_LIMIT, statuses, _NO_STORE]
-        if self._body:
-            document = of_status(TOO_MANY_REQUESTS, detail).encode()
-            pieces += _CONTENT_TYPE, encoding.BODY, varint(len(document)), document
-        return RlsAnswer(False, b"".join(pieces) + metadata)
+        document = of_status(TOO_MANY_REQUESTS, detail).encode()
+        pieces = OVER_LIMIT, statuses, _NO_STORE, _CONTENT_TYPE, codec.BODY, varint(len(document)), document, metadata
+        return RlsAnswer(False, b"".join(pieces))
 
 
 class RuleAnswers(_Answers):
     """Answers what rules decided.
 
     Args:
-        options: what is told.
+        headers: which header fields a response gets; None for none.
         denies: says of a rule, by its id, whether it denies everything while the store is away.
     """
 
-    def __init__(self, options: RlsOptions, denies: Callable[[str], bool]) -> None:
-        super().__init__(options, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
+    def __init__(self, headers: ResponseHeaders | None, denies: Callable[[str], bool]) -> None:
+        super().__init__(headers, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
         self._denies = denies
         self._known = BoundedCache[tuple[object, ...], tuple[Sequence[Ruling], RlsAnswer]](MOST_ANSWERS)
         """With the rulings, so that no other quota gets the identity of one of theirs."""
@@ -264,9 +246,9 @@ class RuleAnswers(_Answers):
         if hopeless is not None:  # on a list, or more than could ever pass: there is no time to come back at
             more += _STATES[hopeless.state] + entry("reason", hopeless.reason)
             detail = NOT_ADMITTED if hopeless.verdict is Verdict.DENIED else hopeless.reason
-            return self._refused(statuses, detail, self._metadata(more))
+            return self._refused(statuses, detail, codec.metadata(more))
         if decision is None:
-            return self._undecided(statuses, self._metadata(more + _STATES[_NORMAL]))
+            return RlsAnswer(True, OK + statuses + codec.metadata(more + _STATES[_NORMAL]))
         rule_id, allowed = names[decision.index], decision.allowed
         limit = self._prepared.of(rule_id, decision.quota)
         metadata = limit.metadata[decision.state]
@@ -276,7 +258,7 @@ class RuleAnswers(_Answers):
                 more += entry("degraded", decision.degraded)
             if decision.delay_us:
                 more += entry("delay", decision.delay_us / SECOND)
-            metadata = self._metadata(more)
+            metadata = codec.metadata(more)
         is_ours = not allowed and decision.degraded != "" and self._denies(rule_id)
         return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
 
@@ -285,7 +267,7 @@ class RuleAnswers(_Answers):
         statuses = b"".join([_OVER_STATUS if each else _OK_STATUS for each in problems])
         detail = next(each for each in problems if each)
         about = _STATES[Pressure.THROTTLED] + entry("reason", detail)
-        return self._refused(statuses, detail, self._metadata(about))
+        return self._refused(statuses, detail, codec.metadata(about))
 
     def _status(self, ruling: Ruling, refund: bool = False) -> bytes:  # noqa: FBT001, FBT002  one of a pair
         decision = ruling.decision
@@ -295,20 +277,20 @@ class RuleAnswers(_Answers):
         if decision.allowed or refund:
             remaining = decision.remaining
             seconds = -(-decision.reset_after_us // SECOND)
-            return encoding.status(limit.ok, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)  # noqa: FURB136  min() is a call
-        return encoding.status(limit.over, 0, -(-decision.retry_after_us // SECOND) or 1)
+            return codec.status(limit.ok, remaining if remaining < MAX_UINT32 else MAX_UINT32, seconds)  # noqa: FURB136  min() is a call
+        return codec.status(limit.over, 0, -(-decision.retry_after_us // SECOND) or 1)
 
 
 class TreeAnswers(_Answers):
     """Answers what descriptor trees decided.
 
     Args:
-        options: what is told.
+        headers: which header fields a response gets; None for none.
         denies: whether everything is denied while the store is away.
     """
 
-    def __init__(self, options: RlsOptions, *, denies: bool = False) -> None:
-        super().__init__(options, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
+    def __init__(self, headers: ResponseHeaders | None, *, denies: bool = False) -> None:
+        super().__init__(headers, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
         self._denies = denies
         self._known = BoundedCache[tuple[object, ...], tuple[Answered, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
         """With what was answered, so that no other rule or quota gets the identity of one of its own."""
@@ -358,7 +340,7 @@ class TreeAnswers(_Answers):
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
             metadata = self._told(answered, answer, state, b"", shadowed, has_metadata=has_metadata)
-            return self._undecided(statuses, metadata)
+            return RlsAnswer(True, OK + statuses + metadata)
         decision = combine(decisions)
         limit = self._prepared.of(names[decision.index], decision.quota)
         metadata = (
@@ -376,11 +358,11 @@ class TreeAnswers(_Answers):
             limit = self._prepared.of(shown.name, shown.quota)
             content = limit.ok if status.code is _PASSES else limit.over
         elif shown is not None:  # a ban
-            limited = encoding.current_limit(shown.requests_per_unit, shown.nearest_unit, shown.name)
-            content = encoding.status_content(status.code, limited)
+            limited = codec.current_limit(shown.requests_per_unit, shown.nearest_unit, shown.name)
+            content = codec.status_content(status.code, limited)
         else:
-            content, seconds = encoding.status_content(status.code), seconds or None
-        return encoding.status(content, status.limit_remaining, seconds)
+            content, seconds = codec.status_content(status.code), seconds or None
+        return codec.status(content, status.limit_remaining, seconds)
 
     def _told(
         self,
@@ -400,11 +382,11 @@ class TreeAnswers(_Answers):
         if degraded:
             ours += entry("degraded", degraded)
         if not has_metadata:
-            return self._metadata(ours)
+            return codec.metadata(ours)
         given = passed_metadata(answered.matching, answer)
         names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
         theirs = [entry(name, value) for name, value in given.items() if not names.get(name)]
-        return self._metadata(b"".join(theirs) + ours)
+        return codec.metadata(b"".join(theirs) + ours)
 
 
 def _answer_key(answered: Answered) -> tuple[object, ...] | None:

@@ -13,16 +13,14 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from headgate.core.errors import UsageError
 from headgate.policy.request import InvalidRequest
 from headgate.protos import RateLimitRequest, RateLimitResponse
-from headgate.server.rls.decoding import question_of
+from headgate.server.rls.codec import question_of
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.calls import RpcError
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
-from headgate.web.problem import CONTENT_TYPE, bad_request, of_status
 
 API = "json"
 """The name of this form in metrics."""
 _JSON: Fields = ((b"content-type", b"application/json"),)
-_PROBLEM: Fields = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT: Fields = ((b"content-type", b"text/plain; charset=utf-8"),)
 _DEEPEST = 10
 """Of objects within objects: a question has three levels."""
@@ -40,7 +38,7 @@ class JsonForm:
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer ``POST /json``."""
         if request.method != b"POST":
-            return _not_allowed(b"POST")
+            return HttpResponse.of_problem(405, "", ((b"allow", b"POST"),))
         began, called = perf_counter_ns(), self._service.recorder.called
         try:
             _bounded(request.body)
@@ -48,10 +46,10 @@ class JsonForm:
             answer = await self._service.answer(question_of(message), request.peer)
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
             called(API, "error", perf_counter_ns() - began)
-            return HttpResponse(400, bad_request(str(error)).encode(), _PROBLEM)
+            return HttpResponse.of_problem(400, str(error))
         except RpcError as error:
             self._service.recorder.shed(API)
-            return HttpResponse(503, of_status(503, error.message).encode(), (*_PROBLEM, (b"retry-after", b"1")))
+            return HttpResponse.of_problem(503, error.message, ((b"retry-after", b"1"),))
         called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
         written = MessageToJson(RateLimitResponse.FromString(answer.raw), indent=None)
         return HttpResponse(200 if answer.allowed else 429, written.encode(), _JSON)
@@ -59,7 +57,7 @@ class JsonForm:
     async def configuration(self, request: HttpRequest) -> HttpResponse:
         """Answer ``GET /rlconfig``: the limits in force, one in a line."""
         if request.method not in {b"GET", b"HEAD"}:
-            return _not_allowed(b"GET, HEAD")
+            return HttpResponse.of_problem(405, "", ((b"allow", b"GET, HEAD"),))
         trees = self._service.trees
         text = "" if trees is None else "".join([f"{line}\n" for line in trees.policy.described()])
         return HttpResponse(200, text.encode(), _TEXT)
@@ -73,7 +71,3 @@ def _bounded(body: bytes) -> None:
         raise InvalidRequest(
             f"the question has more than {_MOST_OBJECTS} objects in it, such as descriptors and entries"
         )
-
-
-def _not_allowed(allowed: bytes) -> HttpResponse:
-    return HttpResponse(405, of_status(405).encode(), (*_PROBLEM, (b"allow", allowed)))

@@ -30,13 +30,14 @@ from headgate.policy.envoy.tree import made_once
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
-from headgate.server.rls import encoding
-from headgate.server.rls.answers import RlsAnswer, RlsOptions, RuleAnswers, TreeAnswers
-from headgate.server.rls.decoding import MalformedMessage, RlsQuestion, decode
+from headgate.server.rls import codec
+from headgate.server.rls.answers import RlsAnswer, RuleAnswers, TreeAnswers
+from headgate.server.rls.codec import MalformedMessage, RlsQuestion, decode
 from headgate.server.rls.mapping import Mapper
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import NOBODY, Peer
+from headgate.web.headers import ResponseHeaders
 
 API = "rls"
 """The name of the service in metrics."""
@@ -45,7 +46,8 @@ OVERRIDE = "envoy-override"
 MOST_RECURRING = 16_384
 LONGEST_RECURRING = 512
 """Bytes of a question that is kept."""
-_UNMATCHED = encoding.status(encoding.status_content(Code.OK))
+_USUAL = ResponseHeaders()
+_UNMATCHED = codec.status(codec.status_content(Code.OK))
 
 
 class Understood(msgspec.Struct, frozen=True, gc=False):
@@ -94,7 +96,7 @@ class RateLimitService:
         decisions: by Headgate's rules; None for none.
         trees: what decides by the configuration of envoyproxy/ratelimit; None for none. Without either, everything
             passes.
-        options: what answers tell besides the decision.
+        headers: which header fields Envoy's clients get; None for none.
         trust_tier: see `headgate.server.rls.mapping`.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
@@ -107,18 +109,17 @@ class RateLimitService:
         *,
         decisions: Decisions | None = None,
         trees: AsyncDescriptorEngine | None = None,
-        options: RlsOptions | None = None,
+        headers: ResponseHeaders | None = _USUAL,
         trust_tier: bool = False,
         count_refused: bool = False,
         admit_more: AdmitMore = admit_any,
     ) -> None:
-        options = RlsOptions() if options is None else options
         self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
         self._recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
         self._count_refused, self._admit_more = count_refused, admit_more
-        self._by_rules = RuleAnswers(options, self._denies)
-        self._by_trees = TreeAnswers(options, denies=trees is not None and trees.mode is Mode.DENY)
+        self._by_rules = RuleAnswers(headers, self._denies)
+        self._by_trees = TreeAnswers(headers, denies=trees is not None and trees.mode is Mode.DENY)
         self._recurring = RecurringQuestions()
         self._policy = None if trees is None else trees.policy
         """That of the trees by which recurring questions were matched."""
@@ -199,12 +200,12 @@ class RateLimitService:
     def unreadable(self, problem: str) -> RlsAnswer:
         """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
         if self._decisions is None and self._trees is not None and self._trees.shadow_mode:
-            return RlsAnswer(True, encoding.OK + _UNMATCHED)
+            return RlsAnswer(True, codec.OK + _UNMATCHED)
         return self._by_rules.unacceptable([f"the request cannot be read: {problem}"])
 
     async def _unlimited(self, descriptors: int) -> RlsAnswer:
         """Let pass what nothing limits."""
-        return RlsAnswer(True, encoding.OK + _UNMATCHED * descriptors)
+        return RlsAnswer(True, codec.OK + _UNMATCHED * descriptors)
 
     async def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer:
         """Answer by trees."""

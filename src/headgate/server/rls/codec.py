@@ -1,0 +1,106 @@
+"""Envoy's messages: a question is read by protobuf, an answer is written by hand, part by part.
+
+Questions that recur are read once (see `headgate.server.rls.service`), and most of an answer is the same as that of the
+answer before, and is prepared. Fields that have their default are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from headgate.core.errors import UsageError
+from headgate.policy.envoy.answering import Code
+from headgate.policy.envoy.request import MAX_UINT32, Descriptor, Override
+from headgate.protos import RateLimitRequest, framed, text_writer, varint
+from headgate.web.headers import Numbers
+
+MOST = 256
+"""Descriptors of a request, and entries of a descriptor. Envoy's actions make a handful of each."""
+OK = b"\x08\x01"
+"""The beginning of an answer: its overall code."""
+OVER_LIMIT = b"\x08\x02"
+BODY = b"\x2a"
+"""The tag of `raw_body`."""
+_SMALL = tuple([bytes([number]) for number in range(128)])
+_LEFT = (b"", *[bytes((0x18, number)) for number in range(1, 128)])
+
+
+class MalformedMessage(UsageError):
+    """The bytes are not a message of this kind."""
+
+
+class RlsQuestion(NamedTuple):
+    """What Envoy asks."""
+
+    domain: str
+    descriptors: tuple[Descriptor, ...]
+    hits_addend: int = 0
+    """Of descriptors that have none of their own; 0 means 1."""
+
+
+def decode(raw: bytes) -> RlsQuestion:
+    """Return the question that a `RateLimitRequest` is. Raises MalformedMessage."""
+    try:
+        message = RateLimitRequest.FromString(raw)
+    except DecodeError:
+        raise MalformedMessage("it is not a RateLimitRequest, or a text of it is not UTF-8") from None
+    return question_of(message)
+
+
+def question_of(message: Any) -> RlsQuestion:
+    """Return the question that a message is which protobuf has read. Raises MalformedMessage."""
+    if len(message.descriptors) > MOST:
+        raise MalformedMessage(f"it has more than {MOST} descriptors, which are not decided at once")
+    descriptors = []
+    for each in message.descriptors:
+        if len(each.entries) > MOST:
+            raise MalformedMessage(f"a descriptor has more than {MOST} entries, which are not looked at")
+        entries = tuple([(entry.key, entry.value) for entry in each.entries])
+        hits = each.hits_addend.value if each.HasField("hits_addend") else None
+        override = None
+        if each.HasField("limit"):
+            override = Override(each.limit.requests_per_unit, each.limit.unit & MAX_UINT32)
+        descriptors.append(Descriptor(entries, hits, override, each.is_negative_hits))
+    return RlsQuestion(message.domain, tuple(descriptors), message.hits_addend)
+
+
+_durations = Numbers(lambda seconds: framed(b"\x22", b"\x08" + varint(seconds) if seconds else b""))
+
+
+def status(content: bytes, remaining: int = 0, seconds: int | None = None) -> bytes:
+    """Return one of the `statuses`; `content` is what `status_content` returns, None for no time until the reset."""
+    left = _LEFT[remaining] if remaining < 128 else b"\x18" + varint(remaining)
+    reset = b"" if seconds is None else _durations[seconds]
+    size = len(content) + len(left) + len(reset)
+    return b"\x12" + (_SMALL[size] if size < 128 else varint(size)) + content + left + reset
+
+
+def status_content(code: Code, limit: bytes = b"") -> bytes:
+    """Return the beginning of a status; `limit` is that of `current_limit`."""
+    return b"\x08" + _SMALL[code] + limit
+
+
+def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:
+    """Return the field of a status that says what the limit is."""
+    content = b"\x08" + varint(requests_per_unit) if requests_per_unit else b""
+    content += b"\x10" + _SMALL[unit]
+    return framed(b"\x12", content + framed(b"\x1a", name.encode()) if name else content)
+
+
+def header(name: str) -> Callable[[str], bytes]:
+    """Return what writes `response_headers_to_add` of this name: a spelling, as `headgate.web.headers` has them."""
+    opening = framed(b"\x0a", name.encode()) + b"\x12"
+
+    def before(size: int) -> bytes:
+        value = opening + varint(size)
+        return b"\x1a" + varint(len(value) + size) + value
+
+    return text_writer(before)
+
+
+def metadata(entries: bytes) -> bytes:
+    """Return the field `dynamic_metadata`, which an access log or a later filter may read."""
+    return framed(b"\x32", entries)
