@@ -67,16 +67,16 @@ MAY_IMPORT = {
 """Which parts of the package a part may import, besides itself."""
 SERVER_MAY_IMPORT = {
     "wire": set[str](),
-    "decisions": set(),
+    "decisions": {"settings"},
     "readiness": set(),
     "admission": {"wire"},
     "clients": set(),
     "traced": {"wire"},
     "api": {"clients", "decisions", "readiness", "wire"},
     "identity": {"clients"},
-    "authz": {"api", "clients", "decisions", "settings", "wire"},
+    "authz": {"api", "clients", "decisions", "wire"},
     "rls": {"decisions", "wire"},
-    "rpc": {"api", "decisions", "readiness", "settings", "wire"},
+    "rpc": {"api", "decisions", "readiness", "wire"},
 }
 """Which parts of `headgate.server` a part of it may import, besides itself; others may import all."""
 LIMITER = headgate.Limiter("1/minute; 5/hour")

@@ -40,14 +40,15 @@ def _described() -> list[FileDescriptorProto]:
 
 FILES = tuple(_described())
 """What describes the services, each file after those that it imports."""
-_POOL = DescriptorPool()
+POOL = DescriptorPool()
+"""What knows all that they declare, by name."""
 for _file in FILES:
-    _POOL.AddSerializedFile(_file.SerializeToString())
+    POOL.AddSerializedFile(_file.SerializeToString())
 
 
 def message_class(name: str) -> Any:
     """Return the class of a message by its whole name, such as ``headgate.v1.CheckRequest``."""
-    return GetMessageClass(_POOL.FindMessageTypeByName(name))
+    return GetMessageClass(POOL.FindMessageTypeByName(name))
 
 
 RateLimitRequest = message_class("envoy.service.ratelimit.v3.RateLimitRequest")

@@ -6,9 +6,13 @@ from collections.abc import Awaitable
 from copy import copy
 from functools import partial
 
+from headgate.cache import BoundedCache
 from headgate.engine import AsyncEngine, Ruling
 from headgate.observe.recorder import Recorder
 from headgate.policy.request import Request
+from headgate.server.settings import RLS_SECONDS
+
+_MOST_TIMEOUTS = 64
 
 
 class Recording:
@@ -36,7 +40,7 @@ class Decisions:
         api: what is asked through.
     """
 
-    __slots__ = ("check_together", "engine", "peek", "recorder", "refund", "reset", "reset_all", "use_up")
+    __slots__ = ("_in_time", "check_together", "engine", "peek", "recorder", "refund", "reset", "reset_all", "use_up")
 
     def __init__(self, engine: AsyncEngine, recorder: Recorder, api: str = "") -> None:
         recorder.watch(engine)
@@ -44,7 +48,7 @@ class Decisions:
         self._serve(engine.serving(Recording(recorder, api)))
 
     def _serve(self, engine: AsyncEngine) -> Decisions:
-        self.engine = engine
+        self.engine, self._in_time = engine, BoundedCache[float, Decisions](_MOST_TIMEOUTS)
         self.check_together, self.peek, self.refund = engine.check_together, engine.peek, engine.refund
         self.reset, self.reset_all, self.use_up = engine.reset, engine.reset_all, engine.use_up
         return self
@@ -58,6 +62,18 @@ class Decisions:
         if seconds is None:
             return self
         return copy(self)._serve(self.engine.within(seconds))  # noqa: SLF001  of the same class
+
+    def in_time(self, timeout: float | None) -> Decisions:
+        """Return the same for a caller that waits so many seconds, if it says so: the store has three quarters of them.
+
+        It has no less than for Envoy, though: who cannot wait at all must not make the store look as if it were away.
+        """
+        if timeout is None:
+            return self
+        found = self._in_time.get(timeout)
+        if found is None:
+            found = self._in_time.keep(timeout, self.within(max(RLS_SECONDS, timeout * 0.75)))
+        return found
 
     def check(self, request: Request, idempotency_key: str = "") -> Awaitable[Ruling]:
         """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""

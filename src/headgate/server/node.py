@@ -32,7 +32,7 @@ from headgate.server.deprecations import announcing
 from headgate.server.ports import room_for, stand_aside, stop_accepting
 from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
-from headgate.server.rpc.ratelimiter import SERVICE
+from headgate.server.rpc import ratelimiter
 from headgate.server.settings import Settings
 from headgate.server.traced import traced_handler, traced_methods
 from headgate.server.wire.grpc.calls import Methods
@@ -58,12 +58,7 @@ APIS: Mapping[bytes, str] = {
     b"/json": "json",
     rls.SHOULD_RATE_LIMIT: "rls",
     authz.CHECK: "ext_authz",
-    f"/{SERVICE}/CheckRateLimit".encode(): "grpc_check",
-    f"/{SERVICE}/CheckRateLimitBatch".encode(): "grpc_batch",
-    f"/{SERVICE}/GetRemainingQuota".encode(): "grpc_quota",
-    f"/{SERVICE}/ResetLimit".encode(): "grpc_reset",
-    f"/{SERVICE}/RefundCharge".encode(): "grpc_refund",
-    f"/{SERVICE}/GetRules".encode(): "grpc_rules",
+    **{f"/{ratelimiter.SERVICE}/{method}".encode(): api for method, api in ratelimiter.APIS.items()},
 }
 """The names of APIs in metrics, by path."""
 

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from headgate.protos import message_class
 from headgate.server import node, rpc
-from headgate.server.api.questions import Timestamps
-from headgate.server.rpc.ratelimiter import RateLimiter
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.testing import ManualClock
 from tests.proxy import proxy
@@ -224,10 +222,10 @@ def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits(monk
 def test_a_caller_that_does_not_wait_at_all_does_not_make_the_store_look_away() -> None:
     with redis_server() as redis, serving(LASTING, store=f"redis://127.0.0.1:{redis.port}/0?timeout=60") as service:
         call(service, **ORDER)
-        limiter = RateLimiter(service.decisions, Timestamps())
-        hurried = limiter._for(UnaryCall(b"", timeout=0.0001)).engine
-        assert hurried is limiter._for(UnaryCall(b"", timeout=0.015)).engine, "it has as long as Envoy"
-        assert hurried is not limiter._for(UnaryCall(b"")).engine
+        decisions = service.decisions
+        hurried = decisions.in_time(0.0001).engine
+        assert hurried is decisions.in_time(0.015).engine, "it has as long as Envoy"
+        assert hurried is not decisions.in_time(None).engine
 
 
 def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:

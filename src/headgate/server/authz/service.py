@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from time import monotonic, perf_counter_ns
 
-from headgate.cache import BoundedCache
 from headgate.core.errors import CostTooLarge, StoreError, UsageError
 from headgate.policy.request import Request
 from headgate.server.api.checks import problem_of
@@ -22,7 +21,6 @@ from headgate.server.authz.answers import PREFIX, UPSTREAM, header, removal
 from headgate.server.authz.questions import AuthzQuestion, InvalidRoute, Questions
 from headgate.server.clients import NOT_TRUSTED, ClientAnswer, ClientAnswers, Identifying, noted
 from headgate.server.decisions import Decisions
-from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire.grpc.calls import UnaryCall
 from headgate.web.headers import ResponseHeaders
 from headgate.web.identity import Identifier, Identity
@@ -40,7 +38,6 @@ _REQUIRED = {
     "user": "this needs a user: send a token, or an API key of a user",
     "apikey": "this needs an API key",
 }
-_MOST_TIMEOUTS = 64
 _OURS = PREFIX.encode()
 _ANSWERED = frozenset([_OURS + what.encode() for what in UPSTREAM])
 """Headers that every answer sets or removes."""
@@ -60,7 +57,6 @@ class AuthorizationService:
         self._questions = Questions()
         self._clients = ClientAnswers(decisions.engine, headers, header)
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
-        self._in_time = BoundedCache[float, Decisions](_MOST_TIMEOUTS)
         self._log_at = 0.0
 
     async def check(self, call: UnaryCall) -> bytes:
@@ -93,7 +89,9 @@ class AuthorizationService:
         payloads = question.payloads(identifier)
         identity = noted(identifier.identify_at(address, question.lines, now, question.query, payloads))
         objection = _objection(identity, question.route.require)
-        ruling = await self._for(call).check(_request(question, identity, by_address=objection is not None))
+        ruling = await self._decisions.in_time(call.timeout).check(
+            _request(question, identity, by_address=objection is not None)
+        )
         told = self._clients.of(ruling, now)
         if told.problem is not None:
             return "denied", answers.refused(told, told.problem, ruling, identity)
@@ -108,16 +106,6 @@ class AuthorizationService:
     def _refused(self, problem: ProblemDocument) -> bytes:
         """Return the refusal of what no rule was asked about."""
         return answers.refused(self._clients.refused(problem), problem)
-
-    def _for(self, call: UnaryCall) -> Decisions:
-        """Return what decides in time: the store has three quarters of the time that Envoy waits."""
-        if call.timeout is None:
-            return self._decisions
-        found = self._in_time.get(call.timeout)
-        if found is None:
-            seconds = max(RLS_SECONDS, call.timeout * 0.75)
-            found = self._in_time.keep(call.timeout, self._decisions.within(seconds))
-        return found
 
     def _complain(self, message: str) -> None:
         now = monotonic()

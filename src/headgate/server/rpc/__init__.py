@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from headgate.protos import FILES
 from headgate.server.api.questions import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.rpc import health, ratelimiter
 from headgate.server.rpc.health import Health
 from headgate.server.rpc.ratelimiter import RateLimiter
-from headgate.server.rpc.reflection import VERSIONS, Library, Reflection
+from headgate.server.rpc.reflection import SERVICES, VERSIONS, Reflection
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import Methods, StreamingMethod
 
@@ -34,27 +33,10 @@ def methods(
         admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
     limiter = RateLimiter(decisions, timestamps or Timestamps(), admit_more)
-    library = Library(FILES)
-    watched = Health(readiness, [name for name in library.services if not name.startswith("grpc.")])
-    ours = f"/{ratelimiter.SERVICE}/".encode()
+    watched = Health(readiness, [name for name in SERVICES if not name.startswith("grpc.")])
     healths = f"/{health.SERVICE}/".encode()
-    found = Methods(
-        {
-            ours + b"CheckRateLimit": limiter.check,
-            ours + b"GetRemainingQuota": limiter.quota,
-            ours + b"ResetLimit": limiter.reset,
-            ours + b"RefundCharge": limiter.refund,
-            ours + b"CheckRateLimitBatch": limiter.batch,
-            ours + b"GetRules": limiter.rules,
-            healths + b"Check": watched.check,
-            healths + b"List": watched.list,
-        },
-        {healths + b"Watch": watched.watch},
-    )
-    if not reflection:
-        return found
-    reflected: dict[bytes, StreamingMethod] = {
-        f"/{version}.ServerReflection/ServerReflectionInfo".encode(): Reflection(library, version).info
-        for version in VERSIONS
-    }
-    return found | Methods({}, reflected)
+    unary = {f"/{ratelimiter.SERVICE}/{name}".encode(): method for name, method in limiter.methods().items()}
+    streaming: dict[bytes, StreamingMethod] = {healths + b"Watch": watched.watch}
+    for version in VERSIONS if reflection else ():
+        streaming[f"/{version}.ServerReflection/ServerReflectionInfo".encode()] = Reflection(version).info
+    return Methods(unary | {healths + b"Check": watched.check, healths + b"List": watched.list}, streaming)

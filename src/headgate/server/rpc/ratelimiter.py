@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,12 +18,20 @@ from headgate.server.api.questions import Timestamps, key_in
 from headgate.server.api.rules import RulesPages, matches
 from headgate.server.decisions import Decisions
 from headgate.server.rpc.answers import RpcAnswers
-from headgate.server.settings import RLS_SECONDS
 from headgate.server.wire import eager
 from headgate.server.wire.admission import AdmitMore, admit_any
-from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall, UnaryMethod
 
 SERVICE = "headgate.v1.RateLimiter"
+APIS = {
+    "CheckRateLimit": "grpc_check",
+    "CheckRateLimitBatch": "grpc_batch",
+    "GetRemainingQuota": "grpc_quota",
+    "ResetLimit": "grpc_reset",
+    "RefundCharge": "grpc_refund",
+    "GetRules": "grpc_rules",
+}
+"""The names of its methods in metrics."""
 _CheckRequest = message_class("headgate.v1.CheckRequest")
 _QuotaRequest = message_class("headgate.v1.QuotaRequest")
 _ResetRequest = message_class("headgate.v1.ResetRequest")
@@ -54,44 +62,36 @@ class RateLimiter:
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
 
+    def methods(self) -> dict[str, UnaryMethod]:
+        """Return the methods of the service, by name."""
+        others = {
+            "GetRemainingQuota": self._quota,
+            "ResetLimit": self._reset,
+            "RefundCharge": self._refund,
+            "CheckRateLimitBatch": self._batch,
+            "GetRules": self._rules,
+        }
+        counted = {name: partial(self._counted, APIS[name], method) for name, method in others.items()}
+        return {"CheckRateLimit": self.check, **counted}
+
     async def check(self, call: UnaryCall) -> bytes:
         """Take the cost, or refuse."""
         began, now = perf_counter_ns(), self._now()
         try:
             message = _parsed(_CheckRequest, call.message)
             key = message.idempotency_key or key_in(call.metadata)
-            ruling = await self._check(self._for(call), message, key, now)
+            ruling = await self._check(self._decisions.in_time(call.timeout), message, key, now)
         except (UsageError, StoreError) as error:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
         self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return self._answers.of(ruling, now, refundable=message.refundable, exact=message.exact)
 
-    async def quota(self, call: UnaryCall) -> bytes:
-        """Say what a check would answer, and take nothing."""
-        return await self._counted("grpc_quota", self._quota(call))
-
-    async def reset(self, call: UnaryCall) -> bytes:
-        """Forget what was used."""
-        return await self._counted("grpc_reset", self._reset(call))
-
-    async def refund(self, call: UnaryCall) -> bytes:
-        """Give back what a check took."""
-        return await self._counted("grpc_refund", self._refund(call))
-
-    async def batch(self, call: UnaryCall) -> bytes:
-        """Check many at once."""
-        return await self._counted("grpc_batch", self._batch(call))
-
-    async def rules(self, call: UnaryCall) -> bytes:
-        """Give out the rules in force, unless the client has them."""
-        return await self._counted("grpc_rules", self._rules(call))
-
-    async def _counted(self, api: str, answering: Coroutine[Any, Any, bytes]) -> bytes:
+    async def _counted(self, api: str, method: UnaryMethod, call: UnaryCall) -> bytes:
         """Answer a call that is not a check, and note how it ended: allowed, if it was answered."""
         began = perf_counter_ns()
         try:
-            answer = await answering
+            answer = await method(call)
         except (UsageError, StoreError) as error:
             self._called(api, "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
@@ -99,23 +99,26 @@ class RateLimiter:
         return answer
 
     async def _quota(self, call: UnaryCall) -> bytes:
+        """Say what a check would answer, and take nothing."""
         now, message = self._now(), _parsed(_QuotaRequest, call.message)
         request = self._request(message, message.cost or 1)
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
-        ruling = await self._for(call).peek(request)
+        ruling = await self._decisions.in_time(call.timeout).peek(request)
         return self._answers.of(ruling, now, exact=message.exact)
 
     async def _reset(self, call: UnaryCall) -> bytes:
+        """Forget what was used."""
         message = _parsed(_ResetRequest, call.message)
         request, named = self._request(message, 1), message.rule_id or message.endpoint
-        decisions = self._for(call)
+        decisions = self._decisions.in_time(call.timeout)
         reset = await (decisions.reset(request) if named else decisions.reset_all(request))
         return _encoded(
             _ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared, reason=reset.reason)
         )
 
     async def _refund(self, call: UnaryCall) -> bytes:
+        """Give back what a check took."""
         now, message = self._now(), _parsed(_RefundRequest, call.message)
         if not message.charge:
             raise InvalidRequest("charge is missing: it is in the response to a check that was refundable")
@@ -123,11 +126,13 @@ class RateLimiter:
         return self._answers.of(ruling, now, exact=message.exact)
 
     async def _rules(self, call: UnaryCall) -> bytes:
+        """Give out the rules in force, unless the client has them."""
         asked, found = _parsed(_RulesRequest, call.message), await self._documents.document()
         document = b"" if matches(asked.etag, found.etag) else found.body
         return framed(_ETAG, found.etag.encode()) + (framed(_DOCUMENT, document) if document else b"")
 
     async def _batch(self, call: UnaryCall) -> bytes:
+        """Check many at once."""
         now, requests = self._now(), _parsed(_CheckBatchRequest, call.message).requests
         if not 1 <= len(requests) <= MOST:
             raise InvalidRequest(f"a batch has 1 to {MOST} requests, not {len(requests)}")
@@ -135,7 +140,7 @@ class RateLimiter:
         if (refusal := self._admit_more(len(requests) - 1, call.peer)) is not None:
             self._decisions.recorder.shed("grpc_batch")
             raise refusal.error()
-        decisions = self._for(call)
+        decisions = self._decisions.in_time(call.timeout)
         results = await eager.together(
             [
                 self._result(decisions, message, f"{key}#{place}" if key else "", now)
@@ -159,15 +164,6 @@ class RateLimiter:
             self._timestamps.check(message.timestamp, now)
         request = self._request(message, message.cost or 1)
         return await (decisions.peek(request) if message.peek else decisions.check(request, key))
-
-    def _for(self, call: UnaryCall) -> Decisions:
-        """Return what decides in time for a caller: the store has three quarters of its deadline, as Envoy's has.
-
-        It has no less than for Envoy, though: who cannot wait at all must not make the store look as if it were away.
-        """
-        if call.timeout is None:
-            return self._decisions
-        return self._decisions.within(max(RLS_SECONDS, call.timeout * 0.75))
 
     def _request(self, message: Any, cost: int) -> Request:
         """Return what a message asks, whichever it is."""
