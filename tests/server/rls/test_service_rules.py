@@ -7,8 +7,7 @@ import json
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from headgate.server.rls.codec import RlsQuestion
-from headgate.server.rls.service import LONGEST_RECURRING, MOST_RECURRING, RecurringQuestions, Understood
+from headgate.server.rls.service import LONGEST_RECURRING
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
@@ -319,17 +318,9 @@ def test_a_question_has_the_same_answer_however_often_it_comes(service: Asking) 
     assert [service.ask(descriptor(("user", "bob"), hits=0)).statuses[0].limit_remaining for _ in range(3)] == [5] * 3
 
 
-def test_a_question_is_kept_when_it_comes_a_second_time_however_many_are_kept_but_not_too_many() -> None:
-    recurring, asked_of = RecurringQuestions(), Understood(RlsQuestion("edge", ()))
-    recurring.note(b"question", asked_of)
-    assert not recurring
-    recurring.note(b"question", asked_of)
-    assert recurring[b"question"] is asked_of
-    for number in range(2 * MOST_RECURRING):
-        for _ in range(2):
-            recurring.note(b"%d" % number, asked_of)
-    assert 0 < len(recurring) <= MOST_RECURRING
-    assert b"%d" % (2 * MOST_RECURRING - 1) in recurring
-    for _ in range(3):
-        recurring.note(b"x" * (LONGEST_RECURRING + 1), asked_of)
-    assert b"x" * (LONGEST_RECURRING + 1) not in recurring
+def test_a_question_is_remembered_unless_it_is_long(in_memory: Asking) -> None:
+    in_memory.serve(RULES)
+    assert in_memory.service is not None
+    for value in ("ann", "x" * LONGEST_RECURRING):
+        in_memory.ask([("user", value)])
+    assert [len(raw) <= LONGEST_RECURRING for raw in in_memory.service._recurring] == [True]

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
 from headgate.core.mode import Mode
@@ -44,8 +45,9 @@ API = "rls"
 OVERRIDE = "envoy-override"
 """The name, in answers and keys, of limits that come with a request."""
 MOST_RECURRING = 16_384
+"""Questions that are remembered: to read one, and to find out what it asks, takes a third of the time of an answer."""
 LONGEST_RECURRING = 512
-"""Bytes of a question that is kept."""
+"""Bytes of a question that is."""
 _USUAL = ResponseHeaders()
 _UNMATCHED = codec.status(codec.status_content(Code.OK))
 
@@ -58,34 +60,6 @@ class Understood(msgspec.Struct, frozen=True, gc=False):
     """What the trees say, where they decide."""
     request: Request | None = None
     """What the rules are asked, where that is one request, which needs no other to pass with it."""
-
-
-class RecurringQuestions(dict[bytes, Understood]):
-    """Short questions that came again, at most `MOST_RECURRING`; when there are more, it begins anew.
-
-    To read a question, and to find out what it asks, takes a third of the time that an answer takes. But most clients
-    of a busy service come once in a while: to keep what they ask would cost more than it saves.
-    """
-
-    __slots__ = ("_seen",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen = set[int]()
-        """Hashes of questions that came once lately."""
-
-    def note(self, raw: bytes, asked: Understood) -> None:
-        """Take note of a question; the second time it comes in a while, it is kept."""
-        number, seen = hash(raw), self._seen
-        if number not in seen:
-            if len(seen) >= MOST_RECURRING:
-                seen.clear()
-            seen.add(number)
-        elif len(raw) <= LONGEST_RECURRING:
-            seen.remove(number)
-            if len(self) >= MOST_RECURRING:
-                self.clear()
-            self[raw] = asked
 
 
 class RateLimitService:
@@ -120,7 +94,7 @@ class RateLimitService:
         self._count_refused, self._admit_more = count_refused, admit_more
         self._by_rules = RuleAnswers(headers, self._denies)
         self._by_trees = TreeAnswers(headers, denies=trees is not None and trees.mode is Mode.DENY)
-        self._recurring = RecurringQuestions()
+        self._recurring = BoundedCache[bytes, Understood](MOST_RECURRING)
         self._policy = None if trees is None else trees.policy
         """That of the trees by which recurring questions were matched."""
 
@@ -163,13 +137,12 @@ class RateLimitService:
         return self._answer(self._understood(question), peer)
 
     def _read(self, raw: bytes) -> Understood:
-        """Return what a message asks, and remember it if it recurs."""
+        """Return what a message asks, and remember it."""
         if self._trees is not None and self._trees.policy is not self._policy:
             self._policy = self._trees.policy
             self._recurring.clear()
         asked = self._understood(decode(raw))
-        self._recurring.note(raw, asked)
-        return asked
+        return self._recurring.keep(raw, asked) if len(raw) <= LONGEST_RECURRING else asked
 
     def _understood(self, question: RlsQuestion) -> Understood:
         """Return what a question asks, of whom. Raises InvalidRequest."""
