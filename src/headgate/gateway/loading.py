@@ -35,7 +35,7 @@ from headgate.policy.problems import Finding, Findings, InvalidRules, Locator, P
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import Record, Values
 from headgate.policy.yaml_text import Document, text_of
-from headgate.server.identity.loading import HOLDER
+from headgate.server.identity.loading import HOLDER, without_secrets
 
 _MEANING = ProblemKind.MEANING
 _SECRET = ("identity.api_keys", "store")
@@ -66,13 +66,8 @@ def load_gateway(
         rules, others = building.rules(document, read.get("rules"))
         gateway = building.gateway(document.data, read, rules, store)
     if gateway is None or findings.count or document.problems or others:
-        problems = [_without_secrets(problem) for problem in findings.problems()]
-        raise InvalidRules(in_order([*document.problems, *problems, *others]))
+        raise InvalidRules(in_order([*document.problems, *without_secrets(findings, *_SECRET), *others]))
     return gateway
-
-
-def _without_secrets(problem: Finding) -> Finding:
-    return replace(problem, source="") if problem.path.startswith(_SECRET) else problem
 
 
 class Part(Locator):

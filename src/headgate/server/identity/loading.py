@@ -196,14 +196,13 @@ def load_identity(
     if read is not None and not findings.count:
         identifier = _Building(Path(name).parent, findings, reading).identifier(read, trusted)
     if identifier is None or findings.count or document.problems:
-        problems = [_without_secrets(problem) for problem in findings.problems()]
-        raise InvalidRules(in_order([*document.problems, *problems]))
+        raise InvalidRules(in_order([*document.problems, *without_secrets(findings, "api_keys")]))
     return identifier
 
 
-def _without_secrets(problem: Finding) -> Finding:
-    """Return a problem without its line, where somebody may have written an API key in place of its digest."""
-    return replace(problem, source="") if problem.path.startswith("api_keys") else problem
+def without_secrets(findings: Findings, *places: str) -> list[Finding]:
+    """Return problems, those at some places without their line: there, it may have a key, or a password."""
+    return [replace(each, source="") if each.path.startswith(places) else each for each in findings.problems()]
 
 
 class _Building:
