@@ -81,7 +81,7 @@ async def serve(
                 if beside:  # until nothing is decided any more, since it writes down what was
                     await stack.enter_async_context(beside(node))
                 serving(node)
-                await _first_of(drain, orphaned)
+                await _done_before(drain, (orphaned or asyncio.Event()).wait())
             if orphaned is None:  # else the supervisor has said so, unless it is gone
                 _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
             elif orphaned.is_set() and not drain.is_set():
@@ -92,7 +92,7 @@ async def serve(
         await node.close()
 
 
-async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
     """Do a work, unless an event comes first: then it is left undone. Says whether it was done."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -103,15 +103,6 @@ async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) ->
     if not doing.cancelled():
         doing.result()
     return is_done
-
-
-async def _first_of(*events: asyncio.Event | None) -> None:
-    waits = {asyncio.ensure_future(event.wait()) for event in events if event is not None}
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 def handle_signals(

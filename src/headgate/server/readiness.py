@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from headgate.core.errors import StoreError
 from headgate.engine import AsyncEngine
@@ -58,11 +59,9 @@ class Readiness:
 
     async def drains(self, seconds: float) -> bool:
         """Wait until the node drains, or for so long; only within a task. Returns whether it drains."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._drained.wait()
-        except TimeoutError:
-            pass
         return self.is_draining
 
     async def _asked(self) -> str:

@@ -122,7 +122,9 @@ class Supervisor:
                 await self._watch(slot, worker)
             lived = loop.time() - born
             pause = 0.0 if lived > _YOUNG else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
-            await self._rest(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
 
     async def _watch(self, slot: int, worker: WorkerProcess) -> None:
         """Stay with a worker until it has ended."""
@@ -159,13 +161,6 @@ class Supervisor:
             for port in self._ports:
                 stand_aside(port.sockets[slot])
             _LOG.error("worker %d cannot start: %s", slot, report.error)
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
 
     def stop(self) -> None:
         """Drain all workers; when asked again, end them."""
