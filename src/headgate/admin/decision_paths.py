@@ -4,49 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.admin.schemas import TEXT, WHOLE, YES_OR_NO, Json, list_of, record, ref, some
+from headgate.admin.schemas import (
+    NUMBER,
+    STATE,
+    TEXT,
+    WHOLE,
+    YES_OR_NO,
+    Described,
+    Json,
+    form,
+    header,
+    items,
+    list_of,
+    problems,
+    record,
+    ref,
+    some,
+)
 
 TAG = "decisions"
 SERVERS = [{"url": "http://127.0.0.1:8080", "description": "The decision plane; it has a port of its own."}]
 
 _QUESTION = {"principal": {"user": "u1", "ip": "203.0.113.9"}, "endpoint": "/api/v1/orders", "method": "POST"}
-_STATE = {"enum": ["normal", "warning", "throttled"]}
-_NUMBER_OR_NULL = some(WHOLE)
-_LIMIT = {
-    "rule_id": TEXT,
-    "allowed": YES_OR_NO,
-    "limit": WHOLE,
-    "remaining": WHOLE,
-    "reset_at": WHOLE,
-    "retry_after": _NUMBER_OR_NULL,
-    "state": _STATE,
+_LIMIT_MEMBERS: dict[str, Described] = {
+    "allowed": (YES_OR_NO, True),
+    "limit": (WHOLE, 100),
+    "remaining": (WHOLE, 99),
+    "reset_at": (WHOLE, 1750000020),
+    "retry_after": (some(WHOLE), 0),
+    "rule_id": (TEXT, "orders-user"),
+    "state": (STATE, "normal"),
 }
-_LIMIT_EXAMPLE = {
-    "rule_id": "orders-user",
-    "allowed": True,
-    "limit": 100,
-    "remaining": 99,
-    "reset_at": 1750000020,
-    "retry_after": 0,
-    "state": "normal",
-}
-_DECISION_EXAMPLE = {
-    "allowed": True,
-    "limit": 100,
-    "remaining": 99,
-    "reset_at": 1750000020,
-    "retry_after": 0,
-    "current_count": 1,
-    "rule_id": "orders-user",
-    "state": "normal",
-    "degraded": False,
-    "matched": True,
-    "reason": "",
-    "delay": 0.0,
-    "limits": [_LIMIT_EXAMPLE],
-    "shadow": [],
-    "unmatched_principals": [],
-}
+_LIMIT, _LIMIT_EXAMPLE = record(_LIMIT_MEMBERS)
+_DECISION, _DECISION_EXAMPLE = record(
+    {
+        **_LIMIT_MEMBERS,
+        "limit": (some(WHOLE), 100),
+        "remaining": (some(WHOLE), 99),
+        "reset_at": (some(WHOLE), 1750000020),
+        "rule_id": (some(TEXT), "orders-user"),
+        "current_count": (some(WHOLE), 1),
+        "degraded": (YES_OR_NO, False),
+        "matched": (YES_OR_NO, True),
+        "reason": (TEXT, ""),
+        "delay": (NUMBER, 0.0),
+        "limits": (list_of(_LIMIT), [_LIMIT_EXAMPLE]),
+        "shadow": (list_of(_LIMIT), []),
+        "unmatched_principals": (list_of(TEXT), []),
+    },
+    charge=TEXT,
+    exact=form({"allowed": YES_OR_NO, "verdict": TEXT, "version": WHOLE}),
+)
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string", "minLength": 1, "maxLength": 512}}
 _CANONICAL: Json = {
     "principal": {**_TEXTS, "description": "Who asks, by dimension: only what you have verified."},
@@ -95,27 +103,7 @@ _FORMS = [
 ]
 COMPONENTS: Json = {
     "question": {"anyOf": _FORMS},
-    "decision": record(
-        {
-            "allowed": YES_OR_NO,
-            "limit": _NUMBER_OR_NULL,
-            "remaining": _NUMBER_OR_NULL,
-            "reset_at": _NUMBER_OR_NULL,
-            "retry_after": _NUMBER_OR_NULL,
-            "current_count": _NUMBER_OR_NULL,
-            "rule_id": some(TEXT),
-            "state": _STATE,
-            "degraded": YES_OR_NO,
-            "matched": YES_OR_NO,
-            "reason": TEXT,
-            "delay": {"type": "number"},
-            "limits": list_of(record(_LIMIT)),
-            "shadow": list_of(record(_LIMIT)),
-            "unmatched_principals": list_of(TEXT),
-        },
-        charge=TEXT,
-        exact=record({"allowed": YES_OR_NO, "verdict": TEXT, "version": WHOLE}),
-    ),
+    "decision": _DECISION,
     "batch": {
         "type": "object",
         "required": ["requests"],
@@ -154,176 +142,130 @@ def _operation(
     body: Json | None = None,
     **more: object,
 ) -> Json:
-    problem = {"application/problem+json": {"schema": ref("problem")}}
-    problems = {str(status): {"description": _PROBLEMS[status], "content": problem} for status in refusals}
+    """Return what one path has: one method, POST if that has a body."""
     found: Json = {
         "operationId": name,
         "summary": summary,
         "tags": [TAG],
         "security": [{}, {"key": []}],
-        "responses": {**problems, **{str(status): answer for status, answer in answers.items()}},
+        "responses": problems({status: _PROBLEMS[status] for status in refusals})
+        | {str(status): answer for status, answer in answers.items()},
         **more,
     }
     if body is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": body}}
-    return found
+    return {"get" if body is None else "post": found, "servers": SERVERS}
 
 
-def _json(description: str, schema: Json, example: object) -> Json:
+def _json(description: str, answer: Described) -> Json:
+    schema, example = answer
     return {"description": description, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
-def _header(name: str, description: str) -> Json:
-    return {"name": name, "in": "header", "description": description, "schema": TEXT}
+def _status(description: str, status: str) -> Json:
+    return _json(description, record({"status": (TEXT, status)}, reason=TEXT, enforcement=TEXT))
+
+
+def _limited(description: str, code: str) -> Json:
+    return _json(description, record({"overallCode": (TEXT, code)}, statuses=list_of({"type": "object"})))
 
 
 def _ready(name: str) -> Json:
-    ready = _json("It should.", _STATUS, {"status": "ready"})
-    drains = _json("It drains.", _STATUS, {"status": "draining"})
-    return _operation(name, "That it should be asked", {200: ready, 503: drains}, _OPEN)
+    answers = {200: _status("It should.", "ready"), 503: _status("It drains.", "draining")}
+    return _operation(name, "That it should be asked", answers, _OPEN)
 
 
-_DECIDED = _json("What was decided; 200 for a refusal too.", ref("decision"), _DECISION_EXAMPLE)
-_RESET = record({"success": YES_OR_NO, "rules": list_of(TEXT), "shared": list_of(TEXT), "reason": TEXT})
-_STATUS = record({"status": TEXT}, reason=TEXT, enforcement=TEXT)
-_EMPTY: Json = {"description": "The request may pass."}
-_HOT = list_of(record({"rule": TEXT, "key": TEXT, "per_second": {"type": "number"}}))
-_LIMITED = record({"overallCode": TEXT}, statuses=list_of({"type": "object"}))
-_DESCRIPTORS = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
-_FORWARD_AUTH = _operation(
-    "forward_auth",
-    "Whether a proxy may pass a request on",
-    {200: _EMPTY},
-    (400, 401, 403, 413, 429, 503),
-    parameters=[
-        _header("X-Original-URI", "The path of the request; or X-Forwarded-Uri."),
-        _header("X-Original-Method", "The method of the request; or X-Forwarded-Method."),
-        _header("X-Forwarded-For", "The address of the client."),
-    ],
+_DECIDED = _json("What was decided; 200 for a refusal too.", (ref("decision"), _DECISION_EXAMPLE))
+_RESULT: Described = ({"anyOf": [ref("decision"), form({"error": ref("problem")})]}, _DECISION_EXAMPLE)
+_RESET = record(
+    {
+        "success": (YES_OR_NO, True),
+        "rules": items((TEXT, "orders-user")),
+        "shared": (list_of(TEXT), []),
+        "reason": (TEXT, ""),
+    }
 )
+_RULES = record(
+    {
+        "version": (WHOLE, 1),
+        "enforcing": (YES_OR_NO, True),
+        "rules": ({"type": "object"}, {"version": 1, "rules": []}),
+    }
+)
+_HOT: Described = (list_of(form({"rule": TEXT, "key": TEXT, "per_second": NUMBER})), [])
+_HOT_KEYS = record({"workers": (WHOLE, 1), "half_life_seconds": (WHOLE, 10), "hot": _HOT, "denied": _HOT})
+_METRICS = {
+    "text/plain": {"schema": TEXT, "example": "# EOF\n"},
+    "application/openmetrics-text": {"schema": TEXT},
+}
+_DESCRIPTORS = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
 _CHECK = "/api/v1/rate-limit"
 PATHS: Json = {
-    f"{_CHECK}/check": {
-        "post": _operation(
-            "check",
-            "Whether a request may pass",
-            {200: _DECIDED},
-            body={"schema": ref("question"), "example": _QUESTION},
-            parameters=[_header("Idempotency-Key", "A request that is sent again with it is counted once.")],
-        )
-    },
-    f"{_CHECK}/batch": {
-        "post": _operation(
-            "check_batch",
-            "The same, many at once",
-            {
-                200: _json(
-                    "An answer or a problem for each.",
-                    record({"results": list_of({"anyOf": [ref("decision"), record({"error": ref("problem")})]})}),
-                    {"results": [_DECISION_EXAMPLE]},
-                )
-            },
-            body={"schema": ref("batch"), "example": {"requests": [_QUESTION]}},
-        )
-    },
-    f"{_CHECK}/refund": {
-        "post": _operation(
-            "refund",
-            "Give back what a check took",
-            {200: _DECIDED},
-            body={"schema": ref("refund"), "example": {**_QUESTION, "charge": "AQAAAAAAAAAF2UBhJgAGN52gW2AA"}},
-        )
-    },
-    f"{_CHECK}/reset": {
-        "post": _operation(
-            "reset",
-            "Forget what somebody used",
-            {
-                200: _json(
-                    "What was reset.",
-                    _RESET,
-                    {"success": True, "rules": ["orders-user"], "shared": [], "reason": ""},
-                )
-            },
-            body={"schema": ref("question"), "example": _QUESTION},
-        )
-    },
-    f"{_CHECK}/rules": {
-        "get": _operation(
-            "rules_in_force",
-            "The rules in force, for clients that decide by them",
-            {
-                200: _json(
-                    "What a file of rules has, with an ETag.",
-                    record({"version": WHOLE, "enforcing": YES_OR_NO, "rules": {"type": "object"}}),
-                    {"version": 1, "enforcing": True, "rules": {"version": 1, "rules": []}},
-                ),
-                304: {"description": "They are those that the client has."},
-            },
-            _KEPT,
-            parameters=[_header("If-None-Match", "The ETag of those that the client has.")],
-        )
-    },
-    "/api/v1/forward-auth": {"get": _FORWARD_AUTH},
-    "/json": {
-        "post": _operation(
-            "envoy_json",
-            "Envoy's rate limit service, as JSON",
-            {
-                200: _json("Within all limits.", _LIMITED, {"overallCode": "OK"}),
-                429: _json("Over a limit.", _LIMITED, {"overallCode": "OVER_LIMIT"}),
-            },
-            body={"schema": {"type": "object"}, "example": _DESCRIPTORS},
-        )
-    },
-    "/rlconfig": {
-        "get": _operation(
-            "envoy_limits",
-            "The limits of Envoy's files",
-            {200: {"description": "One in a line.", "content": {"text/plain": {"schema": TEXT, "example": ""}}}},
-            _KEPT,
-        )
-    },
-    "/healthz": {
-        "get": _operation(
-            "healthz",
-            "That the process lives",
-            {200: _json("It does.", _STATUS, {"status": "ok"})},
-            _OPEN,
-        )
-    },
-    "/readyz": {"get": _ready("readyz")},
-    "/healthcheck": {"get": _ready("healthcheck")},
-    "/hotkeys": {
-        "get": _operation(
-            "hotkeys",
-            "The keys that are asked about and refused most",
-            {
-                200: _json(
-                    "Of all workers.",
-                    record({"workers": WHOLE, "half_life_seconds": WHOLE, "hot": _HOT, "denied": _HOT}),
-                    {"workers": 1, "half_life_seconds": 10, "hot": [], "denied": []},
-                )
-            },
-            _KEPT,
-        )
-    },
-    "/metrics": {
-        "get": _operation(
-            "metrics",
-            "What it does, for Prometheus",
-            {
-                200: {
-                    "description": "Metrics.",
-                    "content": {
-                        "text/plain": {"schema": TEXT, "example": "# EOF\n"},
-                        "application/openmetrics-text": {"schema": TEXT},
-                    },
-                }
-            },
-            _OPEN,
-        )
-    },
+    f"{_CHECK}/check": _operation(
+        "check",
+        "Whether a request may pass",
+        {200: _DECIDED},
+        body={"schema": ref("question"), "example": _QUESTION},
+        parameters=[header("Idempotency-Key", "A request that is sent again with it is counted once.")],
+    ),
+    f"{_CHECK}/batch": _operation(
+        "check_batch",
+        "The same, many at once",
+        {200: _json("An answer or a problem for each.", record({"results": items(_RESULT)}))},
+        body={"schema": ref("batch"), "example": {"requests": [_QUESTION]}},
+    ),
+    f"{_CHECK}/refund": _operation(
+        "refund",
+        "Give back what a check took",
+        {200: _DECIDED},
+        body={"schema": ref("refund"), "example": {**_QUESTION, "charge": "AQAAAAAAAAAF2UBhJgAGN52gW2AA"}},
+    ),
+    f"{_CHECK}/reset": _operation(
+        "reset",
+        "Forget what somebody used",
+        {200: _json("What was reset.", _RESET)},
+        body={"schema": ref("question"), "example": _QUESTION},
+    ),
+    f"{_CHECK}/rules": _operation(
+        "rules_in_force",
+        "The rules in force, for clients that decide by them",
+        {
+            200: _json("What a file of rules has, with an ETag.", _RULES),
+            304: {"description": "They are those that the client has."},
+        },
+        _KEPT,
+        parameters=[header("If-None-Match", "The ETag of those that the client has.")],
+    ),
+    "/api/v1/forward-auth": _operation(
+        "forward_auth",
+        "Whether a proxy may pass a request on",
+        {200: {"description": "The request may pass."}},
+        (400, 401, 403, 413, 429, 503),
+        parameters=[
+            header("X-Original-URI", "The path of the request; or X-Forwarded-Uri."),
+            header("X-Original-Method", "The method of the request; or X-Forwarded-Method."),
+            header("X-Forwarded-For", "The address of the client."),
+        ],
+    ),
+    "/json": _operation(
+        "envoy_json",
+        "Envoy's rate limit service, as JSON",
+        {200: _limited("Within all limits.", "OK"), 429: _limited("Over a limit.", "OVER_LIMIT")},
+        body={"schema": {"type": "object"}, "example": _DESCRIPTORS},
+    ),
+    "/rlconfig": _operation(
+        "envoy_limits",
+        "The limits of Envoy's files",
+        {200: {"description": "One in a line.", "content": {"text/plain": {"schema": TEXT, "example": ""}}}},
+        _KEPT,
+    ),
+    "/healthz": _operation("healthz", "That the process lives", {200: _status("It does.", "ok")}, _OPEN),
+    "/readyz": _ready("readyz"),
+    "/healthcheck": _ready("healthcheck"),
+    "/hotkeys": _operation(
+        "hotkeys", "The keys that are asked about and refused most", {200: _json("Of all workers.", _HOT_KEYS)}, _KEPT
+    ),
+    "/metrics": _operation(
+        "metrics", "What it does, for Prometheus", {200: {"description": "Metrics.", "content": _METRICS}}, _OPEN
+    ),
 }
-for _item in PATHS.values():
-    _item["servers"] = SERVERS

@@ -8,10 +8,9 @@ from typing import Any
 from litestar import Litestar
 
 from headgate.admin import decision_paths
-from headgate.admin.schemas import ANSWERS, COMPONENTS
+from headgate.admin.schemas import ANSWERS, COMPONENTS, TEXT, WHOLE, Json, form, header, list_of, problems, ref
 from headgate.policy.forms import rules_schema
 
-Json = dict[str, Any]
 _ERRORS = {
     400: "Something in the request is not acceptable; nothing was changed.",
     401: "There is no key, or it is not good.",
@@ -35,26 +34,21 @@ _EXAMPLES: Json = {
 }
 _VERSIONED = ("/rules/", "/tiers/", "/settings/", "/users/", "/apply")
 """Paths of what has versions: changes may say which one they replace."""
-_HEADERS: list[Json] = [
-    {
-        "name": "X-Reason",
-        "in": "header",
-        "description": "Why, for the audit trail.",
-        "schema": {"type": "string", "maxLength": 1000},
-    },
-    {
-        "name": "If-Match",
-        "in": "header",
-        "description": 'The version that this replaces, as an ETag says: `"3"`; of a whole file, the revision.',
-        "schema": {"type": "string", "pattern": '^("(0|[1-9][0-9]{0,8})"|\\*)$'},
-    },
-    {
-        "name": "If-None-Match",
-        "in": "header",
-        "description": "`*`: only if it is new.",
-        "schema": {"enum": ["*"]},
-    },
+_HEADERS = [
+    header("X-Reason", "Why, for the audit trail.", {**TEXT, "maxLength": 1000}),
+    header(
+        "If-Match",
+        'The version that this replaces, as an ETag says: `"3"`; of a whole file, the revision.',
+        {**TEXT, "pattern": '^("(0|[1-9][0-9]{0,8})"|\\*)$'},
+    ),
+    header("If-None-Match", "`*`: only if it is new.", {"enum": ["*"]}),
 ]
+_PROBLEM = form(
+    {"status": WHOLE, "title": TEXT},
+    type=TEXT,
+    detail=TEXT,
+    errors=list_of({"type": "object", "properties": {"pointer": TEXT, "detail": TEXT}}),
+)
 _GIVEN: Json = {
     "roll_back_rule": {"version": 1},
     "set_tier": {"tier": "premium"},
@@ -73,17 +67,12 @@ def document_of(app: Litestar) -> Json:
     rules = rules_schema()
     definitions = {name: _moved(body) for name, body in rules.pop("$defs", {}).items()}
     rule = _moved(rules["properties"]["rules"]["items"])
-    change = {"$ref": "#/components/schemas/change"}
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas |= definitions | {
         "rule": rule,
-        "tier": {"type": "object", "additionalProperties": change},
+        "tier": {"type": "object", "additionalProperties": ref("change")},
         "setting": {"description": "The value of a setting, as in a rules file."},
-        "override": {
-            "type": "object",
-            "required": ["rule_id"],
-            "properties": {"rule_id": {"type": "string"}, **definitions["change"].get("properties", {})},
-        },
+        "override": form({"rule_id": TEXT}, **definitions["change"].get("properties", {})),
         "file": _moved(rules),
         "problem": _PROBLEM,
     }
@@ -111,10 +100,10 @@ def document_of(app: Litestar) -> Json:
 def _document(operation: Json, body: str) -> None:
     if body:
         kind = "application/yaml" if body == "file" else "application/json"
-        content: Json = {kind: {"schema": {"$ref": f"#/components/schemas/{body}"}, "example": _EXAMPLES[body]}}
+        content: Json = {kind: {"schema": ref(body), "example": _EXAMPLES[body]}}
         if body == "file":
-            content[kind]["schema"] = {"type": "string"}
-            content["application/json"] = {"schema": {"$ref": "#/components/schemas/file"}}
+            content[kind]["schema"] = TEXT
+            content["application/json"] = {"schema": ref("file")}
         operation["requestBody"] = {"required": True, "content": content}
     elif "requestBody" in operation and operation["operationId"] in _GIVEN:
         operation["requestBody"]["content"]["application/json"]["example"] = _GIVEN[operation["operationId"]]
@@ -123,9 +112,7 @@ def _document(operation: Json, body: str) -> None:
         if known is not None and parameter["in"] == "path":
             parameter["example"] = known
         _narrow(parameter.get("schema", {}))
-    for status, description in _ERRORS.items():
-        content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/problem"}}}
-        operation["responses"][str(status)] = {"description": description, "content": content}
+    operation["responses"] |= problems(_ERRORS)
     schema, example = ANSWERS.get(operation["operationId"], (None, None))
     for good in ("200", "201"):
         for kind in operation["responses"].get(good, {}).get("content", {}).values() if schema is not None else ():
@@ -153,22 +140,3 @@ def _moved(value: Any) -> Any:
             if key not in {"$schema", "$id"}
         }
     return [_moved(each) for each in value] if isinstance(value, list) else value
-
-
-_PROBLEM: Json = {
-    "type": "object",
-    "required": ["status", "title"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
-            },
-        },
-    },
-}

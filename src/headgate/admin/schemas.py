@@ -1,42 +1,23 @@
-"""What routes answer, and an example of each: schemas of the OpenAPI document, by the name of the route."""
+"""What routes answer: schemas of the OpenAPI document, each with an example, by the name of the route."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from headgate.web.problem import CONTENT_TYPE
 
 Json = dict[str, Any]
+Described: TypeAlias = tuple[Json, Any]
+"""The schema of something, and an example of it."""
 
 TEXT: Json = {"type": "string"}
 WHOLE: Json = {"type": "integer"}
+NUMBER: Json = {"type": "number"}
 YES_OR_NO: Json = {"type": "boolean"}
 MOMENT: Json = {"type": "string", "format": "date-time"}
-_RULE = {
-    "id": "orders-user",
-    "endpoint": "/api/v1/orders/**",
-    "methods": ["POST"],
-    "limit": 100,
-    "window": "1m",
-    "version": 3,
-}
-_KEY = {
-    "id": "4f9a2c81d07b",
-    "name": "deploy-bot",
-    "role": "editor",
-    "created_at": "2026-01-01T00:00:00Z",
-    "created_by": "start-up",
-    "expires_at": None,
-    "last_used_at": None,
-    "revoked_at": None,
-}
-_STATE = {
-    "quota": "100/minute",
-    "allowed": True,
-    "limit": 100,
-    "remaining": 99,
-    "retry_after": 0.0,
-    "reset_after": 0.6,
-    "state": "normal",
-}
+STATE: Json = {"enum": ["normal", "warning", "throttled"]}
+_NEW_YEAR = "2026-01-01T00:00:00Z"
 
 
 def ref(name: str) -> Json:
@@ -54,49 +35,128 @@ def some(schema: Json) -> Json:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def record(required: Json, **optional: Json) -> Json:
+def form(required: Mapping[str, Json], **optional: Json) -> Json:
     """Return the schema of an object with these members; others may be added in a later release."""
     return {"type": "object", "required": list(required), "properties": {**required, **optional}}
 
 
-def _page(item: Json) -> Json:
-    return record({"items": list_of(item), "total": {**WHOLE, "minimum": 0}, "next": some(WHOLE)})
+def record(members: Mapping[str, Described], **optional: Json) -> Described:
+    """Return such an object, and an example of it without the optional members."""
+    schemas = {name: schema for name, (schema, _) in members.items()}
+    return form(schemas, **optional), {name: example for name, (_, example) in members.items()}
 
 
-def _paged(*items: Json) -> Json:
-    return {"items": list(items), "total": len(items), "next": None}
+def items(of: Described) -> Described:
+    """Return a list with one item."""
+    schema, example = of
+    return list_of(schema), [example]
 
 
-def _stored(value: Json) -> Json:
-    return record({"id": TEXT, "value": value, "version": WHOLE})
+def header(name: str, description: str, schema: Json = TEXT) -> Json:
+    """Return a parameter that is a header."""
+    return {"name": name, "in": "header", "description": description, "schema": schema}
 
 
-_LIMIT = record(
-    {
-        "quota": TEXT,
-        "allowed": YES_OR_NO,
-        "limit": WHOLE,
-        "remaining": WHOLE,
-        "retry_after": some({"type": "number"}),
-        "reset_after": {"type": "number"},
-        "state": {"enum": ["normal", "warning", "throttled"]},
-    },
-    space=TEXT,
-    principal=TEXT,
-)
-_API_KEY = {
-    "id": TEXT,
-    "name": TEXT,
-    "role": {"enum": ["check", "viewer", "editor", "admin"]},
-    "created_at": some(MOMENT),
-    "created_by": TEXT,
-    "expires_at": some(MOMENT),
-    "last_used_at": some(MOMENT),
-    "revoked_at": some(MOMENT),
+def problems(descriptions: Mapping[int, str]) -> Json:
+    """Return the responses that are problem documents, by their status."""
+    content = {CONTENT_TYPE: {"schema": ref("problem")}}
+    return {str(status): {"description": text, "content": content} for status, text in descriptions.items()}
+
+
+def _page(schema: Json, *examples: Json) -> Described:
+    """Return a page, with these items as examples."""
+    total = {**WHOLE, "minimum": 0}, len(examples)
+    return record({"items": (list_of(schema), list(examples)), "total": total, "next": (some(WHOLE), None)})
+
+
+def _named(name: str) -> Described:
+    """Return what has a schema with a name of its own."""
+    return ref(name), _NAMED[name][1]
+
+
+_RULE_BODY = {
+    "id": "orders-user",
+    "endpoint": "/api/v1/orders/**",
+    "methods": ["POST"],
+    "limit": 100,
+    "window": "1m",
 }
-_NEW_KEY = record({**_API_KEY, "key": {**TEXT, "description": "It is shown here, and nowhere else."}})
-_CHANGED_USER = record({"id": TEXT}, tier=TEXT, overrides=ref("overrides"), warnings=list_of(TEXT))
-_DIFFERENCE = record(
+_RULE: Described = (ref("stored_rule"), {**_RULE_BODY, "version": 3})
+_KEY_MEMBERS: dict[str, Described] = {
+    "id": (TEXT, "4f9a2c81d07b"),
+    "name": (TEXT, "deploy-bot"),
+    "role": ({"enum": ["check", "viewer", "editor", "admin"]}, "editor"),
+    "created_at": (some(MOMENT), _NEW_YEAR),
+    "created_by": (TEXT, "start-up"),
+    "expires_at": (some(MOMENT), None),
+    "last_used_at": (some(MOMENT), None),
+    "revoked_at": (some(MOMENT), None),
+}
+_SECRET: Described = ({**TEXT, "description": "It is shown here, and nowhere else."}, "hg_4f9a2c81d07b_...")
+_NEW_KEY = record({**_KEY_MEMBERS, "key": _SECRET})
+_NAMED: dict[str, Described] = {
+    "limit_state": record(
+        {
+            "quota": (TEXT, "100/minute"),
+            "allowed": (YES_OR_NO, True),
+            "limit": (WHOLE, 100),
+            "remaining": (WHOLE, 99),
+            "retry_after": (some(NUMBER), 0.0),
+            "reset_after": (NUMBER, 0.6),
+            "state": (STATE, "normal"),
+        },
+        space=TEXT,
+        principal=TEXT,
+    ),
+    "what_if": record(
+        {
+            "rule_id": (TEXT, "orders-user"),
+            "limit": (WHOLE, 60),
+            "in_force": (WHOLE, 100),
+            "window_seconds": (NUMBER, 60),
+            "since": (MOMENT, _NEW_YEAR),
+            "until": (MOMENT, "2026-01-08T00:00:00Z"),
+            "units": (WHOLE, 400_000),
+            "principals": (WHOLE, 21_000),
+            "refused": (WHOLE, 12_400),
+            "refused_at_least": (WHOLE, 12_400),
+            "refused_at_most": (WHOLE, 12_400),
+            "touched": (WHOLE, 310),
+            "standard_error": (WHOLE, 0),
+            "sampled": ({**NUMBER, "exclusiveMinimum": 0, "maximum": 1}, 1.0),
+            "exact": (YES_OR_NO, True),
+            "assumes": (TEXT, "clients ask as they did"),
+            "others": items(record({"in_force": (WHOLE, 1000), "units": (WHOLE, 52_000)})),
+            "hot_keys": items((TEXT, "#5f2b9e2a4c1d7f30")),
+        },
+        not_counted=list_of(TEXT),
+    ),
+    "api_key": record(_KEY_MEMBERS),
+    "audit_entry": record(
+        {
+            "sequence": (WHOLE, 7),
+            "at": (MOMENT, _NEW_YEAR),
+            "actor": (TEXT, "deploy-bot (4f9a2c81d07b)"),
+            "action": (TEXT, "update"),
+            "kind": (TEXT, "rule"),
+            "subject": (TEXT, "orders-user"),
+            "before": ({}, {"limit": 50}),
+            "after": ({}, {"limit": 100}),
+            "request_id": (TEXT, "c0ffee"),
+            "reason": (TEXT, "summer sale"),
+            "revision": (WHOLE, 7),
+            "previous": (TEXT, "9f2c..."),
+            "digest": (TEXT, "51ab..."),
+        }
+    ),
+}
+COMPONENTS: Json = {
+    "stored_rule": {"type": "object", "required": ["id"], "properties": {"id": TEXT, "version": WHOLE}},
+    "overrides": {"type": "object", "additionalProperties": ref("change")},
+    **{name: schema for name, (schema, _) in _NAMED.items()},
+}
+"""Schemas with names of their own."""
+_DIFFERENCE = form(
     {
         "kind": {"enum": ["rule", "tier", "user", "setting"]},
         "id": TEXT,
@@ -108,241 +168,105 @@ _DIFFERENCE = record(
     not_counted=list_of(TEXT),
     what_if=list_of(ref("what_if")),
 )
-_WHAT_IF = {
-    "rule_id": "orders-user",
-    "limit": 60,
-    "in_force": 100,
-    "window_seconds": 60,
-    "since": "2026-01-01T00:00:00Z",
-    "until": "2026-01-08T00:00:00Z",
-    "units": 400_000,
-    "principals": 21_000,
-    "refused": 12_400,
-    "refused_at_least": 12_400,
-    "refused_at_most": 12_400,
-    "touched": 310,
-    "standard_error": 0,
-    "sampled": 1.0,
-    "exact": True,
-    "assumes": "clients ask as they did",
-    "others": [{"in_force": 1000, "units": 52_000}],
-    "hot_keys": ["#5f2b9e2a4c1d7f30"],
-}
+_EXPLAINED_RULE = form(
+    {
+        "id": TEXT,
+        "applies": YES_OR_NO,
+        "reason": TEXT,
+        "enforced": YES_OR_NO,
+        "source": TEXT,
+        "limits": list_of(ref("limit_state")),
+    }
+)
+_USER = form({"id": TEXT}, tier=TEXT, overrides=ref("overrides"), warnings=list_of(TEXT))
+_OF_TIER: Json = {"id": "42", "tier": "premium"}
+_NODE, _NODE_EXAMPLE = record(
+    {"id": (TEXT, "a1"), "host": (TEXT, "node-1"), "started_at": (MOMENT, _NEW_YEAR), "seen_at": (MOMENT, _NEW_YEAR)}
+)
 
-COMPONENTS: Json = {
-    "stored_rule": {"type": "object", "required": ["id"], "properties": {"id": TEXT, "version": WHOLE}},
-    "overrides": {"type": "object", "additionalProperties": ref("change")},
-    "limit_state": _LIMIT,
-    "what_if": record(
+
+def _objects(kind: str, name: str, schema: Json, value: Any) -> dict[str, Described]:
+    """Return what the routes of tiers, or of settings, answer."""
+    members = {"id": (TEXT, name), "value": (schema, value)}
+    one = record({**members, "version": (WHOLE, 1)})
+    return {f"list_{kind}s": _page(*record(members)), f"get_{kind}": one, f"put_{kind}": one}
+
+
+ANSWERS: dict[str, Described] = {
+    "list_rules": _page(ref("stored_rule"), _RULE_BODY),
+    "create_rule": _RULE,
+    "get_rule": _RULE,
+    "put_rule": _RULE,
+    "rule_versions": record(
         {
-            **dict.fromkeys(("limit", "in_force", "units", "principals", "refused"), WHOLE),
-            **dict.fromkeys(("refused_at_least", "refused_at_most", "touched", "standard_error"), WHOLE),
-            "rule_id": TEXT,
-            "window_seconds": {"type": "number"},
-            "since": MOMENT,
-            "until": MOMENT,
-            "sampled": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-            "exact": YES_OR_NO,
-            "assumes": TEXT,
-            "others": list_of(record({"in_force": WHOLE, "units": WHOLE})),
-            "hot_keys": list_of(TEXT),
-        },
-        not_counted=list_of(TEXT),
-    ),
-    "api_key": record(_API_KEY),
-    "audit_entry": record(
-        {
-            "sequence": WHOLE,
-            "at": MOMENT,
-            "actor": TEXT,
-            "action": TEXT,
-            "kind": TEXT,
-            "subject": TEXT,
-            "before": {},
-            "after": {},
-            "request_id": TEXT,
-            "reason": TEXT,
-            "revision": WHOLE,
-            "previous": TEXT,
-            "digest": TEXT,
+            "items": items(
+                record(
+                    {
+                        "version": (WHOLE, 1),
+                        "body": (some(ref("rule")), {"id": "orders-user", "limit": 100, "window": "1m"}),
+                        "revision": (WHOLE, 1),
+                        "at": (MOMENT, _NEW_YEAR),
+                        "actor": (TEXT, "deploy-bot (4f9a2c81d07b)"),
+                    }
+                )
+            )
         }
     ),
-}
-"""Schemas with names of their own."""
-_NEW_KEY_EXAMPLE = {**_KEY, "key": "hg_4f9a2c81d07b_..."}
-
-ANSWERS: dict[str, tuple[Json, Any]] = {
-    "list_rules": (_page(ref("stored_rule")), _paged({k: v for k, v in _RULE.items() if k != "version"})),
-    "create_rule": (ref("stored_rule"), _RULE),
-    "get_rule": (ref("stored_rule"), _RULE),
-    "put_rule": (ref("stored_rule"), _RULE),
-    "rule_versions": (
-        record(
-            {
-                "items": list_of(
-                    record(
-                        {"version": WHOLE, "body": some(ref("rule")), "revision": WHOLE, "at": MOMENT, "actor": TEXT}
-                    )
-                )
-            }
-        ),
-        {
-            "items": [
-                {
-                    "version": 1,
-                    "body": {"id": "orders-user", "limit": 100, "window": "1m"},
-                    "revision": 1,
-                    "at": "2026-01-01T00:00:00Z",
-                    "actor": "deploy-bot (4f9a2c81d07b)",
-                }
-            ]
-        },
-    ),
-    "roll_back_rule": (record({"revision": WHOLE, "changed": YES_OR_NO}), {"revision": 8, "changed": True}),
+    "roll_back_rule": record({"revision": (WHOLE, 8), "changed": (YES_OR_NO, True)}),
     "export": ({"description": "A rules file."}, "version: 1\nrules:\n- {id: orders-user, limit: 100, window: 1m}\n"),
-    "apply_file": (
-        record({"revision": WHOLE, "dry_run": YES_OR_NO, "changes": list_of(_DIFFERENCE)}),
-        {"revision": 7, "dry_run": True, "changes": []},
-    ),
-    "list_tiers": (
-        _page(record({"id": TEXT, "value": ref("tier")})),
-        _paged({"id": "premium", "value": {"orders-user": {"limit": 1000}}}),
-    ),
-    "get_tier": (_stored(ref("tier")), {"id": "premium", "value": {"orders-user": {"limit": 1000}}, "version": 1}),
-    "put_tier": (_stored(ref("tier")), {"id": "premium", "value": {"orders-user": {"limit": 1000}}, "version": 1}),
-    "list_settings": (_page(record({"id": TEXT, "value": {}})), _paged({"id": "default_tier", "value": "premium"})),
-    "get_setting": (_stored({}), {"id": "default_tier", "value": "premium", "version": 1}),
-    "put_setting": (_stored({}), {"id": "default_tier", "value": "premium", "version": 1}),
-    "list_users": (_page(_CHANGED_USER), _paged({"id": "42", "tier": "premium"})),
-    "user_limits": (
-        record(
-            {
-                "user_id": TEXT,
-                "tier": TEXT,
-                "overrides": ref("overrides"),
-                "rules": list_of(
-                    record(
-                        {
-                            "rule_id": TEXT,
-                            "endpoint": TEXT,
-                            "methods": list_of(TEXT),
-                            "shadow": YES_OR_NO,
-                            "source": TEXT,
-                            "limits": list_of(ref("limit_state")),
-                        }
-                    )
-                ),
-            }
-        ),
+    "apply_file": record({"revision": (WHOLE, 7), "dry_run": (YES_OR_NO, True), "changes": (list_of(_DIFFERENCE), [])}),
+    **_objects("tier", "premium", ref("tier"), {"orders-user": {"limit": 1000}}),
+    **_objects("setting", "default_tier", {}, "premium"),
+    "list_users": _page(_USER, _OF_TIER),
+    "user_limits": record(
         {
-            "user_id": "42",
-            "tier": "premium",
-            "overrides": {},
-            "rules": [
-                {
-                    "rule_id": "orders-user",
-                    "endpoint": "/api/v1/orders/**",
-                    "methods": ["POST"],
-                    "shadow": False,
-                    "source": "the rule",
-                    "limits": [_STATE],
-                }
-            ],
-        },
+            "user_id": (TEXT, "42"),
+            "tier": (TEXT, "premium"),
+            "overrides": (ref("overrides"), {}),
+            "rules": items(
+                record(
+                    {
+                        "rule_id": (TEXT, "orders-user"),
+                        "endpoint": (TEXT, "/api/v1/orders/**"),
+                        "methods": items((TEXT, "POST")),
+                        "shadow": (YES_OR_NO, False),
+                        "source": (TEXT, "the rule"),
+                        "limits": items(_named("limit_state")),
+                    }
+                )
+            ),
+        }
     ),
-    "set_tier": (_CHANGED_USER, {"id": "42", "tier": "premium"}),
-    "set_override": (_CHANGED_USER, {"id": "42", "overrides": {"orders-user": {"limit": 5000}}}),
-    "end_override": (_CHANGED_USER, {"id": "42", "tier": "premium"}),
-    "reset_user": (
-        record({"user_id": TEXT, "reset": list_of(TEXT), "skipped": list_of(TEXT)}),
-        {"user_id": "42", "reset": ["orders-user"], "skipped": []},
+    "set_tier": (_USER, _OF_TIER),
+    "set_override": (_USER, {"id": "42", "overrides": {"orders-user": {"limit": 5000}}}),
+    "end_override": (_USER, _OF_TIER),
+    "reset_user": record(
+        {"user_id": (TEXT, "42"), "reset": items((TEXT, "orders-user")), "skipped": (list_of(TEXT), [])}
     ),
-    "explain": (
-        record(
-            {
-                "allowed": YES_OR_NO,
-                "verdict": TEXT,
-                "rule_id": some(TEXT),
-                "reason": TEXT,
-                "degraded": TEXT,
-                "unmatched_principals": list_of(TEXT),
-                "facts": {"type": "object"},
-                "tier": TEXT,
-                "rules": list_of(
-                    record(
-                        {
-                            "id": TEXT,
-                            "applies": YES_OR_NO,
-                            "reason": TEXT,
-                            "enforced": YES_OR_NO,
-                            "source": TEXT,
-                            "limits": list_of(ref("limit_state")),
-                        }
-                    )
-                ),
-            }
-        ),
+    "explain": record(
         {
-            "allowed": True,
-            "verdict": "allowed",
-            "rule_id": "orders-user",
-            "reason": "",
-            "degraded": "",
-            "unmatched_principals": [],
-            "facts": {"user": "42"},
-            "tier": "premium",
-            "rules": [],
-        },
+            "allowed": (YES_OR_NO, True),
+            "verdict": (TEXT, "allowed"),
+            "rule_id": (some(TEXT), "orders-user"),
+            "reason": (TEXT, ""),
+            "degraded": (TEXT, ""),
+            "unmatched_principals": (list_of(TEXT), []),
+            "facts": ({"type": "object"}, {"user": "42"}),
+            "tier": (TEXT, "premium"),
+            "rules": (list_of(_EXPLAINED_RULE), []),
+        }
     ),
-    "list_nodes": (
-        record(
-            {
-                "revision": WHOLE,
-                "items": list_of(record({"id": TEXT, "host": TEXT, "started_at": MOMENT, "seen_at": MOMENT})),
-            }
-        ),
-        {
-            "revision": 7,
-            "items": [
-                {
-                    "id": "a1",
-                    "host": "node-1",
-                    "revision": 7,
-                    "error": "",
-                    "started_at": "2026-01-01T00:00:00Z",
-                    "seen_at": "2026-01-01T00:00:00Z",
-                }
-            ],
-        },
+    "list_nodes": record(
+        {"revision": (WHOLE, 7), "items": items((_NODE, _NODE_EXAMPLE | {"revision": 7, "error": ""}))}
     ),
     "hot_keys": ({}, []),
-    "list_usage": (_page({"type": "object"}), _paged()),
-    "what_if": (ref("what_if"), _WHAT_IF),
-    "list_keys": (record({"items": list_of(ref("api_key"))}), {"items": [_KEY]}),
-    "create_key": (_NEW_KEY, _NEW_KEY_EXAMPLE),
-    "rotate_key": (_NEW_KEY, _NEW_KEY_EXAMPLE),
-    "list_audit": (
-        _page(ref("audit_entry")),
-        _paged(
-            {
-                "sequence": 7,
-                "at": "2026-01-01T00:00:00Z",
-                "actor": "deploy-bot (4f9a2c81d07b)",
-                "action": "update",
-                "kind": "rule",
-                "subject": "orders-user",
-                "before": {"limit": 50},
-                "after": {"limit": 100},
-                "request_id": "c0ffee",
-                "reason": "summer sale",
-                "revision": 7,
-                "previous": "9f2c...",
-                "digest": "51ab...",
-            }
-        ),
-    ),
-    "verify_audit": (
-        record({"intact": YES_OR_NO, "entries": WHOLE, "last": TEXT, "fault": TEXT}),
-        {"intact": True, "entries": 7, "last": "51ab...", "fault": ""},
+    "list_usage": _page({"type": "object"}),
+    "what_if": _named("what_if"),
+    "list_keys": record({"items": items(_named("api_key"))}),
+    "create_key": _NEW_KEY,
+    "rotate_key": _NEW_KEY,
+    "list_audit": _page(*_named("audit_entry")),
+    "verify_audit": record(
+        {"intact": (YES_OR_NO, True), "entries": (WHOLE, 7), "last": (TEXT, "51ab..."), "fault": (TEXT, "")}
     ),
 }
