@@ -13,9 +13,9 @@ from sqlalchemy import event, select, text
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog, UnknownObject, VersionConflict
+from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
-from headgate.admin.objects import ObjectKind, Operation, operations_between
+from headgate.admin.objects import ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
 from headgate.admin.tables import overrides
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
@@ -253,7 +253,8 @@ class TestCatchingUp:
     @pytest.mark.parametrize("count", [3, 4, 5])
     def test_what_is_done_a_few_at_a_time_is_whole(self, url: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Thousands are read and written in slices, so that decisions in the same process go on meanwhile."""
-        monkeypatch.setattr("headgate.admin.objects.AT_ONCE", 2)
+        for module in ("objects", "statements"):
+            monkeypatch.setattr(f"headgate.admin.{module}.AT_ONCE", 2)
         users = {f"u{number}": {"overrides": {"a": {"limit": 7 + number}}} for number in range(count)}
         changed = {name: {"overrides": {"a": {"limit": 99}}} for name in users}
 
@@ -322,7 +323,7 @@ class TestCatchingUp:
         on(url, work)
 
     def test_of_what_is_too_long_ago_nothing_is_said(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headgate.admin.catalog.KEPT_CHANGES", 2)
+        monkeypatch.setattr("headgate.admin.transaction.KEPT_CHANGES", 2)
 
         async def work(catalog: Catalog) -> None:
             await catalog.apply(DOCUMENT, ME)

@@ -74,7 +74,7 @@ def test_changes_reach_the_files(url: str, tmp_path: Path) -> None:
 
 
 def test_who_is_too_far_behind_reads_everything(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.admin.catalog.KEPT_CHANGES", 1)
+    monkeypatch.setattr("headgate.admin.transaction.KEPT_CHANGES", 1)
 
     async def main() -> None:
         async with followed(url, tmp_path):

@@ -10,9 +10,9 @@ from sqlalchemy import text
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import UnknownObject
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
+from headgate.admin.objects import UnknownObject
 from headgate.core.errors import UsageError
 
 ME = Actor("me")

@@ -18,8 +18,10 @@ from headgate.admin import usage
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
+from headgate.admin.statements import AT_ONCE
 from headgate.admin.tables import usage_hours, usage_minutes
-from headgate.admin.usage import DAY_US, HOUR_US, MINUTE_US, UsageBatch, UsageWriter
+from headgate.admin.usage import HOUR_US, MINUTE_US, UsageBatch, UsageWriter
+from headgate.core.calendar import DAY_US
 from headgate.observe.metrics import CALLER_ASKED_AT
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_DENIED, Recorder, RuleSeries
 from headgate.observe.workers import Slots
@@ -388,13 +390,13 @@ class TestAsking:
                             UsageBatch(
                                 1 + number,
                                 NOON + number * MINUTE_US,
-                                {(f"rule{each}", ALLOWED): 1 for each in range(usage._ROWS // 2 + 1)},
+                                {(f"rule{each}", ALLOWED): 1 for each in range(AT_ONCE // 2 + 1)},
                             )
                         )
                     await service.writer.write()
                     assert service.writer.waiting == 0
                 async with database.reading() as connection:
                     _, total = await usage.page(connection, {}, "minute", 0, 1)
-                assert total == 3 * (usage._ROWS // 2 + 1)
+                assert total == 3 * (AT_ONCE // 2 + 1)
 
         asyncio.run(main())

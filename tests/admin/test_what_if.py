@@ -20,7 +20,8 @@ from headgate.admin import usage, what_if
 from headgate.admin.database import Database
 from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.admin.usage import UsageWriter
-from headgate.admin.what_if import DAY_US, HOUR_US, LATE_US, Estimate, UseBucket, estimated, width_of
+from headgate.admin.what_if import HOUR_US, LATE_US, Estimate, UseBucket, estimated, width_of
+from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.core.plan import Limit
 from headgate.core.quota import Quota

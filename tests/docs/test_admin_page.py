@@ -18,6 +18,7 @@ from headgate.admin.keys import KeyRole
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
 from headgate.admin.service import SORTS
 from headgate.cli.__main__ import main
+from headgate.core.calendar import DAY_US
 from headgate.observe.principal_use import LONGEST_WINDOW_US, MOST_PRINCIPALS
 from tests.docs.test_blocks import ADMIN_PAGE, BLOCKS, Block
 from tests.server.process.service import SECONDS, Service, service
@@ -128,7 +129,7 @@ def test_the_admin_page_has_the_figures_of_the_code() -> None:
     assert f"until it is {usage.HOURS_DAYS} days old" in PAGE
     assert f"a day of it waits, {usage.MOST_BATCHES} batches" in PAGE
     assert f"for up to {MOST_PRINCIPALS} principals in each window" in PAGE
-    assert f"those longer than {LONGEST_WINDOW_US // usage.DAY_US} days never" in PAGE
+    assert f"those longer than {LONGEST_WINDOW_US // DAY_US} days never" in PAGE
     assert f"number of units up to {what_if.EXACT_BELOW - 1} is exact" in PAGE
     assert f"the hour for {what_if.FINE_DAYS} days, then by the day, for {what_if.KEPT_DAYS} days in all" in PAGE
     assert f"within {what_if.LATE_US // usage.MINUTE_US} minutes after the window" in PAGE

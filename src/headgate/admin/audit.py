@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.objects import slices, write_rows
+from headgate.admin.statements import slices, write_rows
 from headgate.admin.tables import audit, audit_start
+from headgate.core.calendar import DAY_US
 
 RETENTION_DAYS = 90
 _PAGE = 1000
-_DAY_US = 86_400_000_000
 
 
 class Actor(NamedTuple):
@@ -116,7 +116,7 @@ async def page(
 
 async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAYS) -> int:
     """Remove entries that are older than so many days; says how many."""
-    oldest = select(func.max(audit.c.sequence)).where(audit.c.at < now - days * _DAY_US)
+    oldest = select(func.max(audit.c.sequence)).where(audit.c.at < now - days * DAY_US)
     last = (await connection.execute(oldest)).scalar()
     if last is None:
         return 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -103,22 +103,18 @@ class Database:
         Raises SchemaMismatch for another version's tables, and DatabaseError where it cannot be asked.
         """
         database = cls(url)
-        database.make_private()
         try:
-            if await database.schema() is None:
-                await database.upgrade()
-            await database.check_schema()
+            await database.prepare()
         except BaseException:
             await database.close()
             raise
         return database
 
-    def make_private(self) -> None:
-        """See to it that a file that is yet to be made is for its owner alone: it has the digests of keys."""
-        path = self._url.database
-        if self.is_sqlite and path and path != ":memory:":
-            with suppress(OSError):  # opening it says what is wrong
-                Path(path).touch(0o600)
+    async def prepare(self) -> None:
+        """Give an empty database the tables of this version. Raises as `open` does."""
+        if await self.schema() is None:
+            await self.upgrade()
+        await self.check_schema()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -172,7 +168,7 @@ class Database:
                     yield connection
 
     def _make_file(self) -> None:
-        """Make a file that does not exist, for its owner alone. Raises OSError, which says more than SQLite would."""
+        """Make a file that does not exist, for its owner alone: it has the digests of keys. Raises OSError, not SQLite's."""
         if not self.exists and self._url.database != ":memory:":
             os.close(os.open(self._url.database or "", os.O_RDWR | os.O_CREAT, 0o600))
 

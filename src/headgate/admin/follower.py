@@ -25,10 +25,10 @@ import asyncpg
 import msgspec
 from sqlalchemy import delete, insert, select, text, update
 
-from headgate.admin.catalog import CHANNEL, Catalog
+from headgate.admin.catalog import Catalog
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.keys import check_keys
-from headgate.admin.objects import ObjectKind
+from headgate.admin.objects import CHANNEL, ObjectKind
 from headgate.admin.tables import nodes
 from headgate.core.errors import InvalidRule
 from headgate.policy.key_file import KEYS, SharedKey, write_keys

@@ -17,14 +17,13 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import CHANNEL, UnknownObject
 from headgate.admin.database import Database, DatabaseError
-from headgate.admin.objects import revision_number
+from headgate.admin.objects import UnknownObject, announce, revision_number
 from headgate.admin.tables import api_keys
 from headgate.core.errors import UsageError
 from headgate.policy.key_file import SharedKey
@@ -212,8 +211,7 @@ class AdminKeys:
     async def _record(self, connection: AsyncConnection, entry: audit.AuditEntry, actor: Actor) -> None:
         number = await revision_number(connection)
         await audit.append(connection, [entry], actor, number, self._now())
-        if connection.dialect.name == "postgresql":  # whoever is told of rules looks at keys as well
-            await connection.execute(select(func.pg_notify(CHANNEL, str(number))))
+        await announce(connection, number)  # whoever is told of rules looks at keys as well
 
 
 async def note_uses(database: Database, used: Mapping[str, int]) -> None:

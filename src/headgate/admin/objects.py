@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
-from sqlalchemy import JSON, Column, ColumnElement, Insert, Table, Text, Update, func, literal, or_, select
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Column, ColumnElement, Table, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate.admin.statements import AT_ONCE, among, slices
 from headgate.admin.tables import revision, rules, settings, tiers, users
+from headgate.core.errors import HeadgateError
 from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
@@ -22,13 +20,12 @@ SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_
 """What a rules file has besides rules, tiers and users."""
 STAMPS = ("created_at", "updated_at")
 """What a rule has that only the database knows."""
-AT_ONCE = 5000
-"""Rows of one statement: whoever serves decisions in the same process waits for no more."""
+CHANNEL = "headgate"
+"""The channel of PostgreSQL on which every new revision is announced."""
 ANY_VERSION = -1
 """Stands for the version of something that has to exist, whatever its version is."""
 
 Body = dict[str, Any]
-T = TypeVar("T")
 
 
 class ObjectKind(StrEnum):
@@ -88,15 +85,37 @@ class ObjectVersion(NamedTuple):
     actor: str
 
 
+class VersionConflict(HeadgateError):
+    """Something is not of the version that was to be replaced: somebody else was quicker."""
+
+    def __init__(self, what: str, expected: int, found: int) -> None:
+        self.expected = expected
+        if not expected:
+            super().__init__(f"{what} exists already, in version {found}")
+        elif expected == ANY_VERSION:
+            super().__init__(f"{what} does not exist, and If-Match asks for one that does")
+        elif not found:
+            super().__init__(f"{what} does not exist any more; version {expected} was to be replaced")
+        else:
+            super().__init__(f"{what} is of version {found} by now, not {expected}: read it again")
+
+
+class UnknownObject(HeadgateError):
+    """Something that was to be deleted, or whose version was asked for, does not exist."""
+
+
+def check_version(what: str, expected: int | None, found: int) -> None:
+    """Raise VersionConflict unless something is of the version that is expected; see `Operation.expected`."""
+    is_expected = found > 0 if expected == ANY_VERSION else expected in {None, found}
+    if expected is not None and not is_expected:
+        raise VersionConflict(what, expected, found)
+
+
 def operations_between(present: Body, wanted: Body) -> list[Operation]:
     """Return what makes of the data of one rules file that of another."""
     operations = []
-    for kind, before, after in (
-        (ObjectKind.SETTING, _settings_of(present), _settings_of(wanted)),
-        (ObjectKind.RULE, rules_of(present), rules_of(wanted)),
-        (ObjectKind.TIER, present.get("tiers") or {}, wanted.get("tiers") or {}),
-        (ObjectKind.USER, present.get("users") or {}, wanted.get("users") or {}),
-    ):
+    for kind in (ObjectKind.SETTING, ObjectKind.RULE, ObjectKind.TIER, ObjectKind.USER):
+        before, after = bodies_of(present, kind), bodies_of(wanted, kind)
         operations += [Operation(kind, name, None) for name in before if name not in after]
         for name, body in after.items():
             if name not in before or before[name] != body:
@@ -104,17 +123,17 @@ def operations_between(present: Body, wanted: Body) -> list[Operation]:
     return operations
 
 
-def rules_of(document: Body) -> dict[str, Any]:
-    """Return the rules that the data of a rules file has, by id, without what the database knows besides."""
+def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
+    """Return what the data of a rules file has of one kind, by id; rules without what only the database knows."""
+    if kind is ObjectKind.SETTING:
+        return {name: document[name] for name in SETTINGS if document.get(name) is not None}
+    if kind is not ObjectKind.RULE:
+        return document.get(f"{kind}s") or {}
     found = {}
     for rule in document.get("rules") or ():
         body = {"id" if key == "rule_id" else key: value for key, value in rule.items() if key not in STAMPS}
         found[body["id"]] = body
     return found
-
-
-def _settings_of(document: Body) -> dict[str, Any]:
-    return {name: document[name] for name in SETTINGS if document.get(name) is not None}
 
 
 async def revision_number(connection: AsyncConnection) -> int:
@@ -123,21 +142,27 @@ async def revision_number(connection: AsyncConnection) -> int:
     return number
 
 
+async def announce(connection: AsyncConnection, number: int) -> None:
+    """Tell all who follow the database that there is something new, as of a revision; on SQLite, they look."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(select(func.pg_notify(CHANNEL, str(number))))
+
+
 async def document_of(connection: AsyncConnection, with_users: set[str] | None = None) -> Body:
     """Return all that is in force as the data of a rules file; of users only some, if they are given."""
     document: Body = {"version": 1}
     in_order = select(*stored_columns(rules)).order_by(rules.c.position, rules.c.id)
     document["rules"] = [Stored(ObjectKind.RULE, *row).written for row in await connection.execute(in_order)]
-    document["tiers"] = await _bodies_of(connection, tiers)
+    document["tiers"] = await bodies_in(connection, tiers)
     if with_users is None:
-        document["users"] = await _bodies_of(connection, users)
+        document["users"] = await bodies_in(connection, users)
     else:
         found = await stored_of(connection, ObjectKind.USER, with_users)
         document["users"] = {name: each.body for name, each in found.items()}
-    return document | await _bodies_of(connection, settings)
+    return document | await bodies_in(connection, settings)
 
 
-async def _bodies_of(connection: AsyncConnection, table: Table) -> dict[str, Any]:
+async def bodies_in(connection: AsyncConnection, table: Table) -> dict[str, Any]:
     """Return all bodies by id, in the order of ids, so that the same rules are the same text."""
     found, some = dict[str, Any](), select(table.c.id, table.c.body).order_by(table.c.id).limit(AT_ONCE)
     rows = (await connection.execute(some)).all()
@@ -177,49 +202,3 @@ def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
 def stored_columns(table: Table) -> list[Column[Any]]:
     """Return the columns that a `Stored` has besides its kind."""
     return [table.c[name] for name in Stored._fields if name != "kind"]
-
-
-def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Return a few at a time: what is done with thousands must let others do something in between."""
-    return (items[at : at + AT_ONCE] for at in range(0, len(items), AT_ONCE))
-
-
-async def write_rows(
-    connection: AsyncConnection, statement: Insert | Update, items: Sequence[T], row_of: Callable[[T], Body]
-) -> None:
-    """Run a statement for each of many items; `row_of` returns the parameters of one, by their names.
-
-    Rows are made in a thread, in the form that the driver takes: SQLAlchemy would look at each value of each row once
-    more, in the event loop, where others wait meanwhile.
-    """
-    if not items:
-        return
-    compiled = statement.compile(dialect=connection.dialect)
-    columns = [(name, isinstance(compiled.binds[name].type, JSON)) for name in compiled.positiontup or ()]
-
-    def made(some: Sequence[T]) -> list[tuple[Any, ...]]:
-        return [
-            tuple([_json(row[name]) if is_json else row[name] for name, is_json in columns])
-            for row in [row_of(item) for item in some]
-        ]
-
-    for some in slices(items):
-        await connection.exec_driver_sql(str(compiled), await asyncio.to_thread(made, some))
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else _ENCODER.encode(value).decode()
-
-
-_ENCODER = msgspec.json.Encoder()
-
-
-def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]) -> ColumnElement[bool]:
-    """Return what holds for rows whose column is one of `names`, however many, which are one parameter.
-
-    A parameter each would be too many for the drivers, and PostgreSQL compares every row with every one of them.
-    """
-    if connection.dialect.name == "postgresql":
-        return column.in_(select(func.unnest(literal(list(names), ARRAY(Text))).column_valued()))
-    listed = func.json_each(json.dumps(list(names), ensure_ascii=False)).table_valued("value")
-    return column.in_(select(listed.c.value))

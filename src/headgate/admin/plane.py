@@ -97,14 +97,11 @@ class AdminPlane:
         if not self._url or self._folder is None:
             return Begun("", "")
         database = Database(self._url)
-        database.make_private()
         catalog, first = Catalog(database), ""
         follower = Follower(catalog, self._folder)
         try:
             try:
-                if await database.schema() is None:
-                    await database.upgrade()
-                await database.check_schema()
+                await database.prepare()
                 if examples is not None and await catalog.revision() == 0:
                     first_rules = Actor("start-up", reason="the example rules")
                     await catalog.apply(examples(), first_rules, only_first=True)
@@ -129,9 +126,7 @@ class AdminPlane:
     async def _examine(self) -> Examined:
         database = Database(self._url)
         try:
-            if not database.exists:
-                return Examined(0, is_empty=True)
-            if await database.schema() is None:
+            if not database.exists or await database.schema() is None:
                 return Examined(0, is_empty=True)
             await database.check_schema()
             whole = await Catalog(database).document()

@@ -12,8 +12,8 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 from litestar.routes import HTTPRoute
 
-from headgate.admin.catalog import UnknownObject, VersionConflict
 from headgate.admin.database import DatabaseError
+from headgate.admin.objects import UnknownObject, VersionConflict
 from headgate.admin.parameters import InvalidParameters, taken, unfit
 from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeAlias
 
-from headgate.admin.audit import Actor
-from headgate.admin.catalog import Changed, Edited
-from headgate.admin.objects import RULE_DEFAULTS, ObjectKind, ObjectVersion, Operation, Stored
+from headgate.admin.catalog import Catalog
+from headgate.admin.objects import RULE_DEFAULTS, ObjectKind, ObjectVersion, Stored, bodies_of
 from headgate.core.errors import HeadgateError
 from headgate.policy.dumping import to_data
 from headgate.policy.model import Ruleset
@@ -22,41 +21,6 @@ class RulesInFile(HeadgateError):
             f"the rules come from the file {path}, so they are changed there; to change them here, serve from a "
             f"database: headgate rules apply {path} --database URL, then headgate serve --database URL"
         )
-
-
-class RuleCatalog(Protocol):
-    """Where rules are: as much of a `Catalog` as the admin plane needs."""
-
-    async def revision(self) -> int: ...
-
-    async def document(self) -> Whole: ...
-
-    async def get(self, kind: ObjectKind, name: str) -> Stored | None: ...
-
-    async def page(
-        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
-    ) -> tuple[list[Stored], int]: ...
-
-    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]: ...
-
-    async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed: ...
-
-    async def edit(
-        self,
-        kind: ObjectKind,
-        name: str,
-        revised: Callable[[Stored | None], Any | None],
-        actor: Actor,
-        expected: int | None = None,
-    ) -> Edited: ...
-
-    async def apply(
-        self, wanted: dict[str, Any] | Ruleset, actor: Actor, *, dry_run: bool = False, expected: int | None = None
-    ) -> Changed: ...
-
-    async def roll_back(
-        self, kind: ObjectKind, name: str, version: int, actor: Actor, expected: int | None = None
-    ) -> Edited: ...
 
 
 class FileRules:
@@ -81,14 +45,14 @@ class FileRules:
 
     async def get(self, kind: ObjectKind, name: str) -> Stored | None:
         """Return something in force; None if it does not exist."""
-        body = bodies_of(to_data(self._ruleset()), kind).get(name)
+        body = self._bodies(kind).get(name)
         return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
 
     async def page(
         self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
     ) -> tuple[list[Stored], int]:
         """Return some of what is in force of one kind, and how many pass the filters."""
-        bodies = bodies_of(to_data(self._ruleset()), kind)
+        bodies = self._bodies(kind)
         found = [name for name, body in bodies.items() if _passes(name, body, filters)]
         if sort.lstrip("-") != "position":
             found.sort(reverse=sort.startswith("-"))
@@ -106,22 +70,22 @@ class FileRules:
 
     edit = apply = roll_back = change
 
+    def _bodies(self, kind: ObjectKind) -> dict[str, Any]:
+        document = to_data(self._ruleset())
+        if kind is ObjectKind.RULE:  # with the times that the file says
+            return {rule["id"]: rule for rule in document.get("rules", ())}
+        return bodies_of(document, kind)
 
-def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
-    """Return what the data of a rules file has of one kind, by id."""
-    if kind is ObjectKind.RULE:
-        return {rule["id"]: rule for rule in document.get("rules", ())}
-    if kind is ObjectKind.SETTING:
-        return {name: body for name, body in document.items() if name not in {"version", "rules", "tiers", "users"}}
-    return dict(document.get(f"{kind}s", {}))
+
+RuleCatalog: TypeAlias = Catalog | FileRules
+"""Where rules are: whoever asks need not know which it is."""
 
 
 def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:
     for field, wanted in filters.items():
         if field == "search":
-            if not any(
-                wanted.lower() in text.lower() for text in (name, body.get("name", ""), body.get("endpoint", ""))
-            ):
+            texts = (name, body.get("name", ""), body.get("endpoint", ""))
+            if not any(wanted.lower() in text.lower() for text in texts):
                 return False
         elif body.get(field, RULE_DEFAULTS.get(field, "")) != wanted:
             return False

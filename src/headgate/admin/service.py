@@ -18,12 +18,12 @@ import msgspec
 
 from headgate.admin import audit, usage, what_if
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Changed, UnknownObject
 from headgate.admin.database import Database
 from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
-from headgate.admin.objects import ObjectKind, Operation, Stored, revision_number
+from headgate.admin.objects import ObjectKind, Operation, Stored, UnknownObject, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
+from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import explained_data, state_data
@@ -33,7 +33,7 @@ from headgate.policy.request import Request
 from headgate.policy.times import moment_text
 
 _DEFAULT_TIER = "default_tier"
-_WEEK_US = 7 * usage.DAY_US
+_WEEK_US = 7 * DAY_US
 _MOST_TIERS = 100
 _NAMED = 5
 """Principals that an answer names."""
@@ -48,6 +48,11 @@ class ResultPage(NamedTuple):
     """How many there are altogether, as far as the filters let them through."""
     next: int | None
     """The offset of the next page; None if this is the last."""
+
+    @classmethod
+    def of(cls, items: list[dict[str, Any]], total: int, end: int) -> Self:
+        """Return the page that ends at an offset."""
+        return cls(items, total, end if end < total else None)
 
 
 class SpecialUser(NamedTuple):
@@ -96,9 +101,9 @@ class AdminService:
     ) -> ResultPage:
         """Return some of what is in force, as far as every filter is equal to a field."""
         found, total = await self.rules.page(kind, filters, sort, offset, limit)
-        has_fields, end = kind in {ObjectKind.RULE, ObjectKind.USER}, offset + limit
+        has_fields = kind in {ObjectKind.RULE, ObjectKind.USER}
         items = [{"id": each.id, **(each.written if has_fields else {"value": each.body})} for each in found]
-        return ResultPage(items, total, end if end < total else None)
+        return ResultPage.of(items, total, offset + limit)
 
     async def get(self, kind: ObjectKind, name: str) -> Stored:
         """Return something in force. Raises UnknownObject."""
@@ -132,7 +137,10 @@ class AdminService:
             wanted = await asyncio.to_thread(load, text)
             present = (await self.rules.document()).document if dry_run else {}
             changed = await self.rules.apply(wanted, actor, dry_run=dry_run, expected=expected)
-            differences = await asyncio.to_thread(_differences, changed)
+            differences = [
+                {"kind": kind, "id": name, "action": action, "before": before, "after": after}
+                for action, kind, name, before, after in changed.entries
+            ]
             if dry_run and self._database is not None:
                 await self._say_whom_it_touches(self._database, differences, present, wanted)
         return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
@@ -147,7 +155,7 @@ class AdminService:
         quotas = {rule.id: rule.quotas for rule in wanted.rules}
         now = self._now()
         async with database.reading() as connection:
-            used = await usage.totals(connection, rules, now - usage.DAY_US)
+            used = await usage.totals(connection, rules, now - DAY_US)
             for each in differences:
                 if each["kind"] == ObjectKind.RULE:
                     each["last_day"] = used[each["id"]]
@@ -346,8 +354,7 @@ class AdminService:
         """Return some of the audit trail, the newest first."""
         async with self._kept().reading() as connection:
             rows, total = await audit.page(connection, filters, offset, limit)
-        end = offset + limit
-        return ResultPage([{**row, "at": moment_text(row["at"])} for row in rows], total, end if end < total else None)
+        return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
 
     async def verify_audit(self, contains: str = "") -> dict[str, Any]:
         """Go through the whole audit trail; says whether it was tampered with."""
@@ -360,11 +367,10 @@ class AdminService:
 
         Where `filters` have no `since`: of the last day by minute, or the last 30 days by hour.
         """
-        lately = self._now() - (1 if step == "minute" else usage.MINUTES_DAYS) * usage.DAY_US
+        lately = self._now() - (1 if step == "minute" else usage.MINUTES_DAYS) * DAY_US
         async with self._kept().reading() as connection:
             rows, total = await usage.page(connection, {"since": lately, **filters}, step, offset, limit)
-        end = offset + limit
-        return ResultPage([{**row, "at": moment_text(row["at"])} for row in rows], total, end if end < total else None)
+        return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
 
     def _kept(self) -> Database:
         if self._database is None:
@@ -386,10 +392,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _differences(changed: Changed) -> list[dict[str, Any]]:
-    return [
-        {"kind": each.kind, "id": each.subject, "action": each.action, "before": each.before, "after": each.after}
-        for each in changed.entries
-    ]

@@ -20,14 +20,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import BigInteger, Table, cast, delete, func, literal_column, select, union_all
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Table, delete, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import what_if
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
+from headgate.admin.statements import AT_ONCE, among, constant, slices, sum_of, upsert
 from headgate.admin.tables import usage_hours, usage_minutes, usage_writers
+from headgate.core.calendar import DAY_US
 from headgate.observe import metrics
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
@@ -46,10 +47,8 @@ MOST_WAITING = 500_000
 STEPS = ("minute", "hour")
 OUTCOMES = (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED)
 """What decisions are counted as; those that are degraded, without the store, are among the others, too."""
-MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
+MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 _WRITERS_DAYS = 2
-_ROWS = 5000
-"""What is written at a time."""
 _LOG = logging.getLogger("headgate.admin")
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """How often, by rule and outcome."""
@@ -198,7 +197,7 @@ class UsageWriter:
         some: list[UsageBatch] = []
         size = 0
         for batch in self._waiting:
-            if some and size + batch.size > _ROWS:
+            if some and size + batch.size > AT_ONCE:
                 break
             some.append(batch)
             size += batch.size
@@ -225,9 +224,9 @@ async def add(database: Database, writer: str, batches: Iterable[UsageBatch], no
             {"at": at, "rule_id": rule, "outcome": outcome, "count": count}
             for (at, rule, outcome), count in sorted(sums.items())
         ]
-        for begin in range(0, len(rows), _ROWS):
-            await connection.execute(_adding(connection, usage_minutes), rows[begin : begin + _ROWS])
-        me = _insert(connection, usage_writers)
+        for some in slices(rows):
+            await connection.execute(_adding(connection, usage_minutes), some)
+        me = upsert(connection, usage_writers)
         told = me.on_conflict_do_update(
             index_elements=["id"], set_={"sequence": me.excluded.sequence, "seen_at": me.excluded.seen_at}
         )
@@ -261,7 +260,7 @@ async def page(
         by_minute, by_hour = _conditions(usage_minutes, filters, HOUR_US), _conditions(usage_hours, filters, HOUR_US)
         both = union_all(_by_hour().where(*by_minute), select(usage_hours).where(*by_hour)).subquery()
         columns = both.c.at, both.c.rule_id, both.c.outcome
-        found = select(*columns, _sum(both.c.count).label("count")).group_by(*columns)
+        found = select(*columns, sum_of(both.c.count).label("count")).group_by(*columns)
     else:
         found = select(usage_minutes).where(*_conditions(usage_minutes, filters, MINUTE_US))
     source = found.subquery()
@@ -274,11 +273,11 @@ async def totals(connection: AsyncConnection, rules: Collection[str], since: int
     """Return how often some rules decided what in all since a moment, by rule and outcome."""
     minutes, named = usage_minutes.c, sorted(rules)
     found: dict[str, dict[str, int]] = {rule: {} for rule in named}
-    for begin in range(0, len(named), _ROWS):
-        some = minutes.rule_id.in_(named[begin : begin + _ROWS])
-        query = select(minutes.rule_id, minutes.outcome, _sum(minutes.count)).where(some, minutes.at >= since)
-        for rule, outcome, count in await connection.execute(query.group_by(minutes.rule_id, minutes.outcome)):
-            found[rule][outcome] = count
+    query = select(minutes.rule_id, minutes.outcome, sum_of(minutes.count)).where(
+        among(connection, usage_minutes.c.rule_id, named), minutes.at >= since
+    )
+    for rule, outcome, count in await connection.execute(query.group_by(minutes.rule_id, minutes.outcome)):
+        found[rule][outcome] = count
     return found
 
 
@@ -291,28 +290,17 @@ def _conditions(table: Table, filters: Mapping[str, Any], step_us: int) -> list[
     return conditions
 
 
-_HOUR = literal_column(str(HOUR_US), BigInteger)  # as text: a parameter would not be the same one when it groups
-
-
 def _by_hour() -> Any:
     minutes = usage_minutes.c
-    hour = minutes.at - minutes.at % _HOUR
-    return select(hour.label("at"), minutes.rule_id, minutes.outcome, _sum(minutes.count).label("count")).group_by(
+    hour = minutes.at - minutes.at % constant(HOUR_US)
+    return select(hour.label("at"), minutes.rule_id, minutes.outcome, sum_of(minutes.count).label("count")).group_by(
         hour, minutes.rule_id, minutes.outcome
     )
 
 
-def _sum(column: Any) -> Any:
-    return cast(func.sum(column), BigInteger)  # PostgreSQL would make it a decimal number
-
-
-def _insert(connection: AsyncConnection, table: Table) -> Any:
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
-
-
 def _adding(connection: AsyncConnection, table: Table, source: Any = None) -> Any:
     """Return what adds counts to those that are there."""
-    adding = _insert(connection, table)
+    adding = upsert(connection, table)
     if source is not None:
         adding = adding.from_select(["at", "rule_id", "outcome", "count"], source)
     return adding.on_conflict_do_update(

@@ -16,16 +16,17 @@ Where the sample is one principal of 2 ** level, each stands for as many, and ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import ceil, sqrt
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Table, and_, case, cast, delete, func, literal_column, select, union_all
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import BigInteger, and_, case, delete, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate.admin.statements import constant, slices, sum_of, upsert
 from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.core.quota import Quota
 from headgate.observe.principal_use import LONGEST_WINDOW_US, WindowUse, measured_window, passed_over
@@ -39,9 +40,8 @@ FINE_DAYS, KEPT_DAYS = 30, 365
 _EXACT_BITS = 6
 EXACT_BELOW = 1 << _EXACT_BITS
 """Units up to which each number has a bucket of its own."""
-HOUR_US, DAY_US = 3_600_000_000, 86_400_000_000
+HOUR_US = 3_600_000_000
 _SERIES = ("rule_id", "window_us", "in_force", "at")
-_ROWS = 5000
 _POSITIONS = (1 << 63) - 1
 
 
@@ -241,12 +241,12 @@ async def add(connection: AsyncConnection, uses: Iterable[WindowUse], now: int) 
         dict(zip((*_SERIES, "principal"), key, strict=True), units=units) for key, units in sorted(sums.items())
     ]
     level = use_windows.c.level
-    for some in _slices(headers):
-        put = _insert(connection, use_windows)
+    for some in slices(headers):
+        put = upsert(connection, use_windows)
         higher = case((level < put.excluded.level, put.excluded.level), else_=level)
         await connection.execute(put.on_conflict_do_update(index_elements=_SERIES, set_={"level": higher}), some)
-    for some in _slices(rows):
-        put = _insert(connection, use_principals)
+    for some in slices(rows):
+        put = upsert(connection, use_principals)
         units_ = use_principals.c.units + put.excluded.units
         keys = (*_SERIES, "principal")
         await connection.execute(put.on_conflict_do_update(index_elements=keys, set_={"units": units_}), some)
@@ -259,12 +259,12 @@ async def fold(connection: AsyncConnection, now: int) -> None:
     """
     principals, windows, histograms = use_principals.c, use_windows.c, use_histograms.c
     over = principals.at + principals.window_us + 2 * LATE_US <= now
-    await _add_to_histograms(connection, _bucketed(principals.at - principals.at % _whole(HOUR_US), over))
+    await _add_to_histograms(connection, _bucketed(principals.at - principals.at % constant(HOUR_US), over))
     await connection.execute(delete(use_principals).where(over))
     await connection.execute(delete(use_windows).where(windows.at + windows.window_us + 2 * LATE_US <= now))
     fine = (now - FINE_DAYS * DAY_US) // DAY_US * DAY_US
-    by_hour = and_(histograms.at < fine, histograms.at % _whole(DAY_US) != 0)
-    day = (histograms.at - histograms.at % _whole(DAY_US)).label("at")
+    by_hour = and_(histograms.at < fine, histograms.at % constant(DAY_US) != 0)
+    day = (histograms.at - histograms.at % constant(DAY_US)).label("at")
     keys = histograms.rule_id, histograms.window_us, histograms.in_force, day, histograms.level, histograms.low
     rows = select(*keys, histograms.principals, histograms.units).where(by_hour)
     await _add_to_histograms(connection, _summed(rows))
@@ -288,7 +288,7 @@ async def use_of(
     present = _bucketed(principals.at, principals.rule_id == rule, principals.window_us == window_us, *open_)
     both = union_all(past, present).subquery()
     keys = both.c.in_force, both.c.level, both.c.low
-    query = select(*keys, _sum(both.c.principals), _sum(both.c.units)).group_by(*keys).order_by(*keys)
+    query = select(*keys, sum_of(both.c.principals), sum_of(both.c.units)).group_by(*keys).order_by(*keys)
     found: dict[int, list[UseBucket]] = {}
     for in_force, *bucket in await connection.execute(query):
         found.setdefault(in_force, []).append(UseBucket(*bucket))
@@ -299,11 +299,13 @@ def _bucketed(at: Any, *conditions: Any) -> Any:
     """Return the query that makes histograms of what principals asked for, of those whom all who counted looked at."""
     principals, windows = use_principals.c, use_windows.c
     same = and_(*(principals[name] == windows[name] for name in _SERIES))
-    in_sample = principals.principal <= _whole(_POSITIONS).op(">>", return_type=BigInteger())(windows.level)
-    width = case(*((principals.units < high, _whole(width)) for high, width in _WIDTHS), else_=_whole(_WIDTHS[-1][1]))
+    in_sample = principals.principal <= constant(_POSITIONS).op(">>", return_type=BigInteger())(windows.level)
+    width = case(
+        *((principals.units < high, constant(width)) for high, width in _WIDTHS), else_=constant(_WIDTHS[-1][1])
+    )
     low = (principals.units - principals.units % width).label("low")
     keys = principals.rule_id, principals.window_us, principals.in_force, at.label("at"), windows.level, low
-    rows = select(*keys, _whole(1).label("principals"), principals.units)
+    rows = select(*keys, constant(1).label("principals"), principals.units)
     return _summed(rows.join_from(use_principals, use_windows, same).where(in_sample, *conditions))
 
 
@@ -315,29 +317,13 @@ def _summed(rows: Any) -> Any:
     """Return the query that adds up rows of histograms that are about the same."""
     each = rows.subquery().c
     keys = [each[name] for name in (*_SERIES, "level", "low")]
-    summed = select(*keys, _sum(each.principals).label("principals"), _sum(each.units).label("units"))
+    summed = select(*keys, sum_of(each.principals).label("principals"), sum_of(each.units).label("units"))
     return summed.group_by(*keys)
 
 
 async def _add_to_histograms(connection: AsyncConnection, rows: Any) -> None:
     columns = use_histograms.c
     keys = [*_SERIES, "level", "low"]
-    put = _insert(connection, use_histograms).from_select([*keys, "principals", "units"], rows)
+    put = upsert(connection, use_histograms).from_select([*keys, "principals", "units"], rows)
     more = {name: columns[name] + put.excluded[name] for name in ("principals", "units")}
     await connection.execute(put.on_conflict_do_update(index_elements=keys, set_=more))
-
-
-def _whole(number: int) -> Any:
-    return literal_column(str(number), BigInteger)  # as text: a parameter would not be the same one when it groups
-
-
-def _sum(column: Any) -> Any:
-    return cast(func.sum(column), BigInteger)  # PostgreSQL would make it a decimal number
-
-
-def _insert(connection: AsyncConnection, table: Table) -> Any:
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
-
-
-def _slices(rows: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (rows[at : at + _ROWS] for at in range(0, len(rows), _ROWS))

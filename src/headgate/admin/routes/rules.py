@@ -10,9 +10,8 @@ from litestar import Request, Response, Router, delete, get, post, put
 from litestar.datastructures import State
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.catalog import UnknownObject
 from headgate.admin.keys import KeyRole
-from headgate.admin.objects import ObjectKind
+from headgate.admin.objects import ObjectKind, UnknownObject
 from headgate.admin.routes.asking import (
     Admin,
     Json,

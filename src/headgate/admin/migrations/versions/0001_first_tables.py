@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0001"
 down_revision = None
+
+
+def _bodies(name: str, longest_id: int, *columns: sa.Column[Any]) -> None:
+    op.create_table(
+        name,
+        sa.Column("id", sa.String(length=longest_id), nullable=False),
+        *columns,
+        sa.Column("body", sa.JSON(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{name}")),
+    )
+    op.create_index(op.f(f"ix_{name}_updated_at"), name, ["updated_at"], unique=False)
 
 
 def upgrade() -> None:
@@ -78,50 +94,12 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_revision")),
     )
-    op.create_table(
-        "rules",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("position", sa.Integer(), nullable=False),
-        sa.Column("body", sa.JSON(), nullable=False),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.Column("updated_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_rules")),
-    )
+    _bodies("rules", 64, sa.Column("position", sa.Integer(), nullable=False))
     op.create_index(op.f("ix_rules_position"), "rules", ["position"], unique=False)
-    op.create_index(op.f("ix_rules_updated_at"), "rules", ["updated_at"], unique=False)
-    op.create_table(
-        "settings",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("body", sa.JSON(), nullable=False),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.Column("updated_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_settings")),
-    )
-    op.create_index(op.f("ix_settings_updated_at"), "settings", ["updated_at"], unique=False)
-    op.create_table(
-        "tiers",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("body", sa.JSON(), nullable=False),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.Column("updated_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_tiers")),
-    )
-    op.create_index(op.f("ix_tiers_updated_at"), "tiers", ["updated_at"], unique=False)
-    op.create_table(
-        "users",
-        sa.Column("id", sa.String(length=512), nullable=False),
-        sa.Column("tier", sa.String(length=64), nullable=False),
-        sa.Column("body", sa.JSON(), nullable=False),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.Column("updated_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_users")),
-    )
+    _bodies("settings", 64)
+    _bodies("tiers", 64)
+    _bodies("users", 512, sa.Column("tier", sa.String(length=64), nullable=False))
     op.create_index(op.f("ix_users_tier"), "users", ["tier"], unique=False)
-    op.create_index(op.f("ix_users_updated_at"), "users", ["updated_at"], unique=False)
     op.create_table(
         "versions",
         sa.Column("kind", sa.String(length=16), nullable=False),
@@ -150,15 +128,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_table("overrides")
-    op.drop_table("versions")
-    op.drop_table("users")
-    op.drop_table("tiers")
-    op.drop_table("settings")
-    op.drop_table("rules")
-    op.drop_table("revision")
-    op.drop_table("nodes")
-    op.drop_table("changes")
-    op.drop_table("audit_start")
-    op.drop_table("audit")
-    op.drop_table("api_keys")
+    for name in ("overrides", "versions", "users", "tiers", "settings", "rules"):
+        op.drop_table(name)
+    for name in ("revision", "nodes", "changes", "audit_start", "audit", "api_keys"):
+        op.drop_table(name)
