@@ -168,7 +168,7 @@ class Database:
                     yield connection
 
     def _make_file(self) -> None:
-        """Make a file that does not exist, for its owner alone: it has the digests of keys. Raises OSError, not SQLite's."""
+        """Make a file that does not exist, for its owner alone, since it has digests of keys. Raises OSError."""
         if not self.exists and self._url.database != ":memory:":
             os.close(os.open(self._url.database or "", os.O_RDWR | os.O_CREAT, 0o600))
 

@@ -57,8 +57,12 @@ class Refusal(msgspec.Struct, frozen=True):
     @property
     def retry_after(self) -> int | None:
         """Seconds, as in Retry-After; None where waiting does not help."""
-        decision = self.ruling.decision if self.ruling is not None else None
-        return None if decision is None else retry_after_s(decision)
+        return None if self.decision is None else retry_after_s(self.decision)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided; None where nothing was counted, so that waiting does not help."""
+        return self.ruling.decision if self.ruling is not None else None
 
 
 class Answers:

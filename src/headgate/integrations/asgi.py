@@ -218,9 +218,9 @@ class RateLimitMiddleware:
         of = connection.request, connection.peer, connection.lines, connection.path, connection.method
         while True:
             refusal = await self.gate.enter(Visit(self.gate, *of), self._messages)
-            if refusal is None or not self._waits or refusal.ruling is None or refusal.ruling.decision is None:
+            if refusal is None or not self._waits or refusal.decision is None:
                 return refusal
-            await asyncio.sleep(refusal.ruling.decision.retry_after)
+            await asyncio.sleep(refusal.decision.retry_after)
 
 
 class _Connection:

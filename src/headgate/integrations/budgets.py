@@ -42,6 +42,8 @@ KEPT_FAMILIES = 4096
 NO_ROUTE = "-"
 """The route of requests for what is not there."""
 _LIMITED = Verdict.LIMITED
+_BUDGETS = "__headgate_budgets__"
+"""The attribute by which a decorated view has its budgets."""
 _LIMITED_AS = "__headgate_limited__"
 """The attribute by which a function has what a decorator made of it."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]+")
@@ -152,17 +154,22 @@ class Budget:
         return _named(name, _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas))
 
 
-class BudgetSettings(TypedDict, total=False):
-    """What decorators may be told besides quotas: see `Budget`."""
+class CallTerms(TypedDict, total=False):
+    """What decorators of anything may be told besides quotas: see `Budget`."""
 
     rule: str | None
     name: str
     key: Callable[..., Any] | None
     cost: int | Callable[..., Any]
     exempt: Callable[..., Any] | None
-    count_when: Callable[..., Any] | None
     refund_on_error: bool
     shadow: bool
+
+
+class BudgetSettings(CallTerms, total=False):
+    """What decorators of routes may be told: these have responses, and limits for all of them."""
+
+    count_when: Callable[..., Any] | None
     replaces: bool
 
 
@@ -200,10 +207,23 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', kind.__module__)}.{getattr(function, '__qualname__', kind.__qualname__)}"
 
 
-def note_limited(function: Callable[..., Any], limited: Callable[..., Any]) -> None:
-    """Note what a decorator made of a function, for `check_order`."""
+def own_budgets(view: Any) -> list[Budget]:
+    """Return the budgets of a decorated view; none of another."""
+    found: list[Budget] = getattr(view, _BUDGETS, [])
+    return found
+
+
+def decorated_with(view: Callable[..., Any], budget: Budget, limited: Callable[[list[Budget]], Any]) -> Any:
+    """Return a view that has a budget: one that is decorated already gets another, else `limited` makes one."""
+    budgets = own_budgets(view)
+    budgets.insert(0, budget)
+    if hasattr(view, _BUDGETS):
+        return view
+    made = limited(budgets)
+    setattr(made, _BUDGETS, budgets)
     with suppress(AttributeError):  # a bound method takes no notes
-        setattr(function, _LIMITED_AS, limited)
+        setattr(view, _LIMITED_AS, made)
+    return made
 
 
 def check_order(endpoints: Iterable[Any]) -> None:

@@ -109,7 +109,7 @@ def _is_admitted() -> bool:
 
 def _defer(refusal: Refusal, route: str) -> None:
     """Let a task come again when it could pass. Raises Ignore, which ends it for now; or says why it never could."""
-    decision = refusal.ruling.decision if refusal.ruling is not None else None
+    decision = refusal.decision
     if decision is None:
         raise CallRefused(refusal.detail, refusal.status)
     if _is_called():

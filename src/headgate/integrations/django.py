@@ -16,7 +16,7 @@ then only its refusals have header fields.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, Unpack
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
@@ -29,9 +29,17 @@ from django.views import View
 
 from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
+from headgate.integrations.budgets import (
+    Budget,
+    BudgetSettings,
+    Quotas,
+    QuotasOfKey,
+    decorated_with,
+    name_of_function,
+    own_budgets,
+)
 from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping
-from headgate.integrations.visit import Visit
+from headgate.integrations.visit import Flow, Visit
 from headgate.integrations.wsgi import Lines, path_of
 from headgate.stores import open_store
 from headgate.web.errors import InvalidSettings
@@ -39,8 +47,6 @@ from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["RateLimitMiddleware", "limit", "reset"]
 F = TypeVar("F", bound=Callable[..., Any])
-_BUDGETS = "__headgate_budgets__"
-"""The attribute by which a decorated view has its budgets."""
 _PATHS = ("key", "cost", "exempt", "count_when", "on_refused", "limits", "engine", "identity", "headers", "clock")
 """Settings that may be given as the dotted path of what they are."""
 
@@ -96,38 +102,25 @@ class RateLimitMiddleware:
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        self._get_response, self._is_async = get_response, iscoroutinefunction(get_response)
-        self._gate = _SITE.gate(is_async=self._is_async)
-        if self._is_async:
+        self._get_response, is_async = get_response, iscoroutinefunction(get_response)
+        self._gate = _SITE.gate(is_async=is_async)
+        if is_async:
             markcoroutinefunction(self)
-            self.process_view: Any = self._enter_async
-        else:
-            self.process_view = self._enter
+        self.process_view: Any = self._enter_async if is_async else self._enter
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        _visit_of(request, self._gate)
-        return self._served_async(request) if self._is_async else self._served(request)
+        served: HttpResponseBase | Awaitable[HttpResponseBase] = self._gate.run(self._served(request))
+        return served
 
-    def _served(self, request: HttpRequest) -> HttpResponseBase:
+    def _served(self, request: HttpRequest) -> Flow[HttpResponseBase]:
         gate, visit = self._gate, _visit_of(request, self._gate)
-        response: HttpResponseBase = self._get_response(request)
+        response: HttpResponseBase = yield self._get_response(request)
         if not visit.has_entered:  # there is no view, or another middleware was quicker
-            refusal = gate.enter(visit, gate.budgets)
+            refusal = yield gate.enter(visit, gate.budgets)
             if refusal is not None:
                 return _response(refusal)
         if visit.is_open:
-            gate.run(visit.respond(response, response.status_code))
-        return _with_fields(response, visit.fields())
-
-    async def _served_async(self, request: HttpRequest) -> HttpResponseBase:
-        gate, visit = self._gate, _visit_of(request, self._gate)
-        response: HttpResponseBase = await self._get_response(request)
-        if not visit.has_entered:
-            refusal = await gate.enter(visit, gate.budgets)
-            if refusal is not None:
-                return _response(refusal)
-        if visit.is_open:
-            await gate.run(visit.respond(response, response.status_code))
+            yield from visit.respond(response, response.status_code)
         return _with_fields(response, visit.fields())
 
     def _enter(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
@@ -150,8 +143,7 @@ def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSett
 
     def decorate(view: F) -> F:
         _SITE.gate(is_async=_kind_of(view)[1]).know(budget)
-        decorated: Any = _decorated(view, budget)
-        limited: F = decorated
+        limited: F = decorated_with(view, budget, partial(_limited, view))
         return limited
 
     return decorate
@@ -162,13 +154,9 @@ def reset(key: str, name: str = "default", *, limits: Quotas | None = None) -> N
     _SITE.gate(is_async=False).reset(key, name, limits=limits)
 
 
-def _decorated(view: Any, budget: Budget) -> Any:
-    """Return a view that has a budget. The middleware finds it; where that is not there, the view asks itself."""
-    budgets: list[Budget] | None = getattr(view, _BUDGETS, None)
-    if budgets is not None:
-        budgets.insert(0, budget)
-        return view
-    budgets, (route, is_async) = [budget], _kind_of(view)
+def _limited(view: Any, budgets: list[Budget]) -> Any:
+    """Return a view that has budgets. The middleware finds them; where that is not there, the view asks itself."""
+    route, is_async = _kind_of(view)
 
     @wraps(view)
     def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +164,8 @@ def _decorated(view: Any, budget: Budget) -> Any:
         if not visit.has_asked(budgets):
             gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
             enter = async_to_sync(gate.enter) if gate.is_async else gate.enter
-            refusal = enter(visit, _known(visit, budgets), route)
+            gate.know(*budgets)
+            refusal = enter(visit, budgets, route)
             if refusal is not None:
                 return _response(refusal)
         return view(request, *args, **kwargs)
@@ -185,14 +174,13 @@ def _decorated(view: Any, budget: Budget) -> Any:
     async def limited_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         visit = _visit_of(request, _SITE.gate(is_async=True))
         if not visit.has_asked(budgets):
-            refusal = await _SITE.gate(is_async=True).enter(visit, _known(visit, budgets), route)
+            visit.gate.know(*budgets)
+            refusal = await _SITE.gate(is_async=True).enter(visit, budgets, route)
             if refusal is not None:
                 return _response(refusal)
         return await view(request, *args, **kwargs)
 
-    chosen = limited_async if is_async else limited
-    setattr(chosen, _BUDGETS, budgets)
-    return chosen
+    return limited_async if is_async else limited
 
 
 def _kind_of(view: Any) -> tuple[str, bool]:
@@ -215,18 +203,12 @@ def _visit_of(request: HttpRequest, gate: Gatekeeping) -> Visit:
     return visit
 
 
-def _known(visit: Visit, budgets: Sequence[Budget]) -> Sequence[Budget]:
-    for budget in budgets:
-        visit.gate.know(budget)
-    return budgets
-
-
 def _all_of(visit: Visit, view: Any) -> tuple[Sequence[Budget], str]:
     """Return what a view is limited by, and its name."""
-    own: list[Budget] = getattr(view, _BUDGETS, [])
+    own = own_budgets(view)
+    visit.gate.know(*own)
     visit.ask(own)
-    shared = () if any(budget.replaces for budget in own) else visit.gate.budgets
-    return (*shared, *_known(visit, own)), name_of_function(getattr(view, "view_class", view))
+    return visit.gate.with_own(own), name_of_function(getattr(view, "view_class", view))
 
 
 def _response(refusal: Refusal) -> HttpResponseBase:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Unpack
 
 from starlette.concurrency import run_in_threadpool
@@ -33,15 +33,14 @@ from headgate.integrations.budgets import (
     Quotas,
     QuotasOfKey,
     check_order,
+    decorated_with,
     name_of_function,
-    note_limited,
+    own_budgets,
 )
 from headgate.integrations.visit import Visit
 from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limited"]
-_BUDGETS = "__headgate_budgets__"
-"""The attribute by which a decorated route has its budgets."""
 _CONNECTION = "headgate_connection"
 """The parameter by which FastAPI gives the connection to a decorated route."""
 _HANDLERS = "starlette.exception_handlers"
@@ -61,8 +60,7 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
 
     def limited_routes(self, scope: Scope) -> bool:
         budgets = list(_budgets_of(scope.get("app")))
-        for budget in budgets:
-            self.gate.know(budget)
+        self.gate.know(*budgets)
         check_order(_endpoints_of(scope.get("app")))
         return bool(budgets)
 
@@ -125,31 +123,31 @@ def limited(
     budget = Budget(limits=limits, **terms)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        if hasattr(function, _BUDGETS):
-            getattr(function, _BUDGETS).insert(0, budget)
-            return function
-        budgets, route, is_async = [budget], name_of_function(function), inspect.iscoroutinefunction(function)
-
-        @wraps(function)
-        async def guarded(*args: Any, **kwargs: Any) -> Any:
-            connection = kwargs.pop(_CONNECTION, None)
-            if connection is None:  # Starlette gives it to every endpoint, as an argument
-                given = (*args, *kwargs.values())
-                connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
-            if connection is None:
-                raise UsageError(f"{route} is limited, but it was not called as a route")
-            if not _passes(connection.scope, budgets, route):
-                await _enter(connection.scope, budgets, route)
-            if is_async:
-                return await function(*args, **kwargs)
-            return await run_in_threadpool(function, *args, **kwargs)
-
-        setattr(guarded, _BUDGETS, budgets)
-        note_limited(function, guarded)
-        guarded.__signature__ = _with_connection(function)  # type: ignore[attr-defined]
-        return guarded
+        decorated: Callable[..., Awaitable[Any]] = decorated_with(function, budget, partial(_guarded, function))
+        return decorated
 
     return decorate
+
+
+def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callable[..., Awaitable[Any]]:
+    route, is_async = name_of_function(function), inspect.iscoroutinefunction(function)
+
+    @wraps(function)
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        connection = kwargs.pop(_CONNECTION, None)
+        if connection is None:  # Starlette gives it to every endpoint, as an argument
+            given = (*args, *kwargs.values())
+            connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
+        if connection is None:
+            raise UsageError(f"{route} is limited, but it was not called as a route")
+        if not _passes(connection.scope, budgets, route):
+            await _enter(connection.scope, budgets, route)
+        if is_async:
+            return await function(*args, **kwargs)
+        return await run_in_threadpool(function, *args, **kwargs)
+
+    guarded.__signature__ = _with_connection(function)  # type: ignore[attr-defined]
+    return guarded
 
 
 def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
@@ -164,8 +162,7 @@ async def _enter(scope: Scope, budgets: Sequence[Budget], route: str) -> None:
     if visit is None:
         raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
     gate: Any = visit.gate
-    for budget in budgets:
-        gate.know(budget)
+    gate.know(*budgets)
     refusal = await gate.enter(visit, budgets, route)
     if refusal is None:
         return
@@ -190,7 +187,7 @@ def _with_connection(function: Callable[..., Any]) -> inspect.Signature:
 
 def _budgets_of(place: Any) -> Iterator[Budget]:
     """Yield the budgets of a route, or of all routes of an application or a router."""
-    yield from getattr(getattr(place, "endpoint", None), _BUDGETS, ())
+    yield from own_budgets(getattr(place, "endpoint", None))
     dependencies = list(getattr(getattr(place, "dependant", None), "dependencies", ()))
     for dependant in dependencies:
         if isinstance(dependant.call, Limit):

@@ -16,7 +16,7 @@ the request of Flask.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from http import HTTPStatus
 from typing import Any, TypeVar, Unpack
 
@@ -25,7 +25,15 @@ from werkzeug.exceptions import HTTPException, TooManyRequests
 
 from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, check_order, note_limited
+from headgate.integrations.budgets import (
+    Budget,
+    BudgetSettings,
+    Quotas,
+    QuotasOfKey,
+    check_order,
+    decorated_with,
+    own_budgets,
+)
 from headgate.integrations.gate import Gate, GateSettings, nothing_limited
 from headgate.integrations.wsgi import OURS, visit_of
 from headgate.web.errors import InvalidSettings
@@ -34,8 +42,6 @@ from headgate.web.problem import CONTENT_TYPE
 __all__ = ["RateLimited", "RateLimits", "Refused"]
 F = TypeVar("F", bound="Callable[..., Any] | Blueprint")
 _EXTENSION = "headgate"
-_BUDGETS = "__headgate_budgets__"
-"""The attribute by which a decorated view has its budgets."""
 _PASSING = "headgate_passing"
 """The attribute of `flask.g` by which a request has what is known of it."""
 
@@ -113,12 +119,10 @@ class RateLimits:
         self._budgets.append(budget)
 
         def decorate(what: F) -> F:
-            decorated: Any = what
             if isinstance(what, Blueprint):
                 what.before_request(lambda: _enter_blueprint(budget))
-            else:
-                decorated = _decorated(what, budget)
-            limited: F = decorated
+                return what
+            limited: F = decorated_with(what, budget, partial(_limited, what))
             return limited
 
         return decorate
@@ -156,7 +160,7 @@ class _Watch:
             passing.enter(self._gate.budgets)
             return
         passing.visit.ask(own)
-        passing.enter(own if any(budget.replaces for budget in own) else (*self._gate.budgets, *own))
+        passing.enter(self._gate.with_own(own))
 
     def after(self, response: Response) -> Response:
         """Give back what does not count, and tell what is left."""
@@ -180,13 +184,8 @@ class _Watch:
             self._gate.run(passing.visit.fail())
 
 
-def _decorated(view: Any, budget: Budget) -> Any:
-    """Return a view that has a budget. It is found before the view is called; if it was hidden, it is found then."""
-    budgets: list[Budget] | None = getattr(view, _BUDGETS, None)
-    if budgets is not None:
-        budgets.insert(0, budget)
-        return view
-    budgets = [budget]
+def _limited(view: Any, budgets: list[Budget]) -> Any:
+    """Return a view that has budgets. They are found before it is called; if they were hidden, they are found then."""
 
     @wraps(view)
     def limited(*args: Any, **kwargs: Any) -> Any:
@@ -195,8 +194,6 @@ def _decorated(view: Any, budget: Budget) -> Any:
             passing.enter(budgets)
         return current_app.ensure_sync(view)(*args, **kwargs)
 
-    setattr(limited, _BUDGETS, budgets)
-    note_limited(view, limited)
     return limited
 
 
@@ -208,7 +205,7 @@ class _Passing:
     def __init__(self, gate: Gate, current: Request, views: Mapping[str, Any]) -> None:
         self.visit = visit_of(gate, current, current.environ)
         self.route = current.endpoint or ""
-        self.budgets: list[Budget] = getattr(views.get(self.route), _BUDGETS, [])
+        self.budgets = own_budgets(views.get(self.route))
         """Of the view."""
         self.refusal: Refusal | None = None
 

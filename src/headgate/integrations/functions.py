@@ -19,17 +19,16 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, cast
 
 import msgspec
 
 from headgate.clock import Clock
-from headgate.core.decision import Decision
 from headgate.core.errors import HeadgateError, LimitExceeded
 from headgate.core.numbers import short
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, Quotas, QuotasOfKey, name_of_function
+from headgate.integrations.budgets import Budget, CallTerms, Quotas, QuotasOfKey, name_of_function
 from headgate.integrations.gate import AsyncGate, Gate, GateSettings, at_once
 from headgate.integrations.visit import Visit
 from headgate.waiting import deadline
@@ -60,16 +59,9 @@ class CallRefused(HeadgateError):
         return str(self.args[0])
 
 
-class FunctionTerms(TypedDict, total=False):
+class FunctionTerms(CallTerms, total=False):
     """What functions may be told: see `Budget`, and `GateSettings` for the rest."""
 
-    rule: str | None
-    name: str
-    key: Callable[..., Any] | None
-    cost: int | Callable[..., Any]
-    exempt: Callable[..., Any] | None
-    refund_on_error: bool
-    shadow: bool
     rules: Any
     engine: Any
     store: Any
@@ -151,7 +143,7 @@ class _Terms(msgspec.Struct, frozen=True):
                 yield _Pause(visit.delay_us)  # its place in a queue
             if refusal is None or callable(self.otherwise):
                 return visit, refusal
-            decision: Decision | None = refusal.ruling.decision if refusal.ruling is not None else None
+            decision = refusal.decision
             if decision is None:
                 raise CallRefused(refusal.detail, refusal.status)
             left = None if self.wait_us is None else self.wait_us - waited

@@ -100,7 +100,7 @@ class Gatekeeping:
 
     is_async: bool
 
-    def __init__(self, settings: GateSettings, spelling: Spelling[Any]) -> None:
+    def __init__(self, settings: GateSettings, spelling: Spelling[Any] = as_text) -> None:
         unknown = set(settings) - set(GateSettings.__annotations__)
         if unknown:
             known = ", ".join(sorted(GateSettings.__annotations__))
@@ -158,11 +158,16 @@ class Gatekeeping:
                 self._check_rule(budget.rule)
         return budgets
 
-    def know(self, budget: Budget) -> None:
-        """Check a budget of a route when it is seen first; see `checked`."""
-        if id(budget) not in self.known:
-            self.checked(budget)
-            self.known[id(budget)] = budget
+    def know(self, *budgets: Budget) -> None:
+        """Check budgets of a route when they are seen first; see `checked`."""
+        for budget in budgets:
+            if id(budget) not in self.known:
+                self.checked(budget)
+                self.known[id(budget)] = budget
+
+    def with_own(self, own: Sequence[Budget]) -> tuple[Budget, ...]:
+        """Return what a route is limited by that has budgets of its own, besides those for all routes or instead."""
+        return tuple(own) if any(budget.replaces for budget in own) else (*self.budgets, *own)
 
     def check_functions(self, *functions: Callable[..., Any]) -> None:
         """Refuse coroutine functions where nobody could wait for them."""
@@ -263,9 +268,6 @@ class Gate(Gatekeeping):
 
     is_async = False
 
-    def __init__(self, settings: GateSettings, spelling: Spelling[Any] = as_text) -> None:
-        super().__init__(settings, spelling)
-
     def run(self, flow: Flow[T]) -> T:
         """Return what a flow of a visit returns."""
         return drive(flow, at_once)
@@ -294,9 +296,6 @@ class AsyncGate(Gatekeeping):
     """The gate of an application in an event loop, which it never blocks."""
 
     is_async = True
-
-    def __init__(self, settings: GateSettings, spelling: Spelling[Any] = as_text) -> None:
-        super().__init__(settings, spelling)
 
     async def run(self, flow: Flow[T]) -> T:
         """Return what a flow of a visit returns."""

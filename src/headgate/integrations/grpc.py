@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Unpack
 from urllib.parse import unquote
 
@@ -79,7 +80,7 @@ class _Methods:
 
     def of(self, gate: Gatekeeping, method: str) -> tuple[Budget, ...]:
         own = self._budgets.get(method, ()) + self._budgets.get(f"{method.rpartition('/')[0]}/*", ())
-        return own if any(budget.replaces for budget in own) else (*gate.budgets, *own)
+        return gate.with_own(own)
 
 
 class RateLimitInterceptor(grpc.ServerInterceptor):
@@ -98,48 +99,37 @@ class RateLimitInterceptor(grpc.ServerInterceptor):
         handler, details = continuation(handler_call_details), handler_call_details
         if handler is None:
             return None
+        behaviour = _behaviour(handler)
 
         def one(message: Any, context: Any) -> Any:
-            visit = self._enter(details, None if handler.request_streaming else message, context)
-            code = grpc.StatusCode.CANCELLED
-            try:
-                answer = _behaviour(handler)(message, context)
-                code = _code(context) or grpc.StatusCode.OK
-            except Exception:
-                code = _code(context) or grpc.StatusCode.UNKNOWN
-                raise
-            finally:
-                self._leave(visit, context, code)
-            return answer
+            with self._passing(_visit(self.gate, handler, details, message, context), context):
+                return behaviour(message, context)
 
         def many(message: Any, context: Any) -> Iterator[Any]:
-            visit = self._enter(details, None if handler.request_streaming else message, context)
-            code = grpc.StatusCode.CANCELLED
-            try:
-                yield from _behaviour(handler)(message, context)
-                code = _code(context) or grpc.StatusCode.OK
-            except Exception:
-                code = _code(context) or grpc.StatusCode.UNKNOWN
-                raise
-            finally:
-                self._leave(visit, context, code)
+            with self._passing(_visit(self.gate, handler, details, message, context), context):
+                yield from behaviour(message, context)
 
         return _replaced(handler, many if handler.response_streaming else one)
 
-    def _enter(self, details: Any, message: Any, context: Any) -> Visit:
-        """Let a call pass, or end it."""
-        visit = _visit(self.gate, details, message, context)
-        refusal = self.gate.enter(visit, self._methods.of(self.gate, details.method), details.method)
+    @contextmanager
+    def _passing(self, visit: Visit, context: Any) -> Iterator[None]:
+        """Let a call pass, or end it; give back what does not count when it has ended."""
+        refusal = self.gate.enter(visit, self._methods.of(self.gate, visit.path), visit.path)
         if refusal is not None:
             context.set_trailing_metadata(_refused(refusal))
             context.abort(_CODES[refusal.status], refusal.detail)
         context.set_trailing_metadata(tuple(visit.fields()))
-        return visit
-
-    def _leave(self, visit: Visit, context: Any, code: grpc.StatusCode) -> None:
-        if visit.is_open:
-            self.gate.run(visit.respond(Outcome(code), _status(code)))
-        _close(visit, context)
+        code = grpc.StatusCode.CANCELLED
+        try:
+            yield
+            code = _code(context) or grpc.StatusCode.OK
+        except Exception:
+            code = _code(context) or grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            if visit.is_open:
+                self.gate.run(visit.respond(Outcome(code), _status(code)))
+            _close(visit, context)
 
 
 class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
@@ -157,46 +147,34 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
         behaviour = _coroutine(handler, details.method)
 
         async def one(message: Any, context: Any) -> Any:
-            visit = await self._enter(details, None if handler.request_streaming else message, context)
-            code = grpc.StatusCode.CANCELLED
-            try:
-                answer = await behaviour(message, context)
-                code = _code(context) or grpc.StatusCode.OK
-            except Exception:
-                code = _code(context) or grpc.StatusCode.UNKNOWN
-                raise
-            finally:
-                await self._leave(visit, context, code)
-            return answer
+            async with self._passing(_visit(self.gate, handler, details, message, context), context):
+                return await behaviour(message, context)
 
         async def many(message: Any, context: Any) -> AsyncIterator[Any]:
-            visit = await self._enter(details, None if handler.request_streaming else message, context)
-            code = grpc.StatusCode.CANCELLED
-            try:
+            async with self._passing(_visit(self.gate, handler, details, message, context), context):
                 async for each in behaviour(message, context):
                     yield each
-                code = _code(context) or grpc.StatusCode.OK
-            except Exception:
-                code = _code(context) or grpc.StatusCode.UNKNOWN
-                raise
-            finally:
-                await self._leave(visit, context, code)
 
         return _replaced(handler, many if inspect.isasyncgenfunction(behaviour) else one)
 
-    async def _enter(self, details: Any, message: Any, context: Any) -> Visit:
-        """Let a call pass, or end it."""
-        visit = _visit(self.gate, details, message, context)
-        refusal = await self.gate.enter(visit, self._methods.of(self.gate, details.method), details.method)
+    @asynccontextmanager
+    async def _passing(self, visit: Visit, context: Any) -> AsyncIterator[None]:
+        """See `RateLimitInterceptor`."""
+        refusal = await self.gate.enter(visit, self._methods.of(self.gate, visit.path), visit.path)
         if refusal is not None:
             await context.abort(_CODES[refusal.status], refusal.detail, _refused(refusal))
         context.set_trailing_metadata(tuple(visit.fields()))
-        return visit
-
-    async def _leave(self, visit: Visit, context: Any, code: grpc.StatusCode) -> None:
-        if visit.is_open:
-            await self.gate.run(visit.respond(Outcome(code), _status(code)))
-        _close(visit, context)
+        code = grpc.StatusCode.CANCELLED
+        try:
+            yield
+            code = _code(context) or grpc.StatusCode.OK
+        except Exception:
+            code = _code(context) or grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            if visit.is_open:
+                await self.gate.run(visit.respond(Outcome(code), _status(code)))
+            _close(visit, context)
 
 
 def _behaviour(handler: Any) -> Callable[[Any, Any], Any]:
@@ -225,10 +203,10 @@ def _replaced(handler: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
     return made(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
-def _visit(gate: Gatekeeping, details: Any, message: Any, context: Any) -> Visit:
+def _visit(gate: Gatekeeping, handler: Any, details: Any, message: Any, context: Any) -> Visit:
     metadata, peer = tuple(details.invocation_metadata or ()), context.peer()
     lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
-    call = ServerCall(details.method, dict(metadata), peer, message)
+    call = ServerCall(details.method, dict(metadata), peer, None if handler.request_streaming else message)
     return Visit(gate, call, _address(peer), lines, details.method, "POST")
 
 
@@ -254,9 +232,8 @@ def _close(visit: Visit, context: Any) -> None:
 
 def _refused(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
     metadata = list(refusal.fields)
-    decision = refusal.ruling.decision if refusal.ruling is not None else None
-    if decision is not None:
-        wait_us = decision.retry_after_us
+    if refusal.decision is not None:
+        wait_us = refusal.decision.retry_after_us
         metadata.append(("grpc-retry-pushback-ms", str(-(-wait_us // 1000) or 1)))
         metadata.append(("grpc-status-details-bin", _status_details(refusal, wait_us)))
     return tuple(metadata)

@@ -110,19 +110,16 @@ class _Middleware(asgi.RateLimitMiddleware):
         app: Any = scope.get("litestar_app") or scope.get("app")
         handlers = [handler for route in app.routes for handler in _handlers(route)]
         guards = [guard for handler in handlers for guard in handler.resolve_guards() if isinstance(guard, Limit)]
-        for guard in guards:
-            self.gate.know(guard.budget)
+        self.gate.know(*[guard.budget for guard in guards])
         return bool(guards)
 
     def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:
         handler = scope.get("route_handler")
         guards = handler.resolve_guards() if handler is not None else ()
         own = [guard.budget for guard in guards if isinstance(guard, Limit)]
-        for budget in own:
-            visit.gate.know(budget)
+        visit.gate.know(*own)
         visit.ask(own)
-        shared = () if any(budget.replaces for budget in own) else visit.gate.budgets
-        return (*shared, *own), name_of_function(handler.fn) if handler is not None else ""
+        return visit.gate.with_own(own), name_of_function(handler.fn) if handler is not None else ""
 
 
 def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
