@@ -264,9 +264,8 @@ def _health(check: HealthCheck, host: str, *, is_http2: bool) -> Json:
         "healthy_threshold": check.healthy_after,
         "unhealthy_threshold": check.unhealthy_after,
         "http_health_check": {
-            "host": f"[{host}]"
-            if ":" in host
-            else host,  # else the name that the service has here, which it may never have heard of
+            # else Envoy sends the name that the service has here, which it may never have heard of
+            "host": f"[{host}]" if ":" in host else host,
             "path": check.path,
             "codec_client_type": "HTTP2" if is_http2 else "HTTP1",
         },

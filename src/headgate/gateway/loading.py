@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.mode import Mode
 from headgate.gateway.forms import GATEWAY, LISTENER, ROUTE, SERVICE, TLS
 from headgate.gateway.identity import issuers_of
 from headgate.gateway.model import (
@@ -98,6 +97,12 @@ def _has_all(form: Record, part: Values | None) -> bool:
     return part is not None and part.keys() >= {*form.required}
 
 
+def _given(read: Values, *names: str, **others: str) -> Values:
+    """Return the fields that a file has, by their names in the model, which has defaults for the others."""
+    found = {name: name for name in names} | others
+    return {name: read[field] for name, field in found.items() if field in read}
+
+
 def _without_gaps(value: Any) -> Any:
     """Return a list without what is wrong in it, and all else as it is."""
     return [item for item in value if item is not None] if type(value) is list else value
@@ -148,18 +153,11 @@ class _Building:
             services,
             tuple(routes.values()),
             decisions,
-            identity.get("api_keys"),
-            issuers,
-            identity.get("trusted_hops", 0),
-            identity.get("ipv6_prefix", 64),
-            read.get("on_headgate_failure", "deny"),
-            GatewayListener(admin.get("address", "127.0.0.1"), admin["port"]) if admin else None,
-            limits.get("connections", 10_000),
-            limits.get("header_kb", 16),
-            limits.get("idle", 300.0),
-            read.get("threads", 0),
-            read.get("access_log", True),
-            read.get("drain", 25.0),
+            issuers=issuers,
+            admin=self._listener(("admin",), admin) if admin else None,
+            **_given(identity, "api_keys", "trusted_hops", "ipv6_prefix"),
+            **_given(read, "on_headgate_failure", "threads", "access_log", drain_seconds="drain"),
+            **_given(limits, max_connections="connections", max_header_kb="header_kb", idle_timeout="idle"),
         )
 
     def _listener(self, path: Place, read: Values) -> GatewayListener:
@@ -194,9 +192,8 @@ class _Building:
         if not read["endpoints"]:
             self._note((*path, "endpoints"), "names no server", 'Write where it is: ["10.0.0.5:8000"].')
         tls = self._upstream_tls((*path, "tls"), read["tls"], read["endpoints"]) if "tls" in read else None
-        plain = ("health_check", "connect_timeout", "timeout", "retries")
-        given = {field: read[field] for field in plain if field in read}
-        return UpstreamService(str(path[1]), tuple(read["endpoints"]), read.get("protocol", False), tls=tls, **given)
+        given = _given(read, "health_check", "connect_timeout", "timeout", "retries", is_http2="protocol")
+        return UpstreamService(str(path[1]), tuple(read["endpoints"]), tls=tls, **given)
 
     def _upstream_tls(
         self, path: Place, read: Mapping[str, str], endpoints: Iterable[UpstreamEndpoint]
@@ -218,19 +215,14 @@ class _Building:
             known = ", ".join(services)
             self._note((*path, "service"), f"there is no service {read['service']!r}", hint or f"There are: {known}.")
         cors = read.get("cors")
-        given = {
-            name: read[name]
-            for name in ("require", "cost", "cost_from_response", "attributes", "websocket", "timeout", "rewrite")
-            if name in read
-        }
+        plain = ("require", "cost", "cost_from_response", "attributes", "websocket", "timeout", "rewrite")
         return GatewayRoute(
             read["path"],
             read["service"],
             tuple(host.lower() for host in read.get("hosts", ())),
             tuple(sorted(set(read.get("methods", ())))),
-            remove_credentials=read.get("credentials", False),
             cors=None if cors is None else self._cors((*path, "cors"), cors),
-            **given,
+            **_given(read, *plain, remove_credentials="credentials"),
         )
 
     def _cors(self, path: Place, read: Values) -> Cors:
@@ -273,7 +265,6 @@ class _Building:
 
     def _decisions(self, data: Values, read: Values, rules: str, store: str) -> DecisionService:
         given = read.get("decisions", {})
-        timeout, workers = given.get("timeout", 0.25), given.get("workers", 1)
         if "address" in given:
             for name in ("rules", "store", "on_store_failure"):
                 if name in read:
@@ -286,19 +277,19 @@ class _Building:
             place = ("decisions", "caller_key_file")
             key = self._folder.text(place, given[place[1]]) if place[1] in given else ""
             return DecisionService(
-                remote=given["address"], remote_tls=tls, caller_key=(key or "").strip(), timeout=timeout
+                remote=given["address"], remote_tls=tls, caller_key=(key or "").strip(), **_given(given, "timeout")
             )
         for name in ("tls", "caller_key_file"):
             if name in given:
                 self._note(("decisions", name), "is for a service elsewhere", "Give its address, too.", at_key=True)
         if "rules" not in {*data, *GATEWAY.misspelt(data, self._findings)}:
             self._note((), "there are no rules", "Write rules: FILE, or the rules themselves.")
-        store = read.get("store", store)
-        if workers > 1 and not store.lower().startswith("redis"):
-            self._note(
-                ("decisions", "workers"), f"{workers} workers need a store that they share", "Say store: redis://HOST."
-            )
-        return DecisionService(rules, store, read.get("on_store_failure", Mode.LOCAL), workers, timeout=timeout)
+        settings = {"store": store, **_given(read, "store", "on_store_failure"), **_given(given, "workers", "timeout")}
+        found = DecisionService(rules, **settings)
+        if found.workers > 1 and not found.store.lower().startswith("redis"):
+            message = f"{found.workers} workers need a store that they share"
+            self._note(("decisions", "workers"), message, "Say store: redis://HOST.")
+        return found
 
     def _note(self, path: Place, message: str, hint: str = "", *, at_key: bool = False) -> None:
         self._findings.add(path, message, hint=hint, kind=_MEANING, at_key=at_key)

@@ -154,10 +154,7 @@ def _settings(route: GatewayRoute) -> Json:
     if route.cost_from_response:
         settings[COST] = _cost_rule(route.cost_from_response)
         kind = f"{EXTENSION}filters.http.ratelimit.v3.RateLimitPerRoute"
-        settings[RATE_LIMIT] = {
-            "@type": kind,
-            "rate_limits": [_after_response(route)],
-        }  # in actions, hits have no effect
+        settings[RATE_LIMIT] = {"@type": kind, "rate_limits": [_after_response(route)]}
     return settings
 
 
@@ -188,7 +185,10 @@ def _cost_rule(header: str) -> Json:
 
 
 def _after_response(route: GatewayRoute) -> Json:
-    """Return what is counted when a response is complete: by whom, as verified before, and how much."""
+    """Return what is counted when a response is complete: by whom, as verified before, and how much.
+
+    The number of hits is told beside the actions: within them it would have no effect.
+    """
     who: Iterable[Json] = (
         {
             "metadata": {

@@ -42,16 +42,12 @@ class AiohttpMiddleware:
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send a request when the limits allow it."""
-        refused: list[ClientResponse] = []
 
         async def send() -> Incoming:
-            while refused:
-                refused.pop().close()
             response = await handler(request)
-            refused.append(response)
             return Incoming(response.status, response.headers.items(), response)
 
-        outcome = await self._paced.exchange(_outgoing(request), send)
+        outcome = await self._paced.exchange(_outgoing(request), send, _close)
         if isinstance(outcome, WaitTooLong):
             raise RateLimited(outcome.retry_after_us / 1_000_000)
         response: ClientResponse = outcome.response
@@ -60,6 +56,10 @@ class AiohttpMiddleware:
     async def close(self) -> None:
         """Release what the store holds."""
         await self._paced.close()
+
+
+async def _close(response: ClientResponse) -> None:
+    response.close()
 
 
 def _outgoing(request: ClientRequest) -> Outgoing:

@@ -247,9 +247,7 @@ class Allowance:
         ours = self._ours_forgotten_at()
         if ours is not None and (self._reset is None or ours <= self._reset):
             return ours
-        if (
-            self._is_rolling and self._is_window_told and self.window_us
-        ):  # then some of it comes back before all of it does
+        if self._is_rolling and self._is_window_told and self.window_us:  # some of it comes back before all of it does
             soon = self._known.at + self.window_us // 4
             return self._ahead_at(now, soon if self._reset is None else min(soon, self._reset))
         return self._ahead_at(now, self._reset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Pause, TaskTicket, ThreadTicket
 from headgate.web.ietf import Headers
+from headgate.web.problem import CONTENT_TYPE
 
 STATUS = 429
 
@@ -36,9 +38,12 @@ class Paced:
         self._raises = raises
         self._store = None if store is None else open_resilient_store(store)
 
-    def exchange(self, request: Outgoing, send: Callable[[], Incoming]) -> Incoming | WaitTooLong:
-        """Have `send` called when the limits allow it."""
+    def exchange(
+        self, request: Outgoing, send: Callable[[], Incoming], close: Callable[[Any], None]
+    ) -> Incoming | WaitTooLong:
+        """Have `send` called when the limits allow it; a refusal is closed before the request is sent again."""
         ticket, clock, store = ThreadTicket(), self.pacer.clock, self._store
+        refused: list[Incoming] = []
 
         def do(step: Step) -> Decision | Incoming | None:
             if isinstance(step, Pause):
@@ -46,7 +51,10 @@ class Paced:
                 return None
             if isinstance(step, Call):
                 return store.run(step) if store is not None else None
-            return send()
+            while refused:
+                close(refused.pop().response)
+            refused.append(send())
+            return refused[0]
 
         return _told(drive(self.pacer.exchange(request, ticket, is_shared=store is not None), do), raises=self._raises)
 
@@ -64,9 +72,12 @@ class AsyncPaced:
         self._raises = raises
         self._store = None if store is None else open_resilient_async_store(store)
 
-    async def exchange(self, request: Outgoing, send: Callable[[], Awaitable[Incoming]]) -> Incoming | WaitTooLong:
-        """Have `send` called when the limits allow it. Cancelling leaves the line."""
+    async def exchange(
+        self, request: Outgoing, send: Callable[[], Awaitable[Incoming]], close: Callable[[Any], Awaitable[None]]
+    ) -> Incoming | WaitTooLong:
+        """See `Paced.exchange`. Cancelling leaves the line."""
         ticket, clock, store = TaskTicket(), self.pacer.clock, self._store
+        refused: list[Incoming] = []
 
         async def do(step: Step) -> Decision | Incoming | None:
             if isinstance(step, Pause):
@@ -74,7 +85,10 @@ class AsyncPaced:
                 return None
             if isinstance(step, Call):
                 return await store.run(step) if store is not None else None
-            return await send()
+            while refused:
+                await close(refused.pop().response)
+            refused.append(await send())
+            return refused[0]
 
         flow = self.pacer.exchange(request, ticket, is_shared=store is not None)
         return _told(await drive_async(flow, do), raises=self._raises)
@@ -97,7 +111,7 @@ def own_answer(refusal: WaitTooLong) -> tuple[Headers, bytes]:
         }
     )
     headers = [
-        ("Content-Type", "application/problem+json"),
+        ("Content-Type", CONTENT_TYPE),
         ("Content-Length", str(len(body))),
         ("Retry-After", str(seconds)),
         ("Cache-Control", "no-store"),

@@ -48,16 +48,11 @@ class HttpxTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when the limits allow it."""
-        refused: list[httpx.Response] = []
 
         def send() -> Incoming:
-            while refused:
-                refused.pop().close()
-            response = self._transport.handle_request(request)
-            refused.append(response)
-            return _answer(response)
+            return _answer(self._transport.handle_request(request))
 
-        return _response(self._paced.exchange(_outgoing(request), send), request)
+        return _response(self._paced.exchange(_outgoing(request), send, httpx.Response.close), request)
 
     def close(self) -> None:
         """Close the transport inside, and the store."""
@@ -94,16 +89,11 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when the limits allow it."""
-        refused: list[httpx.Response] = []
 
         async def send() -> Incoming:
-            while refused:
-                await refused.pop().aclose()
-            response = await self._transport.handle_async_request(request)
-            refused.append(response)
-            return _answer(response)
+            return _answer(await self._transport.handle_async_request(request))
 
-        return _response(await self._paced.exchange(_outgoing(request), send), request)
+        return _response(await self._paced.exchange(_outgoing(request), send, httpx.Response.aclose), request)
 
     async def aclose(self) -> None:
         """Close the transport inside, and the store."""

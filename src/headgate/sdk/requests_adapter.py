@@ -56,16 +56,12 @@ class RequestsAdapter(BaseAdapter):
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
         """Send a request when the limits allow it."""
-        refused: list[requests.Response] = []
 
         def send() -> Incoming:
-            while refused:
-                refused.pop().close()
             response = self._adapter.send(request, stream, timeout, verify, cert, proxies)
-            refused.append(response)
             return Incoming(response.status_code, _fields(response), response)
 
-        outcome = self._paced.exchange(_outgoing(request), send)
+        outcome = self._paced.exchange(_outgoing(request), send, requests.Response.close)
         if isinstance(outcome, WaitTooLong):
             return _own(request, outcome)
         response: requests.Response = outcome.response

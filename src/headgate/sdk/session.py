@@ -190,15 +190,20 @@ class Session:
         error: HeadgateError = StoreUnavailable("no node was asked")
         for node in self.nodes:
             try:
-                async with asyncio.timeout(self._timeout):
-                    await node.transport.ready(self._timeout)
-            except TimeoutError:
-                error = StoreUnavailable(f"{node.endpoint} does not answer in {self._timeout:g} s")
+                await self._ready(node)
             except HeadgateError as other:
                 error = other
             else:
                 return
         raise error
+
+    async def _ready(self, node: ServiceNode) -> None:
+        """Return when one node may be asked. Raises HeadgateError."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await node.transport.ready(self._timeout)
+        except TimeoutError:
+            raise StoreUnavailable(f"{node.endpoint} does not answer in {self._timeout:g} s") from None
 
     async def close(self) -> None:
         """Stop asking; whoever waits is told."""
@@ -340,10 +345,7 @@ class Session:
 
     async def _probed(self, node: ServiceNode, ticket: int) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
-                await node.transport.ready(self._timeout)
-        except TimeoutError:
-            node.failed(ticket, StoreUnavailable("no answer"))
+            await self._ready(node)
         except HeadgateError as error:
             node.failed(ticket, StoreUnavailable(str(error)))
         except BaseException as error:
