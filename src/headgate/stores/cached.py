@@ -22,14 +22,14 @@ The age of an answer is counted from before its question was sent, by the clock'
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import count
-from operator import itemgetter
+from itertools import count, islice
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
@@ -46,11 +46,10 @@ _PLACES = _MARKS - 1
 """The bits of a hash that say where a mark is."""
 _FREELY = 1000
 """So many refusals are kept of whoever is refused. More would not stay in the processor's caches."""
+_RECENT = 1 << 17
+"""Places for notes of who was refused: more than there are such at a time, or they would overwrite each other's."""
 _MOMENT = 19
 """Bits of a time in microseconds that are within the same moment, of about half a second."""
-_FOREVER = 1 << 62
-_where = itemgetter(0, 1)
-"""Returns the space and the principal of a limit."""
 _CHECK, _PEEK = Verb.CHECK, Verb.PEEK  # a name is found faster than a member
 
 
@@ -82,8 +81,8 @@ class CachedStore:
         peeks: how many seconds the answer to a peek may be repeated; 0 for never.
         denials: how many seconds a refusal may be repeated, at most until the moment that it names; 0 for never. See
             this module on what that costs.
-        max_entries: the most answers kept of either kind. Beyond them a new one takes the place of the oldest. From
-            1000 on, a refusal is kept only if the same was refused a moment ago.
+        max_entries: the most answers kept of either kind. Beyond them the oldest make room. From 1000 on, a
+            refusal is kept only if the same was refused a moment ago.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     decision: Decision
     number: int
     """That of the question."""
-    places: tuple[int, ...]
+    places: Sequence[int]
     """Where the marks of the limits are that it depends on."""
     since: int
     """The tick at which the answer came."""
@@ -198,35 +197,37 @@ class _Answers:
         fleeting: see above.
     """
 
-    __slots__ = ("_fleeting", "_lock", "_most", "_recent", "hits", "kept", "longest_us", "misses")
+    __slots__ = ("_fleeting", "_freely", "_lock", "_most", "_recent", "hits", "kept", "longest_us", "misses")
 
     def __init__(self, longest_us: int, most: int, *, fleeting: bool) -> None:
-        self.longest_us, self._most, self._fleeting = longest_us, most, fleeting
-        self.kept: OrderedDict[int, _Kept] = OrderedDict()
+        self.longest_us, self._most, self._fleeting, self._freely = longest_us, most, fleeting, min(most, _FREELY)
+        self.kept: dict[int, _Kept] = {}
         self.hits = self.misses = 0
         # Keys, each with the moment in which its question was answered.
-        self._recent = array("q", bytes(0 if fleeting or not longest_us else 8 * _MARKS))
+        self._recent = array("q", bytes(0 if fleeting or not longest_us else 8 * _RECENT))
         self._lock = new_lock()
 
     def has_room(self, key: int, tick: int) -> bool:
         """Is the answer to a question to be kept? Takes note that there was one."""
-        if self._fleeting or (len(self.kept) < self._most and len(self.kept) < _FREELY and key not in self.kept):
+        if self._fleeting or (len(self.kept) < self._freely and key not in self.kept):
             return True
-        place, moment = key & _PLACES, tick >> _MOMENT
-        before, self._recent[place] = self._recent[place] ^ key, key ^ moment
+        recent, place, moment = self._recent, key & (_RECENT - 1), tick >> _MOMENT
+        before = recent[place] ^ key
+        recent[place] = key ^ moment
         return moment - 1 <= before <= moment
 
     def hit(self, key: int, tick: int) -> None:
         """Note that a kept answer was given."""
         self.hits += 1
         if not self._fleeting:
-            self._recent[key & _PLACES] = key ^ tick >> _MOMENT
+            self._recent[key & (_RECENT - 1)] = key ^ tick >> _MOMENT
 
     def keep(self, key: int, kept: _Kept) -> None:
         with self._lock:
             self.kept.pop(key, None)  # the new one is the youngest
-            if len(self.kept) >= self._most:
-                self.kept.popitem(last=False)
+            if len(self.kept) >= self._most:  # several at once: to find the first takes longer the more are gone
+                for oldest in list(islice(self.kept, -(-self._most // 16))):
+                    del self.kept[oldest]
             self.kept[key] = kept
 
     def clear(self) -> None:
@@ -278,15 +279,15 @@ class _Cache:
             if answers.longest_us:
                 key = key or _key(call)
                 if answers.has_room(key, tick) and self._is_repeatable(call, decision):
-                    until = tick + min(answers.longest_us, _steady_us(decision))
-                    answers.keep(key, _Kept(call, decision, number, _places(call, decision), self._ticks(), until))
+                    steady_us, places = _basis(call, decision, answers.longest_us)
+                    answers.keep(key, _Kept(call, decision, number, places, self._ticks(), tick + steady_us))
             return
         number, marks = next(self._numbers), self._marks
-        for where in map(_where, call.plan):
-            marks[hash(where) & _PLACES] = number
+        for limit in call.plan:
+            marks[hash(limit[:2]) & _PLACES] = number
         for plan in call.shadow:
-            for where in map(_where, plan):
-                marks[hash(where) & _PLACES] = number
+            for limit in plan:
+                marks[hash(limit[:2]) & _PLACES] = number
 
     def clear(self) -> None:
         self._peeks.clear()
@@ -300,7 +301,7 @@ class _Cache:
 
     def _is_repeatable(self, call: Call, decision: Decision) -> bool:
         """May an answer be repeated at all?"""
-        if decision.degraded or any(each.degraded for each in decision.shadow):
+        if decision.degraded or (decision.shadow and any(each.degraded for each in decision.shadow)):
             return False
         # By several servers, a refusal may be due to what another try has taken for a moment, and gives back.
         return not self._sharded or call.verb is _PEEK or len({limit.principal for limit in call.plan}) <= 1
@@ -313,57 +314,53 @@ class _Cache:
         return kept.call == call
 
 
-def _places(call: Call, decision: Decision) -> tuple[int, ...]:
-    """Return where the marks of the limits are that an answer depends on: of a refusal, those that refuse."""
-    plans, told = (call.plan, *call.shadow), (decision, *decision.shadow)
-    if call.verb is _CHECK:
-        plans, told = plans[:1], told[:1]
-    return tuple(
-        [
-            hash(_where(limit)) & _PLACES
-            for plan, each in zip(plans, told, strict=True)
-            for limit, part in zip(plan, each.limits, strict=False)  # of no limits, it has one part all the same
-            if call.verb is _PEEK or not part.allowed
-        ]
-    )
-
-
 def _key(call: Call) -> int:
     """Return what tells questions apart, but for quotas and shadow plans: those are compared."""
-    return hash((call.cost, *map(_where, call.plan)))
+    plan = call.plan
+    return hash(plan[0][:2] if len(plan) == 1 else tuple([limit[:2] for limit in plan])) ^ call.cost
 
 
-def _steady_us(decision: Decision) -> int:
+def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequence[int]]:
+    """Return for how long an answer stays true enough, and where the marks of the limits are that it depends on.
+
+    A refusal depends on the limits that refuse.
+    """
+    if len(call.plan) == 1 and not call.shadow:
+        return _steady_us(decision, longest_us), (hash(call.plan[0][:2]) & _PLACES,)
+    places, is_peek = [], call.verb is _PEEK
+    for plan, each in zip((call.plan, *call.shadow), (decision, *decision.shadow), strict=True):
+        for limit, part in zip(plan, each.limits, strict=False):  # of no limits, it has one part all the same
+            longest_us = _steady_us(part, longest_us)
+            if is_peek or (each is decision and not part.allowed):
+                places.append(hash(limit[:2]) & _PLACES)
+    return longest_us, places
+
+
+def _steady_us(decision: Decision, longest_us: int) -> int:
     """Return for how long the times in a decision pass while everything else that it says stays true enough.
 
     When a limit would admit the request again, or nothing counts as used any more, there is more to say than that.
     """
-    steady = _FOREVER
-    for each in (decision, *decision.shadow):
-        for part in each.parts or (each,):
-            if 0 < part.retry_after_us < steady:
-                steady = part.retry_after_us
-            if 0 < part.reset_after_us < steady:
-                steady = part.reset_after_us
-    return steady
+    retry_after, reset_after = decision.retry_after_us, decision.reset_after_us
+    if 0 < retry_after < longest_us:
+        longest_us = retry_after
+    return reset_after if 0 < reset_after < longest_us else longest_us
 
 
 def _aged(decision: Decision, us: int) -> Decision:
     """Return a decision that came `us` microseconds ago with its times as of now. They are never told too short."""
     retry_after, reset_after, delay = decision.retry_after_us, decision.reset_after_us, decision.delay_us
-    return Decision(
-        decision.allowed,
-        decision.limit,
-        decision.remaining,
-        retry_after - us if retry_after > us else 0,
-        reset_after - us if reset_after > us else 0,
-        decision.state,
-        decision.quota,
-        delay - us if delay > us else 0,
-        decision.taken,
-        decision.taken_at_us,
-        tuple([_aged(part, us) for part in decision.parts]) if decision.parts else (),
-        decision.degraded,
-        decision.index,
-        tuple([_aged(each, us) for each in decision.shadow]) if decision.shadow else (),
+    aged = replace(
+        decision,
+        retry_after_us=retry_after - us if retry_after > us else 0,
+        reset_after_us=reset_after - us if reset_after > us else 0,
+        delay_us=delay - us if delay > us else 0,
     )
+    if decision.made_of or decision.shadow:
+        parts = (_all_aged, decision.parts, us) if decision.made_of else ()  # not everybody reads them
+        return replace(aged, made_of=parts, shadow=_all_aged(decision.shadow, us))
+    return aged
+
+
+def _all_aged(decisions: tuple[Decision, ...], us: int) -> tuple[Decision, ...]:
+    return tuple([_aged(decision, us) for decision in decisions])
