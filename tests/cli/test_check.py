@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.__main__ import main
-from headgate.cli.check import ShownDecision, _tell
+from headgate.cli.check import _tell
 from headgate.cli.command import Terminal
+from headgate.core.decision import Decision
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND, Quota
+from headgate.engine import Ruling
+from headgate.policy.selection import Verdict
 from tests.server.process.certificates import Authority
 from tests.server.process.service import service
 from tests.servers import free_port
@@ -245,7 +250,8 @@ def test_a_service_without_tls_is_said_to_be_at_http(capsys: pytest.CaptureFixtu
 
 def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal.of(sys.stdout, sys.stderr)
-    _tell(ShownDecision(allowed=True, degraded=True, reason="storage_unavailable", delay=1.5), terminal, peeked=False)
+    decision = Decision(True, 1, 0, 0, 0, Pressure.NORMAL, Quota(1, SECOND), 1_500_000, degraded="storage_unavailable")
+    _tell(Ruling(True, Verdict.LIMITED, decision, "r", ("r",), matched=True), 0, terminal, peeked=False)
     out = capsys.readouterr().out
     assert "degraded: the store did not decide this (storage_unavailable); what was used there is not known" in out
     assert "its turn comes in 1.5 s" in out

@@ -6,20 +6,22 @@ import argparse
 import asyncio
 import getpass
 import os
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from headgate.cli.command import OK, Command, Commands, Terminal, add_command
-from headgate.cli.service import caller_headers, exchanged, parse_target, tls_of
+from headgate.cli.command import OK, Command, Commands, NoAnswer, Terminal, add_command
 from headgate.core.errors import UsageError, not_installed
 from headgate.core.numbers import printable
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
+    from headgate.sdk.settings import NodeAddress
 
 ADMIN_URL = "http://127.0.0.1:8082"
 API = "/api/v1"
@@ -28,6 +30,9 @@ KEY = (
     "begins with a new database."
 )
 _PAGE = 1000
+_MOST_BYTES = 1_048_576
+PORTS = {"http": 80, "https": 443}
+"""Of the schemes, where an address has none."""
 T = TypeVar("T")
 Json = dict[str, Any]
 
@@ -39,7 +44,6 @@ def add_admin_options(parser: argparse.ArgumentParser, *, database: bool = False
     plane = parser.add_argument_group("the admin plane", "It wants a key, which is read from HEADGATE_ADMIN_KEY.")
     plane.add_argument("--url", default=known, help="where it is; or HEADGATE_ADMIN_URL [%(default)s]")
     plane.add_argument("--ca", metavar="FILE", help="trust the authorities in this file (PEM)")
-    parser.set_defaults(cert=None, key=None)
     plane.add_argument("--timeout", metavar="SECONDS", type=float, default=30.0, help="seconds to wait [%(default)g]")
     if database:
         plane.add_argument(
@@ -91,11 +95,15 @@ def call(
 
     What is changed is refused unless it is of the version that is `expected`.
     """
-    target = parse_target(arguments.url)
-    key = os.environ.get("HEADGATE_ADMIN_KEY", "")
-    if not key:
+    from headgate.sdk.settings import Credentials, endpoint_of  # noqa: PLC0415  slow to load
+
+    target = endpoint_of(arguments.url, PORTS, ADMIN_URL)
+    if arguments.ca and not target.is_tls:
+        raise UsageError(f"--ca is for TLS: the address should be https://{target.place}")
+    credentials = Credentials(ca=arguments.ca or "", caller_key=os.environ.get("HEADGATE_ADMIN_KEY", ""))
+    if not credentials.caller_key:
         raise UsageError("the admin plane wants a key: put it into HEADGATE_ADMIN_KEY")
-    headers = {**caller_headers(key), "accept": "application/json"}
+    headers = {**credentials.headers, "accept": "application/json"}
     if getattr(arguments, "reason", ""):
         headers["x-reason"] = arguments.reason.encode("ascii", "backslashreplace").decode()
     if expected is not None:
@@ -107,19 +115,93 @@ def call(
         content, headers["content-type"] = msgspec.json.encode(body), "application/json"
     given = {name: value for name, value in (query or {}).items() if value not in {"", None}}
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
-    status, answer = exchanged(
-        target,
-        method,
-        where,
-        content,
-        headers,
-        tls=tls_of(arguments, target),
-        timeout=arguments.timeout,
-        key_variable="HEADGATE_ADMIN_KEY",
-    )
+    tls = credentials.context() if target.is_tls else None
+    status, answer = _exchanged(target, method, where, content, headers, tls, arguments.timeout)
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
+
+
+def unreachable(target: NodeAddress, error: OSError) -> str:
+    """Say why there was no connection, and what may help."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"{target.place} has a certificate that is not trusted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"{target.place} does not speak TLS as it should: {error.strerror or error}"
+        case TimeoutError():
+            return f"{target.place} does not answer in time"
+        case ConnectionRefusedError():
+            return f"nothing listens at {target.place} (connection refused): start one with headgate serve"
+        case _:
+            return f"{target.place} cannot be reached: {error.strerror or error}"
+
+
+def _exchanged(  # noqa: PLR0917  as many as a request has
+    target: NodeAddress,
+    method: str,
+    path: str,
+    content: bytes | None,
+    headers: dict[str, str],
+    tls: ssl.SSLContext | None,
+    timeout: float,
+) -> tuple[int, bytes]:
+    """Send a request, and return the status and body of an answer that is not a problem. Raises NoAnswer."""
+    if tls is None:
+        connection = HTTPConnection(target.host, target.port, timeout=timeout)
+    else:
+        connection = HTTPSConnection(target.host, target.port, timeout=timeout, context=tls)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise NoAnswer(unreachable(target, error)) from None
+        connection.request(method, path, content, headers)
+        response = connection.getresponse()
+        body = response.read(_MOST_BYTES)
+        if response.length:
+            raise NoAnswer(f"{target.place} hung up, or says more than an answer has")
+    except TimeoutError:
+        raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
+    except (OSError, HTTPException) as error:
+        hint = "" if tls else " (if it speaks TLS, use https://)"
+        raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
+    finally:
+        connection.close()
+    if response.status not in {200, 201, 204}:
+        raise NoAnswer(_refusal(target, response.status, body, response.headers.get("retry-after", "")))
+    return response.status, body
+
+
+class _Wrong(msgspec.Struct, frozen=True):
+    pointer: str = ""
+    detail: str = ""
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    """Why nothing was done: RFC 9457."""
+
+    title: str = ""
+    detail: str = ""
+    errors: tuple[_Wrong, ...] = ()
+
+
+def _refusal(target: NodeAddress, status: int, body: bytes, retry_after: str) -> str:
+    """Say why nothing was done, by what was answered."""
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except (ValueError, RecursionError):
+        problem = _Problem()
+    said = f"{target.place} answers {status}"
+    if text := problem.detail or problem.title:
+        said += f": {text}"
+    elif status == 404:
+        said += ": is it Headgate?"
+    if status == 401:
+        said += "\n  the key goes into HEADGATE_ADMIN_KEY"
+    for wrong in problem.errors:
+        said += f"\n  {wrong.pointer or 'the request'} {wrong.detail}"
+    return f"{said}\n  try again in {retry_after} s" if status == 503 and retry_after.isdigit() else said
 
 
 def paged(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import ssl
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar, Unpack
+from typing import Any
 
 import msgspec
 
 from headgate.cli.command import (
     NO,
     OK,
-    WRONG_USAGE,
-    Command,
     Commands,
     Terminal,
     add_command,
@@ -24,50 +20,18 @@ from headgate.cli.command import (
     attributes_of,
     principal_of,
 )
-from headgate.cli.service import NoAnswer, add_service_options
+from headgate.cli.service import add_service_options, again, answered, tell_outcome, tell_unmatched, told_by_service
 from headgate.clock import SystemClock
-from headgate.core.errors import StoreError, StoreUnavailable, UsageError
+from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
+from headgate.core.pressure import Pressure
+from headgate.core.quota import SECOND
+from headgate.engine import Ruling
+from headgate.engine.ruling import RuleDecision
 from headgate.policy.request import Request
-from headgate.sdk.clients import Client
-from headgate.sdk.settings import ClientOptions
-from headgate.sdk.transport import CallerRefused, Unanswered
-from headgate.sdk.verbs import Step
 from headgate.server.api.answers import CheckAnswers
 
-_STATES = {"normal": "green", "warning": "yellow", "throttled": "red"}
-
-_Time = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
-"""Unix time in seconds, up to the year 9999."""
-T = TypeVar("T")
-
-
-class ShownLimit(msgspec.Struct, frozen=True):
-    """What one limit says."""
-
-    rule_id: str
-    allowed: bool
-    limit: int
-    remaining: int
-    reset_at: _Time
-    retry_after: float
-    state: str
-
-
-class ShownDecision(msgspec.Struct, frozen=True):
-    """What the service decided; more members are welcome."""
-
-    allowed: bool
-    rule_id: str | None = None
-    retry_after: float | None = None
-    state: str = ""
-    degraded: bool | str | None = None
-    reason: str | None = None
-    matched: bool = True
-    delay: float = 0.0
-    limits: tuple[ShownLimit, ...] = ()
-    shadow: tuple[ShownLimit, ...] = ()
-    unmatched_principals: tuple[str, ...] = ()
+_STATES = {Pressure.NORMAL: "green", Pressure.WARNING: "yellow", Pressure.THROTTLED: "red"}
 
 
 def add(commands: Commands) -> None:
@@ -110,60 +74,6 @@ def add(commands: Commands) -> None:
         each.add_argument("--json", action="store_true", help="write the service's answer as JSON, for programs")
 
 
-def answered(run: Command) -> Command:
-    """Return the command, which says why a service did not answer rather than raise it."""
-
-    def told(arguments: argparse.Namespace, terminal: Terminal) -> int:
-        try:
-            return run(arguments, terminal)
-        except NoAnswer as error:
-            first, *more = str(error).split("\n")
-        terminal.complain(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
-        for line in more:
-            terminal.complain(printable(line))
-        return WRONG_USAGE
-
-    return told
-
-
-class _Direct(Client):
-    """A client that says why the service did not decide, rather than stand in for it."""
-
-    def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
-        super().__init__(address, **options)
-        self._stands_in = False
-
-    def _do(self, step: Step) -> Sequence[Any]:
-        outcomes = super()._do(step)
-        for each in outcomes:
-            if isinstance(each, Unanswered):
-                raise NoAnswer(f"{each.error}{_hint(each.error)}")
-        return outcomes
-
-
-def _hint(error: StoreError) -> str:
-    """Return what may help, as a line of its own."""
-    match error.__cause__:
-        case ssl.SSLCertVerificationError():
-            return "\n  the authority that signed it goes into --ca, and the name that it is for into --url"
-        case ssl.SSLError():
-            return "\n  a service without TLS is at http://"
-    return "\n  start one with headgate serve" if isinstance(error, StoreUnavailable) else ""
-
-
-def told_by_service(arguments: argparse.Namespace, ask: Callable[[Client], T]) -> T:
-    """Return what the service says, asked by a client. Raises NoAnswer, and UsageError where it says that."""
-    given = {name: getattr(arguments, name) for name in ("ca", "cert", "key", "caller_key")}
-    options: Any = {name: value for name, value in given.items() if value is not None}
-    if options.get("caller_key") == "":
-        raise UsageError("a caller key is not empty")
-    with _Direct(arguments.url, timeout=arguments.timeout, **options) as client:
-        try:
-            return ask(client)
-        except CallerRefused as error:
-            raise NoAnswer(f"{error}\n  the key goes into HEADGATE_CALLER_KEY") from None
-
-
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     request, key = _request(arguments), arguments.idempotency_key
     now = SystemClock().now()
@@ -173,11 +83,10 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
         ruling = told_by_service(arguments, lambda client: client.check_once(request, key))
     else:
         ruling = told_by_service(arguments, lambda client: client.check(request))
-    body = CheckAnswers().body(ruling, now)
     if arguments.json:
-        terminal.say_json(json.loads(body))
+        terminal.say_json(json.loads(CheckAnswers().body(ruling, now)))
     else:
-        _tell(msgspec.json.decode(body, type=ShownDecision), terminal, peeked=arguments.peek)
+        _tell(ruling, now, terminal, peeked=arguments.peek)
     return OK if ruling.allowed else NO
 
 
@@ -200,47 +109,29 @@ def _request(arguments: argparse.Namespace) -> Request:
     return Request(named, rule_id=arguments.rule, **about)
 
 
-def _tell(answer: ShownDecision, terminal: Terminal, *, peeked: bool) -> None:
+def _tell(ruling: Ruling, now: int, terminal: Terminal, *, peeked: bool) -> None:
     passes, refused = ("would pass", "would be refused") if peeked else ("allowed", "refused")
-    word = terminal.styled(passes, "green") if answer.allowed else terminal.styled(refused, "red")
-    terminal.say(f"{word}{printable(_because(answer))}")
-    if answer.delay:
-        terminal.say(f"its turn comes in {answer.delay:g} s")
-    if answer.degraded:
-        told = f"degraded: the store did not decide this{printable(_why(answer))}; what was used there is not known"
-        terminal.say(terminal.styled(told, "yellow"))
-    if answer.unmatched_principals:
-        names = ", ".join(answer.unmatched_principals)
-        terminal.say(terminal.styled(printable(f"no rule knows {names}: nothing limits by that"), "yellow"))
-    for limit in answer.limits:
-        _tell_limit(limit, terminal)
-    for limit in answer.shadow:
-        _tell_limit(limit, terminal, shadow=True)
+    tell_outcome(ruling, terminal, passes, refused)
+    if ruling.decision is not None and ruling.decision.delay_us:
+        terminal.say(f"its turn comes in {ruling.decision.delay:g} s")
+    if ruling.degraded:
+        told = f"degraded: the store did not decide this ({ruling.degraded}); what was used there is not known"
+        terminal.say(terminal.styled(printable(told), "yellow"))
+    tell_unmatched(ruling, terminal)
+    for limit in ruling.limits:
+        _tell_limit(limit, now, terminal)
+    for limit in ruling.shadow:
+        _tell_limit(limit, now, terminal, shadow=True)
 
 
-def _why(answer: ShownDecision) -> str:
-    reason = answer.reason or (answer.degraded if isinstance(answer.degraded, str) else "")
-    return f" ({reason})" if reason else ""
-
-
-def _because(answer: ShownDecision) -> str:
-    if answer.limits and not answer.allowed:
-        again = f", for another {answer.retry_after:g} s" if answer.retry_after else ""
-        return f": rule {answer.rule_id}{again}"
-    if answer.limits:
-        return f": rule {answer.rule_id} is the most restrictive"
-    if answer.reason and not answer.degraded:
-        return f": {answer.reason}"
-    return ": only shadows apply, which refuse nothing" if answer.matched else ": no rule applies"
-
-
-def _tell_limit(limit: ShownLimit, terminal: Terminal, *, shadow: bool = False) -> None:
+def _tell_limit(limit: RuleDecision, now: int, terminal: Terminal, *, shadow: bool = False) -> None:
+    decision = limit.decision
     name = terminal.styled(printable(limit.rule_id), "dim" if shadow else "bold")
-    state = terminal.styled(printable(limit.state), _STATES.get(limit.state, "dim"))
-    again = f", refused for another {limit.retry_after:g} s" if not limit.allowed else ""
+    state = terminal.styled(decision.state, _STATES[decision.state])
     aside = ", a shadow that refuses nothing" if shadow else ""
-    whole = datetime.fromtimestamp(limit.reset_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    terminal.say(f"  {name}: {limit.remaining} of {limit.limit} left, {state}{again}, all of it at {whole}{aside}")
+    whole = datetime.fromtimestamp(-(-(now + decision.reset_after_us) // SECOND), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    left = f"{decision.remaining} of {decision.limit} left"
+    terminal.say(f"  {name}: {left}, {state}{again(decision, ', refused')}, all of it at {whole}{aside}")
 
 
 def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -10,13 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
-from headgate.core.errors import UsageError
+from headgate.core.errors import HeadgateError, UsageError
 
+DEFAULT_URL = "http://127.0.0.1:8080"
+"""Where a service is asked by default."""
 OK, NO, WRONG_USAGE = 0, 1, 2
 """Exit codes: all is well; the answer is no; the command cannot be run as given."""
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _PRINCIPALS = {"user": "user", "ip": "address", "apikey": "name of the API key"}
+
+
+class NoAnswer(HeadgateError):
+    """A service did not do what it was asked for, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 
-from headgate.cli.check import answered, told_by_service
 from headgate.cli.command import (
     NO,
     OK,
@@ -20,7 +19,7 @@ from headgate.cli.command import (
     principal_of,
 )
 from headgate.cli.rule_files import for_envoy
-from headgate.cli.service import add_service_options
+from headgate.cli.service import add_service_options, again, answered, tell_outcome, tell_unmatched, told_by_service
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
@@ -129,37 +128,17 @@ def _request(arguments: argparse.Namespace) -> Request:
 
 def _tell(explained: Explained, terminal: Terminal) -> None:
     explanation, ruling = explained.explanation, explained.ruling
-    word, colour = ("would pass", "green") if ruling.allowed else ("would be refused", "red")
-    terminal.say(f"{terminal.styled(word, colour)}{printable(_because(explained))}")
+    tell_outcome(ruling, terminal, "would pass", "would be refused")
     facts = ", ".join(f"{name} {value}" for name, value in explanation.facts.items() if name != GLOBAL)
     tier = f", tier {explanation.tier}" if explanation.tier else ""
     terminal.say(printable(f"as seen by the rules: {facts}{tier}"))
-    if ruling.unmatched_principals:
-        names = ", ".join(ruling.unmatched_principals)
-        terminal.say(terminal.styled(printable(f"no rule knows {names}: nothing limits by that"), "yellow"))
+    tell_unmatched(ruling, terminal)
     if ruling.degraded:
-        terminal.say(
-            terminal.styled(
-                f"the store does not answer ({ruling.degraded}): what was used is not known, nor what it would decide",
-                "yellow",
-            )
-        )
+        told = f"the store does not answer ({ruling.degraded}): what was used is not known, nor what it would decide"
+        terminal.say(terminal.styled(told, "yellow"))
     for considered in sorted(explanation.rules, key=lambda each: not each.applies):
         terminal.say()
         _tell_rule(considered, explained.states.get(considered.rule, ()), terminal)
-
-
-def _because(explained: Explained) -> str:
-    ruling = explained.ruling
-    if ruling.reason:
-        return f": {ruling.reason}"
-    if not ruling.matched:
-        return ": no rule applies"
-    if ruling.decision is None:
-        return ": nothing is enforced"
-    if not ruling.allowed:
-        return f": rule {ruling.rule_id}, for another {ruling.decision.retry_after:g} s"
-    return f": rule {ruling.rule_id} is the most restrictive"
 
 
 def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Terminal) -> None:
@@ -169,6 +148,7 @@ def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Ter
     for limit, state in zip(considered.limits, states, strict=False):
         principal = limit.principal if isinstance(limit.principal, str) else f"digest {limit.principal.hex()}"
         used = f"{state.remaining} of {state.limit} left"
-        again = f", refused for another {state.retry_after:g} s" if not state.allowed else ""
-        terminal.say(printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{again}"))
+        terminal.say(
+            printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{again(state, ', refused')}")
+        )
         terminal.say(terminal.styled(printable(f"  key {limit.space} of {principal}"), "dim"))

@@ -11,8 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.command import Terminal
-from headgate.cli.service import DEFAULT_URL
+from headgate.cli.command import DEFAULT_URL, Terminal
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.compiled import Policy

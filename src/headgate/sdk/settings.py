@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 from urllib.parse import urlsplit
 
@@ -151,23 +151,23 @@ def settings_of(addresses: Sequence[str], options: ClientOptions) -> ClientSetti
     )
 
 
-def endpoint_of(text: str) -> NodeAddress:
-    """Return where an address says that a service is. Raises UsageError."""
+def endpoint_of(text: str, ports: Mapping[str, int] = _PORTS, example: str = EXAMPLE) -> NodeAddress:
+    """Return where an address says that a service is; `ports` are of the schemes it may have. Raises UsageError."""
     if not isinstance(text, str):
-        raise UsageError(f"the address of a service is text, such as {EXAMPLE}, not {short(text)}")
+        raise UsageError(f"the address of a service is text, such as {example}, not {short(text)}")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
         raise UsageError(f"{short(text)} is not an address of a service: {error}") from None
     host = parts.hostname or ""
-    if parts.scheme not in _PORTS or not host:
-        raise UsageError(f"{short(text)} is not an address of a service; one is like {EXAMPLE} ({', '.join(_PORTS)})")
+    if parts.scheme not in ports or not host:
+        raise UsageError(f"{short(text)} is not an address of a service; one is like {example} ({', '.join(ports)})")
     if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
-        raise UsageError(f"{short(text)} has more than scheme, host and port; it should be like {EXAMPLE}")
+        raise UsageError(f"{short(text)} has more than scheme, host and port; it should be like {example}")
     if not (host.isascii() and host.isprintable() and " " not in host):
         raise UsageError(f"{short(text)} has no host that can be asked")
-    return NodeAddress(parts.scheme, host, port or _PORTS[parts.scheme])
+    return NodeAddress(parts.scheme, host, port or ports[parts.scheme])
 
 
 def _text(name: str, value: object) -> str:
