@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from headgate.cli.command import WRONG_USAGE, Command, Terminal, open_standard_streams, silence
-from headgate.core.errors import HeadgateError
+from headgate.core.errors import HeadgateError, not_installed
 
 COMMANDS = {
     "serve": "headgate.cli.serve",
@@ -30,9 +30,11 @@ COMMANDS = {
     "keys": "headgate.cli.keys",
     "audit": "headgate.cli.database",
     "database": "headgate.cli.database",
-    "usage": "headgate.cli.usage",
+    "usage": "headgate.cli.database",
 }
 """The module of each subcommand, which adds it."""
+_EXTRAS = {"serve": "server", "gateway": "gateway"}
+"""The extra of ours that a command needs; others may need that of the admin plane."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run is None:
         arguments.parser.print_help()
         return WRONG_USAGE
-    return _run(run, arguments)
+    return _run(run, arguments, _EXTRAS.get(words[0], "admin"))
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
@@ -62,12 +64,15 @@ def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def _run(run: Command, arguments: argparse.Namespace) -> int:
+def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
     terminal = Terminal.of(sys.stdout, sys.stderr)
     try:
         code = run(arguments, terminal)
         sys.stdout.flush()
         return code
+    except ModuleNotFoundError as error:
+        terminal.complain(f"headgate: {not_installed(error.name, extra)}")
+        return WRONG_USAGE
     except (HeadgateError, ImportError) as error:
         terminal.complain(f"headgate: {error}")
         return WRONG_USAGE

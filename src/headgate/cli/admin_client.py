@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from headgate.cli.command import OK, Command, Commands, NoAnswer, Terminal, add_command
-from headgate.core.errors import UsageError, not_installed
+from headgate.cli.command import OK, NoAnswer, Terminal
+from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
 if TYPE_CHECKING:
@@ -37,8 +37,16 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
-def add_admin_options(parser: argparse.ArgumentParser, *, database: bool = False) -> None:
-    """Add the options that say which admin plane is asked, and as whom; or which database, if that is possible."""
+def add_admin_options(parser: argparse.ArgumentParser, *, changes: bool = False, database: bool = False) -> None:
+    """Add the options that say which admin plane is asked, and as whom.
+
+    Args:
+        parser: of the command.
+        changes: whether it changes something, for which it may be given a reason.
+        database: whether it may be done on a database instead.
+    """
+    if changes:
+        parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is kept in the audit trail")
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
     known = os.environ.get("HEADGATE_ADMIN_URL") or ADMIN_URL
     plane = parser.add_argument_group("the admin plane", "It wants a key, which is read from HEADGATE_ADMIN_KEY.")
@@ -52,33 +60,6 @@ def add_admin_options(parser: argparse.ArgumentParser, *, database: bool = False
             default="",
             help="do it on this database instead; no service has to run, and no key is needed",
         )
-
-
-def add_reason(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says why, for the audit trail."""
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is kept in the audit trail")
-
-
-def add_yes(parser: argparse.ArgumentParser) -> None:
-    """Add the option that answers the question beforehand."""
-    parser.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
-
-
-def add_action(
-    actions: Commands,
-    name: str,
-    run: Command,
-    summary: str,
-    *,
-    changes: bool = True,
-    more: str = "",
-    examples: str = "",
-) -> argparse.ArgumentParser:
-    """Add a command; one that changes something may be given a reason."""
-    parser = add_command(actions, name, run, summary=summary, more=more, examples=examples)
-    if changes:
-        add_reason(parser)
-    return parser
 
 
 def call(
@@ -217,10 +198,7 @@ def paged(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:
 
 def on_database(url: str, work: Callable[[Database], Awaitable[T]], *, may_be_new: bool = False) -> T:
     """Do something on a database itself, one that is there unless it may be new. Raises UsageError, DatabaseError."""
-    try:
-        from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
-    except ModuleNotFoundError as error:
-        raise UsageError(not_installed(error.name, "admin")) from None
+    from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
 
     if not may_be_new and not (named := Opened(url)).exists:
         raise UsageError(f"{named.name}: there is no such file; name the database of the service")
@@ -257,19 +235,16 @@ def listed(
     """Write what was found: a table, or JSON."""
     if arguments.json:
         terminal.say_json(found)
-        return OK
-    texts = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
-    for style, row in (("bold", list(head)), *(("", row) for row in texts)):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        terminal.say(terminal.styled(line, style) if style else line)
+    else:
+        terminal.say_table(head, rows)
     return OK
 
 
-def told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, text: str) -> int:
-    """Say what was done: a sentence, or JSON."""
+def told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, *lines: str) -> int:
+    """Say what was done: in words, or as JSON."""
     if arguments.json:
         terminal.say_json(answer)
     else:
-        terminal.say(printable(text))
+        for line in lines:
+            terminal.say(printable(line))
     return OK

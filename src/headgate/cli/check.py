@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
         commands,
         "check",
         answered(_check),
-        summary="ask a running service about one request, which is counted",
+        "ask a running service about one request, which is counted",
         more="Exit codes: 0 it may pass, 1 it is refused, 2 wrong usage, or the service did not decide.",
         examples="headgate check --user 42 --method POST /api/v1/orders\n"
         "headgate check --user 42 --peek --json /api/v1/orders\n"
@@ -56,7 +56,7 @@ def add(commands: Commands) -> None:
         commands,
         "reset",
         answered(_reset),
-        summary="let a running service forget what somebody has used",
+        "let a running service forget what somebody has used",
         more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
         "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"
         "Exit codes: 0 something was reset, 1 nothing was, 2 wrong usage, or the service did not answer.",

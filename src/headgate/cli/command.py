@@ -6,19 +6,20 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from headgate.core.errors import HeadgateError, UsageError
+from headgate.core.numbers import printable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where a service is asked by default."""
 OK, NO, WRONG_USAGE = 0, 1, 2
 """Exit codes: all is well; the answer is no; the command cannot be run as given."""
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
 _PRINCIPALS = {"user": "user", "ip": "address", "apikey": "name of the API key"}
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
 
 
 class NoAnswer(HeadgateError):
@@ -48,6 +49,14 @@ class Terminal:
         """Write data as JSON, for programs."""
         self.say(json.dumps(data, indent=2))
 
+    def say_table(self, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write lines under a head, each cell below the others of its column; None is an empty one."""
+        texts = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
+        for style, row in (("bold", head), *(("", row) for row in texts)):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            self.say(self.styled(line, style) if style else line)
+
     def complain(self, text: str) -> None:
         """Write a line about what is wrong."""
         self.err.write(_encodable(text, self.err) + "\n")
@@ -65,14 +74,14 @@ else:
 
 
 def add_command(
-    commands: Commands, name: str, run: Command | None, *, summary: str, more: str = "", examples: str = ""
+    commands: Commands, name: str, run: Command | None, summary: str, *, more: str = "", examples: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a subcommand, or with no function to run a group of them, and return its parser for arguments.
+    """Add a subcommand, and return its parser for arguments.
 
     Args:
         commands: where to add it.
         name: the word to type.
-        run: what it does; None for a group, which prints its help.
+        run: what it does; None: it prints its help.
         summary: one line, for the list of commands.
         more: what else its own help says.
         examples: command lines, one a line.
@@ -88,6 +97,11 @@ def add_command(
     )
     parser.set_defaults(run=run, parser=parser)
     return parser
+
+
+def add_group(commands: Commands, name: str, summary: str, *, more: str = "") -> Commands:
+    """Add a group of subcommands, and return where to add them."""
+    return add_command(commands, name, None, summary, more=more).add_subparsers(title="commands", metavar="COMMAND")
 
 
 def add_principal_options(parser: argparse.ArgumentParser, about: str = "who asks") -> None:
@@ -122,6 +136,16 @@ def named(text: str, option: str, example: str) -> tuple[str, str]:
     if not (name and equals):
         raise UsageError(f"{option} takes NAME=VALUE, such as {example}, not {text!r}")
     return name, value
+
+
+def url_of(host: str, port: int, *, tls: bool) -> str:
+    """Return where whoever is on this machine reaches what listens on an address, which may stand for all of them."""
+    return f"{'https' if tls else 'http'}://{bracketed(_EVERYWHERE.get(host, host))}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def silence(stream: TextIO) -> None:

@@ -1,47 +1,54 @@
-"""``headgate audit`` and ``headgate database``: what was changed, and the tables that keep it."""
+"""``headgate audit``, ``usage`` and ``database``: what was changed, what rules decided, and the tables for both."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from headgate.cli.admin_client import (
-    KEY,
-    Json,
-    add_action,
-    add_admin_options,
-    call,
-    listed,
-    on_database,
-)
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command
-from headgate.core.errors import UsageError, not_installed
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, listed, on_database, paged
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
+from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
+_OUTCOMES = ("allowed", "denied", "shadow_allowed", "shadow_denied", "degraded")
+_HOUR_US = 3_600_000_000
 
 
 def add(commands: Commands) -> None:
-    """Add the groups audit and database."""
+    """Add the groups audit and database, and the command usage."""
     _add_audit(commands)
     _add_database(commands)
+    usage = add_command(
+        commands,
+        "usage",
+        _usage,
+        "how often rules decided what",
+        more="From the counters of all services that share the database, which are written once a minute.\n"
+        "What was degraded, decided without the store, is among the allowed and denied, too.",
+        examples="headgate usage --hours 24\nheadgate usage orders-user --step minute --hours 1 --json",
+    )
+    usage.add_argument("rule", metavar="RULE", nargs="?", default="", help="the id of a rule; default: all")
+    usage.add_argument("--hours", metavar="N", type=int, default=24, help="how far back [%(default)s]")
+    usage.add_argument("--step", choices=("minute", "hour"), default="hour", help="a line for each [%(default)s]")
+    add_admin_options(usage)
 
 
 def _add_audit(commands: Commands) -> None:
-    group = add_command(commands, "audit", None, summary="who changed what, when and why", more=KEY)
-    actions = group.add_subparsers(title="commands", metavar="COMMAND")
-    listing = add_action(actions, "list", _list_audit, "list changes, the newest first", changes=False)
+    actions = add_group(commands, "audit", "who changed what, when and why", more=KEY)
+    listing = add_command(actions, "list", _list_audit, "list changes, the newest first")
     for name in ("actor", "action", "kind", "subject"):
         listing.add_argument(f"--{name}", default="", help=f"only those of this {name}")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="so many [%(default)s]")
-    verify = add_action(
+    verify = add_command(
         actions,
         "verify",
         _verify_audit,
         "say whether the audit trail was tampered with",
-        changes=False,
         more="An entry that was changed, or removed from the middle, shows by itself. Entries removed at the end\n"
         "show only if a digest that was noted elsewhere is missing: --contains.\n\n"
         "Exit codes: 0 intact, 1 tampered with, 2 wrong usage.",
@@ -53,15 +60,13 @@ def _add_audit(commands: Commands) -> None:
 
 
 def _add_database(commands: Commands) -> None:
-    group = add_command(commands, "database", None, summary="the tables of a database with rules")
-    actions = group.add_subparsers(title="commands", metavar="COMMAND")
-    for name, run, summary in (
-        ("upgrade", _upgrade, "bring the tables of a database to this version"),
-        ("status", _status, "say which version the tables of a database are of"),
+    actions = add_group(commands, "database", "the tables of a database with rules")
+    for name, summary in (
+        ("upgrade", "bring the tables of a database to this version"),
+        ("status", "say which version the tables of a database are of"),
     ):
-        parser = add_command(
-            actions, name, run, summary=summary, examples=f"headgate database {name} sqlite:///headgate.db"
-        )
+        run = partial(_migrated, upgrade=name == "upgrade")
+        parser = add_command(actions, name, run, summary, examples=f"headgate database {name} sqlite:///headgate.db")
         parser.add_argument("database", metavar="URL", help="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
 
 
@@ -97,20 +102,21 @@ def _verify_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return OK if answer["intact"] else NO
 
 
-def _upgrade(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    return _migrated(arguments, terminal, upgrade=True)
-
-
-def _status(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    return _migrated(arguments, terminal, upgrade=False)
+def _usage(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    since = time.time_ns() // 1000 - max(0, arguments.hours) * _HOUR_US
+    since -= since % (_HOUR_US if arguments.step == "hour" else _HOUR_US // 60)  # with what has begun before
+    found = paged(arguments, "/usage", rule_id=arguments.rule, step=arguments.step, since=max(0, since))
+    lines: dict[tuple[str, str], dict[str, int]] = {}
+    for each in found:
+        lines.setdefault((each["at"], each["rule_id"]), {})[each["outcome"]] = each["count"]
+    rows = [(at, rule, *(counts.get(outcome, 0) for outcome in _OUTCOMES)) for (at, rule), counts in lines.items()]
+    head = ("SINCE", "RULE", *(outcome.upper().replace("_", " ") for outcome in _OUTCOMES))
+    return listed(arguments, terminal, found, head, rows)
 
 
 def _migrated(arguments: argparse.Namespace, terminal: Terminal, *, upgrade: bool) -> int:
-    try:
-        from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
-        from headgate.admin.database import SchemaMismatch  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UsageError(not_installed(error.name, "admin")) from None
+    from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
+    from headgate.admin.database import SchemaMismatch  # noqa: PLC0415
 
     async def main() -> int:
         database = Opened(arguments.database)

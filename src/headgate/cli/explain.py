@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
         commands,
         "explain",
         answered(_explain),
-        summary="say which rules a request meets, why, and what would be decided; takes nothing",
+        "say which rules a request meets, why, and what would be decided; takes nothing",
         more="By the rules of a file and what is used in a store, or by those of a running service, with --url.\n\n"
         "Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage, or the service did not answer.",
         examples="headgate explain --rules rules.yaml --user 42 --method POST /api/v1/orders\n"

@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, silence
-from headgate.cli.rule_files import tell_problems
-from headgate.core.errors import UsageError, not_installed
+from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, silence, url_of
+from headgate.cli.rule_files import refused
+from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
-from headgate.policy.problems import InvalidRules, ProblemKind
+from headgate.policy.problems import InvalidRules
 from headgate.server.settings import LOG_FORMATS, LOG_LEVELS
 from headgate.web.apikey import digest
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from headgate.gateway.model import Gateway, GatewayListener
 
 _USUAL = "gateway.yaml"
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
 
 
 def add(commands: Commands) -> None:
@@ -31,7 +30,7 @@ def add(commands: Commands) -> None:
         commands,
         "gateway",
         _gateway,
-        summary="run Envoy in front of services: who asks, may it pass, and where does it go",
+        "run Envoy in front of services: who asks, may it pass, and where does it go",
         more="The file says where clients connect, which services there are, which requests go where, who callers are\n"
         "and what their limits are. It is watched: a change is put in force without a dropped connection, and one\n"
         "that is wrong changes nothing.\n\n"
@@ -57,32 +56,20 @@ def add(commands: Commands) -> None:
 def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.init:
         return _init(Path(arguments.file), terminal)
-    try:
-        return _loaded(arguments, terminal)
-    except InvalidRules as error:
-        tell_problems(error.problems, terminal)
-        if any(problem.kind is ProblemKind.FILE for problem in error.problems):
-            if not Path(arguments.file).exists():
-                terminal.complain("a file to start from is written by: headgate gateway --init")
-            return WRONG_USAGE
-        count = len(error.problems)
-        told = f"{printable(arguments.file)}: {count} problem{'s' * (count != 1)}; it would not start"
-        terminal.complain(terminal.styled(told, "red", err=True))
-        return NO
-
-
-def _loaded(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    try:
+    if arguments.schema:
         from headgate.gateway.forms import gateway_schema  # noqa: PLC0415  what it needs is an extra
 
-        if arguments.schema:
-            terminal.say_json(gateway_schema())
-            return OK
+        terminal.say_json(gateway_schema())
+        return OK
+    try:
         if arguments.check or arguments.print_config:
             return _check(arguments, terminal)
         return _run(arguments, terminal)
-    except ModuleNotFoundError as error:
-        raise UsageError(not_installed(error.name, "gateway")) from None
+    except InvalidRules as error:
+        code = refused(error.problems, terminal, "it would not start")
+        if not Path(arguments.file).exists():
+            terminal.complain("a file to start from is written by: headgate gateway --init")
+        return code
 
 
 def _init(file: Path, terminal: Terminal) -> int:
@@ -172,5 +159,4 @@ def _greet(file: str, gateway: Gateway, terminal: Terminal) -> None:
 
 
 def _url(listener: GatewayListener) -> str:
-    host = _EVERYWHERE.get(listener.address, listener.address)
-    return f"{'https' if listener.certificates else 'http'}://{f'[{host}]' if ':' in host else host}:{listener.port}"
+    return url_of(listener.address, listener.port, tls=bool(listener.certificates))

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.command import DEFAULT_URL, Terminal
+from headgate.cli.command import DEFAULT_URL, Terminal, bracketed, url_of
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.compiled import Policy
@@ -32,7 +32,6 @@ _LONGEST = 100_000
 """Bytes of rules that are read for this: clients wait meanwhile."""
 _SAMPLE = "x"
 """What stands for any segment of a path, and for any other value."""
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  and where to reach it then
 
 
 def prepared(
@@ -50,7 +49,7 @@ def prepared(
     Returns:
         What says it, given how many rules the service has.
     """
-    scheme, host = "https" if settings.tls_cert else "http", _bracketed(settings.host)
+    scheme, host = "https" if settings.tls_cert else "http", bracketed(settings.host)
     request = tried(settings)
     own = [asking(settings, ports["http"], request)] if _has_rules(settings) else []
     trials = [*own, trial(settings, ports["http"], request)]
@@ -64,7 +63,7 @@ def prepared(
             "store": store + _shared_by(settings),
         }
         if "admin" in ports:
-            lines["admin"] = f"{scheme}://{_bracketed(settings.admin_host)}:{ports['admin']}"
+            lines["admin"] = f"{scheme}://{bracketed(settings.admin_host)}:{ports['admin']}"
         if settings.envoy_config:
             lines["Envoy"] = f"by the descriptors in {settings.envoy_config}"
         terminal.say(title)
@@ -119,7 +118,7 @@ def _is_limited(policy: Policy, request: Request) -> bool:
 
 def asking(settings: Settings, port: int, request: Request = USUAL) -> str:
     """Return a command line of our own that asks the service."""
-    words, url = [*_ourselves(), "check"], _url(settings, port)
+    words, url = [*_ourselves(), "check"], url_of(settings.host, port, tls=bool(settings.tls_cert))
     if url != DEFAULT_URL:
         words += ["--url", url]
     if settings.tls_cert:
@@ -143,7 +142,7 @@ def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
     if settings.client_ca:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
     path = "/api/v1/rate-limit/check" if _has_rules(settings) else "/rlconfig"
-    words.append(f"{_url(settings, port)}{path}")
+    words.append(f"{url_of(settings.host, port, tls=bool(settings.tls_cert))}{path}")
     line = " ".join(map(shlex.quote, words))
     if settings.caller_keys:
         line += ' -H "Authorization: Bearer $KEY"'
@@ -151,11 +150,6 @@ def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
     question |= {"attributes": dict(request.attributes)} if request.attributes else {}
     question |= {"tier": request.tier} if request.tier else {}
     return f"{line} -d {shlex.quote(json.dumps(question))}" if _has_rules(settings) else line
-
-
-def _url(settings: Settings, port: int) -> str:
-    host = _bracketed(_EVERYWHERE.get(settings.host, settings.host))
-    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
 
 
 def _ourselves() -> list[str]:
@@ -189,7 +183,3 @@ def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
     return f"{scheme}://{user.partition(':')[0]}{at}{host}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from headgate.cli.admin_client import (
-    KEY,
-    Json,
-    add_action,
-    add_admin_options,
-    call,
-    listed,
-    on_database,
-    operator,
-    told,
-)
-from headgate.cli.command import OK, Commands, Terminal, add_command
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, listed, on_database, operator, told
+from headgate.cli.command import Commands, Terminal, add_command, add_group
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
@@ -32,10 +23,9 @@ _ROLE = (
 
 def add(commands: Commands) -> None:
     """Add the group keys."""
-    group = add_command(commands, "keys", None, summary="keys of the admin plane", more=KEY)
-    actions = group.add_subparsers(title="commands", metavar="COMMAND")
-    listing = add_action(actions, "list", _list_keys, "list what is known of keys", changes=False)
-    create = add_action(
+    actions = add_group(commands, "keys", "keys of the admin plane", more=KEY)
+    listing = add_command(actions, "list", _list_keys, "list what is known of keys")
+    create = add_command(
         actions,
         "create",
         _create_key,
@@ -46,17 +36,17 @@ def add(commands: Commands) -> None:
     create.add_argument("name", metavar="NAME", help="whose it is; the audit trail shows it")
     create.add_argument("--role", choices=_ROLES, default="viewer", help=_ROLE)
     create.add_argument("--days", type=int, metavar="N", help="for which it is good; default: for good")
-    rotate = add_action(
+    rotate = add_command(
         actions, "rotate", _rotate_key, "replace a key by another of its name and role", examples=_ROTATE
     )
     rotate.add_argument(
         "--overlap", type=int, metavar="SECONDS", default=0, help="for which the old one stays good [%(default)s]"
     )
-    revoke = add_action(actions, "revoke", _revoke_key, "end a key at once")
+    revoke = add_command(actions, "revoke", _revoke_key, "end a key at once")
     for parser in (rotate, revoke):
         parser.add_argument("id", metavar="ID", help="as headgate keys list shows it; not the key itself")
     for parser in (listing, create, rotate, revoke):
-        add_admin_options(parser, database=parser is create)
+        add_admin_options(parser, changes=parser is not listing, database=parser is create)
 
 
 def _list_keys(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -74,8 +64,6 @@ def _create_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
         return _told_key(arguments, terminal, answer)
 
     async def work(database: Database) -> Json:
-        import time  # noqa: PLC0415  for this alone
-
         from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
         from headgate.admin.keys import AdminKeys, KeyRole  # noqa: PLC0415
 
@@ -88,12 +76,8 @@ def _create_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _told_key(arguments: argparse.Namespace, terminal: Terminal, answer: Json) -> int:
-    if arguments.json:
-        terminal.say_json(answer)
-    else:
-        terminal.say(f"{answer['id']}, {answer['role']}; this is the only time that the key is shown:")
-        terminal.say(answer["key"])
-    return OK
+    once = f"{answer['id']}, {answer['role']}; this is the only time that the key is shown:"
+    return told(arguments, terminal, answer, once, answer["key"])
 
 
 def _rotate_key(arguments: argparse.Namespace, terminal: Terminal) -> int:

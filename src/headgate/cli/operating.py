@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
         commands,
         "who",
         _who,
-        summary="find whose digest the log or /hotkeys shows",
+        "find whose digest the log or /hotkeys shows",
         more="A digest cannot be turned back: name whom you suspect, or give a list of them on the standard input.\n"
         "Limits of Envoy's files are counted by entries: --attribute tenant=acme, or --ip for remote_address.\n\n"
         "Exit codes: 0 it is one of them, 1 it is not, 2 wrong usage.",
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
         commands,
         "enforcement",
         _switch,
-        summary="let the limits of a running service refuse nothing, or refuse again",
+        "let the limits of a running service refuse nothing, or refuse again",
         more="Off, every rule is a shadow: counted and reported, and nothing is refused but by deny lists. No restart\n"
         "is needed; it holds for all workers, those started later included, and ends with the service. By hand, the\n"
         "same is SIGUSR1 to the process for off, and SIGUSR2 for on.",

@@ -165,18 +165,27 @@ def explained(run: Command) -> Command:
             return run(arguments, terminal)
         except InvalidRules as error:
             problems = error.problems
-        unread = any(problem.kind is ProblemKind.FILE for problem in problems)
-        if arguments.json:
-            data = [problem_data(problem) for problem in problems]
-            terminal.say_json({"valid": False, "problems": data, "warnings": []})
-        else:
-            tell_problems(problems, terminal)
-            count = sum(problem.kind is not ProblemKind.UNREAD for problem in problems)
-            files = {problem.file: None for problem in problems}
-            where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
-            told = f"{printable(where)}: {count} problem{'s' * (count != 1)}; these rules would not be used"
-            if not unread:
-                terminal.complain(terminal.styled(told, "red", err=True))
-        return WRONG_USAGE if unread else NO
+        if not arguments.json:
+            return refused(problems, terminal, "these rules would not be used")
+        data = [problem_data(problem) for problem in problems]
+        terminal.say_json({"valid": False, "problems": data, "warnings": []})
+        return _code(problems)
 
     return explaining
+
+
+def refused(problems: Sequence[Finding], terminal: Terminal, consequence: str) -> int:
+    """Tell problems, and what follows from them; returns the exit code."""
+    tell_problems(problems, terminal)
+    code = _code(problems)
+    if code == NO:
+        count = sum(problem.kind is not ProblemKind.UNREAD for problem in problems)
+        files = {problem.file: None for problem in problems}
+        where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
+        told = f"{printable(where)}: {count} problem{'s' * (count != 1)}; {consequence}"
+        terminal.complain(terminal.styled(told, "red", err=True))
+    return code
+
+
+def _code(problems: Sequence[Finding]) -> int:
+    return WRONG_USAGE if any(problem.kind is ProblemKind.FILE for problem in problems) else NO

@@ -8,7 +8,7 @@ from typing import Any
 
 from headgate.cli import served_rules
 from headgate.cli.admin_client import add_admin_options
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
 from headgate.core.numbers import printable
 from headgate.policy.diff import Diff, FieldChange, State, compare
@@ -27,13 +27,12 @@ _CODES = "Exit codes: 0 {}, 1 {}, 2 wrong usage, or no such file."
 
 def add(commands: Commands) -> None:
     """Add the group and its commands."""
-    group = add_command(commands, "rules", None, summary="validate, compare, list and apply rules")
-    actions = group.add_subparsers(title="commands", metavar="COMMAND")
+    actions = add_group(commands, "rules", "validate, compare, list and apply rules")
     validate = add_command(
         actions,
         "validate",
         explained(_validate),
-        summary="say what is wrong with files of rules, and where",
+        "say what is wrong with files of rules, and where",
         more="A folder stands for its files *.yaml and *.yml. Each file of rules is validated on its own; those of\n"
         "envoyproxy/ratelimit (domain and descriptors) together, as one configuration.\n\n"
         + _CODES.format("the rules can be used", "they cannot, or with --strict have warnings"),
@@ -49,7 +48,7 @@ def add(commands: Commands) -> None:
         actions,
         "list",
         explained(_list),
-        summary="list the rules of a service, or of a file, and how much each lets pass",
+        "list the rules of a service, or of a file, and how much each lets pass",
         examples="headgate rules list\nheadgate rules list rules.yaml",
     )
     about = "a YAML file, a folder of envoyproxy/ratelimit, or - for the standard input; default: what the service has"
@@ -58,7 +57,7 @@ def add(commands: Commands) -> None:
         actions,
         "diff",
         explained(_diff),
-        summary="say what a new file of rules changes, and whose usage starts afresh",
+        "say what a new file of rules changes, and whose usage starts afresh",
         more="A changed limit or burst acts on the next request and keeps what was used. Another algorithm, window or\n"
         "dimension, or a change of a rule with reset_on_change, starts afresh.\n\n"
         + _CODES.format("no difference", "the rules differ, or are wrong"),
@@ -78,7 +77,7 @@ def add(commands: Commands) -> None:
         actions,
         "schema",
         _schema,
-        summary="print the JSON Schema of the file, for editors",
+        "print the JSON Schema of the file, for editors",
         more="Save it, and put this line first into the rules:\n# yaml-language-server: $schema=headgate.schema.json",
         examples="headgate rules schema > headgate.schema.json",
     )
@@ -158,10 +157,7 @@ def _tell_rules(ruleset: Ruleset, terminal: Terminal) -> None:
     if ruleset.default is not None:
         rows.append(_row(ruleset.default, "when no other rule applies"))
     if rows:
-        widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(len(_HEAD))]
-        for row in (_HEAD, *rows):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            terminal.say(terminal.styled(line, "bold") if row is _HEAD else line)
+        terminal.say_table(_HEAD, rows)
     else:
         terminal.say("no rules")
     parts = {"tiers": ruleset.tiers, "users": ruleset.users, "allowed": ruleset.allow, "denied": ruleset.deny}
@@ -181,8 +177,7 @@ def _row(rule: Rule, note: str = "") -> tuple[str, ...]:
         notes.append(f"replaces {', '.join(sorted(rule.replaces))}")
     asked = ", ".join(part for part in conditions if part) or "all"
     limit = "; ".join(map(str, rule.quotas))
-    cells = (rule.id, rule.dimension, rule.endpoint, asked, limit, ", ".join(part for part in notes if part))
-    return tuple(printable(cell) for cell in cells)
+    return rule.id, rule.dimension, rule.endpoint, asked, limit, ", ".join(part for part in notes if part)
 
 
 def _tell_diff(diff: Diff, terminal: Terminal) -> None:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from headgate.cli.command import Commands, Terminal, add_command
-from headgate.core.errors import UsageError, not_installed
+from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import printable, short
 from headgate.server.settings import (
@@ -135,7 +135,7 @@ def add(commands: Commands) -> None:
         commands,
         "serve",
         _serve,
-        summary="answer checks over HTTP, gRPC and Envoy's rate limit protocol",
+        "answer checks over HTTP, gRPC and Envoy's rate limit protocol",
         more="Every option is also read from the environment: --http-port from HEADGATE_HTTP_PORT, and so on.\n\n"
         "SIGTERM and SIGINT drain: requests in progress are answered, and then it ends; a second one ends it at once.\n"
         "Files are watched: rules, certificates, caller keys, identity. SIGHUP makes it look at them at once.\n\n"
@@ -154,12 +154,9 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     settings = settings_of(arguments, os.environ)
     for warning in unknown_variables(os.environ):
         terminal.complain(f"headgate: {warning}")
-    try:
-        from headgate.cli import serving  # noqa: PLC0415  what it needs is an extra, and takes time to load
+    from headgate.cli import serving  # noqa: PLC0415  what it needs is an extra, and takes time to load
 
-        return (serving.check if arguments.check else serving.run)(settings, terminal)
-    except ModuleNotFoundError as error:
-        raise UsageError(not_installed(error.name, "server")) from None
+    return (serving.check if arguments.check else serving.run)(settings, terminal)
 
 
 def options() -> Iterator[Option]:

@@ -13,8 +13,6 @@ import msgspec
 from headgate.cli.admin_client import (
     Json,
     add_admin_options,
-    add_reason,
-    add_yes,
     call,
     confirmed,
     listed,
@@ -44,7 +42,7 @@ def add_to_rules(actions: Commands) -> None:
         actions,
         "get",
         _get_rule,
-        summary="show a rule that is in force, or all of them as a file",
+        "show a rule that is in force, or all of them as a file",
         examples="headgate rules get orders-user\nheadgate rules get > rules.yaml",
     )
     get.add_argument("id", metavar="ID", nargs="?", default="", help="the id of a rule; default: all, as a file")
@@ -53,21 +51,20 @@ def add_to_rules(actions: Commands) -> None:
         actions,
         "apply",
         explained(_apply),
-        summary="let a file of rules, and nothing else, be in force",
+        "let a file of rules, and nothing else, be in force",
         more="All of it is changed in one transaction, or nothing. --dry-run says what would change.",
         examples="headgate rules apply rules.yaml --dry-run\nheadgate rules apply rules.yaml --reason 'summer sale'\n"
         "headgate rules apply rules.yaml --database sqlite:///headgate.db",
     )
     apply.add_argument("file", metavar="FILE", help="a YAML file, or - for the standard input")
     apply.add_argument("--dry-run", action="store_true", help="only say what would change")
-    add_yes(apply)
-    add_reason(apply)
-    add_admin_options(apply, database=True)
+    apply.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
+    add_admin_options(apply, changes=True, database=True)
     versions = add_command(
         actions,
         "versions",
         _versions,
-        summary="list all that a rule ever was, the newest first",
+        "list all that a rule ever was, the newest first",
         examples="headgate rules versions orders-user",
     )
     versions.add_argument("id", metavar="ID", help="the id of a rule")
@@ -76,7 +73,7 @@ def add_to_rules(actions: Commands) -> None:
         actions,
         "what-if",
         _what_if,
-        summary="say what another limit of a rule would have refused",
+        "say what another limit of a rule would have refused",
         more="From how much single principals asked for in each window of the rule: all of them while they are few,\n"
         "else a sample. Principals are counted once in each window in which they asked.",
         examples="headgate rules what-if orders-user --limit 60\n"
@@ -94,14 +91,13 @@ def add_to_rules(actions: Commands) -> None:
         actions,
         "rollback",
         _roll_back,
-        summary="let a rule be again what it was in a version",
+        "let a rule be again what it was in a version",
         more="That makes a new version. A rule that was deleted comes back.",
         examples="headgate rules rollback orders-user 3 --reason 'too generous'",
     )
     rollback.add_argument("id", metavar="ID", help="the id of a rule")
     rollback.add_argument("version", metavar="VERSION", type=int, help="as headgate rules versions shows it")
-    add_reason(rollback)
-    add_admin_options(rollback)
+    add_admin_options(rollback, changes=True)
 
 
 def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:

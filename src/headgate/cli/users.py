@@ -5,29 +5,20 @@ from __future__ import annotations
 import argparse
 from urllib.parse import quote
 
-from headgate.cli.admin_client import (
-    KEY,
-    add_action,
-    add_admin_options,
-    call,
-    listed,
-    paged,
-    told,
-)
-from headgate.cli.command import Commands, Terminal, add_command
+from headgate.cli.admin_client import KEY, add_admin_options, call, listed, paged, told
+from headgate.cli.command import Commands, Terminal, add_command, add_group
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
 
 def add(commands: Commands) -> None:
     """Add the group users."""
-    group = add_command(commands, "users", None, summary="tiers, overrides and limits of single users", more=KEY)
-    actions = group.add_subparsers(title="commands", metavar="COMMAND")
-    listing = add_action(actions, "list", _list_users, "list users with a tier or an override", changes=False)
+    actions = add_group(commands, "users", "tiers, overrides and limits of single users", more=KEY)
+    listing = add_command(actions, "list", _list_users, "list users with a tier or an override")
     listing.add_argument("--tier", default="", help="only those of a tier")
-    show = add_action(actions, "show", _show_user, "show a user's limits and their present state", changes=False)
-    tier = add_action(actions, "tier", _set_tier, "move a user to a tier", examples="headgate users tier 42 premium")
-    override = add_action(
+    show = add_command(actions, "show", _show_user, "show a user's limits and their present state")
+    tier = add_command(actions, "tier", _set_tier, "move a user to a tier", examples="headgate users tier 42 premium")
+    override = add_command(
         actions,
         "override",
         _override,
@@ -35,7 +26,7 @@ def add(commands: Commands) -> None:
         examples="headgate users override 42 orders-user --limit 500 --until 2030-01-01T00:00:00Z\n"
         "headgate users override 42 orders-user --end",
     )
-    reset = add_action(
+    reset = add_command(
         actions,
         "reset",
         _reset_user,
@@ -59,7 +50,7 @@ def add(commands: Commands) -> None:
     override.add_argument("--end", action="store_true", help="end the override now")
     reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
     for parser in (listing, show, tier, override, reset):
-        add_admin_options(parser)
+        add_admin_options(parser, changes=parser not in {listing, show})
 
 
 def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:
