@@ -230,10 +230,10 @@ class FileSource(Generic[R]):
         """Watch another file, too, until the next load. For `load`, before it reads a file that it found named."""
         self._others.append(path)
         if self._seen is not None:
-            self._seen[path] = _mark(path)
+            self._seen[path] = mark_of(path)
 
     def _marks(self) -> _Marks:
-        return {path: _mark(path) for path in (*self._files(self._path), *self._others)}
+        return {path: mark_of(path) for path in (*self._files(self._path), *self._others)}
 
     def _loaded(self, marks: _Marks) -> R:
         is_first, self._seen = self._seen is None, marks
@@ -245,7 +245,7 @@ class FileSource(Generic[R]):
         return self._load(self._path)
 
 
-class _Mark(NamedTuple):
+class FileMark(NamedTuple):
     """What tells one content of a file from another without reading it."""
 
     path: str
@@ -257,16 +257,17 @@ class _Mark(NamedTuple):
     mode: int
 
 
-_Marks: TypeAlias = dict[Path, _Mark | None]
+_Marks: TypeAlias = dict[Path, FileMark | None]
 
 
-def _mark(path: Path) -> _Mark | None:
+def mark_of(path: Path) -> FileMark | None:
+    """Return what a file has now; None if it is gone, or cannot be looked at."""
     try:
         real = path.resolve(strict=True)
         found = real.stat()
     except (OSError, RuntimeError, ValueError):  # gone, a circle of links, or no path at all: the loader says which
         return None
-    return _Mark(
+    return FileMark(
         str(real), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
     )
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from headgate.core.errors import InvalidRule
-from headgate.policy.snapshot import FileMark, mark_of, replace_file
+from headgate.live import FileMark, mark_of
+from headgate.policy.snapshot import replace_file
 
 KEYS = "keys.json"
 
@@ -52,7 +53,7 @@ class KeySource:
     def read(self) -> tuple[SharedKey, ...]:
         """Return them. Raises InvalidRule."""
         try:
-            self._seen = self._mark()
+            self._seen = mark_of(self._path)
             found = _decode(self._path.read_bytes()) if self._seen is not None else ()
         except OSError as error:
             raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
@@ -66,13 +67,7 @@ class KeySource:
     def changed(self) -> tuple[SharedKey, ...] | None:
         """Return them if the file is another one, or one of them has expired. Raises InvalidRule, once for each."""
         is_over = self._ends is not None and self._now() >= self._ends
-        if self._mark() == self._seen and not is_over:
+        if mark_of(self._path) == self._seen and not is_over:
             return None
         self._ends = None  # what cannot be read is not tried again until it is another file
         return self.read()
-
-    def _mark(self) -> FileMark | None:
-        try:
-            return mark_of(self._path)
-        except OSError:
-            return None

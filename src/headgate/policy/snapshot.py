@@ -22,11 +22,12 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headgate.core.errors import InvalidRule, UsageError
+from headgate.live import FileMark, mark_of
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset, UserTable
@@ -93,7 +94,7 @@ class SnapshotWriter:
     def __init__(self, folder: Path, source: str) -> None:
         self._folder, self._source = folder, source
         self._generation, self._length = "", 0
-        self._left: tuple[FileMark, FileMark] | None = None
+        self._left: tuple[FileMark | None, ...] | None = None
 
     def resume(self) -> int:
         """Go on where another writer has ended; returns the revision of its files. Raises InvalidRule, OSError."""
@@ -108,10 +109,7 @@ class SnapshotWriter:
 
     def is_intact(self) -> bool:
         """Whether the files are as this writer left them."""
-        try:
-            return bool(self._generation) and self._marks() == self._left
-        except OSError:
-            return False
+        return bool(self._generation) and self._marks() == self._left
 
     def write(self, whole: Whole) -> None:
         """Write everything anew. Raises OSError."""
@@ -152,7 +150,7 @@ class SnapshotWriter:
         self.write(Whole(changes.revision, whole.document))
         return True
 
-    def _marks(self) -> tuple[FileMark, FileMark]:
+    def _marks(self) -> tuple[FileMark | None, ...]:
         return mark_of(self._folder / WHOLE), mark_of(self._folder / JOURNAL)
 
     def _is_whole_journal(self, generation: str) -> bool:
@@ -165,17 +163,13 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Reads the folder, again and again.
-
-    Args:
-        folder: where the files are.
-    """
+    """Reads the folder, again and again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.name = str(folder / WHOLE)
         self._seen: FileMark | None = None
-        self._is_said = False
+        self._is_told = False
         self.generation, self._offset, self.revision = "", 0, 0
         self.damage = ""
         """What is wrong with the journal, of which only what comes before is read; empty if nothing is."""
@@ -192,7 +186,7 @@ class SnapshotReader:
         if file.form != _FORM:
             raise InvalidRule(f"{self.name}: was written by another version of Headgate")
         self._seen, self.generation, self._offset, self.revision = seen, file.generation, 0, file.revision
-        self.damage, self._is_said = "", False
+        self.damage, self._is_told = "", False
         document = file.document
         put(document, self._news())
         return Whole(self.revision, document)
@@ -202,25 +196,17 @@ class SnapshotReader:
 
         Raises InvalidRule, once for each damage.
         """
-        try:
-            mark = mark_of(self._folder / WHOLE)
-        except OSError as error:
-            self._say(f"{self.name}: {error.strerror or error}")
-            return None
+        mark = mark_of(self._folder / WHOLE)
         if mark != self._seen:
             self._seen = mark  # what cannot be read is not tried again until it is another file
             return self.read()
         changes = () if self.damage else self._news()
         if changes:
             return Changes(self.revision, changes)
-        if self.damage:
-            self._say(self.damage)
+        if self.damage and not self._is_told:
+            self._is_told = True
+            raise InvalidRule(self.damage)
         return None
-
-    def _say(self, damage: str) -> None:
-        if not self._is_said:
-            self._is_said = True
-            raise InvalidRule(damage)
 
     def _news(self) -> tuple[BodyChange, ...]:
         """Return what the journal has beyond what was read of it."""
@@ -253,11 +239,7 @@ class SnapshotReader:
 
 
 class SnapshotSource:
-    """The rules in a folder, as a source that is followed (`headgate.live.Source`).
-
-    Args:
-        folder: where the files are.
-    """
+    """The rules in a folder, as a source that is followed (`headgate.live.Source`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._reader = folder, SnapshotReader(folder)
@@ -390,16 +372,6 @@ def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:
 def _named(name: str, body: Any) -> Any:
     is_nameless = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
     return {"id": name, **body} if is_nameless else body
-
-
-FileMark: TypeAlias = tuple[int, int, int]
-"""What tells one content of a file from another: inode, time of change in ns, size."""
-
-
-def mark_of(path: Path) -> FileMark:
-    """Return what a file has now. Raises OSError."""
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def replace_file(path: Path, content: bytes) -> None:
