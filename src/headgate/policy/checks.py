@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from headgate.core.algorithms import Algorithm
@@ -71,22 +72,12 @@ def _check_circle(rules: Iterable[Rule], references: Sequence[Reference], findin
 
 def circle_among(rules: Iterable[Rule]) -> list[str]:
     """Return the ids of rules that replace each other in a circle, each the next one; empty if there is none."""
-    replaces = {rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled}
-    done: set[str] = set()
-    for start in replaces:
-        trail: dict[str, None] = {}
-        stack = [(start, False)]
-        while stack:
-            rule_id, is_left = stack.pop()
-            if is_left:
-                del trail[rule_id]
-                done.add(rule_id)
-            elif rule_id in trail:
-                return [*trail][[*trail].index(rule_id) :]
-            elif rule_id not in done:
-                trail[rule_id] = None
-                stack.append((rule_id, True))
-                stack += [(other, False) for other in sorted(replaces.get(rule_id, ()), reverse=True)]
+    order = TopologicalSorter({rule.id: sorted(rule.replaces) for rule in rules if rule.replaces and rule.enabled})
+    try:
+        order.prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle[:0:-1]  # its first is its last again, and each is replaced by the next
     return []
 
 

@@ -6,7 +6,6 @@ This goes through all rules, one by one: for people, not for every request.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -18,6 +17,7 @@ from headgate.policy.model import Change
 from headgate.policy.prepared import Applied, PreparedRule, replaced_among
 from headgate.policy.request import ENDPOINT, Request, principal_name
 from headgate.policy.selection import Selection, limits_of
+from headgate.policy.times import moment_text
 from headgate.policy.trie import matches
 
 MATCHES = "matches"
@@ -161,7 +161,6 @@ def _until(change: Change) -> str:
     if change.until is None:
         return ""
     try:
-        end = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=change.until)
+        return f" until {moment_text(change.until)}"
     except OverflowError:
         return f" until {change.until} us after 1970"
-    return f" until {end.isoformat().replace('+00:00', 'Z')}"

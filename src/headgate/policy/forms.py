@@ -16,7 +16,7 @@ from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.grammar import MAX_TEXT
 from headgate.core.mode import Mode
 from headgate.core.quota import MAX_REPLICAS
-from headgate.policy.model import MOST_DIMENSIONS, TOGETHER, Change, Entry, Rule, User
+from headgate.policy.model import LONGEST_VALUE, METHOD, MOST_DIMENSIONS, TOGETHER, Change, Entry, Rule, User
 from headgate.policy.problems import Findings, Path, ProblemKind, shown
 from headgate.policy.quotas import (
     ALL_OF_QUOTA,
@@ -117,13 +117,13 @@ _RULE_FIELDS = {
     ),
     "methods": Field(
         ListOf(
-            Scalar.text("an HTTP method in capitals", "[A-Z][A-Z-]{0,19}", 20, METHODS, numbers=False),
+            Scalar.text("an HTTP method in capitals", METHOD, 20, METHODS, numbers=False),
             "a list such as [GET, POST]",
         ),
         "The HTTP methods it is for; default: all.",
     ),
     "key_pattern": Field(
-        Scalar.text("text in which * stands for any characters", most=512),
+        Scalar.text("text in which * stands for any characters", most=LONGEST_VALUE),
         "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
     ),
     "tier": Field(_TIER, "Only for principals of this tier."),
@@ -243,7 +243,7 @@ class ListEntry:
     """One entry of an allow list or a deny list: a dimension and its value."""
 
     _form = MapOf(
-        Scalar.text("text, in which * stands for any characters", most=512),
+        Scalar.text("text, in which * stands for any characters", most=LONGEST_VALUE),
         "one dimension and its value, such as ip: 10.0.0.0/8",
         exactly=1,
     )

@@ -31,7 +31,10 @@ T = TypeVar("T")
 TOGETHER = "+"
 """Stands between dimensions that are counted by together."""
 MOST_DIMENSIONS = 4
-_METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
+METHOD = "[A-Z][A-Z-]{0,19}"
+"""A pattern of HTTP methods."""
+LONGEST_VALUE = 512
+"""Characters of what is on a list, or of a key that a rule is for."""
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
@@ -141,7 +144,7 @@ class Rule:
         object.__setattr__(self, "dimension", _dimensions(where, self.dimension))
         self._check_patterns(where)
         for method in self.methods:
-            if not _METHOD.fullmatch(method):
+            if not re.fullmatch(METHOD, method):
                 raise InvalidRule(f"{where}: {method!r} is not an HTTP method: write it as POST", fields=("methods",))
         for name, most in (("enforce_percent", 100), ("replicas", MAX_REPLICAS)):
             value = getattr(self, name)
@@ -219,8 +222,8 @@ class Entry:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", _dimension(self.dimension))
         _types("an entry of a list", self, str, ("value",))
-        if not self.value or len(self.value) > 512:
-            raise InvalidRule("an entry of a list has 1 to 512 characters")
+        if not 0 < len(self.value) <= LONGEST_VALUE:
+            raise InvalidRule(f"an entry of a list has 1 to {LONGEST_VALUE} characters")
         object.__setattr__(self, "network", self._network())
         if self.dimension == ENDPOINT and "*" not in self.value:
             try:
@@ -392,8 +395,8 @@ def _kind(kind: type) -> str:
     return "text" if kind is str else "a mapping" if kind is Mapping else kind.__name__
 
 
-def _mode(where: str, value: object) -> Mode:
-    for mode in Mode:
-        if value == mode:
-            return mode
-    raise InvalidRule(f"{where}: on_store_failure is one of {', '.join(Mode)}, not {short(value)}")
+def _mode(where: str, value: Any) -> Mode:
+    try:
+        return Mode(value)
+    except ValueError:
+        raise InvalidRule(f"{where}: on_store_failure is one of {', '.join(Mode)}, not {short(value)}") from None

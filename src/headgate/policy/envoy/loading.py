@@ -56,7 +56,8 @@ from headgate.core.quota import MAX_WINDOW_US, SECOND
 from headgate.live import EVERY, FileSource, Live, yaml_files
 from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.request import MAX_UINT32, Unit
-from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, Wildcard, made_once
+from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, made_once
+from headgate.policy.lists import Pattern
 from headgate.policy.problems import Finding, Findings, InvalidRules, Path, ProblemKind, in_order, render, shown
 from headgate.policy.quotas import ALGORITHMS
 from headgate.policy.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
@@ -404,7 +405,7 @@ class _Siblings:
 
     def under(self, level: Level, rule: DescriptorRule | None) -> DescriptorNode:
         """Return the node that they are nested in."""
-        wildcards = tuple([Wildcard.of(node) for name, node in self.nodes.items() if "*" in name])
+        wildcards = tuple([(Pattern(name), node) for name, node in self.nodes.items() if "*" in name])
         return DescriptorNode(level, rule, self.nodes, wildcards)
 
     def add(self, descriptors: Iterable[_Written | None], parent: Trail, file: str, findings: Findings) -> None:

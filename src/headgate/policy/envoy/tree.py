@@ -19,6 +19,7 @@ from headgate.core.key import space
 from headgate.core.numbers import whole
 from headgate.core.quota import SECOND, Quota
 from headgate.policy.envoy.request import MAX_UINT32, Entries, Unit
+from headgate.policy.lists import Pattern
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -135,37 +136,6 @@ class DescriptorRule:
         return tuple(parts)
 
 
-class Wildcard(NamedTuple):
-    """A name with ``*`` in it, each of which stands for any characters or none."""
-
-    prefix: str
-    middles: tuple[str, ...]
-    """What stands between two stars, from left to right."""
-    suffix: str
-    least: int
-    """So many characters are fixed."""
-    node: DescriptorNode
-
-    @classmethod
-    def of(cls, node: DescriptorNode) -> Wildcard:
-        """Take the pattern from the name of `node`."""
-        prefix, *middles, suffix = node.level.name.split("*")
-        least = len(node.level.name) - node.level.name.count("*")
-        return cls(prefix, tuple(filter(None, middles)), suffix, least, node)
-
-    def matches(self, name: str) -> bool:
-        """Whether `name`, key and value joined, which begins with the prefix, fits the pattern."""
-        if len(name) < self.least or not name.endswith(self.suffix):
-            return False
-        position, end = len(self.prefix), len(name) - len(self.suffix)
-        for middle in self.middles:
-            position = name.find(middle, position, end)
-            if position < 0:
-                return False
-            position += len(middle)
-        return True
-
-
 @dataclass(frozen=True, slots=True)
 class DescriptorNode:
     """A descriptor of the tree, with those nested in it."""
@@ -174,8 +144,8 @@ class DescriptorNode:
     rule: DescriptorRule | None
     children: Mapping[str, DescriptorNode]
     """By name."""
-    wildcards: tuple[Wildcard, ...]
-    """Those of the children that are patterns, in the order of the file."""
+    wildcards: tuple[tuple[Pattern, DescriptorNode], ...]
+    """Those of the children whose names are patterns, in the order of the file."""
 
     def find(self, entries: Entries) -> DescriptorRule | None:
         """Return the rule for these entries: of the node that they lead to, one entry a level, not of any before it.
@@ -187,9 +157,9 @@ class DescriptorNode:
             name = f"{key}_{value}"
             child = node.children.get(name)
             if child is None:
-                for wildcard in node.wildcards:
-                    if name.startswith(wildcard.prefix) and wildcard.matches(name):
-                        child = wildcard.node
+                for pattern, nested in node.wildcards:
+                    if name.startswith(pattern.head) and pattern.matches(name):
+                        child = nested
                         break
                 else:
                     child = node.children.get(key)
