@@ -38,12 +38,9 @@ Json = dict[str, Any]
 
 
 def add_admin_options(parser: argparse.ArgumentParser, *, changes: bool = False, database: bool = False) -> None:
-    """Add the options that say which admin plane is asked, and as whom.
+    """Add the options that say which admin plane is asked, or if that is possible, on which `database` it is done.
 
-    Args:
-        parser: of the command.
-        changes: whether it changes something, for which it may be given a reason.
-        database: whether it may be done on a database instead.
+    A command that changes something may be given a reason.
     """
     if changes:
         parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is kept in the audit trail")

@@ -19,6 +19,7 @@ from headgate.cli.command import (
     add_request_options,
     attributes_of,
     principal_of,
+    request_of,
 )
 from headgate.cli.service import add_service_options, again, answered, tell_outcome, tell_unmatched, told_by_service
 from headgate.clock import SystemClock
@@ -92,16 +93,14 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _request(arguments: argparse.Namespace) -> Request:
     """Return what the service is asked."""
-    principal, attributes = principal_of(arguments), attributes_of(arguments)
-    about: Any = {"cost": arguments.cost, "tier": arguments.tier or ""}
+    named = {**principal_of(arguments), **attributes_of(arguments)}
+    about: Any = {"cost": arguments.cost, "tier": arguments.tier}
     if arguments.rule is None:
-        if arguments.endpoint is None and not (principal or attributes):
+        if arguments.endpoint is None and not named:
             raise UsageError("say who asks for what: headgate check --user 42 --method POST /api/v1/orders")
-        endpoint = "/" if arguments.endpoint is None else arguments.endpoint
-        return Request(principal, endpoint, arguments.method.upper(), attributes, **about)
+        return request_of(arguments, **about)
     if arguments.endpoint is not None:
         raise UsageError(f"--rule asks {arguments.rule} by its id: leave out the path {arguments.endpoint!r}")
-    named = {**principal, **attributes}
     if len(named) != 1:
         raise UsageError(
             "--rule takes one who is counted, such as --user 42, --ip 192.0.2.7 or --attribute tenant=acme"
@@ -135,18 +134,14 @@ def _tell_limit(limit: RuleDecision, now: int, terminal: Terminal, *, shadow: bo
 
 
 def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    principal, attributes = principal_of(arguments), attributes_of(arguments)
-    if not (principal or attributes or arguments.rule):
+    named, rule = {**principal_of(arguments), **attributes_of(arguments)}, arguments.rule or ""
+    if not (named or rule):
         raise UsageError("say whose limits: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
-    if arguments.endpoint is None:
-        request = Request({**principal, **attributes}, rule_id=arguments.rule or "")
-        answer = told_by_service(
-            arguments, lambda client: client.reset(request) if arguments.rule else client.reset_all(request)
-        )
-    else:
-        about: Any = {"rule_id": arguments.rule or ""}
-        request = Request(principal, arguments.endpoint, arguments.method.upper(), attributes, **about)
-        answer = told_by_service(arguments, lambda client: client.reset(request))
+    has_path = arguments.endpoint is not None
+    request = request_of(arguments, rule_id=rule) if has_path else Request(named, rule_id=rule)
+    answer = told_by_service(
+        arguments, lambda client: client.reset(request) if rule or has_path else client.reset_all(request)
+    )
     if arguments.json:
         terminal.say_json({"success": bool(answer), **msgspec.to_builtins(answer)})
         return OK if answer.rules else NO

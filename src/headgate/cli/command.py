@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.numbers import printable
+from headgate.policy.request import Request
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where a service is asked by default."""
@@ -76,15 +77,9 @@ else:
 def add_command(
     commands: Commands, name: str, run: Command | None, summary: str, *, more: str = "", examples: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a subcommand, and return its parser for arguments.
+    """Add a subcommand, and return its parser for arguments. With nothing to run, it prints its help.
 
-    Args:
-        commands: where to add it.
-        name: the word to type.
-        run: what it does; None: it prints its help.
-        summary: one line, for the list of commands.
-        more: what else its own help says.
-        examples: command lines, one a line.
+    `summary` is a line for the list of commands, `more` what else its own help says; `examples` has one on each line.
     """
     epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()) if examples else None
     parser = commands.add_parser(
@@ -128,6 +123,12 @@ def principal_of(arguments: argparse.Namespace) -> dict[str, str]:
 def attributes_of(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the attributes; UsageError if one has no name."""
     return dict(named(text, "--attribute", "region=eu") for text in arguments.attribute)
+
+
+def request_of(arguments: argparse.Namespace, **more: Any) -> Request:
+    """Return the request that the options describe, with more of its fields. Raises UsageError."""
+    endpoint = "/" if arguments.endpoint is None else arguments.endpoint
+    return Request(principal_of(arguments), endpoint, arguments.method.upper(), attributes_of(arguments), **more)
 
 
 def named(text: str, option: str, example: str) -> tuple[str, str]:

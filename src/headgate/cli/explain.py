@@ -14,9 +14,8 @@ from headgate.cli.command import (
     Terminal,
     add_command,
     add_request_options,
-    attributes_of,
     named,
-    principal_of,
+    request_of,
 )
 from headgate.cli.rule_files import for_envoy
 from headgate.cli.service import add_service_options, again, answered, tell_outcome, tell_unmatched, told_by_service
@@ -29,7 +28,7 @@ from headgate.engine.ruling import explained_data
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome
 from headgate.policy.explain import MATCHES, Considered
 from headgate.policy.loading import load_file
-from headgate.policy.request import GLOBAL, Request
+from headgate.policy.request import GLOBAL
 from headgate.stores import open_store
 
 
@@ -77,7 +76,7 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
         return _explain_descriptor(descriptors, arguments, terminal)
     if arguments.endpoint is None:
         raise UsageError("say which PATH is asked for, such as /api/v1/orders")
-    request = _request(arguments)
+    request = request_of(arguments, cost=arguments.cost, tier=arguments.tier)
     if rules:
         with Engine(load_file(rules), store=arguments.store) as engine:
             explained = engine.explain(request)
@@ -117,13 +116,6 @@ def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace,
     for state in states:
         terminal.say(f"  {state['quota']}: {state['remaining']} of {state['limit']} left")
     return OK if allowed else NO
-
-
-def _request(arguments: argparse.Namespace) -> Request:
-    principal, attributes = principal_of(arguments), attributes_of(arguments)
-    return Request(
-        principal, arguments.endpoint, arguments.method, attributes, cost=arguments.cost, tier=arguments.tier
-    )
 
 
 def _tell(explained: Explained, terminal: Terminal) -> None:

@@ -39,15 +39,8 @@ def prepared(
 ) -> Callable[[int], None]:
     """Find out what there is to know about a service that is about to begin.
 
-    Args:
-        settings: its settings.
-        ports: the port of each protocol, "http" and "grpc", and, if there is one, of the admin plane, "admin".
-        store: its store, without a password.
-        terminal: where to say it.
-        admin: what there is to say about the admin plane.
-
-    Returns:
-        What says it, given how many rules the service has.
+    `ports` are those of "http", "grpc" and, if there is one, the "admin" plane; `store` has no password. What is
+    returned says it all, given how many rules the service has.
     """
     scheme, host = "https" if settings.tls_cert else "http", bracketed(settings.host)
     request = tried(settings)

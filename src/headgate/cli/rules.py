@@ -40,10 +40,13 @@ def add(commands: Commands) -> None:
         "headgate rules validate rules.yaml --json | jq '.problems[].message'\n"
         "headgate rules validate ratelimit/config",
     )
-    _file(validate, "files", "FILE", nargs="+", about="YAML files, folders of them, or - for the standard input")
+    about = "YAML files, folders of them, or - for the standard input"
+    validate.add_argument("files", metavar="FILE", nargs="+", help=about)
     validate.add_argument(
         "--merge-domains", action="store_true", help="files of envoyproxy/ratelimit may share a domain"
     )
+    validate.add_argument("--strict", action="store_true", help="warnings are problems: exit with 1 if there are any")
+    validate.add_argument("--json", action="store_true", help="write JSON, for programs")
     listing = add_command(
         actions,
         "list",
@@ -52,7 +55,8 @@ def add(commands: Commands) -> None:
         examples="headgate rules list\nheadgate rules list rules.yaml",
     )
     about = "a YAML file, a folder of envoyproxy/ratelimit, or - for the standard input; default: what the service has"
-    _file(listing, "file", "FILE", nargs="?", about=about)
+    listing.add_argument("file", metavar="FILE", nargs="?", help=about)
+    add_admin_options(listing)
     diff = add_command(
         actions,
         "diff",
@@ -64,13 +68,9 @@ def add(commands: Commands) -> None:
         examples="headgate rules diff new-rules.yaml\nheadgate rules diff rules.yaml new-rules.yaml\n"
         "git show HEAD:rules.yaml | headgate rules diff - rules.yaml",
     )
-    _file(
-        diff, "old", "OLD", nargs="?", about="a YAML file, or - for the standard input; default: what the service has"
-    )
-    _file(diff, "new", "NEW")
-    validate.add_argument("--strict", action="store_true", help="warnings are problems: exit with 1 if there are any")
-    validate.add_argument("--json", action="store_true", help="write JSON, for programs")
-    add_admin_options(listing)
+    about = "a YAML file, or - for the standard input"
+    diff.add_argument("old", metavar="OLD", nargs="?", help=f"{about}; default: what the service has")
+    diff.add_argument("new", metavar="NEW", help=about)
     add_admin_options(diff)
     served_rules.add_to_rules(actions)
     add_command(
@@ -81,17 +81,6 @@ def add(commands: Commands) -> None:
         more="Save it, and put this line first into the rules:\n# yaml-language-server: $schema=headgate.schema.json",
         examples="headgate rules schema > headgate.schema.json",
     )
-
-
-def _file(
-    parser: argparse.ArgumentParser,
-    name: str,
-    shown: str,
-    *,
-    nargs: str | None = None,
-    about: str = "a YAML file, or - for the standard input",
-) -> None:
-    parser.add_argument(name, metavar=shown, nargs=nargs, help=about)
 
 
 def _validate(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -65,7 +65,7 @@ def load_gateway(
         rules, others = building.rules(document, read.get("rules"))
         gateway = building.gateway(document.data, read, rules, store)
     if gateway is None or findings.count or document.problems or others:
-        raise InvalidRules(in_order([*document.problems, *without_secrets(findings, *_SECRET), *others]))
+        raise InvalidRules(in_order([*without_secrets(findings, *_SECRET), *others]))
     return gateway
 
 

@@ -26,7 +26,7 @@ from headgate.policy.checks import Reference, check
 from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, DIMENSIONS, ENTRY, FILE, METHODS, RULE, RULE_ID, USER
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import share_of
-from headgate.policy.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind, in_order
+from headgate.policy.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 from headgate.policy.request import GLOBAL
 from headgate.policy.schema import Form
 from headgate.policy.times import moment_text
@@ -79,7 +79,7 @@ def load_file(path: str | PathLike[str]) -> Ruleset:
 def read(text: str, *, name: str = "rules", now: int | None = None) -> Loaded:
     """Read rules from YAML, and keep the warnings; `now` (microseconds since the epoch) is for what has ended."""
     document = Document(text, name)
-    return _loaded(document.data, document, document.problems, now)
+    return _loaded(document.data, document, now)
 
 
 def read_file(path: str | PathLike[str], *, now: int | None = None) -> Loaded:
@@ -106,8 +106,9 @@ def loads_json(text: str | bytes, *, name: str = "rules") -> Ruleset:
         at = (error.lineno, error.colno) if isinstance(error, json.JSONDecodeError) else (0, 0)
         message = f"not JSON: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
         raise InvalidRules([Finding(message, "", "", "", name, *at, kind=ProblemKind.SYNTAX)]) from None
-    twice = [Finding(f"the key {short(key)} is given twice", file=name, kind=ProblemKind.SYNTAX) for key in doubled]
-    return _loaded(data, Locator(name), twice[:MOST]).ruleset
+    where, told = Locator(name), "the key {} is given twice"
+    where.problems += [Finding(told.format(short(key)), file=name, kind=ProblemKind.SYNTAX) for key in doubled[:MOST]]
+    return _loaded(data, where).ruleset
 
 
 def from_data(data: object, *, name: str = "rules", where: Locator | None = None) -> Ruleset:
@@ -115,7 +116,7 @@ def from_data(data: object, *, name: str = "rules", where: Locator | None = None
 
     `where` knows the lines of data that is a part of another file.
     """
-    return _loaded(data, where or Locator(name), []).ruleset
+    return _loaded(data, where or Locator(name)).ruleset
 
 
 def rule_from_data(data: object) -> Rule:
@@ -149,9 +150,9 @@ def _from_data(form: Form, data: object) -> Any:
     return value
 
 
-def _loaded(data: object, where: Locator, known: list[Finding], now: int | None = None) -> Loaded:
+def _loaded(data: object, where: Locator, now: int | None = None) -> Loaded:
     findings = Findings(where)
-    ruleset: Ruleset | None = None
+    ruleset = Ruleset()
     if isinstance(data, dict) and _ENVOY in data and "version" not in data:
         message = "this is a file of envoyproxy/ratelimit, not one of rules"
         hint = "`headgate rules validate` reads it and, in Python, headgate.policy.envoy.load."
@@ -160,18 +161,17 @@ def _loaded(data: object, where: Locator, known: list[Finding], now: int | None 
         ruleset = rate_limits.ruleset_of(data, findings)
     else:
         ruleset = _ruleset(data, findings)
-        if ruleset is not None and not findings.count:
+        if not findings.count:
             _warn(ruleset, int(time.time() * 1_000_000) if now is None else now, findings)
-    if findings.count or known or ruleset is None:
-        raise InvalidRules(in_order([*known, *findings.problems()]))
+    findings.check()
     return Loaded(ruleset, tuple(findings.warnings()))
 
 
-def _ruleset(data: object, findings: Findings) -> Ruleset | None:
+def _ruleset(data: object, findings: Findings) -> Ruleset:
     """Return the rules of a file; if the count of findings has grown, those that are right."""
     read = FILE.read(data, (), findings)
     if read is None or not isinstance(data, dict):
-        return None
+        return Ruleset()
     read.pop("version", None)
     for name in ("rules", "allow", "deny"):
         read[name] = tuple([item for item in read.get(name, ()) if item is not None])

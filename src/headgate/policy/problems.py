@@ -161,8 +161,8 @@ class Findings:
         return near
 
     def problems(self) -> list[Finding]:
-        """Return the problems with their places in the file, from its top to its end."""
-        found = self._located(self._found)
+        """Return the problems with their places in the file, and those of its text, from its top to its end."""
+        found = in_order([*self.where.problems, *self._located(self._found)])
         if self.count > MOST:
             untold = f"{self.count - MOST} more problems are not listed"
             found.append(Finding(untold, file=self.where.name, kind=ProblemKind.UNREAD))
@@ -173,8 +173,8 @@ class Findings:
         return self._located(self._odd)
 
     def check(self) -> None:
-        """Raise InvalidRules if there are problems."""
-        if self.count:
+        """Raise InvalidRules if there are problems, be it with the text."""
+        if self.count or self.where.problems:
             raise InvalidRules(self.problems())
 
     def _located(self, found: Iterable[tuple[Path, bool, Finding]]) -> list[Finding]:
@@ -189,10 +189,12 @@ class Findings:
 class Locator:
     """Knows where values are written. This one has only the name: data that came without a text."""
 
-    __slots__ = ("name",)
+    __slots__ = ("name", "problems")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.problems: list[Finding] = []
+        """What is wrong with the text itself, where reading could go on."""
 
     def expect(self, paths: Sequence[Path]) -> None:
         """Hear which paths will be asked about, all at once."""

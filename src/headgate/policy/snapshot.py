@@ -280,13 +280,13 @@ class SnapshotSource:
 
     def _with(self, news: Changes) -> Ruleset:
         given = {change.id: change.body for change in news.changes if change.kind == USER}
-        if all(change.kind == USER for change in news.changes):
-            document = {"version": 1, **_about_users(self._last, given)}
-            return self._last.with_users(self._users(given, from_data(document, name=self.name)))
-        put(self._others, [change for change in news.changes if change.kind != USER])
-        rules = from_data(self._others, name=self.name)
-        document = {"version": 1, **_about_users(rules, given)}
-        users = self._users(given, from_data(document, name=self.name))
+        others, rules = [change for change in news.changes if change.kind != USER], self._last
+        if others:
+            put(self._others, others)
+            rules = from_data(self._others, name=self.name)
+        users = self._users(given, from_data(_about_users(rules, given), name=self.name))
+        if not others:
+            return rules.with_users(users)
         return replace(rules, users=users)  # most are as they were, and not read again, but go with these rules or not
 
     def _users(self, given: Mapping[str, Any], read: Ruleset) -> UserTable:
@@ -346,7 +346,8 @@ def _about_users(ruleset: Ruleset, given: Mapping[str, Any]) -> dict[str, Any]:
         for tier, changes in ruleset.tiers.items()
     }
     tier = {"default_tier": ruleset.default_tier} if ruleset.default_tier else {}
-    return {"rules": [to_data(rule) for rule in rules], "tiers": tiers, "users": bodies, **default, **tier}
+    written = [to_data(rule) for rule in rules]
+    return {"version": 1, "rules": written, "tiers": tiers, "users": bodies, **default, **tier}
 
 
 def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:

@@ -52,22 +52,9 @@ _Places = dict[int, dict[str | int, tuple[int, int, int, int]]]
 
 
 class Document(Locator):
-    """The data of a text, and where it is written.
+    """The data of a text, and where it is written; messages say `what` it is. Raises InvalidRules if it has none."""
 
-    Args:
-        text: the YAML.
-        name: of the file, for messages.
-        what: it is, for messages, too.
-
-    Attributes:
-        data: what the text means.
-        problems: what is wrong with it as YAML, where reading could go on.
-
-    Raises:
-        InvalidRules: reading could not go on.
-    """
-
-    __slots__ = ("_lines", "_places", "_text", "_until", "_what", "data", "problems")
+    __slots__ = ("_lines", "_places", "_text", "_until", "_what", "data")
 
     def __init__(self, text: str, name: str, what: str = "a file of rules") -> None:
         super().__init__(name)
@@ -76,9 +63,9 @@ class Document(Locator):
         self._lines: list[str] | None = None
         self._places: _Places | None = None
         self._until: tuple[str | int, int] | None = None
-        self.problems: list[Finding] = []
         self._check_text()
         self.data: Any = self._build(None)
+        """What the text means."""
 
     def expect(self, paths: Sequence[Path]) -> None:
         """Hear which paths will be asked about: if all are in one list, the text is read again only so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 
-from headgate.policy.problems import Findings, InvalidRules, ProblemKind, in_order
+from headgate.policy.problems import Findings, ProblemKind
 from headgate.policy.schema import Field, ListOf, Record, Scalar
 from headgate.policy.times import moment
 from headgate.policy.yaml_text import Document, text_of
@@ -55,8 +55,7 @@ def load_deprecations(path: str | PathLike[str]) -> Deprecations:
             wrong = "is before the path is deprecated"
             findings.add((*place, "sunset"), wrong, "a moment after `deprecated`", kind=ProblemKind.MEANING)
         entries[entry.path] = entry
-    if read is None or findings.count or document.problems:
-        raise InvalidRules(in_order([*document.problems, *findings.problems()]))
+    findings.check()
     return Deprecations(tuple(entries.values()))
 
 

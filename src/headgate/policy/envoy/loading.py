@@ -58,7 +58,7 @@ from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, made_once
 from headgate.policy.lists import Pattern
-from headgate.policy.problems import Finding, Findings, InvalidRules, Path, ProblemKind, in_order, render, shown
+from headgate.policy.problems import Finding, Findings, InvalidRules, Path, ProblemKind, render, shown
 from headgate.policy.quotas import ALGORITHMS
 from headgate.policy.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
 from headgate.policy.yaml_text import Document, text_of
@@ -363,7 +363,7 @@ def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> Descriptor
             continue
         findings = Findings(document)
         _add_file(name, document.data, domains, findings, merge_domains=merge_domains)
-        problems += in_order([*document.problems, *findings.problems()])
+        problems += findings.problems()
         warnings += findings.warnings()
     if problems:
         raise InvalidRules(problems)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind, in_order, render
+from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind, render
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.policy.yaml_text import Document, text_of
@@ -196,7 +196,7 @@ def load_identity(
     if read is not None and not findings.count:
         identifier = _Building(Path(name).parent, findings, reading).identifier(read, trusted)
     if identifier is None or findings.count or document.problems:
-        raise InvalidRules(in_order([*document.problems, *without_secrets(findings, "api_keys")]))
+        raise InvalidRules(without_secrets(findings, "api_keys"))
     return identifier
 
 
