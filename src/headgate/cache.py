@@ -11,8 +11,8 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """Remembers so many values; when there are more, it begins anew.
 
-    Half of the room is for whatever comes, the other half for what comes again: where far more different values come
-    than there is room for, most of them once, it would else be busy with forgetting, and useful to nobody.
+    Half of the room is for whatever comes, the other half for what comes again. Otherwise, where far more different
+    values come than there is room for, most of them once, it would forget all the time, and be of no use.
     """
 
     __slots__ = ("_most", "_seen")

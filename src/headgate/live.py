@@ -239,7 +239,7 @@ class FileSource(Generic[R]):
         is_first, self._seen = self._seen is None, marks
         for mark in marks.values():
             if not (is_first or mark is None or stat.S_ISREG(mark.mode) or stat.S_ISDIR(mark.mode)):
-                raise OSError(f"{mark.path} is a pipe or a device, which could keep us waiting: it is to be a file")
+                raise OSError(f"{mark.path} is a pipe or a device, which could keep us waiting: it should be a file")
         self._others.clear()
         self._seen = {path: marks[path] for path in self._files(self._path) if path in marks}
         return self._load(self._path)

@@ -19,9 +19,16 @@ from headgate.cli.command import (
     add_request_options,
     attributes_of,
     principal_of,
-    request_of,
 )
-from headgate.cli.service import add_service_options, again, answered, tell_outcome, tell_unmatched, told_by_service
+from headgate.cli.service import (
+    add_service_options,
+    again,
+    answered,
+    request_of,
+    tell_outcome,
+    tell_unmatched,
+    told_by_service,
+)
 from headgate.clock import SystemClock
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable

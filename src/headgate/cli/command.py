@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.numbers import printable
-from headgate.policy.request import Request
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where a service is asked by default."""
@@ -125,12 +124,6 @@ def attributes_of(arguments: argparse.Namespace) -> dict[str, str]:
     return dict(named(text, "--attribute", "region=eu") for text in arguments.attribute)
 
 
-def request_of(arguments: argparse.Namespace, **more: Any) -> Request:
-    """Return the request that the options describe, with more of its fields. Raises UsageError."""
-    endpoint = "/" if arguments.endpoint is None else arguments.endpoint
-    return Request(principal_of(arguments), endpoint, arguments.method.upper(), attributes_of(arguments), **more)
-
-
 def named(text: str, option: str, example: str) -> tuple[str, str]:
     """Return the name and the value that an option has, as in the example. Raises UsageError."""
     name, equals, value = text.partition("=")
@@ -140,7 +133,7 @@ def named(text: str, option: str, example: str) -> tuple[str, str]:
 
 
 def url_of(host: str, port: int, *, tls: bool) -> str:
-    """Return where whoever is on this machine reaches what listens on an address, which may stand for all of them."""
+    """Return the URL by which this machine reaches what listens on an address, be it on all that there are."""
     return f"{'https' if tls else 'http'}://{bracketed(_EVERYWHERE.get(host, host))}:{port}"
 
 

@@ -15,10 +15,17 @@ from headgate.cli.command import (
     add_command,
     add_request_options,
     named,
-    request_of,
 )
 from headgate.cli.rule_files import for_envoy
-from headgate.cli.service import add_service_options, again, answered, tell_outcome, tell_unmatched, told_by_service
+from headgate.cli.service import (
+    add_service_options,
+    again,
+    answered,
+    request_of,
+    tell_outcome,
+    tell_unmatched,
+    told_by_service,
+)
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable

@@ -154,7 +154,7 @@ def _greet(file: str, gateway: Gateway, terminal: Terminal) -> None:
         flags = "-ik" if first.certificates else "-i"
         terminal.say(printable(f"  curl {flags} {_url(first)}{gateway.routes[0].path}"))
         terminal.out.flush()
-    except OSError:  # nobody can hear that, and it serves all the same
+    except OSError:  # nobody can read that, and it serves all the same
         silence(terminal.out)
 
 

@@ -29,7 +29,7 @@ USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
 """What is tried, if rules limit it."""
 _SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
 _LONGEST = 100_000
-"""Bytes of rules that are read for this: clients wait meanwhile."""
+"""Bytes of rules that are read for this: clients have to wait for it."""
 _SAMPLE = "x"
 """What stands for any segment of a path, and for any other value."""
 
@@ -154,7 +154,7 @@ def _ourselves() -> list[str]:
 
 
 def _has_rules(settings: Settings) -> bool:
-    """Whether there are any, be it the example."""
+    """Whether there are any, those of the example included."""
     return bool(settings.rules or settings.database) or not settings.envoy_config
 
 

@@ -202,7 +202,7 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that looks like one of ours, and is none."""
+    """Return a warning for each variable that looks like one of ours, and is not."""
     known = {option.variable for option in options()} | OTHER_VARIABLES
     warnings = []
     for name in sorted(environment):

@@ -8,12 +8,13 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack
 
-from headgate.cli.command import DEFAULT_URL, WRONG_USAGE, Command, NoAnswer, Terminal
+from headgate.cli.command import DEFAULT_URL, WRONG_USAGE, Command, NoAnswer, Terminal, attributes_of, principal_of
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, StoreUnavailable, UsageError
 from headgate.core.numbers import printable
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
+from headgate.policy.request import Request
 from headgate.sdk.clients import Client
 from headgate.sdk.settings import ClientOptions
 from headgate.sdk.transport import CallerRefused, Unanswered
@@ -42,6 +43,12 @@ def add_service_options(parser: argparse.ArgumentParser, *, is_optional: bool = 
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=5.0, help="seconds to wait for the service [%(default)g]"
     )
+
+
+def request_of(arguments: argparse.Namespace, **more: Any) -> Request:
+    """Return the request that the options describe, with more of its fields. Raises UsageError."""
+    endpoint = "/" if arguments.endpoint is None else arguments.endpoint
+    return Request(principal_of(arguments), endpoint, arguments.method.upper(), attributes_of(arguments), **more)
 
 
 def answered(run: Command) -> Command:

@@ -44,7 +44,7 @@ def check(settings: Settings, terminal: Terminal) -> int:
         Tracing().close()
     taken = [port for name, host, port in _listening(settings) if not examine(name, host, port)]
     try:
-        _meet_store(settings)
+        _check_store(settings)
     except StoreError as error:
         why = printable(f"{store}: {error}")
         terminal.complain(f"headgate: it would start, and decide without its store {why}")
@@ -115,7 +115,7 @@ def _greeting(
     def say(rules: int) -> None:
         try:
             (ready or prepared())(rules)
-        except OSError as error:  # nobody can hear that, and it serves all the same
+        except OSError as error:  # nobody can read that, and it serves all the same
             silence(terminal.out)
             _LOG.warning("serving; that cannot be told on the standard output: %s", error)
 
@@ -151,7 +151,7 @@ def _ports(settings: Settings, stack: ExitStack) -> list[Port]:
     return ports
 
 
-def _meet_store(settings: Settings) -> None:
+def _check_store(settings: Settings) -> None:
     """Ask the store whether it can decide. Raises StoreError, which says why it cannot.
 
     It gets more time than a decision has: this is about whether it can, not about how busy either side is now.

@@ -302,7 +302,7 @@ class Ruleset:
         return ruleset
 
     def with_users(self, users: Mapping[str, User]) -> Ruleset:
-        """Return the same with other users, of whom it was checked already that they go with the rest."""
+        """Return the same with other users, which have been checked to go with the rest."""
         other = copy(self)
         object.__setattr__(other, "users", users)
         return other

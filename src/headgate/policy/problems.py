@@ -132,7 +132,7 @@ class Findings:
         self._found.append((path, False, Finding(message, path=render(path), kind=ProblemKind.UNREAD)))
 
     def warn(self, path: Path, message: str, accepted: str = "", hint: str = "", *, at_key: bool = False) -> None:
-        """Note that the value at `path`, or its key, has hardly the effect that was meant."""
+        """Note that the value at `path`, or its key, probably does not have the effect that was meant."""
         if len(self._odd) < MOST:
             self._odd.append((path, at_key, Finding(message, accepted, hint, render(path))))
 
@@ -173,7 +173,7 @@ class Findings:
         return self._located(self._odd)
 
     def check(self) -> None:
-        """Raise InvalidRules if there are problems, be it with the text."""
+        """Raise InvalidRules if there are problems, with the data or its text."""
         if self.count or self.where.problems:
             raise InvalidRules(self.problems())
 
@@ -197,7 +197,7 @@ class Locator:
         """What is wrong with the text itself, where reading could go on."""
 
     def expect(self, paths: Sequence[Path]) -> None:
-        """Hear which paths will be asked about, all at once."""
+        """Take note of the paths that are going to be asked about, all at once."""
 
     def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:  # noqa: ARG002  others need them
         """Return line and column of what is at `path`, from 1, or zeros."""

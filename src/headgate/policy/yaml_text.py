@@ -68,7 +68,7 @@ class Document(Locator):
         """What the text means."""
 
     def expect(self, paths: Sequence[Path]) -> None:
-        """Hear which paths will be asked about: if all are in one list, the text is read again only so far."""
+        """Take note of the paths that are going to be asked about: in one list, the text is read again only so far."""
         is_in_list = len({path[:1] for path in paths}) == 1 and all(
             len(path) > 1 and isinstance(path[1], int) for path in paths
         )
@@ -157,13 +157,7 @@ class _Frame:
 
 
 class _Builder:
-    """Makes data of the events of a text.
-
-    Args:
-        document: is told what is wrong.
-        what: it is, for messages.
-        places: takes where everything is written, if that is asked for.
-    """
+    """Makes data of the events of a text; notes what is wrong in the document and, if asked to, where everything is."""
 
     __slots__ = ("_anchors", "_count", "_document", "_places", "_scalars", "_stack", "_top", "_what")
 
