@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -246,26 +246,19 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-class _translated:  # noqa: N801  used as a function
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
     """Turn what the drivers raise into errors that say what would help."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DBAPIError):
-            raise _error(self._name, error) from error
-        if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
-            raise DatabaseUnavailable(
-                f"{self._name}: cannot be reached: {str(error) or 'no answer in time'}"
-            ) from error
-        if isinstance(error, msgspec.DecodeError):
-            raise DatabaseError(f"{self._name}: a row is damaged: {error}") from error
-        if isinstance(error, SQLAlchemyError):
-            raise DatabaseUnavailable(f"{self._name}: {_first_line(error)}") from error
+    try:
+        yield
+    except DBAPIError as error:
+        raise _error(name, error) from error
+    except OSError as error:  # or TimeoutError, which is one
+        raise DatabaseUnavailable(f"{name}: cannot be reached: {str(error) or 'no answer in time'}") from error
+    except msgspec.DecodeError as error:
+        raise DatabaseError(f"{name}: a row is damaged: {error}") from error
+    except SQLAlchemyError as error:
+        raise DatabaseUnavailable(f"{name}: {_first_line(error)}") from error
 
 
 _READ_ONLY = ("readonly", "read-only", "disk is full", "disk full", "could not extend", "no space left")

@@ -16,7 +16,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import PathParameter, QueryParameter
 
 from headgate.admin.audit import Actor, texts_of
-from headgate.admin.keys import ApiKey
+from headgate.admin.keys import ApiKey, KeyRole
 from headgate.admin.objects import ANY_VERSION
 from headgate.admin.security import BodyTooLarge, actor_name, visible
 from headgate.admin.service import AdminService
@@ -29,6 +29,8 @@ LONGEST_JSON = 1_048_576
 _LONGEST_REASON = 1000
 _VERSION = re.compile(r'(?:W/)?"?(0|[1-9][0-9]{0,9})"?')
 Json = dict[str, Any]
+VIEWER, EDITOR, ADMIN = ({"role": role} for role in (KeyRole.VIEWER, KeyRole.EDITOR, KeyRole.ADMIN))
+"""Options of routes: which role they need; see `role_guard`."""
 Admin = NamedDependency[AdminService]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000_000, description="Items to leave out.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=MOST, description="Items of a page, at most.")]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from litestar import MediaType, Request, Response, delete, get, post
-from litestar.datastructures import State
+from litestar import MediaType, Response, delete, get, post
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.keys import ApiKey, KeyRole
-from headgate.admin.routes.asking import Admin, Json, Limit, Moment, Name, Offset, actor_of
+from headgate.admin.routes.asking import ADMIN, VIEWER, Admin, Json, JsonRequest, Limit, Moment, Name, Offset, actor_of
 from headgate.policy.times import moment_text
 
 
@@ -29,13 +28,13 @@ class RotateBody(msgspec.Struct, forbid_unknown_fields=True):
     overlap: Annotated[int, msgspec.Meta(ge=0, le=2_592_000, description="Seconds that the old key stays good.")] = 0
 
 
-@get("/nodes", opt={"role": KeyRole.VIEWER}, summary="List nodes and the revision that each runs")
+@get("/nodes", opt=VIEWER, summary="List nodes and the revision that each runs")
 async def list_nodes(admin: Admin) -> Json:
     """List the services that follow the database."""
     return await admin.nodes()
 
 
-@get("/hot-keys", opt={"role": KeyRole.VIEWER}, summary="The keys that are asked about and refused most")
+@get("/hot-keys", opt=VIEWER, summary="The keys that are asked about and refused most")
 async def hot_keys(admin: Admin) -> Response[bytes]:
     """Return hot keys, as the decision plane's ``/hotkeys`` does."""
     return Response(admin.hot_keys(), media_type=MediaType.JSON)
@@ -44,29 +43,29 @@ async def hot_keys(admin: Admin) -> Response[bytes]:
 # Keys
 
 
-@get("/keys", opt={"role": KeyRole.ADMIN}, summary="List API keys")
+@get("/keys", opt=ADMIN, summary="List API keys")
 async def list_keys(admin: Admin) -> Json:
     """List what is known of keys; not the keys."""
     return {"items": [_key(key) for key in await admin.keys.all()]}
 
 
-@post("/keys", opt={"role": KeyRole.ADMIN}, summary="Make an API key", status_code=201)
-async def create_key(admin: Admin, request: Request[Any, Any, State], data: JSONBody[KeyBody]) -> Json:
+@post("/keys", opt=ADMIN, summary="Make an API key", status_code=201)
+async def create_key(admin: Admin, request: JsonRequest, data: JSONBody[KeyBody]) -> Json:
     """Make a key. The answer has its text, which is shown nowhere else."""
     expires = None if data.expires_in is None else time.time_ns() // 1000 + data.expires_in * 1_000_000
     made = await admin.keys.create(data.name, data.role, actor_of(request), expires_at=expires)
     return {**_key(made.key), "key": made.text}
 
 
-@post("/keys/{key_id:str}/rotate", opt={"role": KeyRole.ADMIN}, summary="Replace an API key", status_code=201)
-async def rotate_key(admin: Admin, request: Request[Any, Any, State], key_id: Name, data: JSONBody[RotateBody]) -> Json:
+@post("/keys/{key_id:str}/rotate", opt=ADMIN, summary="Replace an API key", status_code=201)
+async def rotate_key(admin: Admin, request: JsonRequest, key_id: Name, data: JSONBody[RotateBody]) -> Json:
     """Replace a key by another of its name and role."""
     made = await admin.keys.rotate(key_id, actor_of(request), overlap_us=data.overlap * 1_000_000)
     return {**_key(made.key), "key": made.text}
 
 
-@delete("/keys/{key_id:str}", opt={"role": KeyRole.ADMIN}, summary="Revoke an API key", status_code=204)
-async def revoke_key(admin: Admin, request: Request[Any, Any, State], key_id: Name) -> None:
+@delete("/keys/{key_id:str}", opt=ADMIN, summary="Revoke an API key", status_code=204)
+async def revoke_key(admin: Admin, request: JsonRequest, key_id: Name) -> None:
     """End a key at once."""
     await admin.keys.revoke(key_id, actor_of(request))
 
@@ -74,7 +73,7 @@ async def revoke_key(admin: Admin, request: Request[Any, Any, State], key_id: Na
 # Audit
 
 
-@get("/audit", opt={"role": KeyRole.VIEWER}, summary="Who changed what")
+@get("/audit", opt=VIEWER, summary="Who changed what")
 async def list_audit(
     admin: Admin,
     actor: FromQuery[str | None] = None,
@@ -92,7 +91,7 @@ async def list_audit(
     return (await admin.audit(filters, offset, limit))._asdict()
 
 
-@get("/audit/verify", opt={"role": KeyRole.VIEWER}, summary="Verify the chain of the audit trail")
+@get("/audit/verify", opt=VIEWER, summary="Verify the chain of the audit trail")
 async def verify_audit(
     admin: Admin,
     contains: Annotated[str, QueryParameter(max_length=64, description="A digest that must be in the chain.")] = "",

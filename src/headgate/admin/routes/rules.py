@@ -6,15 +6,16 @@ import asyncio
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, Router, delete, get, post, put
-from litestar.datastructures import State
+from litestar import Response, Router, delete, get, post, put
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.keys import KeyRole
-from headgate.admin.objects import ObjectKind, UnknownObject
+from headgate.admin.objects import ObjectKind, Stored, UnknownObject
 from headgate.admin.routes.asking import (
+    EDITOR,
+    VIEWER,
     Admin,
     Json,
+    JsonRequest,
     Limit,
     Name,
     Offset,
@@ -38,7 +39,7 @@ class RollbackBody(msgspec.Struct, forbid_unknown_fields=True):
     version: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647, examples=[1])]
 
 
-@get("/rules", opt={"role": KeyRole.VIEWER}, summary="List rules")
+@get("/rules", opt=VIEWER, summary="List rules")
 async def list_rules(
     admin: Admin,
     dimension: FromQuery[str | None] = None,
@@ -55,46 +56,39 @@ async def list_rules(
     return (await admin.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
 
 
-@post("/rules", opt={"role": KeyRole.EDITOR, "body": "rule"}, summary="Make a rule", status_code=201)
-async def create_rule(admin: Admin, request: Request[Any, Any, State], data: JSONBody[Json]) -> Response[Json]:
+@post("/rules", opt=EDITOR | {"body": "rule"}, summary="Make a rule", status_code=201)
+async def create_rule(admin: Admin, request: JsonRequest, data: JSONBody[Json]) -> Response[Json]:
     """Make a rule; 409 if there is one of its id."""
     name = data.get("id", data.get("rule_id"))
     if not isinstance(name, str):
         raise UsageError("a rule has an id: text of 1 to 64 of A-Z a-z 0-9 _ . : / -")
     stored, _ = await admin.put(ObjectKind.RULE, name, data, 0, actor_of(request))
-    return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=201)
+    return _rule(stored, 201)
 
 
-@get("/rules/{rule_id:str}", opt={"role": KeyRole.VIEWER}, summary="Look at a rule")
+@get("/rules/{rule_id:str}", opt=VIEWER, summary="Look at a rule")
 async def get_rule(admin: Admin, rule_id: RuleId) -> Response[Json]:
     """Return a rule, with its version as ETag."""
-    stored = await admin.get(ObjectKind.RULE, rule_id)
-    return Response(_shown(stored.body, stored.version), headers=etag(stored.version))
+    return _rule(await admin.get(ObjectKind.RULE, rule_id))
 
 
-@put("/rules/{rule_id:str}", opt={"role": KeyRole.EDITOR, "body": "rule"}, summary="Make or replace a rule")
-async def put_rule(
-    admin: Admin,
-    request: Request[Any, Any, State],
-    rule_id: RuleId,
-    data: JSONBody[Json],
-) -> Response[Json]:
+@put("/rules/{rule_id:str}", opt=EDITOR | {"body": "rule"}, summary="Make or replace a rule")
+async def put_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, data: JSONBody[Json]) -> Response[Json]:
     """Make a rule, or replace it as a whole."""
     named = data.get("id", data.get("rule_id", rule_id))
     if named != rule_id:
         raise UsageError(f"the rule says that its id is {named!r:.80}, and the path says {rule_id!r}")
     stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor_of(request))
-    status = 201 if is_new else 200
-    return Response(_shown(stored.body, stored.version), headers=etag(stored.version), status_code=status)
+    return _rule(stored, 201 if is_new else 200)
 
 
-@delete("/rules/{rule_id:str}", opt={"role": KeyRole.EDITOR}, summary="Delete a rule", status_code=204)
-async def delete_rule(admin: Admin, request: Request[Any, Any, State], rule_id: RuleId) -> None:
+@delete("/rules/{rule_id:str}", opt=EDITOR, summary="Delete a rule", status_code=204)
+async def delete_rule(admin: Admin, request: JsonRequest, rule_id: RuleId) -> None:
     """Delete a rule. Its versions stay, and it can be rolled back."""
     await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request))
 
 
-@get("/rules/{rule_id:str}/versions", opt={"role": KeyRole.VIEWER}, summary="List the versions of a rule")
+@get("/rules/{rule_id:str}/versions", opt=VIEWER, summary="List the versions of a rule")
 async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
     """List all that a rule ever was, the newest first; a body of null says that it was deleted."""
     versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
@@ -103,9 +97,9 @@ async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
     return {"items": [{**each._asdict(), "at": moment_text(each.at)} for each in versions]}
 
 
-@post("/rules/{rule_id:str}/rollback", opt={"role": KeyRole.EDITOR}, summary="Roll a rule back", status_code=200)
+@post("/rules/{rule_id:str}/rollback", opt=EDITOR, summary="Roll a rule back", status_code=200)
 async def roll_back_rule(
-    admin: Admin, request: Request[Any, Any, State], rule_id: RuleId, data: JSONBody[RollbackBody]
+    admin: Admin, request: JsonRequest, rule_id: RuleId, data: JSONBody[RollbackBody]
 ) -> Response[Json]:
     """Let a rule be again what it was in an earlier version; that makes a new version."""
     done = await admin.rules.roll_back(
@@ -118,7 +112,7 @@ async def roll_back_rule(
 # The whole
 
 
-@get("/export", opt={"role": KeyRole.VIEWER}, summary="Export all rules as a file", media_type="application/yaml")
+@get("/export", opt=VIEWER, summary="Export all rules as a file", media_type="application/yaml")
 async def export(admin: Admin) -> Response[str]:
     """Return all that is in force as a rules file, with the revision as ETag."""
     revision, document = await admin.rules.document()
@@ -126,8 +120,8 @@ async def export(admin: Admin) -> Response[str]:
     return Response(text, headers=etag(revision))
 
 
-@post("/apply", opt={"role": KeyRole.EDITOR, "body": "file"}, summary="Apply a whole rules file", status_code=200)
-async def apply_file(admin: Admin, request: Request[Any, Any, State], dry_run: FromQuery[bool] = False) -> Json:
+@post("/apply", opt=EDITOR | {"body": "file"}, summary="Apply a whole rules file", status_code=200)
+async def apply_file(admin: Admin, request: JsonRequest, dry_run: FromQuery[bool] = False) -> Json:
     """Let a rules file, as YAML or JSON, and nothing else be in force, in one transaction.
 
     With `dry_run` nothing is changed, and the answer says what would be. `If-Match` is the revision that is replaced.
@@ -145,44 +139,40 @@ async def apply_file(admin: Admin, request: Request[Any, Any, State], dry_run: F
 
 def _objects(kind: ObjectKind) -> Router:
     """Return the routes of tiers, or of settings."""
-    body = what = str(kind)
 
-    @get("/", opt={"role": KeyRole.VIEWER}, summary=f"List {what}s", operation_id=f"list_{body}s")
+    @get("/", opt=VIEWER, summary=f"List {kind}s", operation_id=f"list_{kind}s")
     async def list_all(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
         return (await admin.page(kind, {}, "id", offset, limit))._asdict()
 
-    @get("/{name:str}", opt={"role": KeyRole.VIEWER}, summary=f"Look at a {what}", operation_id=f"get_{body}")
+    @get("/{name:str}", opt=VIEWER, summary=f"Look at a {kind}", operation_id=f"get_{kind}")
     async def get_one(admin: Admin, name: Name) -> Response[Any]:
-        stored = await admin.get(kind, name)
-        return Response({"id": name, "value": stored.body, "version": stored.version}, headers=etag(stored.version))
+        return _object(await admin.get(kind, name))
 
     @put(
         "/{name:str}",
-        opt={"role": KeyRole.EDITOR, "body": body},
-        summary=f"Make or replace a {what}",
-        operation_id=f"put_{body}",
+        opt=EDITOR | {"body": str(kind)},
+        summary=f"Make or replace a {kind}",
+        operation_id=f"put_{kind}",
     )
-    async def put_one(admin: Admin, request: Request[Any, Any, State], name: Name) -> Response[Any]:
+    async def put_one(admin: Admin, request: JsonRequest, name: Name) -> Response[Any]:
         data = decoded(await request.body())
         stored, is_new = await admin.put(kind, name, data, expected_version(request), actor_of(request))
-        shown = {"id": name, "value": stored.body, "version": stored.version}
-        return Response(shown, headers=etag(stored.version), status_code=201 if is_new else 200)
+        return _object(stored, 201 if is_new else 200)
 
-    @delete(
-        "/{name:str}",
-        opt={"role": KeyRole.EDITOR},
-        summary=f"Delete a {what}",
-        operation_id=f"delete_{body}",
-        status_code=204,
-    )
-    async def delete_one(admin: Admin, request: Request[Any, Any, State], name: Name) -> None:
+    @delete("/{name:str}", opt=EDITOR, summary=f"Delete a {kind}", operation_id=f"delete_{kind}", status_code=204)
+    async def delete_one(admin: Admin, request: JsonRequest, name: Name) -> None:
         await admin.delete(kind, name, expected_version(request), actor_of(request))
 
-    return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{what}s"])
+    return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{kind}s"])
 
 
-def _shown(body: Json, version: int) -> Json:
-    return {**body, "version": version}
+def _object(stored: Stored, status: int = 200) -> Response[Any]:
+    shown = {"id": stored.id, "value": stored.body, "version": stored.version}
+    return Response(shown, headers=etag(stored.version), status_code=status)
+
+
+def _rule(stored: Stored, status: int = 200) -> Response[Json]:
+    return Response({**stored.body, "version": stored.version}, headers=etag(stored.version), status_code=status)
 
 
 ROUTES = (

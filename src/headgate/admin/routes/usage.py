@@ -7,15 +7,14 @@ from typing import Annotated
 from litestar import get
 from litestar.params import QueryParameter
 
-from headgate.admin.keys import KeyRole
-from headgate.admin.routes.asking import Admin, Json, Limit, Moment, Offset, RuleId, one_of
+from headgate.admin.routes.asking import VIEWER, Admin, Json, Limit, Moment, Offset, RuleId, one_of
 from headgate.admin.usage import OUTCOMES, STEPS
 from headgate.observe.principal_use import LONGEST_WINDOW_US
 
 RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", description="The id of a rule.")]
 
 
-@get("/usage", opt={"role": KeyRole.VIEWER}, summary="How often rules decided what")
+@get("/usage", opt=VIEWER, summary="How often rules decided what")
 async def list_usage(
     admin: Admin,
     rule_id: RuleName = None,
@@ -36,7 +35,7 @@ async def list_usage(
     return (await admin.usage(filters, step, offset, limit))._asdict()
 
 
-@get("/rules/{rule_id:str}/what-if", opt={"role": KeyRole.VIEWER}, summary="What another limit would have refused")
+@get("/rules/{rule_id:str}/what-if", opt=VIEWER, summary="What another limit would have refused")
 async def what_if(
     admin: Admin,
     rule_id: RuleId,

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, delete, get, post, put
-from litestar.datastructures import State
+from litestar import Response, delete, get, post, put
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.keys import KeyRole
 from headgate.admin.objects import ObjectKind
-from headgate.admin.routes.asking import Admin, Json, Limit, Offset, UserId, actor_of, etag, expected_version
+from headgate.admin.routes.asking import (
+    EDITOR,
+    VIEWER,
+    Admin,
+    Json,
+    JsonRequest,
+    Limit,
+    Offset,
+    UserId,
+    actor_of,
+    etag,
+    expected_version,
+)
 from headgate.admin.service import SpecialUser
 from headgate.core.errors import UsageError
 from headgate.policy.request import Request as Asked
@@ -41,14 +51,14 @@ class ExplainBody(msgspec.Struct, forbid_unknown_fields=True):
     rule_id: str = ""
 
 
-@get("/users", opt={"role": KeyRole.VIEWER}, summary="List users about whom something is special")
+@get("/users", opt=VIEWER, summary="List users about whom something is special")
 async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: Offset = 0, limit: Limit = 100) -> Json:
     """List users with a tier or an override."""
     filters = {} if tier is None else {"tier": tier}
     return (await admin.page(ObjectKind.USER, filters, "id", offset, limit))._asdict()
 
 
-@get("/users/{user_id:str}/limits", opt={"role": KeyRole.VIEWER}, summary="A user's limits and their present state")
+@get("/users/{user_id:str}/limits", opt=VIEWER, summary="A user's limits and their present state")
 async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
     """Return the limits that count a user, what they are for that user, and their present state.
 
@@ -58,23 +68,19 @@ async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
     return Response(found, headers=etag(version))
 
 
-@put("/users/{user_id:str}/tier", opt={"role": KeyRole.EDITOR}, summary="Move a user to a tier")
-async def set_tier(
-    admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[TierBody]
-) -> Response[Json]:
+@put("/users/{user_id:str}/tier", opt=EDITOR, summary="Move a user to a tier")
+async def set_tier(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[TierBody]) -> Response[Json]:
     """Move a user to a tier; an empty one is none."""
     return _special(user_id, await admin.set_tier(user_id, data.tier, actor_of(request), expected_version(request)))
 
 
 @post(
     "/users/{user_id:str}/override",
-    opt={"role": KeyRole.EDITOR, "body": "override"},
+    opt=EDITOR | {"body": "override"},
     summary="Override a rule for a user",
     status_code=200,
 )
-async def set_override(
-    admin: Admin, request: Request[Any, Any, State], user_id: UserId, data: JSONBody[Json]
-) -> Response[Json]:
+async def set_override(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[Json]) -> Response[Json]:
     """Change a rule for one user, until a moment or for good; `warnings` say why that has no effect at present."""
     rule_id = data.pop("rule_id", None)
     if not isinstance(rule_id, str):
@@ -85,12 +91,10 @@ async def set_override(
     return _special(user_id, user, **({"warnings": warnings} if warnings else {}))
 
 
-@delete(
-    "/users/{user_id:str}/override", opt={"role": KeyRole.EDITOR}, summary="End overrides of a user", status_code=200
-)
+@delete("/users/{user_id:str}/override", opt=EDITOR, summary="End overrides of a user", status_code=200)
 async def end_override(
     admin: Admin,
-    request: Request[Any, Any, State],
+    request: JsonRequest,
     user_id: UserId,
     rule_id: Annotated[str | None, QueryParameter(max_length=64, description="Of one rule; default: of all.")] = None,
 ) -> Response[Json]:
@@ -99,26 +103,21 @@ async def end_override(
     return _special(user_id, await admin.end_override(user_id, rule_id or "", actor_of(request), expected))
 
 
-@post("/users/{user_id:str}/reset", opt={"role": KeyRole.EDITOR}, summary="Reset a user's limits", status_code=200)
+@post("/users/{user_id:str}/reset", opt=EDITOR, summary="Reset a user's limits", status_code=200)
 async def reset_user(
-    admin: Admin,
-    request: Request[Any, Any, State],
-    user_id: UserId,
-    data: JSONBody[ResetBody | None] = None,
+    admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[ResetBody | None] = None
 ) -> Json:
     """Forget what a user used. Limits that others share are left alone."""
     return await admin.reset_user(user_id, data.rules if data else (), actor_of(request))
 
 
-@delete(
-    "/users/{user_id:str}", opt={"role": KeyRole.EDITOR}, summary="Forget what is special of a user", status_code=204
-)
-async def delete_user(admin: Admin, request: Request[Any, Any, State], user_id: UserId) -> None:
+@delete("/users/{user_id:str}", opt=EDITOR, summary="Forget what is special of a user", status_code=204)
+async def delete_user(admin: Admin, request: JsonRequest, user_id: UserId) -> None:
     """Take a user's tier and overrides away."""
     await admin.delete(ObjectKind.USER, user_id, expected_version(request), actor_of(request))
 
 
-@post("/explain", opt={"role": KeyRole.VIEWER}, summary="Explain what a request would get", status_code=200)
+@post("/explain", opt=VIEWER, summary="Explain what a request would get", status_code=200)
 async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
     """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
     given = data.attributes
