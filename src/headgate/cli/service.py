@@ -68,11 +68,11 @@ def answered(run: Command) -> Command:
 
 
 class _Direct(Client):
-    """A client that says why the service did not decide, rather than stand in for it."""
+    """A client that says why the service did not decide, rather than decide in its place."""
 
     def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
         super().__init__(address, **options)
-        self._stands_in = False
+        self._has_fallback = False
 
     def _do(self, step: Step) -> Sequence[Any]:
         outcomes = super()._do(step)

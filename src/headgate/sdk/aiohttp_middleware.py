@@ -14,7 +14,7 @@ from __future__ import annotations
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from aiohttp.payload import BytesPayload
 
-from headgate.sdk.edges import AsyncPaced
+from headgate.sdk.paced import AsyncPaced
 from headgate.sdk.pacing import Incoming, Outgoing, Pacer, RateLimited, WaitTooLong
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore

@@ -28,7 +28,7 @@ from headgate.sdk.background import Background
 from headgate.sdk.session import RULES_SECONDS, OpenQuestion, Session
 from headgate.sdk.settings import ClientOptions, ClientSettings, Credentials, NodeAddress, settings_of
 from headgate.sdk.transport import Question, Transport, Unanswered
-from headgate.sdk.verbs import ClientVerbs, Errand, Flow, Step, T
+from headgate.sdk.verbs import ClientVerbs, Flow, Step, T, UnbatchedCall
 from headgate.stores.breaker import BreakerStatistics
 from headgate.stores.circuits import Reason
 
@@ -49,23 +49,23 @@ class _Asking:
         self._encoded: Callable[[Question], bytes]
         self._encoded, transport = _carried_by(is_grpc=endpoint.is_grpc)
         self._transport = transport
-        self._stands_in = True
+        self._has_fallback = True
         """Whether what the service does not answer is answered here; see `Unanswered`."""
 
     @property
     def _session(self) -> Callable[[], Session]:
         """What makes a session; it does not keep the client."""
-        stand_in = self._verbs.stand_in if self._stands_in else None
-        return partial(Session, self._settings, self._transport, stand_in)
+        fallback = self._verbs.fallback if self._has_fallback else None
+        return partial(Session, self._settings, self._transport, fallback)
 
     @property
     def policy(self) -> Policy:
         """The rules of the service, as they were last had. Raises StoreUnavailable before they were."""
-        return self._verbs.stand_in.policy
+        return self._verbs.fallback.policy
 
     def mode_of(self, rule_id: str) -> Mode:
         """Return what is answered for a rule while the service is away."""
-        return self._verbs.stand_in.mode_of(rule_id)
+        return self._verbs.fallback.mode_of(rule_id)
 
     def _pending(self, step: Sequence[Question], answer: Callable[[], Any]) -> list[OpenQuestion]:
         """Return questions that are to be asked; one that cannot be written down is answered already, by the error."""
@@ -158,7 +158,7 @@ class AsyncClient(_Asking):
         own, self._own = self._own, None
         if own is not None and own.loop is asyncio.get_running_loop():
             await own.close()
-        self._verbs.stand_in.close()
+        self._verbs.fallback.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -182,11 +182,11 @@ class AsyncClient(_Asking):
         session = self._here()
         if isinstance(step, str):
             return [await _fresh_rules(session, self._verbs)]
-        if isinstance(step, Errand):
+        if isinstance(step, UnbatchedCall):
             timeout = self._settings.timeout
-            errand = OpenQuestion(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
-            session.run(errand, step.send)
-            return [await self._answer(errand)]
+            alone = OpenQuestion(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
+            session.run(alone, step.send)
+            return [await self._answer(alone)]
         waiting = self._pending(step, session.loop.create_future)
         session.submit(waiting)
         return [await self._answer(each) for each in waiting]
@@ -285,7 +285,7 @@ class Client(_Asking):
             thread, self._thread = self._thread, None
         if thread is not None and thread.pid == os.getpid():
             thread.close()
-        self._verbs.stand_in.close()
+        self._verbs.fallback.close()
 
     def __enter__(self) -> Self:
         return self
@@ -316,9 +316,9 @@ class Client(_Asking):
             return [
                 thread.result(partial(_fresh_rules, session, self._verbs), 2 * RULES_SECONDS + self._settings.timeout)
             ]
-        if isinstance(step, Errand):
-            errand = OpenQuestion(b"", self._settings.timeout, Future(), is_repeatable=step.is_repeatable)
-            is_asked, waiting = thread.do(session.run, errand, step.send), [errand]
+        if isinstance(step, UnbatchedCall):
+            waiting = [OpenQuestion(b"", self._settings.timeout, Future(), is_repeatable=step.is_repeatable)]
+            is_asked = thread.do(session.run, waiting[0], step.send)
         else:
             waiting = self._pending(step, Future)
             is_asked = thread.do(session.submit, waiting)
@@ -334,9 +334,9 @@ class Client(_Asking):
 async def _fresh_rules(session: Session, verbs: ClientVerbs) -> Policy | UsageError | Unanswered:
     """Return the rules in force, or why they could not be had."""
     try:
-        await session.fetch_rules(verbs.stand_in)
+        await session.fetch_rules(verbs.fallback)
     except StoreError as error:
         return Unanswered(Reason.STORE_UNAVAILABLE, error, 1)
     except UsageError as error:
         return error
-    return verbs.stand_in.policy
+    return verbs.fallback.policy

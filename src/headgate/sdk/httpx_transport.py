@@ -16,7 +16,7 @@ from typing import Self
 
 import httpx
 
-from headgate.sdk.edges import STATUS, AsyncPaced, Paced, own_answer
+from headgate.sdk.paced import STATUS, AsyncPaced, Paced, own_answer
 from headgate.sdk.pacing import Incoming, Outgoing, Pacer, WaitTooLong
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore

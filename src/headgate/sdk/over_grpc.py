@@ -96,12 +96,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 class GrpcTransport:
-    """A node that is asked over gRPC.
-
-    Args:
-        endpoint: where it is.
-        identity: whom to trust, and who calls.
-    """
+    """A node that is asked over gRPC."""
 
     def __init__(self, endpoint: NodeAddress, identity: Credentials) -> None:
         self._endpoint = endpoint

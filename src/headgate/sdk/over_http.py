@@ -114,12 +114,7 @@ class _Answer(NamedTuple):
 
 
 class HttpTransport:
-    """A node that is asked over HTTP.
-
-    Args:
-        endpoint: where it is.
-        identity: whom to trust, and who calls.
-    """
+    """A node that is asked over HTTP."""
 
     def __init__(self, endpoint: NodeAddress, identity: Credentials) -> None:
         tls = identity.context() if endpoint.is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

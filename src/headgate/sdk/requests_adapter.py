@@ -16,7 +16,7 @@ import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3 import HTTPResponse
 
-from headgate.sdk.edges import STATUS, Paced, own_answer
+from headgate.sdk.paced import STATUS, Paced, own_answer
 from headgate.sdk.pacing import Incoming, Outgoing, Pacer, WaitTooLong
 from headgate.stores.base import Store
 

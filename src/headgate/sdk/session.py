@@ -5,7 +5,7 @@ questions that came meanwhile. No timer decides. Nobody waits for a node that ha
 (`headgate.stores.breaker`): it is probed now and then, by a question of nobody's, and asked again when it answers that.
 
 A question that surely was not answered goes to another node. One whose outcome is unknown does too if asking twice does
-no harm, since it takes nothing or has an idempotency key; else it is left to what stands in for the service.
+no harm, since it takes nothing or has an idempotency key; else the fallback answers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from headgate.core.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable, UsageError
+from headgate.sdk.fallback import ServiceFallback
 from headgate.sdk.settings import ClientSettings, Credentials, NodeAddress
-from headgate.sdk.standing_in import StandIn
-from headgate.sdk.transport import MOST_BYTES, BatchTooLarge, FetchedRules, Transport, Unanswered
+from headgate.sdk.transport import MOST_BYTES, BatchTooLarge, FetchedRules, Transport, Unanswered, answer_of
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
 from headgate.stores.circuits import Reason
 
@@ -74,12 +74,7 @@ class OpenQuestion:
 
 
 class ServiceNode:
-    """One node of the service, and whether it is asked.
-
-    Args:
-        endpoint: where it is.
-        transport: how it is asked.
-    """
+    """One node of the service, and whether it is asked."""
 
     __slots__ = ("_breaker", "endpoint", "in_flight", "transport")
 
@@ -127,14 +122,14 @@ class Session:
     Args:
         settings: of the client.
         transport: makes what asks a node.
-        stand_in: is told the rules of the service; None: nobody stands in for it.
+        fallback: is told the rules of the service; None: there is none.
     """
 
     def __init__(
         self,
         settings: ClientSettings,
         transport: Callable[[NodeAddress, Credentials], Transport],
-        stand_in: StandIn | None,
+        fallback: ServiceFallback | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.nodes = [ServiceNode(endpoint, transport(endpoint, settings.identity)) for endpoint in settings.endpoints]
@@ -145,8 +140,8 @@ class Session:
         self._turns = count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._etag = ""
-        if stand_in is not None:
-            self._start(self._follow_rules(stand_in))
+        if fallback is not None:
+            self._start(self._follow_rules(fallback))
 
     def submit(self, questions: Iterable[OpenQuestion]) -> None:
         """Ask questions; each is told its answer."""
@@ -159,30 +154,26 @@ class Session:
             self._is_scheduled = True
             self.loop.call_soon(self._dispatch)
 
-    def run(self, errand: OpenQuestion, send: Send) -> None:
-        """Do something else than asking questions, at once and by itself; it is told the outcome."""
+    def run(self, call: OpenQuestion, send: Send) -> None:
+        """Make a call that is not part of a batch, at once; it is told the outcome."""
         node = self._next_node(())
         if self._is_closed or node is None:
-            errand.tell(self._not_asked("the client was closed" if self._is_closed else ""))
+            call.tell(self._not_asked("the client was closed" if self._is_closed else ""))
         else:
-            self._start(self._asked(node, [errand], send))
+            self._start(self._asked(node, [call], send))
 
-    async def fetch_rules(self, stand_in: StandIn) -> None:
-        """Have the stand-in know the rules in force. Raises StoreError or UsageError."""
+    async def fetch_rules(self, fallback: ServiceFallback) -> None:
+        """Let the fallback know the rules in force. Raises StoreError or UsageError."""
         seconds = max(self._timeout, RULES_SECONDS)
 
         async def send(transport: Transport, _: Sequence[OpenQuestion], left: float) -> Sequence[FetchedRules | None]:
-            return [await transport.rules(self._etag if stand_in.has_rules else "", left)]
+            return [await transport.rules(self._etag if fallback.has_rules else "", left)]
 
-        errand = OpenQuestion(b"", seconds, self.loop.create_future(), is_repeatable=True)
-        self.run(errand, send)
-        outcome: FetchedRules | UsageError | Unanswered | None = await errand.answer
-        if isinstance(outcome, Unanswered):
-            raise outcome.error
-        if isinstance(outcome, UsageError):
-            raise outcome
+        call = OpenQuestion(b"", seconds, self.loop.create_future(), is_repeatable=True)
+        self.run(call, send)
+        outcome: FetchedRules | None = answer_of(await call.answer)
         if outcome is not None:
-            await asyncio.to_thread(stand_in.adopt, outcome)  # compiling many rules takes its time
+            await asyncio.to_thread(fallback.adopt, outcome)  # compiling many rules takes its time
             self._etag = outcome.etag
 
     async def ready(self) -> None:
@@ -354,15 +345,15 @@ class Session:
         else:
             node.answered(ticket)
 
-    async def _follow_rules(self, stand_in: StandIn) -> None:
+    async def _follow_rules(self, fallback: ServiceFallback) -> None:
         """Have the rules at hand for when the service is away."""
         while True:
             try:
-                await self.fetch_rules(stand_in)
+                await self.fetch_rules(fallback)
             except HeadgateError as error:
-                level = logging.DEBUG if stand_in.has_rules else logging.WARNING
+                level = logging.DEBUG if fallback.has_rules else logging.WARNING
                 _LOG.log(level, "the rules of the service could not be had: %s", error)
-            await asyncio.sleep(self._rules_every if stand_in.has_rules else min(RULES_SOON, self._rules_every))
+            await asyncio.sleep(self._rules_every if fallback.has_rules else min(RULES_SOON, self._rules_every))
 
     def _start(self, work: Any) -> None:
         task = self.loop.create_task(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -91,6 +91,15 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Hang up."""
         ...
+
+
+def answer_of(outcome: Any) -> Any:
+    """Return what the service said; raises that it did not, or what it says is wrong."""
+    if isinstance(outcome, Unanswered):
+        raise outcome.error
+    if isinstance(outcome, UsageError):
+        raise outcome
+    return outcome
 
 
 def checked(request: Request) -> Request:

@@ -1,7 +1,7 @@
 """What a client can be asked, without waiting: each verb is a flow of steps; see `headgate.flows`.
 
-A step is a number of questions, which may travel together, or an *errand*, which is all else. The clients, which differ
-in how they wait, drive them. What the service did not answer, the stand-in does; only who resets has to know.
+A step is a number of questions, which may travel together, or a call by itself. The clients, which differ in how they
+wait, drive them. What the service did not answer, the fallback does; only who resets has to know.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from headgate.engine.written import WrittenRuling
 from headgate.policy.explain import explain
 from headgate.policy.facts import check_text
 from headgate.policy.request import Request, UnknownRule
+from headgate.sdk.fallback import ServiceFallback
 from headgate.sdk.session import Send
 from headgate.sdk.settings import ClientSettings
-from headgate.sdk.standing_in import StandIn
-from headgate.sdk.transport import Outcome, Question, Unanswered, checked
+from headgate.sdk.transport import Outcome, Question, Unanswered, answer_of, checked
 from headgate.stores.circuits import Reason
 
 T = TypeVar("T")
 
 
-class Errand(NamedTuple):
-    """Something that is asked by itself."""
+class UnbatchedCall(NamedTuple):
+    """A call that does not travel with others."""
 
     send: Send
     is_repeatable: bool = False
@@ -37,19 +37,15 @@ class Errand(NamedTuple):
 
 FRESH_RULES = "fresh rules"
 """The step that sees to it that the rules are those that are in force."""
-Step: TypeAlias = Sequence[Question] | Errand | str
+Step: TypeAlias = Sequence[Question] | UnbatchedCall | str
 Flow: TypeAlias = Generator[Step, Sequence[Any], T]
 
 
 class ClientVerbs:
-    """The verbs of a client.
-
-    Args:
-        settings: of the client.
-    """
+    """The verbs of a client."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self.stand_in = StandIn(settings)
+        self.fallback = ServiceFallback(settings)
         self._clock = settings.clock
 
     def check(self, request: Request, idempotency_key: str = "") -> Flow[Ruling]:
@@ -66,7 +62,7 @@ class ClientVerbs:
     def peek(self, request: Request) -> Flow[Ruling]:
         (outcome,) = yield (Question(request, consume=False),)
         ruling = self._ruling(request, outcome)
-        return self.stand_in.peek(request, ruling) if isinstance(ruling, Unanswered) else ruling
+        return self.fallback.peek(request, ruling) if isinstance(ruling, Unanswered) else ruling
 
     def is_passed(self, client_id: str, rule_id: str) -> Flow[Passed]:
         check_text(client_id=client_id, rule_id=rule_id)
@@ -74,7 +70,7 @@ class ClientVerbs:
         (outcome,) = yield (Question(request, client_id=client_id),)
         ruling = self._ruling(request, outcome)
         if isinstance(ruling, Unanswered):
-            return self.stand_in.is_passed(client_id, rule_id, ruling)
+            return self.fallback.is_passed(client_id, rule_id, ruling)
         return passed(ruling, now)
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
@@ -86,7 +82,7 @@ class ClientVerbs:
             return (yield from self._refunded(Receipt(request, charge)))
         receipt, decision = request.selection, request.decision
         if not isinstance(receipt, Receipt):
-            return self.stand_in.refund(request)  # it was decided here
+            return self.fallback.refund(request)  # it was decided here
         taken = decision.taken if decision is not None else 0
         answer = yield from self._refunded(receipt)
         if decision is not None:
@@ -103,13 +99,13 @@ class ClientVerbs:
         if not charge:
             return (yield from self.peek(request))
         force_setattr(receipt, "charge", "")
-        (outcome,) = yield Errand(send)
+        (outcome,) = yield UnbatchedCall(send)
         answer = self._ruling(request, outcome)
         if not isinstance(answer, Unanswered):
             return answer
         if answer.reason is not Reason.OUTCOME_UNKNOWN:
             force_setattr(receipt, "charge", charge)
-        return self.stand_in.peek(structs.replace(request, cost=1), answer)
+        return self.fallback.peek(structs.replace(request, cost=1), answer)
 
     def reset(self, request: Request, *, is_whole: bool = False) -> Flow[Reset]:
         async def send(transport: Any, _: object, seconds: float) -> Sequence[Reset]:
@@ -118,22 +114,22 @@ class ClientVerbs:
         if is_whole and isinstance(request, Request):  # whatever it is for
             request = Request(request.principal, tier=request.tier)
         checked(request)
-        self.stand_in.forget(request, is_whole=is_whole)
-        (outcome,) = yield Errand(send, is_repeatable=True)
-        reset: Reset = _had(outcome)
+        self.fallback.forget(request, is_whole=is_whole)
+        (outcome,) = yield UnbatchedCall(send, is_repeatable=True)
+        reset: Reset = answer_of(outcome)
         return reset
 
     def explain(self, request: Request) -> Flow[Explained]:
         (absence,) = yield FRESH_RULES
-        policy = self.stand_in.policy if isinstance(absence, Unanswered) else _had(absence)
+        policy = self.fallback.policy if isinstance(absence, Unanswered) else answer_of(absence)
         explanation = explain(policy, request, self._clock.now())
         return joined(explanation, (yield from self.peek(request)))
 
     def _checked(self, request: Request, outcome: Outcome | Unanswered, idempotency_key: str = "") -> Ruling:
         ruling = self._ruling(request, outcome)
         if isinstance(ruling, Unanswered):
-            return self.stand_in.check(request, ruling, idempotency_key)
-        self.stand_in.saw(ruling, request)
+            return self.fallback.check(request, ruling, idempotency_key)
+        self.fallback.saw(ruling, request)
         return ruling
 
     def _or_error(self, request: Request, outcome: Outcome | Unanswered) -> Ruling | UsageError:
@@ -155,12 +151,3 @@ class ClientVerbs:
         except InvalidQuota as error:
             unknown = OutcomeUnknown(f"the service answers, but not like Headgate: {error}")
             return Unanswered(Reason.OUTCOME_UNKNOWN, unknown, 1)
-
-
-def _had(outcome: Any) -> Any:
-    """Return what the service said; raises that it did not, or what it says is wrong."""
-    if isinstance(outcome, Unanswered):
-        raise outcome.error
-    if isinstance(outcome, UsageError):
-        raise outcome
-    return outcome

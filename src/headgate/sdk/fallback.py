@@ -36,12 +36,8 @@ _NOT_ASKED = Unanswered(Reason.CIRCUIT_OPEN, StoreUnavailable("it was decided he
 T = TypeVar("T")
 
 
-class StandIn:
-    """Answers in place of a service; safe for threads.
-
-    Args:
-        settings: of the client.
-    """
+class ServiceFallback:
+    """Answers in place of a service; safe for threads."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._clock = settings, settings.clock
