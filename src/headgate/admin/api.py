@@ -100,7 +100,9 @@ def document() -> bytes:
     """Return the OpenAPI document, as JSON."""
     described = OpenAPIConfig("Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name)
     nothing = {"admin": Provide(lambda: None, sync_to_thread=False)}
-    app = Litestar(_HANDLERS, dependencies=nothing, openapi_config=described, logging_config=None)
+    app = Litestar(
+        _HANDLERS, dependencies=nothing, openapi_config=described, request_class=JsonRequest, logging_config=None
+    )
     return msgspec.json.encode(document_of(app))
 
 

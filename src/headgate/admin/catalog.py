@@ -12,7 +12,6 @@ the version that it is to replace.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from headgate.admin.objects import (
     stored_columns,
     stored_of,
 )
-from headgate.admin.tables import changes, versions
+from headgate.admin.tables import changes, epoch_us, versions
 from headgate.admin.transaction import ORDER, Changed, Transaction, document_about
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
@@ -62,9 +61,8 @@ class Catalog:
         clock: what time it is, in microseconds since the epoch; for tests.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], int] | None = None) -> None:
-        self.database = database
-        self._now = clock or (lambda: time.time_ns() // 1000)
+    def __init__(self, database: Database, clock: Callable[[], int] = epoch_us) -> None:
+        self.database, self._now = database, clock
 
     async def revision(self) -> int:
         """Return the revision that is in force."""
@@ -131,13 +129,12 @@ class Catalog:
         async with self.database.reading() as connection:
             return await document_about(connection, operations)
 
-    async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
+    async def change(self, operations: Sequence[Operation], actor: Actor) -> Changed:
         """Do all of `operations`, or none.
 
         Args:
             operations: what to do; no two about the same thing.
             actor: who wants it, and why.
-            dry_run: only say what would be changed.
 
         Raises:
             InvalidRules: what there would be then cannot be used; it says all that is wrong.
@@ -145,8 +142,8 @@ class Catalog:
             UnknownObject: what is to be deleted does not exist.
             DatabaseError: the database could not do it. Nothing is changed then.
         """
-        async with self.database.exclusively(dry_run=dry_run) as connection:
-            return await Transaction(connection, actor, self._now(), dry_run=dry_run).run(operations)
+        async with self.database.exclusively() as connection:
+            return await Transaction(connection, actor, self._now()).run(operations)
 
     async def edit(
         self,
@@ -180,7 +177,8 @@ class Catalog:
     ) -> Changed:
         """Let these rules, or those that the data of a rules file says, and nothing else be in force; see `change`.
 
-        With `only_first` nothing happens where anything was ever changed. `expected` is the revision that is replaced.
+        With `dry_run` it is only said what would be changed; with `only_first` nothing happens where anything was ever
+        changed. `expected` is the revision that is replaced.
         """
         ruleset = wanted if isinstance(wanted, Ruleset) else await asyncio.to_thread(from_data, wanted)
         document = await asyncio.to_thread(to_data, ruleset)

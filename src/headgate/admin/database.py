@@ -186,9 +186,9 @@ class Database:
             raise SchemaMismatch(f"{self.name}: its tables are of an older version: headgate database upgrade")
         raise SchemaMismatch(f"{self.name}: its tables are of a newer version of Headgate than this: upgrade Headgate")
 
-    async def upgrade(self, target: str = "head") -> None:
-        """Bring the tables to this version, or another: as a whole, or, if anything fails, not at all."""
-        await self._migrate(target, downgrade=False)
+    async def upgrade(self) -> None:
+        """Bring the tables to this version: as a whole, or, if anything fails, not at all."""
+        await self._migrate("head", downgrade=False)
 
     async def downgrade(self, target: str) -> None:
         """Bring the tables back to an earlier version, ``"base"`` for none."""

@@ -15,8 +15,7 @@ import logging
 import os
 import secrets
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from headgate.admin.catalog import Catalog
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.keys import check_keys
 from headgate.admin.objects import CHANNEL, ObjectKind
-from headgate.admin.tables import nodes
+from headgate.admin.tables import epoch_us, nodes
 from headgate.core.errors import InvalidRule
 from headgate.policy.key_file import KEYS, SharedKey, write_keys
 from headgate.policy.loading import from_data
@@ -67,18 +66,16 @@ class Follower:
     Args:
         catalog: of the database.
         folder: see `headgate.policy.snapshot`.
-        clock: what time it is, in microseconds since the epoch; for tests.
     """
 
-    def __init__(self, catalog: Catalog, folder: Path, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, catalog: Catalog, folder: Path) -> None:
         self._catalog, self._database, self._folder = catalog, catalog.database, folder
-        self._now = clock or (lambda: time.time_ns() // 1000)
         self._writer = SnapshotWriter(folder, self._database.name)
         self._has_followed = False
         self._keys: tuple[SharedKey, ...] | None = None
         before = read_following(folder)
         self._followed = Following(before.contact, 0, before.error)
-        self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), self._now(), 0, 0, "")
+        self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), 0, 0, "")
 
     @property
     def revision(self) -> int:
@@ -173,7 +170,7 @@ class Follower:
             _LOG.info("%s: revision %d is in force", self._database.name, revision)
         self._has_followed = True
         self._status = self._status._replace(revision=revision, error="")
-        self._note(contact=self._now())
+        self._note(contact=epoch_us())
 
     def _failed(self, error: Exception) -> None:
         said = str(error).replace("\n", "; ") or type(error).__name__
@@ -195,7 +192,7 @@ class Follower:
         """Say, now and then, which revision this service runs."""
         while True:
             with suppress(DatabaseError):  # it is said elsewhere that the database is away
-                await _register(self._database, self._status._replace(seen_at=self._now()))
+                await _register(self._database, self._status._replace(seen_at=epoch_us()))
             await asyncio.sleep(REPORT_EVERY)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import hmac
 import re
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from hashlib import sha256
@@ -24,7 +23,7 @@ from headgate.admin import audit
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database, DatabaseError
 from headgate.admin.objects import UnknownObject, announce, revision_number
-from headgate.admin.tables import api_keys
+from headgate.admin.tables import api_keys, epoch_us
 from headgate.core.errors import UsageError
 from headgate.policy.key_file import SharedKey
 
@@ -91,12 +90,11 @@ class AdminKeys:
         clock: what time it is, in microseconds since the epoch; for tests.
     """
 
-    def __init__(self, database: Database | None, given: str = "", clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, database: Database | None, given: str = "", clock: Callable[[], int] = epoch_us) -> None:
         if given and not _GIVEN.fullmatch(given):
             raise UsageError("HEADGATE_ADMIN_KEY must have 16 to 256 characters, printable ASCII without spaces")
-        self._database = database
+        self._database, self._now = database, clock
         self._given = _digest(given) if given else ""
-        self._now = clock or (lambda: time.time_ns() // 1000)
         self._noted: dict[str, int] = {}
 
     async def find(self, text: str) -> ApiKey | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService
+from headgate.admin.tables import epoch_us
 from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
@@ -194,7 +194,7 @@ class AdminPlane:
         while True:
             try:
                 async with database.exclusively() as connection:
-                    now = time.time_ns() // 1000
+                    now = epoch_us()
                     removed = await audit.prune(connection, now, self._audit_days)
                     await usage.roll_up(connection, now)
                     await what_if.fold(connection, now)

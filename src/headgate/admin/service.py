@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -23,6 +22,7 @@ from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
 from headgate.admin.objects import ObjectKind, Operation, Stored, UnknownObject, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
+from headgate.admin.tables import epoch_us
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
@@ -77,7 +77,6 @@ class AdminService:
         keys: who may ask.
         database: where everything else is kept; None: nowhere, since the rules are in a file.
         hot_keys: returns the keys that are asked about most, as JSON.
-        clock: what time it is, in microseconds since the epoch; for tests.
     """
 
     def __init__(
@@ -88,11 +87,9 @@ class AdminService:
         *,
         database: Database | None = None,
         hot_keys: Callable[[], bytes] = lambda: b"[]",
-        clock: Callable[[], int] | None = None,
     ) -> None:
         self.rules, self.keys, self.hot_keys = rules, keys, hot_keys
         self._engine, self._database = engine, database
-        self._now = clock or (lambda: time.time_ns() // 1000)
 
     # Rules, tiers, settings
 
@@ -153,7 +150,7 @@ class AdminService:
         limits = what_if.changes_between(before, wanted)
         rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
         quotas = {rule.id: rule.quotas for rule in wanted.rules}
-        now = self._now()
+        now = epoch_us()
         async with database.reading() as connection:
             used = await usage.totals(connection, rules, now - DAY_US)
             for each in differences:
@@ -188,7 +185,7 @@ class AdminService:
         """
         rule = rule_from_data((await self.get(ObjectKind.RULE, name)).body)
         change = what_if.limit_change(rule, limit, window_us, in_force)
-        until = self._now() if until is None else until
+        until = epoch_us() if until is None else until
         since = until - _WEEK_US if since is None else since
         async with self._kept().reading() as connection:
             answer = await change.answer(connection, since, until)
@@ -234,7 +231,7 @@ class AdminService:
     ) -> SpecialUser:
         """Change a rule for one user, perhaps only for a time. Raises UsageError for what can have no effect."""
         read = change_from_data(change)
-        if read.until is not None and read.until <= self._now():
+        if read.until is not None and read.until <= epoch_us():
             raise UsageError("an override that has ended already changes nothing: until is in the past")
         if read == Change(until=read.until):
             raise UsageError(
@@ -336,14 +333,14 @@ class AdminService:
         if done and self._database is not None:
             async with self._database.exclusively() as connection:
                 entry = audit.AuditEntry("reset", "user", name, None, {"rules": done})
-                await audit.append(connection, [entry], actor, await revision_number(connection), self._now())
+                await audit.append(connection, [entry], actor, await revision_number(connection), epoch_us())
         return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
 
     # Looking
 
     async def nodes(self) -> dict[str, Any]:
         """Return the services that follow the database, and the revision that each runs."""
-        found = [] if self._database is None else await nodes_of(self._database, self._now())
+        found = [] if self._database is None else await nodes_of(self._database, epoch_us())
         shown = [
             {**node._asdict(), "started_at": moment_text(node.started_at), "seen_at": moment_text(node.seen_at)}
             for node in found
@@ -367,7 +364,7 @@ class AdminService:
 
         Where `filters` have no `since`: of the last day by minute, or the last 30 days by hour.
         """
-        lately = self._now() - (1 if step == "minute" else usage.MINUTES_DAYS) * DAY_US
+        lately = epoch_us() - (1 if step == "minute" else usage.MINUTES_DAYS) * DAY_US
         async with self._kept().reading() as connection:
             rows, total = await usage.page(connection, {"since": lately, **filters}, step, offset, limit)
         return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)

@@ -21,6 +21,7 @@ file, the API and the database; columns beside a body are there to be searched b
 
 from __future__ import annotations
 
+from time import time_ns
 from typing import Any
 
 from sqlalchemy import (
@@ -37,6 +38,12 @@ from sqlalchemy import (
     Table,
     Text,
 )
+
+
+def epoch_us() -> int:
+    """Return what time it is, as the tables have it."""
+    return time_ns() // 1000
+
 
 metadata = MetaData(
     naming_convention={

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import secrets
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from headgate.admin import what_if
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
 from headgate.admin.statements import AT_ONCE, among, constant, slices, sum_of, upsert
-from headgate.admin.tables import usage_hours, usage_minutes, usage_writers
+from headgate.admin.tables import epoch_us, usage_hours, usage_minutes, usage_writers
 from headgate.core.calendar import DAY_US
 from headgate.observe import metrics
 from headgate.observe.principal_use import WindowUse
@@ -86,13 +85,13 @@ class UsageWriter:
         self,
         database: Database,
         counted: Callable[[], Iterable[Slice]],
-        clock: Callable[[], int] | None = None,
+        clock: Callable[[], int] = epoch_us,
         *,
         used: Callable[..., list[WindowUse]] = lambda **_: [],
         most: int = MOST_WAITING,
     ) -> None:
         self._database, self._counted, self._used, self._most = database, counted, used, most
-        self._now = clock or (lambda: time.time_ns() // 1000)
+        self._now = clock
         self._id, self._sequence = secrets.token_hex(8), 0
         self._since = self._now()
         self._seen: _Seen = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import msgspec
@@ -11,6 +10,7 @@ from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.keys import ApiKey, KeyRole
 from headgate.admin.routes.asking import ADMIN, VIEWER, Admin, Json, JsonRequest, Limit, Moment, Name, Offset, actor_of
+from headgate.admin.tables import epoch_us
 from headgate.policy.times import moment_text
 
 
@@ -52,7 +52,7 @@ async def list_keys(admin: Admin) -> Json:
 @post("/keys", opt=ADMIN, summary="Make an API key", status_code=201)
 async def create_key(admin: Admin, request: JsonRequest, data: JSONBody[KeyBody]) -> Json:
     """Make a key. The answer has its text, which is shown nowhere else."""
-    expires = None if data.expires_in is None else time.time_ns() // 1000 + data.expires_in * 1_000_000
+    expires = None if data.expires_in is None else epoch_us() + data.expires_in * 1_000_000
     made = await admin.keys.create(data.name, data.role, actor_of(request), expires_at=expires)
     return {**_key(made.key), "key": made.text}
 
