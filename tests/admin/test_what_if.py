@@ -59,9 +59,9 @@ def buckets_of(use: Iterable[int]) -> list[UseBucket]:
 def test_the_estimate_is_within_its_bounds_and_a_bucket_is_narrow(use: list[int], limit: int) -> None:
     found = estimated(buckets_of(use), limit, MINUTE_US)
     truth, near = exact(use, limit), [units for units in use if low_of(units) == low_of(limit)]
-    assert found.at_least <= truth <= found.at_most
-    assert found.at_least <= found.refused <= found.at_most
-    assert found.at_most - found.at_least <= len(near) * max(1, limit // 32) * (width_of(limit) > 1)
+    assert found.refused_at_least <= truth <= found.refused_at_most
+    assert found.refused_at_least <= found.refused <= found.refused_at_most
+    assert found.refused_at_most - found.refused_at_least <= len(near) * max(1, limit // 32) * (width_of(limit) > 1)
     assert (found.units, found.principals, found.standard_error, found.sampled) == (sum(use), len(use), 0, 1.0)
     surely = sum(units > limit for units in use if units not in near)
     assert surely <= found.touched <= surely + len(near)
@@ -70,7 +70,7 @@ def test_the_estimate_is_within_its_bounds_and_a_bucket_is_narrow(use: list[int]
 @given(use=st.lists(st.integers(1, 200)), limit=st.integers(1, 63))
 def test_limits_below_64_are_exact(use: list[int], limit: int) -> None:
     found = estimated(buckets_of(use), limit, MINUTE_US)
-    assert found.refused == found.at_least == found.at_most == exact(use, limit)
+    assert found.refused == found.refused_at_least == found.refused_at_most == exact(use, limit)
     assert found.touched == sum(units > limit for units in use)
 
 

@@ -64,8 +64,8 @@ class Estimate(NamedTuple):
     principals: int
     refused: int
     """Units beyond the limit."""
-    at_least: int
-    at_most: int
+    refused_at_least: int
+    refused_at_most: int
     """Between these it is surely, as far as the sample goes; they are equal where buckets say it exactly."""
     touched: int
     """Principals that asked for more than the limit, of which those near the limit are estimated."""
@@ -140,14 +140,7 @@ class LimitChange(NamedTuple):
             "window_seconds": self.quota.window_us / 1_000_000,
             "since": moment_text(since),
             "until": moment_text(until),
-            "units": estimate.units,
-            "principals": estimate.principals,
-            "refused": estimate.refused,
-            "refused_at_least": estimate.at_least,
-            "refused_at_most": estimate.at_most,
-            "touched": estimate.touched,
-            "standard_error": estimate.standard_error,
-            "sampled": estimate.sampled,
+            **estimate._asdict(),
             "exact": self._is_exact,
             "assumes": self._assumption(),
             "others": [

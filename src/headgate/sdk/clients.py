@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from headgate.clock import Clock
@@ -163,9 +162,7 @@ class AsyncClient(_Asking):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _here(self) -> Session:
@@ -290,9 +287,7 @@ class Client(_Asking):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _here(self) -> Background:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
@@ -43,6 +43,7 @@ LONGEST_WAIT = 30 * 24 * 3600
 MOST_ORIGINS, MOST_ROUTES, MOST_ALLOWANCES = 512, 128, 32
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-auth-token")
 _LONGEST_BACKOFF_US = 60 * SECOND
+T = TypeVar("T")
 
 
 class RateLimited(HeadgateError):
@@ -98,7 +99,8 @@ class WaitTooLong(NamedTuple):
 
 
 Step = Pause | Call | Send
-Flow = Generator[Step, Decision | Incoming | None, Incoming | WaitTooLong]
+Flow: TypeAlias = Generator[Step, Any, T]
+"""Is sent the decision of a call, and the answer to a request."""
 KeyOf = Callable[[Outgoing], str]
 
 
@@ -135,7 +137,7 @@ class Pacer:
         self._lines = WaitingLines()
         self._origins: OrderedDict[str, _Origin] = OrderedDict()
 
-    def exchange(self, request: Outgoing, ticket: Ticket, *, is_shared: bool = False) -> Flow:
+    def exchange(self, request: Outgoing, ticket: Ticket, *, is_shared: bool = False) -> Flow[Incoming | WaitTooLong]:
         """Send a request when the limits of its server allow it; again, if it is refused and that is safe."""
         clock = self.clock
         give_up = clock.ticks() + round(self.max_wait * SECOND)
@@ -149,13 +151,12 @@ class Pacer:
             if isinstance(sent, WaitTooLong):
                 return sent._replace(answer=answer)
             try:
-                came = yield Send()
+                answer = yield Send()
             except BaseException:
                 with self._lock:
                     origin.lost(clock.ticks(), sent)
                 self._wake(origin)
                 raise
-            answer = _answer(came)
             now = clock.ticks()
             notice = fields.read(answer.fields, clock.now())
             with self._lock:
@@ -173,7 +174,7 @@ class Pacer:
 
     def _turn(
         self, origin: _Origin, route: str, ticket: Ticket, give_up: int, *, is_shared: bool
-    ) -> Generator[Step, Decision | Incoming | None, _Sending | WaitTooLong]:
+    ) -> Flow[_Sending | WaitTooLong]:
         """Wait until a request may be sent, behind those who wait already."""
         clock, line = self.clock, f"{origin.key} {route}"
         self._lines.join(line, ticket)
@@ -188,9 +189,7 @@ class Pacer:
                     if is_head and ready_at <= now and not plan:
                         return origin.send(route, now)
                 if is_head and ready_at <= now:
-                    decision = yield Call(Verb.CHECK, tuple(plan.values()))
-                    if not isinstance(decision, Decision):
-                        raise TypeError("the driver must send the decision of a call")
+                    decision: Decision = yield Call(Verb.CHECK, tuple(plan.values()))
                     now = clock.ticks()
                     if decision:
                         with self._lock:
@@ -432,9 +431,3 @@ def _default_key(request: Outgoing) -> str:
 
 def _segment(path: str) -> str:
     return path.partition("?")[0].lstrip("/").partition("/")[0][:64]
-
-
-def _answer(came: Decision | Incoming | None) -> Incoming:
-    if not isinstance(came, Incoming):
-        raise TypeError("the driver must send the answer to a request")
-    return came
