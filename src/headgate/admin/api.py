@@ -8,18 +8,19 @@ document (RFC 9457). docs/admin.md has an example of every task.
 from __future__ import annotations
 
 from functools import cache
+from importlib.resources import files
 from typing import Any, cast
 
 import msgspec
 from litestar import Litestar, MediaType, Response, Router, get
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
 from headgate.admin.openapi import document_of
-from headgate.admin.page import PAGE, SCRIPT, STYLE
 from headgate.admin.parameters import parameters_of, query_guard
 from headgate.admin.problems import explained, methods_of
 from headgate.admin.routes import operations, rules, usage, users
@@ -37,22 +38,15 @@ async def healthz() -> Json:
     return {"status": "ok"}
 
 
-@get(["/", "/docs"], include_in_schema=False, media_type=MediaType.HTML)
-async def docs() -> str:
-    """Return a page to try the API on."""
-    return PAGE
+def _page(path: str | list[str], name: str, media_type: str) -> HTTPRouteHandler:
+    """Return the route of a part of the page to try the API on. No script, style or font comes from elsewhere."""
+    content = (files("headgate.admin") / "page" / name).read_text()
 
+    @get(path, include_in_schema=False, media_type=media_type)
+    async def page() -> str:
+        return content
 
-@get("/docs.css", include_in_schema=False, media_type=MediaType.CSS)
-async def style() -> str:
-    """Return the style of the page."""
-    return STYLE
-
-
-@get("/docs.js", include_in_schema=False, media_type="text/javascript")
-async def script() -> str:
-    """Return the script of the page."""
-    return SCRIPT
+    return page
 
 
 @get("/openapi.json", include_in_schema=False)
@@ -112,5 +106,9 @@ _HANDLERS: list[Any] = [
         route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES],
         guards=[role_guard, query_guard],
     ),
-    *(healthz, docs, style, script, openapi),
+    _page(["/", "/docs"], "docs.html", MediaType.HTML),
+    _page("/docs.css", "docs.css", MediaType.CSS),
+    _page("/docs.js", "docs.js", "text/javascript"),
+    healthz,
+    openapi,
 ]

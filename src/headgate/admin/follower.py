@@ -123,6 +123,7 @@ class Follower:
                     await asyncio.sleep(pause)
         finally:
             reporting.cancel()
+            await asyncio.wait({reporting})  # its connection is closed by then: a loop that ends would not wait for it
 
     async def _follow(self, feed: _Feed) -> None:
         while not feed.ended:

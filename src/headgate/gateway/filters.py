@@ -90,17 +90,10 @@ _LOGGED = {
     "request_id": "%REQUEST_HEADER(X-REQUEST-ID)%",
     "service": "%UPSTREAM_CLUSTER%",
     "upstream": "%UPSTREAM_HOST%",
+    "rule": f"%DYNAMIC_METADATA({AUTHORIZATION}:rule_id)%",
     **{
-        name: f"%DYNAMIC_METADATA({AUTHORIZATION}:{told})%"
-        for name, told in (
-            ("outcome", "outcome"),
-            ("rule", "rule_id"),
-            ("state", "state"),
-            ("apikey", "apikey"),
-            ("degraded", "degraded"),
-            ("reason", "reason"),
-            ("shadow_denied", "shadow_denied"),
-        )
+        name: f"%DYNAMIC_METADATA({AUTHORIZATION}:{name})%"
+        for name in ("outcome", "state", "apikey", "degraded", "reason", "shadow_denied")
     },
     "response_cost": f"%DYNAMIC_METADATA({COST}:{COST_KEY})%",
 }

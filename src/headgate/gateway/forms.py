@@ -15,7 +15,7 @@ from headgate.gateway.scalars import (
     PATH,
     PORT,
     OneOrMore,
-    seconds,
+    Seconds,
 )
 from headgate.policy.forms import METHODS
 from headgate.policy.problems import Findings
@@ -56,8 +56,8 @@ HEALTH_CHECK = Record(
     "a health check",
     {
         "path": Field(PATH, "What is asked for; a server that answers 200 is healthy.", required=True),
-        "interval": Field(seconds(0.1, 3600), "How often; default: 5s."),
-        "timeout": Field(seconds(0.01, 60), "How long an answer may take; default: 1s."),
+        "interval": Field(Seconds(0.1, 3600), "How often; default: 5s."),
+        "timeout": Field(Seconds(0.01, 60), "How long an answer may take; default: 1s."),
         "healthy_after": Field(Scalar.whole(1, 100), "Good answers before a server gets requests again; default: 2."),
         "unhealthy_after": Field(Scalar.whole(1, 100), "Bad ones before it gets none; default: 2."),
     },
@@ -75,8 +75,8 @@ SERVICE = Record(
             Scalar.choice({"http1": False, "http2": True}), "What it speaks; gRPC needs http2. Default: http1."
         ),
         "health_check": Field(HEALTH_CHECK, "How it is found out which servers can be asked; default: none."),
-        "connect_timeout": Field(seconds(0.01, 60), "How long a connection may take; default: 1s."),
-        "timeout": Field(seconds(0.01, 86_400, none=True), "How long a response may take; default: 15s."),
+        "connect_timeout": Field(Seconds(0.01, 60), "How long a connection may take; default: 1s."),
+        "timeout": Field(Seconds(0.01, 86_400, none=True), "How long a response may take; default: 15s."),
         "retries": Field(
             Scalar.whole(0, 10),
             "How often another server is tried, if the request has not reached the first; default: 1.",
@@ -92,7 +92,7 @@ CORS = Record(
         ),
         "headers": Field(ListOf(HEADER, "a list such as [x-api-key]"), "Request headers that scripts may send."),
         "credentials": Field(Scalar.flag(), "Whether browsers send cookies; default: false."),
-        "max_age": Field(seconds(0, 86_400), "How long browsers remember the answer; default: 10m."),
+        "max_age": Field(Seconds(0, 86_400), "How long browsers remember the answer; default: 10m."),
     },
 )
 ROUTE = Record(
@@ -118,7 +118,7 @@ ROUTE = Record(
         ),
         "cors": Field(CORS, "Which pages of other origins may call it."),
         "websocket": Field(Scalar.flag(), "Whether clients may upgrade to WebSocket; default: false."),
-        "timeout": Field(seconds(0.01, 86_400, none=True), "Instead of that of the service."),
+        "timeout": Field(Seconds(0.01, 86_400, none=True), "Instead of that of the service."),
         "rewrite": Field(PATH, "What the service sees in place of the path of the route."),
     },
 )
@@ -137,7 +137,7 @@ DECISIONS = Record(
         "address": Field(ENDPOINT, "The gRPC port of a decision service elsewhere, which has rules, keys and store."),
         "tls": Field(UPSTREAM_TLS, "Speak TLS to it; its certificate is verified."),
         "caller_key_file": Field(FILE, "A file with the key that it wants to hear from its callers."),
-        "timeout": Field(seconds(0.01, 10), "How long a request waits for its decision; default: 250ms."),
+        "timeout": Field(Seconds(0.01, 10), "How long a request waits for its decision; default: 250ms."),
         "workers": Field(Scalar.whole(1, MAX_WORKERS), "Processes that decide, here; default: 1."),
     },
 )
@@ -146,7 +146,7 @@ LIMITS = Record(
     {
         "connections": Field(Scalar.whole(1, 1_000_000), "Of clients, at once; default: 10000."),
         "header_kb": Field(Scalar.whole(1, 96), "All headers of a request, in KiB; default: 16."),
-        "idle": Field(seconds(1, 86_400), "After so long a request on which nothing moves is ended; default: 5m."),
+        "idle": Field(Seconds(1, 86_400), "After so long a request on which nothing moves is ended; default: 5m."),
     },
 )
 ADMIN = Record(
@@ -195,7 +195,7 @@ GATEWAY = Record(
         "admin": Field(ADMIN, "Where metrics and health are told; default: nowhere."),
         "threads": Field(Scalar.whole(1, 256), "Of Envoy; default: one for each processor."),
         "access_log": Field(Scalar.choice({"json": True, "off": False}), "A line for each request; default: json."),
-        "drain": Field(seconds(0, 3600), "For requests in progress to end after SIGTERM; default: 25s."),
+        "drain": Field(Seconds(0, 3600), "For requests in progress to end after SIGTERM; default: 25s."),
     },
     extensions=True,
 )

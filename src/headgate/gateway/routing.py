@@ -51,8 +51,8 @@ _NO_HOST: Json = {
 """What comes before all routes: two Host lines are one with a comma to Envoy, and either of them to some services."""
 _NOWHERE: Json = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
 """Where all else leads: Envoy asks about no request that has no route, and those who look around are limited, too."""
-_TOLD = {"user": "user", "apikey": "apikey", "ip": "ip", "tenant": "tenant", "tier": "tier"}
-"""Entries of the descriptor about a response, and where ext_authz has left their verified values."""
+_TOLD = ("user", "apikey", "ip", "tenant", "tier")
+"""Entries of the descriptor about a response, whose verified values ext_authz has left under the same names."""
 
 
 def duration(seconds: float) -> str:
@@ -192,12 +192,12 @@ def _after_response(route: GatewayRoute) -> Json:
     who: Iterable[Json] = (
         {
             "metadata": {
-                "descriptor_key": entry,
-                "metadata_key": {"key": AUTHORIZATION, "path": [{"key": told}]},
+                "descriptor_key": name,
+                "metadata_key": {"key": AUTHORIZATION, "path": [{"key": name}]},
                 "skip_if_absent": True,
             }
         }
-        for entry, told in _TOLD.items()
+        for name in _TOLD
     )
     kept = {"key": COST, "path": [{"key": _PATH_KEY}]}  # for the header may be rewritten by then
     what: Iterable[Json] = (

@@ -27,16 +27,13 @@ _NAME = rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?"
 _HOST_PORT = rf"(?:{_NAME}|\[[0-9A-Fa-f:.]+\]):[0-9]{{1,5}}"
 
 
-def seconds(low: float, high: float, *, none: bool = False) -> Form:
-    """A length of time between two, in seconds; with `none`, that word is 0."""
-    return _Seconds(low, high, none)
-
-
 @dataclass(frozen=True, slots=True)
-class _Seconds:
+class Seconds:
+    """A length of time between two, in seconds; with `none`, that word is 0."""
+
     low: float
     high: float
-    none: bool
+    none: bool = False
 
     def read(self, value: object, path: Place, findings: Findings) -> float | None:
         if self.none and value == "none":

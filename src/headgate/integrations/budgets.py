@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
@@ -30,6 +30,7 @@ from headgate.policy.selection import Verdict
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
 from headgate.stores.wrapping import Refund
 
+K = TypeVar("K")
 T = TypeVar("T")
 Quotas: TypeAlias = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
@@ -51,26 +52,28 @@ _LONGEST_NAME = 60
 """Characters of a name that is made of another one: it leaves room for a number at its end."""
 
 
-class Families(dict[str, NamedFamily]):
-    """Keeps the same quotas under several names.
+class MadeOnce(dict[K, T]):
+    """Keeps what is made for a key, of `KEPT_FAMILIES` at most: then it begins anew.
 
     Args:
-        quotas: which.
+        make: makes it.
     """
 
-    __slots__ = ("_quotas",)
+    __slots__ = ("_make",)
 
-    def __init__(self, quotas: Sequence[Quota]) -> None:
+    def __init__(self, make: Callable[[K], T]) -> None:
         super().__init__()
-        self._quotas = quotas
+        self._make = make
 
-    def __missing__(self, name: str) -> NamedFamily:
-        found = self[name] = _named(name, Family(name, self._quotas))
-        return found
+    def __missing__(self, key: K) -> T:
+        if len(self) >= KEPT_FAMILIES:
+            self.clear()
+        made = self[key] = self._make(key)
+        return made
 
 
-def _named(name: str, family: Family) -> NamedFamily:
-    return (name,) * len(family.quotas), family
+def _named(quotas: Sequence[Quota], name: str) -> NamedFamily:
+    return (name,) * len(quotas), Family(name, quotas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,7 @@ class Budget:
     """Whether nothing that comes after a request changes what it costs."""
     is_plain: bool = field(init=False, repr=False, compare=False, default=True)
     """Whether no function has a say in what is asked, and the answer is not only tried out."""
-    families: Families = field(init=False, repr=False, compare=False)
+    families: MadeOnce[str, NamedFamily] = field(init=False, repr=False, compare=False)
     """The limits, under the names of the routes that have this budget; none where a function says which ones."""
 
     def __post_init__(self) -> None:
@@ -135,7 +138,7 @@ class Budget:
             family = family_of(self.name or "default", self.limits)
             if not callable(self.cost) and self.cost:
                 family.checked_cost(self.cost)
-        object.__setattr__(self, "families", Families(() if family is None else family.quotas))
+        object.__setattr__(self, "families", MadeOnce(partial(_named, () if family is None else family.quotas)))
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
@@ -151,7 +154,8 @@ class Budget:
         """Return the limits under a name: those that a key has, or the same for all."""
         if quotas is None:
             return self.families[name]
-        return _named(name, _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas))
+        family = _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas)
+        return (name,) * len(family.quotas), family
 
 
 class CallTerms(TypedDict, total=False):
@@ -265,26 +269,6 @@ class QuotaQuestion(msgspec.Struct, frozen=True, gc=False):
         return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, (), True)
 
 
-class Bound(dict[Family, T]):
-    """Keeps what a store has prepared for families, of `KEPT_FAMILIES` at most: then it begins anew.
-
-    Args:
-        bind: of the store.
-    """
-
-    __slots__ = ("_bind",)
-
-    def __init__(self, bind: Callable[[Family], T]) -> None:
-        super().__init__()
-        self._bind = bind
-
-    def __missing__(self, family: Family) -> T:
-        if len(self) >= KEPT_FAMILIES:
-            self.clear()
-        check = self[family] = self._bind(family)
-        return check
-
-
 class _Counts:
     """What both counters have."""
 
@@ -307,7 +291,7 @@ class Counter(_Counts):
     def __init__(self, store: Store, mode: str | None) -> None:
         super().__init__(mode, store.clock)
         self._store = store
-        self.bound: Bound[Check] = Bound(store.bind)
+        self.bound = MadeOnce[Family, Check](store.bind)
         """What checks keys of a family."""
 
     def check(self, question: QuotaQuestion) -> Decision:
@@ -337,7 +321,7 @@ class AsyncCounter(_Counts):
     def __init__(self, store: AsyncStore, mode: str | None) -> None:
         super().__init__(mode, store.clock)
         self._store = store
-        self.bound: Bound[AsyncCheck] = Bound(store.bind)
+        self.bound = MadeOnce[Family, AsyncCheck](store.bind)
 
     async def check(self, question: QuotaQuestion) -> Decision:
         """See `Counter.check`."""

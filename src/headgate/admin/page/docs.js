@@ -1,37 +1,3 @@
-"""The page that shows the API and lets people try it: no script, style or font comes from elsewhere."""
-
-from __future__ import annotations
-
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Headgate: admin API</title>
-<link rel="stylesheet" href="/docs.css">
-<header>
-<h1>Headgate</h1>
-<p>The admin API. Every request needs a key; it stays in this page. <a href="/openapi.json">openapi.json</a></p>
-<label>Key <input id="key" type="password" autocomplete="off" spellcheck="false"></label>
-</header>
-<main id="routes" aria-live="polite">Loading ...</main>
-<script src="/docs.js"></script>
-</html>
-"""
-STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-header { border-bottom: 1px solid #8886; margin-bottom: 1rem; padding-bottom: 1rem }
-details { border: 1px solid #8886; border-radius: 6px; margin: .4rem 0; padding: .4rem .8rem }
-summary { cursor: pointer }
-summary code { font-weight: 600 }
-.method { display: inline-block; min-width: 4.5rem; font-weight: 700 }
-textarea, input { font: inherit; width: 100%; box-sizing: border-box }
-#key { max-width: 30rem }
-textarea { font-family: ui-monospace, monospace; min-height: 8rem }
-pre { overflow: auto; background: #8882; padding: .6rem; border-radius: 6px }
-button { font: inherit; padding: .2rem 1rem; margin: .4rem 0 }
-"""
-SCRIPT = """
 "use strict";
 const make = (tag, text, ...classes) => {
   const element = document.createElement(tag);
@@ -81,10 +47,9 @@ const route = (path, method, operation, found) => {
     if (body) headers["Content-Type"] = kind;
     if (query.size) url += `?${query}`;
     const said = await fetch(url, { method: method.toUpperCase(), headers, body: body ? body.value : undefined });
-    answer.textContent = `${said.status} ${said.statusText}\\n${await said.text()}`;
+    answer.textContent = `${said.status} ${said.statusText}\n${await said.text()}`;
   });
   details.append(button, answer);
   return details;
 };
 fetch("/openapi.json").then((said) => said.json()).then(show);
-"""
