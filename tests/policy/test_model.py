@@ -196,6 +196,12 @@ class TestCapacity:
                 (one,) = policy.select(request, 0).enforced.plan
                 assert (one.quota.limit, one.quota.capacity) == (limit, capacity)
 
+    @pytest.mark.parametrize("written", ["limit: 5, window: 1s, burst: 10", "limit: 5, window: 1s, capacity: 7"])
+    @pytest.mark.parametrize("change", ["limit: 0", "limit: 0, burst: 3", "limit: 0, capacity: 3"])
+    def test_a_limit_is_not_changed_to_none_with_a_burst_that_comes_back(self, written: str, change: str) -> None:
+        with pytest.raises(InvalidRules, match=r"'r' cannot be changed like that: limit must be a whole number from 1"):
+            load(f"{{version: 1, rules: [{{id: r, {written}}}], tiers: {{pro: {{r: {{{change}}}}}}}}}")
+
     def test_an_override_keeps_the_capacity_that_a_tier_gives(self) -> None:
         ruleset = load("""
             version: 1

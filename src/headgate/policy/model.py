@@ -18,7 +18,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
 from headgate.core.key import checked_name
 from headgate.core.mode import Mode
-from headgate.core.numbers import short
+from headgate.core.numbers import EXACT, short, whole
 from headgate.core.plan import Family
 from headgate.core.quota import MAX_REPLICAS, Quota
 from headgate.policy.checks import check
@@ -82,6 +82,8 @@ class Change:
         if len(quotas) != 1:
             raise InvalidQuota("the rule has several limits: give all of them anew, as `limits`")
         (quota,) = quotas
+        if self.limit is not None and quota.limit:  # a bucket of 0 per window would be an allowance, back after each
+            whole("limit", self.limit, 1, EXACT, InvalidQuota)
         is_kept = (quota.keeps_capacity or not quota.limit) and changes.get("algorithm", quota.algorithm).is_bucket
         if self.burst is not None:
             changes |= {"burst": self.burst, "keeps_capacity": False}
