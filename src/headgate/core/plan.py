@@ -94,6 +94,14 @@ def refund_of(plan: Plan, decision: Decision) -> Call:
     return Call(Verb.REFUND, plan, decision.taken, charge=charge)
 
 
+def part_of(call: Call, places: Sequence[int]) -> Call:
+    """Return a call about the limits at those places of its plan alone; its shadow plans stay with it."""
+    charge = call.charge
+    if charge is not None:
+        charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
+    return msgspec.structs.replace(call, plan=tuple([call.plan[place] for place in places]), charge=charge)
+
+
 class Family:
     """The same limits for every principal: makes the plan of a key.
 

@@ -22,7 +22,7 @@ from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.key import Principal
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, decide
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, decide, part_of
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -76,7 +76,7 @@ class Fallback:
         found: dict[int, Decision] = {}
         for mode in dict.fromkeys(modes):
             places = [place for place, each in enumerate(modes) if each is mode]
-            part = _part(call, places)
+            part = part_of(call, places)
             if mode is Mode.LOCAL:
                 answers = self._local(part, wait_us)
             else:
@@ -92,16 +92,16 @@ class Fallback:
 
     def saw(self, call: Call, decision: Decision) -> None:
         """Note what the store itself has decided; also of limits that have another mode now."""
-        now = self._now()
-        if call.plan:
-            self._note(call.plan, decision, now)
-        for place, plan in enumerate(call.shadow):
-            self._note(plan, decision.shadow[place], now)
-        if len(self._young) >= self._most_seen:
-            self._old, self._young = self._young, {}
+        now, young = self._now(), self._young
+        self._note(call.plan, decision, now)
+        if call.shadow:
+            for plan, tried in zip(call.shadow, decision.shadow, strict=True):
+                self._note(plan, tried, now)
+        if len(young) >= self._most_seen:
+            self._old, self._young = young, {}
 
     def _note(self, plan: Plan, decision: Decision, now: int) -> None:
-        young, parts = self._young, decision.parts or (decision,)
+        young, parts = self._young, decision.parts if decision.made_of else (decision,)
         for place, limit in enumerate(plan):  # to zip them would take twice the time
             part = parts[place]
             if part.degraded != _MISSING:
@@ -161,16 +161,6 @@ def _denied(plan: Plan, wait_us: int) -> tuple[Decision, ...]:
     """Let nothing pass before the store is asked again."""
     nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in plan]
     return tuple([_refused(decision, wait_us) for decision in nothing])
-
-
-def _part(call: Call, places: list[int]) -> Call:
-    """Return a call about those limits alone."""
-    if len(places) == len(call.plan):
-        return call
-    charge = call.charge
-    if charge is not None:
-        charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
-    return msgspec.structs.replace(call, plan=tuple([call.plan[place] for place in places]), charge=charge)
 
 
 @lru_cache(maxsize=4096)

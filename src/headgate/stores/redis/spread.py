@@ -30,7 +30,7 @@ import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, part_of
 from headgate.stores.redis.discovery import SlotMap, slot_of
 from headgate.stores.redis.script import key_of, unanswered
 
@@ -143,11 +143,8 @@ def _each(call: Call, pieces: list[Piece]) -> Flow:
     """Do what needs no all-or-nothing, in each slot: peek, refund, reset."""
     found: dict[int, Decision] = {}
     for piece in pieces:
-        charge = call.charge
-        if charge is not None:
-            charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in piece.places]))
         try:
-            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan, charge=charge))
+            decision = yield Step(part_of(call, piece.places))
         except StoreUnavailable as error:
             if found and call.verb is Verb.REFUND:  # some of it was done, so asking again is not safe
                 raise _unknown(error) from None
