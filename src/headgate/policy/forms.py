@@ -22,7 +22,6 @@ from headgate.policy.quotas import (
     ALL_OF_QUOTA,
     ALL_WAYS,
     AS_TEXT,
-    BURST_OR_CAPACITY,
     IN_PART,
     LIMIT,
     LIMITS_FIELD,
@@ -198,13 +197,11 @@ def _change(read: Values, path: Path, findings: Findings) -> Change | None:
         quotas = quotas_of(read, path, findings)
         return None if quotas is None else Change(quotas=quotas, until=until)
     given = {name: read[name] for name in ("limit", "burst", "capacity", "algorithm", "until") if name in read}
-    if "burst" in read and "capacity" in read:
-        findings.add((*path, "capacity"), BURST_OR_CAPACITY, kind=_MEANING)
-        return None
     try:
         return Change(window_us=window_us(read["window"]) if "window" in read else None, **given)
-    except InvalidQuota as error:
-        findings.add((*path, culprit(error, read, "window")), str(error), kind=_MEANING)
+    except (InvalidQuota, InvalidRule) as error:
+        message = str(error).removeprefix("a change: ")  # the path says it
+        findings.add((*path, culprit(error, read, "window")), message, kind=_MEANING)
         return None
 
 

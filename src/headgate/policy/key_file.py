@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from headgate.core.errors import InvalidRule
 from headgate.live import FileMark, mark_of
-from headgate.policy.snapshot import replace_file
+from headgate.policy.snapshot import read_json, replace_file
 
 KEYS = "keys.json"
 
@@ -52,13 +51,8 @@ class KeySource:
 
     def read(self) -> tuple[SharedKey, ...]:
         """Return them. Raises InvalidRule."""
-        try:
-            self._seen = mark_of(self._path)
-            found = _decode(self._path.read_bytes()) if self._seen is not None else ()
-        except OSError as error:
-            raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
-        except msgspec.MsgspecError as error:
-            raise InvalidRule(f"{self.name}: is damaged: {error}") from None
+        self._seen = mark_of(self._path)
+        found = read_json(self._path, _decode) if self._seen is not None else ()
         now = self._now()
         good = tuple([key for key in found if key.expires_at is None or now < key.expires_at])
         self._ends = min([key.expires_at for key in good if key.expires_at is not None], default=None)

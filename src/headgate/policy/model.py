@@ -31,6 +31,7 @@ T = TypeVar("T")
 TOGETHER = "+"
 """Stands between dimensions that are counted by together."""
 MOST_DIMENSIONS = 4
+BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 METHOD = "[A-Z][A-Z-]{0,19}"
 """A pattern of HTTP methods."""
 LONGEST_VALUE = 512
@@ -64,7 +65,7 @@ class Change:
             except InvalidQuota as error:
                 raise InvalidRule(f"a change: {error}") from None
         if self.burst is not None and self.capacity is not None:
-            raise InvalidRule("a change: burst and capacity are two ways to say the same: give one of them")
+            raise InvalidRule(f"a change: {BURST_OR_CAPACITY}", fields=("capacity",))
         if self.quotas is not None:
             object.__setattr__(self, "quotas", _several("a change: quotas", self.quotas, Quota))
             if not self.quotas:

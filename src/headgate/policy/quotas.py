@@ -19,11 +19,12 @@ from typing import Any
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import Calendar
-from headgate.core.errors import InvalidQuota
+from headgate.core.errors import InvalidQuota, UsageError
 from headgate.core.grammar import MAX_TEXT
 from headgate.core.numbers import EXACT
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
+from headgate.policy.model import BURST_OR_CAPACITY
 from headgate.policy.problems import Findings, Path, ProblemKind
 from headgate.policy.schema import Field, ListOf, Record, Scalar, Schema, Values
 from headgate.policy.times import CALENDAR_UNITS, length, length_of
@@ -46,7 +47,6 @@ _ZONE = Scalar(
 ALGORITHMS = {**{str(each): each for each in Algorithm}, "sliding_window": Algorithm.SLIDING_WINDOW_COUNTER}
 AS_TEXT = ""
 """Stands among fields for which text stood in the file: problems with them are problems of the whole."""
-BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 
 
 QUOTA_FIELDS = {
@@ -217,7 +217,7 @@ def quotas_of(read: Values, path: Path, findings: Findings) -> tuple[Quota, ...]
         return None
 
 
-def culprit(error: InvalidQuota, read: Values, otherwise: str) -> str:
+def culprit(error: UsageError, read: Values, otherwise: str) -> str:
     """Return the field that an error is about, of those that are written."""
     return next((name for known in error.fields for name in _WRITTEN.get(known, (known,)) if name in read), otherwise)
 

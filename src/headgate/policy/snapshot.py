@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ LONGEST_JOURNAL = 4_194_304
 """Bytes."""
 USER = "user"
 """The kind of body that can change alone."""
+T = TypeVar("T")
 _FORM = 1
 _PASSWORD = re.compile(r":[^:@/]*@")
 
@@ -176,13 +177,8 @@ class SnapshotReader:
 
     def read(self) -> Whole:
         """Return everything as it is now, up to the damage if there is one. Raises InvalidRule if it cannot be had."""
-        try:
-            seen = mark_of(self._folder / WHOLE)
-            file = _read_file((self._folder / WHOLE).read_bytes())
-        except OSError as error:
-            raise InvalidRule(f"{self.name}: {error.strerror or error}") from None
-        except msgspec.MsgspecError as error:
-            raise InvalidRule(f"{self.name}: is damaged: {error}") from None
+        seen = mark_of(self._folder / WHOLE)
+        file = read_json(self._folder / WHOLE, _read_file)
         if file.form != _FORM:
             raise InvalidRule(f"{self.name}: was written by another version of Headgate")
         self._seen, self.generation, self._offset, self.revision = seen, file.generation, 0, file.revision
@@ -373,6 +369,16 @@ def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:
 def _named(name: str, body: Any) -> Any:
     is_nameless = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
     return {"id": name, **body} if is_nameless else body
+
+
+def read_json(path: Path, decode: Callable[[bytes], T]) -> T:
+    """Return what is in a file. Raises InvalidRule."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise InvalidRule(f"{path}: {error.strerror or error}") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRule(f"{path}: is damaged: {error}") from None
 
 
 def replace_file(path: Path, content: bytes) -> None:
