@@ -22,12 +22,12 @@ from headgate.cli.command import (
 )
 from headgate.cli.service import (
     add_service_options,
-    again,
     answered,
     request_of,
     tell_outcome,
     tell_unmatched,
     told_by_service,
+    wait_of,
 )
 from headgate.clock import SystemClock
 from headgate.core.errors import UsageError
@@ -134,10 +134,11 @@ def _tell_limit(limit: RuleDecision, now: int, terminal: Terminal, *, shadow: bo
     decision = limit.decision
     name = terminal.styled(printable(limit.rule_id), "dim" if shadow else "bold")
     state = terminal.styled(decision.state, _STATES[decision.state])
+    refused = "" if decision.allowed else f", refused {wait_of(decision)}"
     aside = ", a shadow that refuses nothing" if shadow else ""
     whole = datetime.fromtimestamp(-(-(now + decision.reset_after_us) // SECOND), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     left = f"{decision.remaining} of {decision.limit} left"
-    terminal.say(f"  {name}: {left}, {state}{again(decision, ', refused')}, all of it at {whole}{aside}")
+    terminal.say(f"  {name}: {left}, {state}{refused}, all of it at {whole}{aside}")
 
 
 def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -19,12 +19,12 @@ from headgate.cli.command import (
 from headgate.cli.rule_files import for_envoy
 from headgate.cli.service import (
     add_service_options,
-    again,
     answered,
     request_of,
     tell_outcome,
     tell_unmatched,
     told_by_service,
+    wait_of,
 )
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
@@ -146,8 +146,7 @@ def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Ter
     terminal.say(f"{name} {mark}" + (f": {printable(considered.reason)}" if considered.reason != MATCHES else ""))
     for limit, state in zip(considered.limits, states, strict=False):
         principal = limit.principal if isinstance(limit.principal, str) else f"digest {limit.principal.hex()}"
+        refused = "" if state.allowed else f", refused {wait_of(state)}"
         used = f"{state.remaining} of {state.limit} left"
-        terminal.say(
-            printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{again(state, ', refused')}")
-        )
+        terminal.say(printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{refused}"))
         terminal.say(terminal.styled(printable(f"  key {limit.space} of {principal}"), "dim"))

@@ -36,10 +36,9 @@ def for_envoy(file: str) -> DescriptorPolicy | None:
 
     Raises InvalidRules.
     """
-    names = [*expanded([file])]
     if file == STDIN:
         return None
-    texts = {name: text(name) for name in names}
+    texts = {name: text(name) for name in expanded([file])}
     return envoy.load(texts) if any(map(is_for_envoy, texts.values())) else None
 
 

@@ -116,13 +116,12 @@ def _because(ruling: Ruling) -> str:
         return ruling.reason or ("only shadows apply, which refuse nothing" if ruling.matched else "no rule applies")
     if ruling.allowed:
         return f"rule {ruling.rule_id} is the most restrictive"
-    return f"rule {ruling.rule_id}{again(ruling.decision)}"
+    return f"rule {ruling.rule_id}, {wait_of(ruling.decision)}"
 
 
-def again(decision: Decision, refused: str = "") -> str:
-    """Return for how long it stays refused, after a comma and perhaps a word; empty if it is not."""
-    seconds = -(-decision.retry_after_us // SECOND) or 1
-    return "" if decision.allowed else f"{refused or ','} for another {seconds} s"
+def wait_of(decision: Decision) -> str:
+    """Say how long it takes until a refusal may end, in whole seconds."""
+    return f"for another {-(-decision.retry_after_us // SECOND) or 1} s"
 
 
 def tell_unmatched(ruling: Ruling, terminal: Terminal) -> None:
