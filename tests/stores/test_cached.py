@@ -276,6 +276,27 @@ def test_peeks_are_bounded_and_the_oldest_go_first(make: Callable[..., Subject])
     assert subject.asked() == ["peek", "peek"]
 
 
+def test_many_peeks_are_bounded_and_the_newest_stay(make: Callable[..., Subject]) -> None:
+    """The oldest make room a few at a time; what was asked again is as new as any."""
+    subject = make(max_entries=100)
+    plans = [subject.family.plan(f"user {number}") for number in range(250)]
+    for place, plan in enumerate(plans):
+        subject.store.run(Call(Verb.PEEK, plan))
+        assert min(place + 1, 90) <= subject.cached.statistics().entries <= 100
+    assert 90 <= subject.cached.statistics().entries <= 100
+    subject.asked()
+    for plan in plans[-90:]:
+        subject.store.run(Call(Verb.PEEK, plan))
+    assert subject.asked() == []
+    subject.clock.advance(us=50_000)
+    subject.store.run(Call(Verb.PEEK, plans[-90]))
+    for plan in plans[:50]:
+        subject.store.run(Call(Verb.PEEK, plan))
+    subject.asked()
+    subject.store.run(Call(Verb.PEEK, plans[-90]))
+    assert subject.asked() == []
+
+
 # The deny cache
 
 
