@@ -8,12 +8,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # How many files of tests run at the same time, in the order of tests/conftest.py: those that take longest first.
-# Many of them wait for servers half of the time, so that two cores have work for three.
-JOBS ?= 3
+# Many of them wait for servers half of the time, so that two cores have work for four.
+JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# Tests that reach every branch of the core, which they have to show. The others run without: to count lines doubles the time.
-CORE_TESTS = tests/core tests/testing $(wildcard tests/test_*.py tests/stores/test_*.py)
-OTHER_TESTS = $(filter-out tests/core/ tests/testing/ tests/stores/ %__pycache__/,$(wildcard tests/*/)) tests/stores/redis
 # Tests start Python often, and each start would compile what the one before has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 # More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'; or of examples/microservices.
@@ -57,7 +54,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo example test coverage servers lint format bench plots bare clean
+.PHONY: run demo example test core coverage servers lint format bench plots bare clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -69,12 +66,19 @@ demo: $(VENV)/.serve
 example: $(VENV)/.gateway
 	@exec $(BIN)/python examples/microservices $(OPTIONS)
 
-test: servers lint
+# mypy has work for one core, and so have the tests of the core.
+test: servers $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint core
+	@$(BIN)/$(PYTEST)
+
+# The tests of the core reach every branch of it, without random examples, on which that would depend. To count lines
+# doubles their time. All tests are collected first: what that compiles is not compiled by each of $(JOBS) processes.
+core: $(VENV)/.dev
+	@$(BIN)/pytest --collect-only --quiet >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m $(PYTEST) $(CORE_TESTS)
+	@$(BIN)/coverage run -m pytest --quiet -m 'not hypothesis' tests/core
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered --fail-under=100
-	@$(BIN)/$(PYTEST) $(OTHER_TESTS)
 
 coverage: servers $(VENV)/.dev
 	@$(BIN)/coverage erase
@@ -124,7 +128,8 @@ $(VENV)/.gateway: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install --quiet --editable '.[gateway]'
 	@touch $@
 
+# What is used is compiled when it is first used: most never is.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing headgate and what its tests need ..."
-	@$(BIN)/pip install --quiet --editable '.[admin,sdk]' --group test --group bench --group docs
+	@$(BIN)/pip install --quiet --no-compile --editable '.[admin,sdk]' --group test --group bench --group docs
 	@touch $@ $(VENV)/.serve $(VENV)/.gateway

@@ -32,21 +32,25 @@ if (
 
 ROOT = Path(__file__).parents[1]
 LONGEST_FIRST = (
-    "tests/stores/test_memory_flood.py",
-    "tests/stores/test_failover_outage.py",
-    "tests/core/test_laws.py",
     "tests/stores/redis/test_topology_faults.py",
-    "tests/admin/test_schemathesis.py",
-    "tests/admin/test_fleet.py",
-    "tests/benchmarks/test_report.py",
     "tests/gateway/test_operation.py",
+    "tests/admin/test_schemathesis.py",
+    "tests/server/process/test_failures.py",
+    "tests/benchmarks/test_report.py",
+    "tests/gateway/test_attacks.py",
+    "tests/admin/test_fleet.py",
     "tests/server/process",
     "tests/gateway",
     "tests/stores/redis",
     "tests/docs",
     "tests/admin",
+    "tests/core/test_laws.py",
+    "tests/policy/test_compiled",
+    "tests/sdk",
     "tests/benchmarks",
+    "tests/stores",
     "tests/core",
+    "tests/testing",
     "tests/cli",
 )
 """Files and folders that take long for the number of their tests. Whoever runs several files at a time runs out of

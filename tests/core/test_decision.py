@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import TypeAdapter
 
 from headgate.core.algorithms import Algorithm
-from headgate.core.decision import Decision, held
+from headgate.core.decision import Decision, held, marked
+from headgate.core.plan import admitted, looked_at
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
@@ -43,6 +45,30 @@ def test_limits_are_its_parts_or_itself() -> None:
     assert ADMISSION.limits == (ADMISSION,)
 
 
+def test_what_it_is_made_of_is_found_when_it_is_read_first() -> None:
+    quotas = (QUOTA, Quota(9, SECOND))
+    for tell, remaining in ((admitted, [4, 8]), (looked_at, [5, 9])):
+        decision = msgspec.structs.replace(ADMISSION, made_of=(tell, quotas, 1, START, None, None))
+        assert [part.remaining for part in decision.limits] == remaining
+        assert decision.parts is decision.parts
+
+
+def test_pydantic_writes_it_with_its_limits() -> None:
+    shown = TypeAdapter(Decision).dump_python(SEVERAL, mode="json")
+    assert [limit["allowed"] for limit in shown.pop("limits")] == [True, False]
+    assert shown == {
+        "allowed": False,
+        "limit": 5,
+        "remaining": 0,
+        "retry_after": 0.2,
+        "reset_after": 1.5,
+        "delay": 0.0,
+        "state": "throttled",
+        "quota": "5/second",
+        "degraded": "",
+    }
+
+
 @pytest.mark.parametrize(
     ("decision", "text"),
     [
@@ -66,6 +92,11 @@ def test_repr_tells_the_story(decision: Decision, text: str) -> None:
 def test_is_not_degraded_unless_told() -> None:
     assert (ADMISSION.degraded, DEGRADED.degraded) == ("", "circuit_open")
     assert ADMISSION != DEGRADED
+
+
+def test_each_of_its_limits_has_the_reason_too() -> None:
+    decision = marked(SEVERAL, "circuit_open")
+    assert [each.degraded for each in (decision, *decision.limits)] == ["circuit_open"] * 3
 
 
 def test_is_a_frozen_value() -> None:

@@ -137,6 +137,13 @@ def test_a_look_takes_nothing() -> None:
     play(FIVE, [(0, 2, True, 3, 0, 400_000), *[(0, 0, True, 3, 0, 400_000)] * 3, (0, 3, True, 0, 0, SECOND)])
 
 
+def test_a_look_at_what_has_no_exact_interval_changes_nothing() -> None:
+    """The state stays to the fraction, however often somebody looks."""
+    quota = gcra(999_983, DAY)
+    state = play(quota, [(0, 3, True, 999_980, 0, 259_205)])
+    assert play(quota, [(0, 0, True, 999_980, 0, 259_205), (1000, 0, True, 999_980, 0, 258_205)], state) == state
+
+
 class TestChangedLimit:
     """The same state under another limit: what was used stays used, to the fraction."""
 

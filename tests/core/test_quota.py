@@ -355,6 +355,10 @@ class TestFromBucket:
     def test_the_slowest_rates_are_rounded_to_whole_seconds(self) -> None:
         assert Quota.from_bucket(1, 4.1234567e-9) == Quota(1, 242_514_976 * SECOND)
 
+    def test_a_rate_of_many_digits_is_the_next_one_below_in_few_seconds(self) -> None:
+        quota = Quota.from_bucket(10, "3.14159265358979")
+        assert (quota.limit, quota.window_us, quota.capacity) == (3_126_535, 995_207 * SECOND, 10)
+
     @given(st.floats(1e-7, 1e9))
     def test_every_rate_written_as_a_number_works(self, rate: float) -> None:
         """As it is written, or the next lower one that can be counted: within 10^-9 of it."""
