@@ -43,14 +43,14 @@ def traces(draw: st.DrawFn, quota: Quota) -> list[tuple[int, int]]:
     """Requests as (time, cost) between 1995 and 2060, many of them around the boundaries of periods."""
     assert quota.calendar
     now, trace = draw(st.integers(800_000_000, 2_800_000_000)) * 10**6, []
-    for _ in range(draw(st.integers(1, 30))):
-        end = quota.calendar.bounds(now)[1]
-        now = draw(
-            st.sampled_from([now, now, now + 1, end - 1, end, end + 1])
-            | st.integers(now, now + 2 * HOUR)
-            | st.integers(now, now + 2 * quota.window_us)
-        )
-        trace.append((now, draw(st.integers(1, quota.limit))))
+    costs, from_now = st.integers(1, quota.limit), st.integers(0, 2 * HOUR) | st.integers(0, 2 * quota.window_us)
+    steps = from_now.map(lambda gap: (False, gap)) | st.sampled_from(
+        [(False, 0), (False, 0), (False, 1), (True, -1), (True, 0), (True, 1)]
+    )
+    for _ in range(draw(st.integers(1, 30))):  # strategies are made before: each takes longer than to draw from it
+        at_the_end, gap = draw(steps)
+        now = (quota.calendar.bounds(now)[1] if at_the_end else now) + gap
+        trace.append((now, draw(costs)))
     return trace
 
 
