@@ -61,32 +61,42 @@ conditions = st.dictionaries(st.sampled_from(["r", "c", "user"]), st.sampled_fro
 tiers = st.sampled_from(["", "free", "pro"])
 
 
-@st.composite
-def rules(draw: st.DrawFn, rule_id: str, replaceable: list[str]) -> Rule:
-    return Rule(
-        id=rule_id,
-        quotas=draw(quotas),
-        dimension=draw(dimensions),
-        endpoint=draw(patterns),
-        methods=draw(
-            st.sampled_from([frozenset()] * 3 + [frozenset({"GET"}), frozenset({"GET", "POST"}), frozenset({"HEAD"})])
+# Strategies are made once, not in functions that draw from them: that takes longer than to draw.
+fields = st.fixed_dictionaries(
+    {
+        "quotas": quotas,
+        "dimension": dimensions,
+        "endpoint": patterns,
+        "methods": st.sampled_from(
+            [frozenset()] * 3 + [frozenset({"GET"}), frozenset({"GET", "POST"}), frozenset({"HEAD"})]
         ),
-        tier=draw(st.sampled_from(["", "", "", "free", "pro"])),
-        when=draw(st.one_of(st.just({}), st.just({}), conditions)),
-        shadow=draw(st.sampled_from([False] * 5 + [True])),
-        enabled=draw(st.sampled_from([True] * 5 + [False])),
-        enforce_percent=draw(st.sampled_from([100] * 5 + [50, 0])),
-        replaces=draw(st.frozensets(st.sampled_from(replaceable), max_size=2)) if replaceable else frozenset(),
-        on_store_failure=draw(st.sampled_from([None, *Mode])),
-        reset_on_change=draw(st.booleans()),
-    )
+        "tier": st.sampled_from(["", "", "", "free", "pro"]),
+        "when": st.one_of(st.just({}), st.just({}), conditions),
+        "shadow": st.sampled_from([False] * 5 + [True]),
+        "enabled": st.sampled_from([True] * 5 + [False]),
+        "enforce_percent": st.sampled_from([100] * 5 + [50, 0]),
+        "on_store_failure": st.sampled_from([None, *Mode]),
+        "reset_on_change": st.booleans(),
+    }
+)
+replaced = [
+    st.frozensets(st.sampled_from(IDS[:place]), max_size=2) if place else st.just(frozenset()) for place in range(6)
+]
+key_patterns = {
+    "user": st.sampled_from(["", "", "u1", "u*"]),
+    "ip": st.sampled_from(["", "", "10.0.0.0/8", "10.*"]),
+    "endpoint": st.sampled_from(["", "", "/a", "/a/*"]),
+    "tenant": st.sampled_from(["", "", "x", "*"]),
+}
+default_rules = st.builds(lambda drawn: Rule(id="default", **drawn), fields)
 
 
 @st.composite
-def rules_for_some(draw: st.DrawFn, rule_id: str, replaceable: list[str]) -> Rule:
-    rule = draw(rules(rule_id, replaceable))
-    known = {"user": ["u1", "u*"], "ip": ["10.0.0.0/8", "10.*"], "endpoint": ["/a", "/a/*"], "tenant": ["x", "*"]}
-    return replace(rule, key_pattern=draw(st.sampled_from(["", "", *known.get(rule.dimension, [])])))
+def rules(draw: st.DrawFn, place: int) -> Rule:
+    """A rule that may replace those of the places before it."""
+    drawn = draw(fields)
+    key_pattern = draw(key_patterns[drawn["dimension"]]) if drawn["dimension"] in key_patterns else ""
+    return Rule(id=IDS[place], replaces=draw(replaced[place]), key_pattern=key_pattern, **drawn)
 
 
 changes = st.builds(
@@ -102,40 +112,53 @@ entries = st.one_of(
 )
 
 
+def changed(ids: list[str]) -> tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]:
+    """What tiers, and what users, change of rules with these IDs."""
+    change = st.dictionaries(st.sampled_from(ids), changes, max_size=3) if ids else st.just({})
+    users = st.builds(User, tiers, change)
+    return (
+        st.dictionaries(st.sampled_from(["free", "pro"]), change, max_size=2),
+        st.dictionaries(st.sampled_from(["u1", "u2"]), users, max_size=2),
+    )
+
+
+written = {size: st.tuples(*[rules(place) for place in range(size)]).flatmap(st.permutations) for size in (0, 1, 3, 6)}
+changed_by = {
+    (size, default): changed(IDS[:size] + ["default"] * default) for size in written for default in (False, True)
+}
+sizes, defaults, listed = st.sampled_from([0, 1, 3, 6, 6, 6]), st.none() | default_rules, st.lists(entries, max_size=1)
+
+
 @st.composite
 def rulesets(draw: st.DrawFn) -> Ruleset:
-    ids = IDS[: draw(st.sampled_from([0, 1, 3, 6, 6, 6]))]
-    written = [draw(rules_for_some(rule_id, ids[:place])) for place, rule_id in enumerate(ids)]
-    order = draw(st.permutations(written))
-    default = draw(st.one_of(st.none(), rules("default", [])))
-    known = ids + (["default"] if default else [])
-    changed = st.dictionaries(st.sampled_from(known), changes, max_size=3) if known else st.just({})
+    size, default = draw(sizes), draw(defaults)
+    by_tier, by_user = changed_by[size, default is not None]
     return Ruleset(
-        rules=tuple(order),
-        tiers=draw(st.dictionaries(st.sampled_from(["free", "pro"]), changed, max_size=2)),
-        users=draw(st.dictionaries(st.sampled_from(["u1", "u2"]), st.builds(User, tiers, changed), max_size=2)),
+        rules=tuple(draw(written[size])),
+        tiers=draw(by_tier),
+        users=draw(by_user),
         default_tier=draw(tiers),
-        allow=tuple(draw(st.lists(entries, max_size=1))),
-        deny=tuple(draw(st.lists(entries, max_size=1))),
+        allow=tuple(draw(listed)),
+        deny=tuple(draw(listed)),
         default=default,
     )
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    principal = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "user": st.sampled_from(["u1", "u2", "u" * 200, "ü"]),
-                "ip": st.sampled_from(["10.0.0.1", "::ffff:10.0.0.1", "192.0.2.7", "::1", "::2"]),
-                "tenant": st.sampled_from(["x", "y"]),
-            },
-        )
-    )
-    attributes = draw(st.dictionaries(st.sampled_from(["r", "c", "tenant", "user", "ip"]), st.sampled_from(["x", "y"])))
-    path = "/" + "/".join(draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3)))
-    return Request(principal, path, draw(st.sampled_from(["", "GET", "post", "HEAD"])), attributes, tier=draw(tiers))
+requests = st.builds(
+    Request,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "user": st.sampled_from(["u1", "u2", "u" * 200, "ü"]),
+            "ip": st.sampled_from(["10.0.0.1", "::ffff:10.0.0.1", "192.0.2.7", "::1", "::2"]),
+            "tenant": st.sampled_from(["x", "y"]),
+        },
+    ),
+    st.lists(st.sampled_from(["a", "b", "c"]), max_size=3).map(lambda segments: "/" + "/".join(segments)),
+    st.sampled_from(["", "GET", "post", "HEAD"]),
+    st.dictionaries(st.sampled_from(["r", "c", "tenant", "user", "ip"]), st.sampled_from(["x", "y"])),
+    tier=tiers,
+)
 
 
 def flat(limits: Limits) -> list[NaiveLimit]:
@@ -146,14 +169,14 @@ def answer(selection: Selection) -> NaiveAnswer:
     return NaiveAnswer(selection.verdict, flat(selection.enforced), [flat(limits) for limits in selection.shadow])
 
 
-@given(rulesets(), st.lists(requests(), min_size=3, max_size=6))
+@given(rulesets(), st.lists(requests, min_size=3, max_size=6))
 def test_the_compiled_policy_equals_the_naive_one(ruleset: Ruleset, asked: list[Request]) -> None:
     policy = Policy(ruleset)
     for request in asked:
         assert answer(policy.select(request, NOW)) == naive_plan(ruleset, request, NOW)
 
 
-@given(rulesets(), st.lists(requests(), min_size=1, max_size=4))
+@given(rulesets(), st.lists(requests, min_size=1, max_size=4))
 def test_a_policy_that_does_not_enforce_asks_the_same_limits_as_shadows(ruleset: Ruleset, asked: list[Request]) -> None:
     enforcing, counting = Policy(ruleset), Policy(ruleset, enforcing=False)
     for request in asked:
@@ -168,7 +191,7 @@ def test_a_policy_that_does_not_enforce_asks_the_same_limits_as_shadows(ruleset:
         assert sorted(map(repr, shadows)) == sorted(map(repr, every))
 
 
-@given(rulesets(), requests())
+@given(rulesets(), requests)
 def test_the_explanation_says_what_the_policy_does(ruleset: Ruleset, request: Request) -> None:
     explanation = explain(Policy(ruleset), request, NOW)
     selection = explanation.selection

@@ -24,7 +24,7 @@ PER_IP = Rule("per-ip", Quota.parse("10/minute"), dimension="ip")
 ADA = Request({"user": "ada"}, "/a", "GET")
 
 
-@given(rulesets(), st.lists(requests(), min_size=3, max_size=6), st.booleans())
+@given(rulesets(), st.lists(requests, min_size=3, max_size=6), st.booleans())
 def test_a_kind_of_request_that_was_seen_is_decided_as_if_it_was_new(
     ruleset: Ruleset,
     asked: list[Request],
