@@ -65,7 +65,7 @@ class Follower:
 
     Args:
         catalog: of the database.
-        folder: see `headgate.policy.snapshot`.
+        folder: where the files are; see `headgate.policy.snapshot`.
     """
 
     def __init__(self, catalog: Catalog, folder: Path) -> None:
@@ -142,13 +142,10 @@ class Follower:
             return
         if changes.revision != self.revision:
             await self._check(changes.revision, await self._catalog.about(changes))
-            if not await asyncio.to_thread(self._added, changes):
+            if not await asyncio.to_thread(lambda: self._writer.append(changes) or self._writer.compact(changes)):
                 await self._take(await self._catalog.document())
                 return
         self._succeeded(changes.revision)
-
-    def _added(self, changes: Changes) -> bool:
-        return self._writer.append(changes) or self._writer.compact(changes)
 
     async def _take_keys(self) -> None:
         """Let workers know which keys open the decision plane, if these are others. Raises DatabaseError, OSError."""

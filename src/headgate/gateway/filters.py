@@ -104,7 +104,7 @@ def connection_manager(gateway: Gateway, routes: Json, *, filters: bool = True) 
     """Return the filter of a listener that speaks HTTP; with `filters` off it asks nobody.
 
     Args:
-        gateway: of which it is.
+        gateway: whose listener it is.
         routes: where its routes are: ``{"rds": ...}`` or ``{"route_config": ...}``.
         filters: whether Headgate is asked.
     """

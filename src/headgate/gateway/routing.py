@@ -162,7 +162,7 @@ def _requirement(route: GatewayRoute) -> Json:
     """Return what refuses requests that nobody has decided about, where somebody is required: nobody knows who asks."""
     if route.require == "none":
         return {}
-    undecided = {"permissions": [{"any": True}], "principals": [{"header": _present(UNDECIDED)}]}
+    undecided = {"permissions": [{"any": True}], "principals": [{"header": {"name": UNDECIDED, "present_match": True}}]}
     rules = {"action": "DENY", "policies": {"undecided": undecided}}
     return {REQUIREMENT: {"@type": f"{EXTENSION}filters.http.rbac.v3.RBACPerRoute", "rbac": {"rules": rules}}}
 
@@ -239,10 +239,6 @@ def _cors(route: GatewayRoute, gateway: Gateway) -> Json:
 
 def _exactly(header: str, value: str) -> Json:
     return {"name": header, "string_match": {"exact": value}}
-
-
-def _present(header: str) -> Json:
-    return {"name": header, "present_match": True}
 
 
 def _filled(header: str) -> Json:

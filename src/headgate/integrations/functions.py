@@ -226,11 +226,7 @@ def budget_of(limits: Quotas | QuotasOfKey | None, terms: dict[str, Any]) -> Bud
 
 def key_of(function: Callable[..., Any] | None) -> Callable[[Invocation], Any]:
     """Return a function that finds the key of a call; without one, all calls have the same."""
-    return _all if function is None else _unpacked(function)
-
-
-def _all(_: Invocation) -> str:
-    return ALL
+    return (lambda _: ALL) if function is None else _unpacked(function)
 
 
 def _unpacked(function: Callable[..., Any]) -> Callable[[Invocation], Any]:

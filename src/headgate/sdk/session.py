@@ -247,7 +247,7 @@ class Session:
         if not asked:
             return None
         turn = next(self._turns) % len(asked)
-        return min(asked[turn:] + asked[:turn], key=_in_flight)
+        return min(asked[turn:] + asked[:turn], key=lambda node: node.in_flight)
 
     async def _asked(self, node: ServiceNode | None, waiting: list[OpenQuestion], send: Send) -> None:
         """Ask one node, and others if that one does not answer; all who wait are told."""
@@ -368,10 +368,6 @@ class Session:
 
 async def _check(transport: Transport, waiting: Sequence[OpenQuestion], seconds: float) -> Sequence[Any]:
     return await transport.check([each.question for each in waiting], seconds)
-
-
-def _in_flight(node: ServiceNode) -> int:
-    return node.in_flight
 
 
 def _ticks() -> int:
