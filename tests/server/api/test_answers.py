@@ -97,5 +97,5 @@ def test_what_is_prepared_is_bounded() -> None:
     answers = CheckAnswers()
     for number in range(MOST_PREPARED + 100):
         decision = Decision(True, 3, 2, 0, 0, Pressure.NORMAL, plain.QUOTAS[0])
-        answers.response(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}"), NOW)
+        answers.response(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}", (f"rule-{number}",)), NOW)
     assert len(answers._prepared) <= MOST_PREPARED
