@@ -126,7 +126,7 @@ class TestClientCertificates:
             return ", ".join(call.peer.names).encode()
 
         with serving() as server:
-            tls = Tls(with_authority(authority.issue("server"), authority), ("h2",))
+            tls = Tls(with_authority(authority.issue("server"), authority))
             port = server.grpc(Methods({b"/t.T/Who": who}), tls)
             credentials = grpc.ssl_channel_credentials(
                 authority.file.read_bytes(), client.key.read_bytes(), client.certificate.read_bytes()

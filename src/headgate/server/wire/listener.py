@@ -41,8 +41,8 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._registry = ConnectionRegistry(limits, admit, self._loop)
         self._servers: list[asyncio.Server] = []
-        self._sockets: list[socket.socket] = []
         self._factories: dict[socket.socket, tuple[Callable[[], FirstBytes], Tls | None]] = {}
+        """What makes the connections of each port."""
         self._late: set[asyncio.Task[None]] = set()
         """Connections that are accepted when the port is about to close."""
 
@@ -60,11 +60,8 @@ class Listener:
     ) -> None:
         """Serve HTTP/1.1, and HTTP/2 to clients that begin with it or ask for it by ALPN.
 
-        Args:
-            handler: answers requests.
-            bound: a socket that listens; it is closed with this listener.
-            tls: without TLS if it is None.
-            statuses: of malformed HTTP/1.1 requests, by path, in place of 400, 431 and others.
+        The socket listens, and is closed with this listener. Statuses are those of malformed HTTP/1.1 requests, by
+        path, in place of 400, 431 and others.
         """
         registry = self._registry
 
@@ -101,7 +98,7 @@ class Listener:
         registry = self._registry
         registry.is_draining = True
         self._stop_listening()
-        for bound in self._sockets:
+        for bound in self._factories:
             self._take_the_rest(bound)
         self._close_ports()
         for connection in list(registry.connections):
@@ -148,7 +145,6 @@ class Listener:
             factory, sock=bound.dup(), backlog=_BACKLOG, **_tls_options(tls, registry.limits)
         )
         self._servers.append(server)
-        self._sockets.append(bound)
         self._factories[bound] = factory, tls
 
     def _stop_listening(self) -> None:
@@ -157,9 +153,8 @@ class Listener:
 
     def _close_ports(self) -> None:
         """Close what clients connect to; those that wait in the queue of a port are reset."""
-        for bound in self._sockets:
+        for bound in self._factories:
             bound.close()
-        self._sockets.clear()
 
     def _take_the_rest(self, bound: socket.socket) -> None:
         """Accept the connections that wait in the queue of a port: the system has accepted them for us."""
@@ -167,11 +162,11 @@ class Listener:
             while True:
                 accepted, _ = bound.accept()
                 accepted.setblocking(False)
-                task = self._loop.create_task(self._welcome(bound, accepted))
+                task = self._loop.create_task(self._accept(bound, accepted))
                 self._late.add(task)
                 task.add_done_callback(self._late.discard)
 
-    async def _welcome(self, bound: socket.socket, accepted: socket.socket) -> None:
+    async def _accept(self, bound: socket.socket, accepted: socket.socket) -> None:
         factory, tls = self._factories[bound]
         with suppress(OSError):  # the client is gone, or does not speak TLS
             await self._loop.connect_accepted_socket(factory, accepted, **_tls_options(tls, self._registry.limits))

@@ -65,20 +65,6 @@ class ConnectionRegistry:
     processor's caches, and since clients would be woken up one by one.
     """
 
-    __slots__ = (
-        "_answered",
-        "_arrived",
-        "_timer",
-        "admit",
-        "connections",
-        "date",
-        "heads",
-        "is_draining",
-        "limits",
-        "loop",
-        "tick",
-    )
-
     def __init__(self, limits: WireLimits, admit: Admit | None, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.admit, self.loop = limits, admit, loop
         self.heads, self.date = Http1Heads(limits), DateHeader()

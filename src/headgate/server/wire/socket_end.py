@@ -124,13 +124,7 @@ class SocketEnd:
 
 
 class FirstBytes(asyncio.Protocol):
-    """A connection whose protocol is not known yet: ALPN says it, or the first bytes; then it is handed over.
-
-    Args:
-        registry: where it belongs.
-        http1: makes the protocol of a connection of HTTP/1.
-        http2: likewise of HTTP/2.
-    """
+    """A connection whose protocol is not known yet: ALPN says it, or the first bytes; then it is handed over."""
 
     __slots__ = ("_data", "_http1", "_http2", "_registry", "_transport", "_watch")
 

@@ -19,8 +19,8 @@ class TlsFiles:
     client_authority: Path | None = None
     """Mutual TLS: clients must show a certificate that these authorities signed."""
 
-    def context(self, protocols: tuple[str, ...]) -> ssl.SSLContext:
-        """Return a context for a server that speaks these protocols.
+    def context(self) -> ssl.SSLContext:
+        """Return a context for a server.
 
         Raises:
             OSError: a file cannot be read.
@@ -29,7 +29,7 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-        context.set_alpn_protocols(list(protocols))
+        context.set_alpn_protocols(["h2", "http/1.1"])
         context.load_cert_chain(self.certificate, self.key)
         if self.client_authority is not None:
             context.load_verify_locations(self.client_authority)
@@ -42,16 +42,14 @@ class TlsFiles:
 class Tls:
     """A context that follows its files. `context` is for a listening socket, and stays the same.
 
-    Raises:
-        OSError: a file cannot be read.
-        ssl.SSLError: it is not what it should be, or the key does not belong to the certificate.
+    Raises what `TlsFiles.context` raises.
     """
 
     __slots__ = ("context", "live")
 
-    def __init__(self, files: TlsFiles, protocols: tuple[str, ...] = ("h2", "http/1.1")) -> None:
+    def __init__(self, files: TlsFiles) -> None:
         watched = [file for file in (files.certificate, files.key, files.client_authority) if file is not None]
-        source = FileSource(files.certificate, lambda _: files.context(protocols), lambda _: watched)
+        source = FileSource(files.certificate, lambda _: files.context(), lambda _: watched)
         self.live = Live(source, lambda context, _: context, what="certificates")
         """The context of new handshakes."""
         self.context = self.live.value

@@ -97,12 +97,7 @@ class Deadlines:
 
 
 class GrpcService:
-    """The calls of one connection.
-
-    Args:
-        connection: whose calls they are.
-        methods: what can be called.
-    """
+    """The calls of one connection. It implements `Http2Service`."""
 
     def __init__(self, connection: Http2Protocol, methods: Methods) -> None:
         self._connection, self._streams, self._limits = connection, connection.streams, connection.limits

@@ -28,12 +28,7 @@ class Meter:
         self._count, self._start, self._excused = 0, 0.0, 0
 
     def runs_over(self, now: float, useful: int) -> bool:
-        """Count one; return whether that is too many.
-
-        Args:
-            now: seconds of a monotonic clock.
-            useful: how much useful work was ever done on the connection.
-        """
+        """Count one at `now`, in seconds; return whether that is too many for the useful work done so far."""
         if not self._count or now - self._start >= self._seconds:
             self._count, self._start = 0, now
         self._count += 1

@@ -70,11 +70,7 @@ _RANGES: Final[dict[int, tuple[int, int, ErrorCode]]] = {
 
 
 class Http2Connection:
-    """One connection: what the client says is read here, and answered through `streams`.
-
-    Args:
-        limits: what the client may ask for.
-    """
+    """One connection: what the client says is read here, and answered through `streams`."""
 
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
         self._limits = limits
@@ -100,12 +96,7 @@ class Http2Connection:
         streams.send_control(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def receive(self, data: bytes, now: float) -> list[Event]:  # noqa: C901, PLR0912, PLR0915  the hot path, in one piece
-        """Return what these bytes bring.
-
-        Args:
-            data: what was read.
-            now: seconds of a monotonic clock.
-        """
+        """Return what these bytes bring; `now` is in seconds of a monotonic clock."""
         events: list[Event] = []
         if self._over:
             return events
@@ -243,8 +234,7 @@ class Http2Connection:
     # Frames that carry requests
 
     def _read_data(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        padded, ended = flags & PADDED == PADDED, flags & END_STREAM == END_STREAM
-        self.streams.receive(number, payload, events, padded=padded, ended=ended)
+        self.streams.receive(flags, number, payload, events)
 
     def _read_headers(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         self._read_block(number, self._blocks.begin(flags, number, payload), events)

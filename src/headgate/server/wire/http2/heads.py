@@ -122,11 +122,7 @@ class HeaderBlocks:
 
 
 class Http2Heads:
-    """Reads the header blocks of one client, and remembers those that it repeats.
-
-    Args:
-        limits: how large headers may be.
-    """
+    """Reads the header blocks of one client, and remembers those that it repeats."""
 
     __slots__ = ("_decoder", "_is_cacheable", "known")
 

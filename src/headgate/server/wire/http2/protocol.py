@@ -55,11 +55,7 @@ class Http2Protocol(asyncio.Protocol):
 
     A client that sends faster than we answer would have the loop for itself: its transport reads, without a pause,
     whatever has arrived. So of many bytes a part is looked at, reading pauses, and the rest waits for its turn.
-
-    Args:
-        registry: where it belongs.
-        serve: makes the service of this connection.
-        limits: of this connection, if they are not those of the registry.
+    Its limits are those of the registry, unless others are given.
     """
 
     def __init__(self, registry: ConnectionRegistry, serve: Serve, limits: WireLimits | None = None) -> None:

@@ -221,10 +221,9 @@ class Streams:
         self._out.append(frames.window_update(0, CONNECTION_WINDOW - self.credit))
         self.credit = CONNECTION_WINDOW
 
-    def receive(  # noqa: C901, PLR0912  one rule after the other
-        self, number: int, payload: bytes, events: list[Event], *, padded: bool, ended: bool
-    ) -> None:
+    def receive(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:  # noqa: C901, PLR0912  one rule after the other
         """Take a DATA frame."""
+        ended = flags & END_STREAM == END_STREAM
         self.credit -= len(payload)
         if self.credit < LOW:
             self.replenish()
@@ -243,7 +242,7 @@ class Streams:
         if stream.credit < 0:
             self.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
             return
-        data = frames.unpadded(payload) if padded else payload
+        data = frames.unpadded(payload) if flags & frames.PADDED else payload
         size = len(data)
         if stream.missing >= 0:
             stream.missing -= size
