@@ -89,7 +89,7 @@ class Files:
         self.link.symlink_to("..data/file.yaml")
         setting = {self.kind.setting: str(self.folder if self.kind.folder else self.link)}
         self.found = Configuration(Settings(**setting))  # type: ignore[arg-type]
-        self.live = self.found.lives()[name]
+        self.live = self.found.lives[name]
         assert self.number == 1
 
     @property
@@ -169,19 +169,19 @@ def test_all_are_followed_from_threads_that_end(tmp_path: Path) -> None:
         paths["identity"].read_text().replace("api_keys: {", "api_keys: {header: x-client-key, ")
     )
     found = Configuration(Settings(**settings))  # type: ignore[arg-type]
-    assert [*found.lives()] == ["rules", "descriptors", "identity", "caller_keys"]
+    assert [*found.lives] == ["rules", "descriptors", "identity", "caller_keys"]
     found.start()
     try:
         for path in paths.values():
             path.write_text(f"{path.read_text()}# changed\n")
-        until(lambda: all(live.statistics().loads == 2 for live in found.lives().values()), "all are in force")
+        until(lambda: all(live.statistics().loads == 2 for live in found.lives.values()), "all are in force")
     finally:
         found.close()
     for path in paths.values():
         path.write_text(f"{path.read_text()}# changed again\n")
-    assert {live.statistics().loads for live in found.lives().values()} == {2}
+    assert {live.statistics().loads for live in found.lives.values()} == {2}
     found.reload()
-    assert {live.statistics().loads for live in found.lives().values()} == {3}
+    assert {live.statistics().loads for live in found.lives.values()} == {3}
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def test_a_file_of_keys_that_an_identity_file_names_is_followed_too(tmp_path: Pa
 def test_without_a_file_clients_are_known_by_address() -> None:
     found = Configuration(Settings())
     assert found.identifier().credentials == set()
-    assert [*found.lives()] == ["rules"]
+    assert [*found.lives] == ["rules"]
 
 
 def test_why_a_credential_proves_nothing_is_told_to_those_who_look_for_it(

@@ -13,7 +13,7 @@
     they may not fill what is for requests. A tenth as many may be open, of which a connection may have a tenth.
 *   **Keys of callers**, of a file or of the admin plane, if they are asked for: see `CallerKeys`.
 
-Whoever asks for health, readiness or metrics is let in always: a node that is busy is not dead.
+Requests for health, readiness and metrics are always let in: a node that is busy is not dead.
 """
 
 from __future__ import annotations
@@ -173,12 +173,7 @@ class AdmissionController:
 
 
 class Ceiling:
-    """Requests per second, of all connections together; each gets its share while they are scarce.
-
-    Args:
-        per_second: 0 for any number.
-        clock: what tells the time; default: the system's.
-    """
+    """Requests per second (0: any number), of all connections together; each gets its share while they are scarce."""
 
     _SCARCE_US = 1_000_000
     """For how long shares count after the ceiling was reached."""
@@ -186,20 +181,6 @@ class Ceiling:
     """For how long a share is what came in since the last time; then it is reckoned anew."""
     _SLACK_US = 10_000
     """A share is so much ahead of time."""
-
-    __slots__ = (
-        "_bucket",
-        "_handful",
-        "_sharers",
-        "_sharers_before",
-        "_slice",
-        "_sliced_at",
-        "_ticks",
-        "at_once",
-        "per_second",
-        "scarce_until",
-        "tokens",
-    )
 
     def __init__(self, per_second: int, clock: Clock | None = None) -> None:
         self.per_second, self.at_once = per_second, max(1, per_second // 10)

@@ -55,12 +55,7 @@ class ClientAnswers(Generic[Field]):
     """Answers clients of proxies.
 
     Header fields list only so many limits: to a proxy, a head that is too long is a failure, which may let the request
-    pass.
-
-    Args:
-        engine: whose rulings are told.
-        headers: which header fields answers have.
-        spelling: how a field is written for the proxy.
+    pass. `spelling` is how a field is written for the proxy.
     """
 
     def __init__(self, engine: AsyncEngine, headers: ResponseHeaders, spelling: Spelling[Field]) -> None:
@@ -116,7 +111,8 @@ class ClientAnswers(Generic[Field]):
         fields = self._writer.write(shown, few[shown.index][0], reset_at, [limit[0] for limit in few])
         if ruling.allowed:
             return ClientAnswer(fields)
-        return ClientAnswer(fields, _problem(decision, [limit[1] for limit in limits], is_ours=self._is_ours(ruling)))
+        status, write = (503, reduced) if self._is_ours(ruling) else (429, exceeded)
+        return ClientAnswer(fields, ProblemDocument(status, write(decision, [limit[1] for limit in limits])))
 
     def _is_ours(self, ruling: Ruling) -> bool:
         """Whether a refusal is due to the store, under a mode that refuses then: nobody's fault but ours."""
@@ -124,12 +120,6 @@ class ClientAnswers(Generic[Field]):
 
     def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[Field], LimitTexts]:
         return self._writer.prepare(name, quota), prepare(name, quota)
-
-
-def _problem(decision: Decision, texts: Sequence[LimitTexts], *, is_ours: bool) -> ProblemDocument:
-    return (
-        ProblemDocument(503, reduced(decision, texts)) if is_ours else ProblemDocument(429, exceeded(decision, texts))
-    )
 
 
 def noted(identity: Identity) -> Identity:

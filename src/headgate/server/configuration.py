@@ -7,7 +7,7 @@ Each of them follows its files while the service runs, by itself and, at once, w
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,39 +62,33 @@ class Configuration:
         if settings.caller_keys:
             every = _KEYS_EVERY if settings.database else EVERY
             self.callers = Live(CallerSource(settings), lambda keys, _: keys, what="caller keys", every=every)
+        found: dict[str, Live[Any] | None] = {
+            "rules": self.rules,
+            "descriptors": self.descriptors,
+            "identity": self._identity,
+            "caller_keys": self.callers,
+            "certificates": None if self.tls is None else self.tls.live,
+        }
+        self.lives = {name: live for name, live in found.items() if live is not None}
+        """All that may change, by what it is called in metrics."""
 
     def identifier(self) -> Identifier:
         """Return what finds out now who the clients of proxies are: by address alone, where no file says more."""
         return self._by_address if self._identity is None else self._identity.value
 
-    def lives(self) -> Mapping[str, Live[Any]]:
-        """Return all that may change, by what it is called in metrics."""
-        return dict(self._lives())
-
-    def _lives(self) -> Iterator[tuple[str, Live[Any]]]:
-        yield "rules", self.rules
-        if self.descriptors is not None:
-            yield "descriptors", self.descriptors
-        if self._identity is not None:
-            yield "identity", self._identity
-        if self.callers is not None:
-            yield "caller_keys", self.callers
-        if self.tls is not None:
-            yield "certificates", self.tls.live
-
     def start(self) -> None:
         """Follow all files from now on."""
-        for _, live in self._lives():
+        for live in self.lives.values():
             live.start()
 
     def reload(self) -> None:
         """Read all files now. What is wrong is logged, and what was in force stays. It may block."""
-        for _, live in self._lives():
+        for live in self.lives.values():
             live.reload()
 
     def close(self) -> None:
         """Stop following the files."""
-        for _, live in self._lives():
+        for live in self.lives.values():
             live.close()
 
 

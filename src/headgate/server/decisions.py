@@ -16,12 +16,7 @@ _MOST_TIMEOUTS = 64
 
 
 class Recording:
-    """Tells a recorder what an engine does for one API.
-
-    Args:
-        recorder: what counts and times decisions.
-        api: what is asked through, for the log of denials: check, batch, forward_auth and so on.
-    """
+    """Tells a recorder what an engine does for one API, which the log of denials names: check, batch and so on."""
 
     __slots__ = ("decided", "looked", "refunded", "was_reset")
 
@@ -32,13 +27,7 @@ class Recording:
 
 
 class Decisions:
-    """An engine whose decisions are recorded; its other verbs are those of the engine. See `AsyncEngine.serving`.
-
-    Args:
-        engine: the rules and the store.
-        recorder: what counts and times decisions.
-        api: what is asked through.
-    """
+    """An engine whose decisions are recorded; its other verbs are those of the engine. See `AsyncEngine.serving`."""
 
     __slots__ = ("_in_time", "check_together", "engine", "peek", "recorder", "refund", "reset", "reset_all", "use_up")
 

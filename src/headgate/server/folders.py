@@ -25,11 +25,7 @@ _TRIES = 20
 def private_folder(parent: str | None = None) -> Iterator[Path]:
     """Make a folder for the length of a with block, and remove those that killed processes of this user have left.
 
-    Args:
-        parent: where; default: among temporary files.
-
-    Raises:
-        UsageError: it cannot be made, or not be locked.
+    It is among temporary files unless there is a parent. Raises UsageError: it cannot be made, or not be locked.
     """
     for left in Path(parent or gettempdir()).glob(f"{_PREFIX}*"):
         if (lock := _locked(left)) is not None:

@@ -76,10 +76,11 @@ class Node:
     """
 
     def __init__(self, settings: Settings, *, slot: int = 0, folder: str = "") -> None:
-        self._settings = settings
+        self._settings, self._timestamps = settings, Timestamps(ignored=settings.client_timestamps == "ignore")
+        self._headers = ResponseHeaders(reset_format=settings.reset_format)
         files = self._files = Configuration(settings)
         self._tracing = Tracing() if settings.tracing else None
-        self._engine = AsyncEngine(
+        self.engine = AsyncEngine(
             files.rules,
             store=settings.store_address,
             on_store_failure=settings.on_store_failure,
@@ -102,10 +103,10 @@ class Node:
             keys=None if callers is None else lambda: callers.value,
             shed=lambda path: self._recorder.shed(APIS.get(path, "other")),
         )
-        self._decisions = Decisions(self._engine, self._recorder).within(settings.api_seconds)
+        self._decisions = Decisions(self.engine, self._recorder).within(settings.api_seconds)
         snapshot = files.snapshot
         self._readiness = Readiness(
-            self._engine,
+            self.engine,
             enforcing=lambda: files.rules.value.enforcing,
             stale=lambda: snapshot is not None and bool(snapshot.following().error),
         )
@@ -127,7 +128,7 @@ class Node:
         self._listener = Listener(limits, self._admission.admission)
         self._recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
         self._recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
-        self._recorder.add(of_live(files.lives()))
+        self._recorder.add(of_live(files.lives))
         self._recorder.add(of_callers(self._admission.asked))
         if snapshot is not None:
             self._recorder.add(of_snapshot(snapshot, counting=slot == 0))
@@ -138,11 +139,6 @@ class Node:
     def rules(self) -> int:
         """How many are in force."""
         return len(self._files.rules.value.rules)
-
-    @property
-    def engine(self) -> AsyncEngine:
-        """What decides."""
-        return self._engine
 
     def hot_keys(self) -> bytes:
         """Return the keys that are asked about and refused most, as JSON."""
@@ -205,7 +201,7 @@ class Node:
             task.cancel()
         await self._listener.close()
         self._files.close()
-        await self._engine.close()
+        await self.engine.close()
         if self._trees:
             await self._trees.close()
         self._recorder.close()
@@ -222,7 +218,7 @@ class Node:
             self._recorder,
             decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,
             trees=trees.within(settings.rls_seconds) if trees and settings.rls_seconds else trees,
-            headers=ResponseHeaders(reset_format=settings.reset_format) if settings.envoy_headers else None,
+            headers=self._headers if settings.envoy_headers else None,
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
             admit_more=self._admission.admit_descriptors,
@@ -238,11 +234,11 @@ class Node:
                 deny_status=settings.deny_status,
                 kind=settings.proxy_headers,
                 identifier=self._files.identifier,
-                headers=ResponseHeaders(reset_format=settings.reset_format),
+                headers=self._headers,
                 callers=CALLER_HEADERS if settings.caller_keys else frozenset(),
             ),
             reset_format=settings.reset_format,
-            timestamps=_timestamps(settings),
+            timestamps=self._timestamps,
             admit_more=self._admission.admit_more,
             others={b"/json": as_json, b"/rlconfig": as_json.configuration},
         )
@@ -252,17 +248,16 @@ class Node:
         ours = rpc.methods(
             self._decisions,
             self._readiness,
-            timestamps=_timestamps(self._settings),
+            timestamps=self._timestamps,
             reflection=self._settings.grpc_reflection,
             admit_more=self._admission.admit_more,
         )
-        headers = ResponseHeaders(reset_format=self._settings.reset_format)
-        authorization = authz.AuthorizationService(self._decisions, self._files.identifier, headers)
+        authorization = authz.AuthorizationService(self._decisions, self._files.identifier, self._headers)
         return ours | rls.methods(self._envoy) | authz.methods(authorization)
 
     async def _meet_stores(self) -> None:
         """Connect to the store before the first request does. If it is away, requests are answered all the same."""
-        engines = [self._engine] if self._trees is None else [self._engine, self._trees]
+        engines = [self.engine] if self._trees is None else [self.engine, self._trees]
         seconds = self._settings.start_seconds
         met = await asyncio.gather(*(engine.meet(seconds) for engine in engines), return_exceptions=True)
         for error in met:
@@ -286,7 +281,3 @@ class Node:
 def _share(total: int, workers: int) -> int:
     """Return the part of one worker; all of them together have at least the total."""
     return -(-total // workers)
-
-
-def _timestamps(settings: Settings) -> Timestamps:
-    return Timestamps(ignored=settings.client_timestamps == "ignore")

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from struct import pack
 from typing import cast
 
 from headgate.core.errors import UsageError
@@ -116,13 +117,8 @@ def stop_accepting(listening: socket.socket) -> bool:
     """
     if not sys.platform.startswith("linux") or listening.family == socket.AF_UNIX:
         return False
-    code = b"".join(
-        operation.to_bytes(2, sys.byteorder) + bytes((then, otherwise)) + value.to_bytes(4, sys.byteorder)
-        for operation, then, otherwise, value in _FILTER
-    )
-    buffer = ctypes.create_string_buffer(code)
-    program = len(_FILTER).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
-    program += ctypes.addressof(buffer).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
+    code = ctypes.create_string_buffer(b"".join([pack("HBBI", *instruction) for instruction in _FILTER]))
+    program = pack("HP", len(_FILTER), ctypes.addressof(code))
     try:
         listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
     except OSError as error:

@@ -8,7 +8,7 @@
 
 *   A worker that dies is replaced at once, or after a pause that grows if it dies young. Its clients lose their
     connections; connections that had not been accepted yet wait for the one that takes its place, and all others do
-    not notice. One that hangs, so that it gives no sign of life for half a minute, is ended and replaced as well.
+    not notice. One that hangs, so that it sends no heartbeat for half a minute, is ended and replaced as well.
 *   A worker that cannot start ends the service with its reason, unless the service has served before: then it is tried
     again and again, and meanwhile the others get its connections.
 *   SIGTERM and SIGINT drain all workers and end the service; the second of them ends it at once. SIGHUP makes all look
@@ -43,9 +43,9 @@ from headgate.server.worker import LONGEST_LINE, SWITCH, Orders, Report, line_of
 _LOG = logging.getLogger("headgate.server")
 _COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
 PATIENCE = 30.0
-"""Seconds without a sign of life after which a worker that serves is taken to hang. It gives one every second."""
+"""Seconds without a heartbeat after which a worker that serves is taken to hang. It sends one every second."""
 _LOOKS = 10
-_SIGNS = 4096
+_HEARTBEATS = 4096
 _SIGNALS = {int(each): each.name for each in signal.Signals}
 _YOUNG = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -54,12 +54,7 @@ _GRACE = 5.0
 
 
 class CannotStart(HeadgateError):
-    """A worker cannot serve; the message says why.
-
-    Args:
-        why: for the user.
-        is_usage: whether it is for the user to put right.
-    """
+    """A worker cannot serve; the message says why, and `is_usage` whether that is for the user to put right."""
 
     def __init__(self, why: str, *, is_usage: bool = False) -> None:
         super().__init__(why)
@@ -103,14 +98,14 @@ class Supervisor:
         try:
             async with self._beside(), asyncio.TaskGroup() as slots:
                 for slot in range(self._settings.workers):
-                    slots.create_task(self._tend(slot))
+                    slots.create_task(self._keep_filled(slot))
         except* CannotStart as group:
             refusals = group.exceptions
         if refusals:  # not raised above: before Python 3.11.4 that would put it into a group again
             raise refusals[0]
 
-    async def _tend(self, slot: int) -> None:
-        """Keep one slot filled."""
+    async def _keep_filled(self, slot: int) -> None:
+        """Start a worker in a slot, and another whenever it has ended."""
         loop, pause = asyncio.get_running_loop(), 0.0
         while not self._stopping.is_set():
             born = loop.time()
@@ -232,12 +227,12 @@ class WorkerProcess:
         return Report(error=f"its process {self.process.pid} {self.fate} before it served")
 
     async def ended(self) -> None:
-        """Wait for its end. One that gives no sign of life is ended: it would leave its clients waiting forever."""
+        """Wait for its end. One that sends no heartbeat is ended: it would leave its clients waiting forever."""
         silent = 0
         while silent < _LOOKS:  # many short waits: time in which this process itself did not run counts little
             try:
                 async with asyncio.timeout(PATIENCE / _LOOKS):
-                    if not await self.reader.read(_SIGNS):
+                    if not await self.reader.read(_HEARTBEATS):
                         break
                 silent = 0
             except ConnectionError:

@@ -3,7 +3,7 @@
 The two talk over a socket that is the worker's standard input. The supervisor sends the orders, one line, and to a
 worker that serves a byte whenever enforcement is turned off or on: of two signals, a process that has to wait for its
 turn may get the later one first. The end of the stream tells that the supervisor is gone. The worker answers with one
-line, when it serves, or why it cannot; from then on it sends an empty line every second, as a sign of life. Everything
+line, when it serves, or why it cannot; from then on it sends an empty line every second, its heartbeat. Everything
 else is said by signals.
 """
 
@@ -31,8 +31,8 @@ LONGEST_LINE = 1_048_576
 _LONGEST_ERROR = 10_000
 SWITCH = {False: b"0", True: b"1"}
 """What tells a worker whether limits refuse."""
-_SIGN_OF_LIFE = b"\n"
-_SIGN_EVERY = 1.0
+_HEARTBEAT = b"\n"
+_HEARTBEAT_EVERY = 1.0
 """Seconds."""
 
 
@@ -102,7 +102,7 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
     orphaned = asyncio.Event()
-    life: list[asyncio.Task[None]] = []
+    heartbeats: list[asyncio.Task[None]] = []
     nodes: list[Node] = []
 
     def heard() -> None:
@@ -121,7 +121,7 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
         nodes.append(node)
         if not orphaned.is_set():
             channel.send(line_of(Report(node.rules)))
-            life.append(loop.create_task(_give_signs_of_life(channel)))
+            heartbeats.append(loop.create_task(_send_heartbeats(channel)))
 
     loop.add_reader(channel, heard)
     sockets = {name: socket.socket(fileno=number) for name, number in orders.sockets.items()}
@@ -129,21 +129,21 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
         await serve(orders.settings, sockets, serving, slot=orders.slot, folder=orders.folder, orphaned=orphaned)
     finally:
         loop.remove_reader(channel)
-        for task in life:
+        for task in heartbeats:
             task.cancel()
         if orphaned.is_set():  # so is the folder
             shutil.rmtree(orders.folder, ignore_errors=True)
 
 
-async def _give_signs_of_life(channel: socket.socket) -> None:
+async def _send_heartbeats(channel: socket.socket) -> None:
     while True:
         try:
-            channel.send(_SIGN_OF_LIFE)
+            channel.send(_HEARTBEAT)
         except BlockingIOError:
             pass  # the supervisor is busy, and has enough of them
         except ConnectionError:
             return  # it is gone, which is noticed elsewhere
-        await asyncio.sleep(_SIGN_EVERY)
+        await asyncio.sleep(_HEARTBEAT_EVERY)
 
 
 if __name__ == "__main__":
