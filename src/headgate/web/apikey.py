@@ -25,7 +25,7 @@ from headgate.web.lines import header_name, parameter_name
 LONGEST = 512
 """The most bytes of an API key."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEY = re.compile(rb"[!-+\--~]{1,%d}" % LONGEST)  # no comma: two lines that a proxy made one are no key
+_KEY = re.compile(rb"[!-+\--~]{1,%d}" % LONGEST)  # no comma: two lines that a proxy has joined are not a key
 _SCHEME = re.compile(r"[A-Za-z0-9-]{0,32}")
 _OF_A_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9-]* +[!-~][ -~]*")
 OTHER_SCHEME = "of another scheme"

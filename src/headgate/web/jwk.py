@@ -1,7 +1,7 @@
 """Keys that verify tokens: each is bound to the one algorithm it is for, and checked when it is loaded.
 
 The algorithm belongs to the key and never to the token. A token that names another is refused before anything is
-computed, so a public RSA key cannot become an HMAC secret, and ``none`` is no algorithm at all.
+computed, so a public RSA key cannot become an HMAC secret, and ``none`` is not an algorithm.
 
 Keys come from the configuration: PEM text, a shared secret, or a JWK set that was read from a file. Nothing is fetched.
 """

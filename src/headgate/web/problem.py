@@ -104,7 +104,7 @@ def reduced(decision: Decision, limits: Sequence[LimitTexts], instance: str = ""
     """Return the body of a refusal that is not the client's doing, 503; `limits` are those of it, prepared."""
     seconds = retry_after_s(decision)
     names = [msgspec.Raw(limit.policy) for limit in limits]
-    return _encoded(
+    return _json(
         _Document(
             _SERVICE_UNAVAILABLE,
             "Temporary Reduced Capacity",
@@ -137,13 +137,13 @@ def bad_request(
     """
     faults = tuple([_Fault(plain(pointer), plain(what)) for pointer, what in errors])
     told = _Document(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults, code=code)
-    return ProblemDocument(400, _encoded(told))
+    return ProblemDocument(400, _json(told))
 
 
 def of_status(status: int, detail: str = "", *, instance: str = "") -> ProblemDocument:
     """Describe any other problem, which its HTTP status says all about."""
     phrase = HTTPStatus(status).phrase
-    return ProblemDocument(status, _encoded(_Document(status, phrase, plain(detail), instance=plain(instance))))
+    return ProblemDocument(status, _json(_Document(status, phrase, plain(detail), instance=plain(instance))))
 
 
 def shown(value: object) -> str:
@@ -190,15 +190,8 @@ def _prepared(decision: Decision, names: Sequence[str]) -> list[LimitTexts]:
     return [prepare(name, part.quota) for name, part in zip(policy_names(names, len(parts)), parts, strict=True)]
 
 
-def _json(text: str) -> bytes:
-    return _escaped(_ENCODER.encode(text))
-
-
-def _encoded(document: _Document) -> bytes:
-    return _escaped(_ENCODER.encode(document))
-
-
-def _escaped(encoded: bytes) -> bytes:
+def _json(value: str | _Document) -> bytes:
+    encoded = _ENCODER.encode(value)
     for character, escaped in _MARKUP:
         if character in encoded:
             encoded = encoded.replace(character, escaped)

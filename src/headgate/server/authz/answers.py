@@ -69,14 +69,7 @@ _WHO = [
 
 
 def allowed(told: ClientAnswer[bytes], ruling: Ruling, identity: Identity, removed: bytes) -> bytes:
-    """Return the answer to a request that passes.
-
-    Args:
-        told: the header fields that its client gets.
-        ruling: what the rules say.
-        identity: who asks.
-        removed: what of the request its upstream does not get; see `removal`.
-    """
+    """Return the answer to a request that passes; its upstream does not get what is `removed`, see `removal`."""
     upstream, metadata = b"", _ALLOWED + _about(ruling) + _ip(identity.address.key)
     for what, set_header, remove_header, tell in _WHO:
         value = identity.tier if what == "tier" else identity.principal.get(what)
@@ -92,14 +85,7 @@ def allowed(told: ClientAnswer[bytes], ruling: Ruling, identity: Identity, remov
 def refused(
     told: ClientAnswer[bytes], problem: ProblemDocument, ruling: Ruling | None = None, identity: Identity | None = None
 ) -> bytes:
-    """Return the answer to a request that does not.
-
-    Args:
-        told: the header fields that its client gets.
-        problem: why, and with which status.
-        ruling: what the rules say, if they were asked.
-        identity: who asks, if that is known.
-    """
+    """Return the answer to a request that does not: by which ruling and of whom, as far as that is known."""
     metadata = _FAILED if ruling is None else _REFUSED + _about(ruling)
     if identity is not None:
         metadata += _ip(identity.address.key)

@@ -103,11 +103,7 @@ class Questions:
         self._routes = BoundedCache[tuple[tuple[str, str], ...], RouteSettings](_MOST_ROUTES)
 
     def read(self, message: bytes, metadata: Headers) -> AuthzQuestion:
-        """Return what a message asks.
-
-        Args:
-            message: a `CheckRequest`.
-            metadata: of the call.
+        """Return what a `CheckRequest` asks, in a call with this metadata.
 
         Raises:
             InvalidRequest: it cannot be read, or does not say what is asked for.

@@ -44,13 +44,7 @@ _ANSWERED = frozenset([_OURS + what.encode() for what in UPSTREAM])
 
 
 class AuthorizationService:
-    """Answers Envoy.
-
-    Args:
-        decisions: what decides.
-        identifier: returns what finds out who asks.
-        headers: which header fields clients get.
-    """
+    """Answers Envoy. `headers` are the fields that its clients get."""
 
     def __init__(self, decisions: Decisions, identifier: Identifying, headers: ResponseHeaders) -> None:
         self._decisions, self._identifier = decisions.via(API), identifier

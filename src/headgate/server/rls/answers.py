@@ -181,7 +181,7 @@ class RuleAnswers(_Answers):
     """Answers what rules decided.
 
     Args:
-        headers: which header fields a response gets; None for none.
+        headers: see `_Answers`.
         denies: says of a rule, by its id, whether it denies everything while the store is away.
     """
 
@@ -285,7 +285,7 @@ class TreeAnswers(_Answers):
     """Answers what descriptor trees decided.
 
     Args:
-        headers: which header fields a response gets; None for none.
+        headers: see `_Answers`.
         denies: whether everything is denied while the store is away.
     """
 

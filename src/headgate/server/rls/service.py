@@ -88,8 +88,8 @@ class RateLimitService:
         count_refused: bool = False,
         admit_more: AdmitMore = admit_any,
     ) -> None:
-        self._decisions, self._trees = decisions.via(API) if decisions is not None else None, trees
-        self._recorder = recorder
+        self._decisions, self.trees = decisions.via(API) if decisions is not None else None, trees
+        self.recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
         self._count_refused, self._admit_more = count_refused, admit_more
         self._by_rules = RuleAnswers(headers, self._denies)
@@ -98,33 +98,23 @@ class RateLimitService:
         self._policy = None if trees is None else trees.policy
         """That of the trees by which recurring questions were matched."""
 
-    @property
-    def recorder(self) -> Recorder:
-        """What counts and times calls."""
-        return self._recorder
-
-    @property
-    def trees(self) -> AsyncDescriptorEngine | None:
-        """What decides by the configuration of envoyproxy/ratelimit, if there is one."""
-        return self._trees
-
     async def should_rate_limit(self, call: UnaryCall) -> bytes:
         """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
         try:
             asked = self._recurring.get(call.message)
-            if asked is None or (self._trees is not None and self._trees.policy is not self._policy):
+            if asked is None or (self.trees is not None and self.trees.policy is not self._policy):
                 asked = self._read(call.message)
             answer = await self._answer(asked, call.peer)
         except MalformedMessage as error:
             answer = self.unreadable(str(error))
         except UsageError as error:
-            self._recorder.called(API, "error", perf_counter_ns() - began)
+            self.recorder.called(API, "error", perf_counter_ns() - began)
             raise RpcError(StatusCode.INVALID_ARGUMENT, str(error)) from None
         except RpcError:
-            self._recorder.shed(API)
+            self.recorder.shed(API)
             raise
-        self._recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
+        self.recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
         return answer.raw
 
     def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> Coroutine[Any, Any, RlsAnswer]:
@@ -138,8 +128,8 @@ class RateLimitService:
 
     def _read(self, raw: bytes) -> Understood:
         """Return what a message asks, and remember it."""
-        if self._trees is not None and self._trees.policy is not self._policy:
-            self._policy = self._trees.policy
+        if self.trees is not None and self.trees.policy is not self._policy:
+            self._policy = self.trees.policy
             self._recurring.clear()
         asked = self._understood(decode(raw))
         return self._recurring.keep(raw, asked) if len(raw) <= LONGEST_RECURRING else asked
@@ -151,8 +141,8 @@ class RateLimitService:
             raise InvalidRequest("the domain is empty")
         if not descriptors:
             raise InvalidRequest("there are no descriptors")
-        if self._trees is not None:
-            matching = self._trees.match(domain, descriptors, hits_addend)
+        if self.trees is not None:
+            matching = self.trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
                 return Understood(question, matching)
         only = descriptors[0]
@@ -166,13 +156,13 @@ class RateLimitService:
         count = len(asked.question.descriptors)
         if count > 1 and (refusal := self._admit_more(count - 1, peer)) is not None:
             raise refusal.error()
-        if self._trees is not None and asked.matching is not None:
-            return self._matched(self._trees, asked.matching)
+        if self.trees is not None and asked.matching is not None:
+            return self._matched(self.trees, asked.matching)
         return self._unlimited(count) if self._decisions is None else self._ruled(self._decisions, asked)
 
     def unreadable(self, problem: str) -> RlsAnswer:
         """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
-        if self._decisions is None and self._trees is not None and self._trees.shadow_mode:
+        if self._decisions is None and self.trees is not None and self.trees.shadow_mode:
             return RlsAnswer(True, codec.OK + _UNMATCHED)
         return self._by_rules.unacceptable([f"the request cannot be read: {problem}"])
 
@@ -186,7 +176,7 @@ class RateLimitService:
         answered = await trees.decide(matching)
         elapsed_ns = perf_counter_ns() - began
         answer, told = self._by_trees.of(answered)
-        self._recorder.answered(matching, answer, elapsed_ns)
+        self.recorder.answered(matching, answer, elapsed_ns)
         return told
 
     async def _ruled(self, decisions: Decisions, asked: Understood) -> RlsAnswer:

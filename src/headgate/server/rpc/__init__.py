@@ -23,15 +23,7 @@ def methods(
     reflection: bool = True,
     admit_more: AdmitMore = admit_any,
 ) -> Methods:
-    """Return the methods of the native service, of health and of reflection.
-
-    Args:
-        decisions: what decides.
-        readiness: whether this process should be asked.
-        timestamps: what clients' timestamps may be.
-        reflection: whether the server tells what it offers.
-        admit_more: asked whether so many questions of a batch beyond the first are let in.
-    """
+    """Return the methods of the native service, of health and, unless it is off, of reflection."""
     limiter = RateLimiter(decisions, timestamps or Timestamps(), admit_more)
     watched = Health(readiness, [name for name in SERVICES if not name.startswith("grpc.")])
     healths = f"/{health.SERVICE}/".encode()

@@ -32,13 +32,7 @@ class Serving(IntEnum):
 
 
 class Health:
-    """The methods of the service.
-
-    Args:
-        readiness: what the node says of itself.
-        services: the names of what it serves.
-        every: seconds between looks at the store, for those who watch it.
-    """
+    """The methods of the service. For those who watch, the store is looked at every so many seconds."""
 
     def __init__(self, readiness: Readiness, services: Iterable[str], every: float = _EVERY) -> None:
         self._readiness, self._every = readiness, every

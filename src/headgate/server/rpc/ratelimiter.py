@@ -49,13 +49,7 @@ _NOTHING: dict[str, str] = {}
 
 
 class RateLimiter:
-    """The methods of the service.
-
-    Args:
-        decisions: what decides.
-        timestamps: what clients' timestamps may be.
-        admit_more: asked whether so many questions of a batch beyond the first are let in.
-    """
+    """The methods of the service."""
 
     def __init__(self, decisions: Decisions, timestamps: Timestamps, admit_more: AdmitMore = admit_any) -> None:
         self._admit_more, self._answers, self._documents = admit_more, RpcAnswers(), RulesPages(decisions.engine)
