@@ -93,7 +93,7 @@ async def serve(
 
 
 async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Do a work, unless an event comes first: then it is left undone. Says whether it was done."""
+    """Do some work, unless an event comes first: then it is cancelled. Returns whether it was done."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
     is_done = doing.done()

@@ -1,4 +1,4 @@
-"""What this package raises besides; branches of the tree in `headgate.core.errors`.
+"""What this package raises: branches of the tree in `headgate.core.errors`.
 
 ::
 

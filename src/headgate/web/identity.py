@@ -33,7 +33,7 @@ from headgate.web.jwt import TokenVerifier, VerifiedClaims, check_extensions
 from headgate.web.lines import HeaderLines, collect, parameters
 
 Payloads: TypeAlias = Mapping[str, Mapping[str, object]]
-"""Claims of tokens, by the name under which the proxy tells them that has verified the token."""
+"""Claims of tokens, by the name under which the proxy that has verified the token tells them."""
 _Found: TypeAlias = Mapping[bytes, Sequence[bytes]]
 _NOT_CONFIGURED, _ABSENT = "not configured", "absent"
 _NOT_PRESENTED = frozenset({_NOT_CONFIGURED, _ABSENT, OTHER_SCHEME})
@@ -71,7 +71,7 @@ class Identifier:
     tokens: TokenVerifier | None = None
     """Of requests with ``Authorization: Bearer TOKEN``."""
     verified: Sequence[VerifiedClaims] = ()
-    """What the claims mean that a proxy tells, which has verified the token."""
+    """What the claims mean that a proxy tells of tokens it has verified."""
 
     credentials: frozenset[bytes] = field(init=False, repr=False, compare=False)
     """The headers that may prove who asks, in lower case."""
@@ -139,8 +139,8 @@ class Identifier:
         source = "apikey" if by_key else "jwt" if by_token else "ip"
         reasons = {"apikey": key_reason, "jwt": token_reason, "ip": address.finding}
         unproven = ""
-        is_one_header = self.api_keys is not None and self.api_keys.name == _AUTHORIZATION  # what proves one, is not
-        if not by_key and key_reason not in _NOT_PRESENTED and not (is_one_header and by_token):  # the other's fault
+        is_one_header = self.api_keys is not None and self.api_keys.name == _AUTHORIZATION  # a key or a token, not both
+        if not by_key and key_reason not in _NOT_PRESENTED and not (is_one_header and by_token):
             unproven = "apikey"
         elif not by_token and token_reason not in _NOT_PRESENTED and not (is_one_header and by_key):
             unproven = "jwt"

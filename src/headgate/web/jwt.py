@@ -12,7 +12,7 @@ clever happens to a token before something cheap and strict did:
    settings say. A token for an audience is refused where none is configured, as RFC 7519 demands.
 5. The claims that name the user, tenant and tier are printable text of up to 512 bytes.
 
-Users of different issuers are different users, though both be called 42: with more than one issuer each needs a
+Users of different issuers are different users, even if both are called 42: with more than one issuer each needs a
 `realm`, which is put before the name of the user.
 """
 
@@ -174,7 +174,7 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedClaims:
-    """What the claims of tokens mean that a proxy has verified: Envoy's filter jwt_authn tells them in its metadata.
+    """What claims mean of tokens that a proxy has verified: Envoy's filter jwt_authn tells them in its metadata.
 
     Raises:
         InvalidSettings: a setting is not acceptable.

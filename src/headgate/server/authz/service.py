@@ -129,7 +129,7 @@ def _request(question: AuthzQuestion, identity: Identity, *, by_address: bool) -
 
 
 def _challenged(told: ClientAnswer[bytes], identifier: Identifier) -> ClientAnswer[bytes]:
-    """Return what a client is told that should have proved who it is: also how."""
+    """Add to what a client is told how it can prove who it is."""
     challenges = ["Bearer"] if identifier.tokens or identifier.verified else []
     if identifier.api_keys is not None:
         challenges.append(f'ApiKey header="{identifier.api_keys.header}"')

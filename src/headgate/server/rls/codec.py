@@ -51,7 +51,7 @@ def decode(raw: bytes) -> RlsQuestion:
 
 
 def question_of(message: Any) -> RlsQuestion:
-    """Return the question that a message is which protobuf has read. Raises MalformedMessage."""
+    """Return the question of a message that protobuf has read. Raises MalformedMessage."""
     if len(message.descriptors) > MOST:
         raise MalformedMessage(f"it has more than {MOST} descriptors, which are not decided at once")
     descriptors = []

@@ -29,7 +29,7 @@ class WireLimits:
     """Waiting to be sent on one connection; then it is not read from, until `write_time` is over."""
     held_bytes: int = 134_217_728
     """Kept for all connections of a process together: what has arrived of their bodies, and what they do not take. If
-    it is more, those are closed that have the most of it."""
+    it is more, the connections that hold the most are closed."""
     header_time: float = 10.0
     """From the first byte of a request to the end of its headers; and for the TLS handshake."""
     body_time: float = 20.0

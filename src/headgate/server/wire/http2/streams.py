@@ -1,7 +1,7 @@
 """The streams of a connection: everything that changes the state of a stream is in this file.
 
 Both halves of a stream are here: what the client may send before it has to wait, and what waits to be sent because the
-client's windows are full (RFC 9113 sections 5 and 6.9). Whatever is meant for a stream that is gone, goes nowhere.
+client's windows are full (RFC 9113 sections 5 and 6.9). What is sent on a stream that is gone is dropped.
 
 The connection's receive window is given back as soon as half of it is used, so one stream cannot stop another. A
 stream's window is given back likewise, except where the layer above withholds it until it has dealt with what came.
