@@ -85,7 +85,8 @@ def text_writer(before: Callable[[int], bytes], after: bytes = b"") -> Callable[
     def write(value: str) -> bytes:
         raw = value.encode()
         size = len(raw)
-        return (openings[size] if size < _SHORT else before(size)) + raw + after
+        written = (openings[size] if size < _SHORT else before(size)) + raw
+        return written + after if after else written
 
     return write
 
