@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Self
 
 from headgate.clock import Clock
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
+from headgate.core.plan import Call
 from headgate.engine.base import AsyncEngineBase
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
 from headgate.engine.together import JointRequest
-from headgate.engine.verbs import Flow, Observer, Rules, T, Verbs
+from headgate.engine.verbs import Asked, Flow, Observer, Rules, T, Verbs
 from headgate.flows import drive
 from headgate.live import LoadStatistics
 from headgate.policy.compiled import Policy
@@ -226,12 +227,21 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
 
     async def check(self, request: Request) -> Ruling:
         """See `Engine.check`."""
+        ruling = self.decide(request)
+        return ruling if isinstance(ruling, Ruling) else await ruling
+
+    def decide(self, request: Request) -> Ruling | Awaitable[Ruling]:
+        """Check; return the ruling itself where there is nothing to wait for, as in memory: to await costs time."""
         asked = self._verbs.asked(request)
         call, memory = asked[1], self._memory
         if call is None:
-            return await self._drive(self._verbs.check(request, asked))
-        decision = memory.run(call) if memory is not None else await self._store.run(call)
-        return self._verbs.answered(request, asked, decision)
+            return self._drive(self._verbs.check(request, asked))
+        if memory is not None:
+            return self._verbs.answered(request, asked, memory.run(call))
+        return self._awaited(request, asked, call)
+
+    async def _awaited(self, request: Request, asked: Asked, call: Call) -> Ruling:
+        return self._verbs.answered(request, asked, await self._store.run(call))
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """See `Engine.check_once`."""

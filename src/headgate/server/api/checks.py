@@ -84,7 +84,9 @@ class Checks:
         began, now, asked = perf_counter_ns(), self._now(), None
         try:
             asked = question(request.body)
-            ruling = await self._decide(asked, key_in(request.headers), now)
+            ruling = self._decide(asked, key_in(request.headers), now)
+            if not isinstance(ruling, Ruling):
+                ruling = await ruling
         except (UsageError, StoreError) as error:
             return self._failed("check", error, began, asked)
         response = self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact)
@@ -139,12 +141,14 @@ class Checks:
         asked = None
         try:
             asked = question(body)
-            ruling = await self._decide(asked, "" if asked.idempotency_key else key, now)
+            ruling = self._decide(asked, "" if asked.idempotency_key else key, now)
+            if not isinstance(ruling, Ruling):
+                ruling = await ruling
         except (UsageError, StoreError) as error:
             return b'{"error":%b}' % problem_of(error, asked).encode()
         return self._answers.body(ruling, now, refundable=asked.refundable, exact=asked.exact)
 
-    def _decide(self, asked: CheckQuestion, key: str, now: int) -> Awaitable[Ruling]:
+    def _decide(self, asked: CheckQuestion, key: str, now: int) -> Ruling | Awaitable[Ruling]:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
         if asked.charge:
             raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
@@ -160,7 +164,7 @@ class Checks:
         request = self._named(asked) if asked.rule_id else asked
         if not asked.consume:
             return self._engine.peek(request)
-        return self._engine.check_once(request, key) if key else self._engine.check(request)
+        return self._engine.check_once(request, key) if key else self._engine.decide(request)
 
     def _named(self, asked: CheckQuestion) -> Request:
         """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""

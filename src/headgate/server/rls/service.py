@@ -21,7 +21,7 @@ from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
 from headgate.core.mode import Mode
 from headgate.core.plan import MAX_COST, Limit
-from headgate.engine import JointRequest
+from headgate.engine import JointRequest, Ruling
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.envoy import Descriptor, Matching, Override, Unit
@@ -184,7 +184,9 @@ class RateLimitService:
         now = decisions.engine.clock.now()
         if asked.request is not None:
             try:
-                ruling = await decisions.check(asked.request)
+                ruling = decisions.engine.decide(asked.request)
+                if not isinstance(ruling, Ruling):
+                    ruling = await ruling
                 return self._by_rules.of((ruling,), now)
             except UsageError:  # more than could ever pass, or not a path: below, either is over the limit
                 pass
