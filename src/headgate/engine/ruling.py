@@ -124,8 +124,9 @@ def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDeci
 def shadow_decisions(shadow: Sequence[Limits], decisions: Iterable[Decision]) -> tuple[RuleDecision, ...]:
     """Return what the limits of shadow rules say, by one decision for each rule."""
     told: tuple[RuleDecision, ...] = ()
-    for limits, each in zip(shadow, decisions, strict=True):
-        if not each.parts and not limits.too_small:
+    for place, each in enumerate(decisions):
+        limits = shadow[place]
+        if not each.made_of and not limits.too_small:
             told += (RuleDecision(limits.rules[0], each),)
             continue
         for rule, part in zip(limits.rules, each.limits, strict=True):
