@@ -25,6 +25,7 @@ from headgate.core.plan import (
     checked_cost,
     combine,
     decide,
+    part_of,
     refund_of,
     shadowed,
 )
@@ -219,6 +220,14 @@ class TestRefund:
         assert refund_of(plan, decision) == Call(Verb.REFUND, plan, 4, charge=Charge((START,)))
         _, refusal = check(plan, states, 2, START)
         assert refund_of(plan, refusal) == Call(Verb.PEEK, plan)
+
+
+def test_a_part_of_a_call_has_the_charges_of_its_limits() -> None:
+    plan = plan_of(Quota(5, SECOND), Quota(9, MINUTE), Quota(99, 60 * MINUTE))
+    call = Call(Verb.REFUND, plan, 2, charge=Charge((10, 20, 30), "away"), shadow=(plan[:1],))
+    part = part_of(call, [0, 2])
+    assert part == Call(Verb.REFUND, (plan[0], plan[2]), 2, charge=Charge((10, 30), "away"), shadow=(plan[:1],))
+    assert part_of(Call(Verb.CHECK, plan), [1]) == Call(Verb.CHECK, (plan[1],))
 
 
 def test_a_reset_leaves_nothing_used() -> None:
