@@ -122,7 +122,7 @@ The counter weighs the previous window by how much of it the trailing window cov
 spread evenly over it. How wrong is that? A synthetic trace is replayed through the pure `Quota.step` of
 `sliding_window_counter` and `sliding_window_log`, time being an argument: {found.tallies[ALL].requests:,} requests by
 {found.clients} clients over {LENGTH // MINUTE} minutes, {LIMIT} per minute allowed to each client
-(`benchmarks/trace.py`, seed {SEED}). Two questions:
+(`benchmarks/in_memory/accuracy.py`, seed {SEED}). Two questions:
 
 - **Counting all** requests, admitted or not: at which share of them are estimate and true count of the trailing minute
   on different sides of the limit? This is the closest to what Cloudflare published. The rate error is

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headgate"
 PAGES = (ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md")
 NAMED = re.compile(r"`([\w./-]+\.(?:py|lua|proto|toml)|(?:src|tests|benchmarks)/[\w./-]+)`")
+PLACED = re.compile(r"`([\w.]+)`\s+(?:in|of)\s+`([\w./-]+\.(?:py|lua))`")
+"""What is said to be in a file: a function, a class or a member of one."""
 PLACEHOLDER = "NAME"
 """Of a file that somebody is about to write."""
 
@@ -24,6 +26,16 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     names = named_in(page)
     assert len(names) > 20
     assert [name for name in names if not ((PACKAGE / name).exists() or (ROOT / name).exists())] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_has_what_is_said_to_be_in_it(page: Path) -> None:
+    placed = PLACED.findall(page.read_text())
+    assert len(placed) > 5
+    for names, file in placed:
+        content = next(folder / file for folder in (PACKAGE, ROOT) if (folder / file).exists()).read_text()
+        missing = [name for name in names.split(".") if not re.search(rf"\b{name}\b", content)]
+        assert missing == [], f"{names} in {file}"
 
 
 def test_the_picture_has_every_part_of_the_package() -> None:

@@ -3,5 +3,5 @@
 ::
 
     gateway.yaml ── loading ──> model ──> bootstrap ──> Envoy's resources ── envoy ──> the process, and its reloads
-                                  └─────> decisions ──> rules and identity files of the decision service
+                                  └─────> running ────> rules and identity files of the decision service
 """

@@ -1,1 +1,1 @@
-"""Rules as data: what an operator writes, compiled into a policy that turns a request into its plan."""
+"""Rules as data: what an operator writes, compiled into a policy: a request in, a selection of limits out."""
