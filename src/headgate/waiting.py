@@ -196,11 +196,11 @@ def acquire(lines: WaitingLines, key: str, ticket: Ticket, clock: Clock, wanted:
 
 
 def _in_time(wanted: Wanted, clock: Clock) -> Plan:
-    """Return the plan with each queue as long as it may be for the turn of who takes the last place to come in time.
+    """Return the plan with each queue cut to the longest one whose last place has its turn in time.
 
-    A state says what was used, whatever the capacity: so a shorter queue, asked about the same state, admits those whom
-    the long one admits and serves in time. It is shorter by less than one unit too much; who would find a place in this
-    last unit waits a moment for it, and has the same turn.
+    A state says what was used, whatever the capacity: so a shorter queue, asked about the same state, admits those that
+    the long one admits and serves in time. It is shorter by less than one unit too much; a caller that would find a
+    place in this last unit waits a moment for it, and has the same turn.
     """
     plan, cost, until = wanted
     if until is None or not any(limit.quota.queue for limit in plan):

@@ -116,7 +116,7 @@ class Follower:
                 try:
                     async with _feed(self._database) as feed:
                         await self._follow(feed)
-                except Exception as error:  # noqa: BLE001  who does not follow any more would never say so
+                except Exception as error:  # noqa: BLE001  a follower that ended would never say so
                     self._failed(error)
                     pause = _FIRST_PAUSE if self._has_followed else min(2 * pause, _LONGEST_PAUSE)
                     self._has_followed = False

@@ -184,7 +184,7 @@ async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Iterab
 
 
 def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
-    """Return what holds for rows whose field is equal to a value or, as ``search``, for those in whose text it is."""
+    """Return the condition that a field is equal to a value or, for ``search``, that a text of the row contains it."""
     if name == "search":
         texts = [table.c.id, *[func.coalesce(table.c.body[field].as_string(), "") for field in ("name", "endpoint")]]
         return or_(*[func.lower(text).contains(wanted.lower(), autoescape=True) for text in texts])

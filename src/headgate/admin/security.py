@@ -72,7 +72,7 @@ class BodyTooSlow(Exception):
 
 
 class Gatekeeper:
-    """An ASGI application around another, which lets those in who may.
+    """An ASGI application around another, which admits only requests with a key that may make them.
 
     Args:
         app: what answers them.

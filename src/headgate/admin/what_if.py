@@ -289,7 +289,7 @@ async def use_of(
 
 
 def _bucketed(at: Any, *conditions: Any) -> Any:
-    """Return the query that makes histograms of what principals asked for, of those whom all who counted looked at."""
+    """Return the query for histograms of what principals asked for, those that are in the sample of every worker."""
     principals, windows = use_principals.c, use_windows.c
     same = and_(*(principals[name] == windows[name] for name in _SERIES))
     in_sample = principals.principal <= constant(_POSITIONS).op(">>", return_type=BigInteger())(windows.level)

@@ -111,7 +111,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
         """Tell Pydantic how a decision is written as JSON, so that a route of FastAPI may be ``-> Decision``."""
-        from pydantic_core import core_schema as schema  # noqa: PLC0415  only who has Pydantic asks
+        from pydantic_core import core_schema as schema  # noqa: PLC0415  only Pydantic calls this
 
         types = {bool: schema.bool_schema(), int: schema.int_schema(), float: schema.float_schema()}
         fields = {name: types.get(kind, schema.str_schema()) for name, kind in _SHOWN.items()}

@@ -4,7 +4,7 @@ Each descriptor is decided on its own, all of them at the same time, as in envoy
 its hits, also where another one refuses. `headgate.policy.envoy` says where else this is as there, and where it is not.
 
 What is asked with 0 hits is whether 1 would pass. There, the last answer before the limit is exceeded is also OK, since
-hits beyond the limit are counted; here, refused hits are not, and a limit that is used up would always pass who looks.
+hits beyond the limit are counted; here, refused hits are not, so whoever looks would pass a used-up limit.
 """
 
 from __future__ import annotations

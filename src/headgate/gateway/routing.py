@@ -50,7 +50,7 @@ _NO_HOST: Json = {
 }
 """What comes before all routes: two Host lines are one with a comma to Envoy, and either of them to some services."""
 _NOWHERE: Json = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
-"""Where all else leads: Envoy asks about no request that has no route, and those who look around are limited, too."""
+"""The route of all other requests: Envoy does not ask about a request without one, and scanners are limited, too."""
 _TOLD = ("user", "apikey", "ip", "tenant", "tier")
 """Entries of the descriptor about a response, whose verified values ext_authz has left under the same names."""
 
@@ -159,7 +159,7 @@ def _settings(route: GatewayRoute) -> Json:
 
 
 def _requirement(route: GatewayRoute) -> Json:
-    """Return what refuses requests that nobody has decided about, where somebody is required: nobody knows who asks."""
+    """Return what refuses requests that were not decided, where the route requires an identity: none is verified."""
     if route.require == "none":
         return {}
     undecided = {"permissions": [{"any": True}], "principals": [{"header": {"name": UNDECIDED, "present_match": True}}]}

@@ -41,7 +41,7 @@ ALL = "all"
 """The key of calls that have none."""
 _SETTINGS = frozenset({"rules", "engine", "store", "on_store_failure", "nodes", "clock", "on_refused", "enabled"})
 _LONGEST_US = 60_000_000
-"""Microseconds after which who waits asks again in any case: somebody may have given something back."""
+"""Microseconds after which a caller that waits asks again in any case: somebody may have given something back."""
 
 
 class CallRefused(HeadgateError):

@@ -6,7 +6,7 @@
     server = grpc.aio.server(interceptors=[AsyncRateLimitInterceptor(limits="100/minute")])
 
 A refusal is RESOURCE_EXHAUSTED, with the fields of HTTP as trailing metadata, `grpc-retry-pushback-ms`, which clients
-with a retry policy heed, and a `google.rpc.RetryInfo` in the status. All other answers have the fields as well. A
+with a retry policy follow, and a `google.rpc.RetryInfo` in the status. All other answers have the fields as well. A
 stream counts once, when it begins. Functions, such as `key`, get a `ServerCall`.
 """
 

@@ -8,8 +8,8 @@
     async def search() -> str: ...
 
 What a route and all routes are limited by is decided together. Litestar runs no middleware for what it does not find;
-who wants that to count puts `headgate.integrations.asgi.RateLimitMiddleware` around the application instead of the
-plugin, and guards find that as well. Functions, such as `key`, get the connection of Litestar.
+to count that as well, put `headgate.integrations.asgi.RateLimitMiddleware` around the application instead of the
+plugin; guards find it, too. Functions, such as `key`, get the connection of Litestar.
 """
 
 from __future__ import annotations

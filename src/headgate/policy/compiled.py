@@ -51,7 +51,7 @@ from headgate.policy.trie import Conditions, Ends, Trie, matches
 MOST = 4096
 """Kinds of requests that are remembered; also forms, and outcomes of tests."""
 MOST_ENDPOINTS = 16_384
-"""Endpoints, with all else that a kind has, of which it is remembered what is known: many contain ids."""
+"""Endpoints whose kind of request is remembered; more than kinds, since many contain ids."""
 LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
 _ATTRIBUTES = object()
@@ -101,13 +101,13 @@ class _Kind:
         self.tests = [
             rule for rule in rules + default if rule.is_enforced is None or (rule.only is not None and not is_named)
         ]
-        """Rules of which it depends on values whether they match, and whether they are enforced."""
+        """Rules that match, or are enforced, only for some values."""
         self.segments: tuple[str, ...] | None = None
         """For a named rule that counts by paths and more: those of its pattern, which the path must match."""
         if is_named and len(rules[0].dimensions) > 1 and ENDPOINT in rules[0].dimensions:
             self.segments = rules[0].segments
         self.steps: Steps | None = None
-        """For those about whom nothing has to be tested, and nothing is special."""
+        """For requests that need no test, of users without overrides."""
 
     def overrides(self, special: Special) -> tuple[Overridden | None, ...]:
         """Return what overrides each of the rules for somebody; empty if nothing does."""

@@ -252,7 +252,7 @@ class Special:
 def share_of(rule_id: str, value: str) -> int:
     """Return a number from 0 to 99, always the same for this rule and principal, and evenly spread.
 
-    The rule is enforced for those whose number is below its `enforce_percent`: who is stays so when that is raised.
+    The rule is enforced for those whose number is below its `enforce_percent`: they stay below it when it is raised.
     """
     digest = blake2b(f"{rule_id}|{value}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100

@@ -83,7 +83,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     not matter."""
     attributes: Mapping[str, str] = {}
     """What else rules may ask for with `when`, or count by. An attribute that a rule counts by must be verified as a
-    principal is: who chooses its value chooses whose limit is used, and a new one for each request is no limit at all.
+    principal is: whoever chooses its value chooses whose limit is used, and escapes it with a new one for each request.
     The names user, ip, apikey, endpoint and global, and their aliases, are ignored here."""
     cost: int = 1
     """How much the request takes, 1 to 100 000; 0 to take nothing and only ask."""

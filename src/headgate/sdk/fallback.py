@@ -1,8 +1,8 @@
 """Who answers while the service is away: this process, by the rules of the service that it had last.
 
 Each limit is answered in its own mode, with this process's share, as where Redis is away; see
-`headgate.stores.fallback`. What the service said last is known here as well, so that nobody begins anew who has used up
-a limit. Where there never were any rules, a setting answers, and the log says so.
+`headgate.stores.fallback`. What the service said last is known here as well, so that a
+limit that is used up does not begin anew. Where there never were any rules, a setting answers, and the log says so.
 """
 
 from __future__ import annotations

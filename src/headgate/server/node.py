@@ -44,10 +44,10 @@ from headgate.web.headers import ResponseHeaders
 _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
 _YOUNG = 20_000
-"""Objects that may be there before those in circles are looked for: more than all requests in flight are made of. They
-are over in a moment, and to look at them again and again would take one request in twenty."""
+"""New objects after which the garbage collector looks for cycles: more than all requests in flight are made of. These
+are gone in a moment, and to look at them again and again would take the time of one request in twenty."""
 _HANDSHAKES = 0.05
-"""Seconds for connections to come that are being made when a node stops listening."""
+"""Seconds in which connections may still arrive that were being made when a node stopped listening."""
 APIS: Mapping[bytes, str] = {
     CHECK: "check",
     REFUND: "refund",
@@ -189,7 +189,7 @@ class Node:
             accepting = [stack.enter_context(each.dup()) for each in self._sockets.values() if not stop_accepting(each)]
             await asyncio.sleep(min(_HANDSHAKES, seconds))
             draining = asyncio.ensure_future(self._listener.drain(seconds))
-            await asyncio.sleep(0)  # those who waited are accepted; who comes now would wait for nobody
+            await asyncio.sleep(0)  # connections that waited are accepted; one that comes now would not be
             for each in accepting:
                 stand_aside(each)
         if not await draining:

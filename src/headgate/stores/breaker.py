@@ -116,7 +116,7 @@ class Breaker:
 
     @property
     def is_untroubled(self) -> bool:
-        """Is it closed, with no failure to forget? Then another success is no news."""
+        """Is it closed, with no failure to forget? Then another success changes nothing."""
         return not self._failures and self.state is _CLOSED
 
     def may_ask(self, now: int) -> bool:

@@ -34,7 +34,7 @@ _FIELDS = 10
 
 
 class StepShape(NamedTuple):
-    """What the lines of a step depend on. Limits of which this is equal share them."""
+    """What the lines of a step depend on. Limits for which this is equal share them."""
 
     code: CodeType
     settled: tuple[tuple[str, bool | None], ...]

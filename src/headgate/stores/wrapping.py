@@ -17,7 +17,7 @@ from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
 from headgate.stores.circuits import Reason
 
 _NOT_ASKED = {Reason.STORE_UNAVAILABLE, Reason.CIRCUIT_OPEN}
-"""Why a decision is degraded that a failover store made without asking the store, or in vain."""
+"""Why a decision of a failover store is degraded: the store was not asked, or was not reached."""
 
 
 class Refund:

@@ -17,9 +17,9 @@
 The X- fields describe the limit that the decision describes: the one that blocks longest, or the most restrictive one.
 The state is the worst among all limits. The IETF's fields list all of them.
 
-Send them only to whom they concern: for a limit per user, after the user is known to be that user.
+Send them only to the client that they are about: for a limit per user, once the user is verified.
 
-`ResponseHeaders` are the settings, and write headers as text. Who answers many requests prepares, once for each limit,
+`ResponseHeaders` are the settings, and write headers as text. A server of many requests prepares, once for each limit,
 what does not change (`HeaderWriter.prepare`, kept in `Prepared`), in the form in which fields go out: a `Spelling`.
 """
 

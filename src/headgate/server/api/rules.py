@@ -4,8 +4,8 @@
 
     {"version": 3, "enforcing": true, "rules": {"version": 1, "rules": [...], "users": {...}, ...}}
 
-`rules` is what a file of rules has, as JSON. It is as private as that file: who may ask is who may ask for checks. The
-ETag is the same for all workers and nodes that have the same rules, whatever they call their version.
+`rules` is what a file of rules has, as JSON. It is as private as that file: whoever may ask for checks may ask for it.
+The ETag is the same for all workers and nodes that have the same rules, whatever they call their version.
 """
 
 from __future__ import annotations

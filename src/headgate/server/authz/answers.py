@@ -85,7 +85,7 @@ def allowed(told: ClientAnswer[bytes], ruling: Ruling, identity: Identity, remov
 def refused(
     told: ClientAnswer[bytes], problem: ProblemDocument, ruling: Ruling | None = None, identity: Identity | None = None
 ) -> bytes:
-    """Return the answer to a request that does not: by which ruling and of whom, as far as that is known."""
+    """Return the answer to a request that does not pass; the ruling and the identity, as far as they are known."""
     metadata = _FAILED if ruling is None else _REFUSED + _about(ruling)
     if identity is not None:
         metadata += _ip(identity.address.key)

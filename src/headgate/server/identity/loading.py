@@ -1,4 +1,4 @@
-"""Identity files: every field, declared once, and what finds out who asks that is made of them.
+"""Identity files: every field, declared once, and the `Identifier` that is made of them.
 
 All problems of a file are told at once, each with its place. Whatever a file says, `headgate.web` has the last word on
 it; what it refuses is told with the line that it is about.

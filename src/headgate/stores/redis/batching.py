@@ -65,7 +65,7 @@ class Batcher:
         self._dispatching = False
         self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
         self._looks = 0  # since then
-        self._unreached = ""  # what those were told who waited in vain for a connection; until the attempt is over
+        self._unreached = ""  # the error of callers that got no connection in time; until the attempt is over
         self._alone = False  # was there only one call in the last batch? Then the next is sent at once, too
         count = address.connections or CONNECTIONS
         self.connections = [

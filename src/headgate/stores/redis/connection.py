@@ -400,7 +400,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 
 def _by_slot(batch: list[Pending]) -> list[_ScriptCall]:
-    """Return a batch by slot, and those apart that are not to be asked together with others."""
+    """Return a batch as one call for each slot, and one for each query that is not to be asked together with others."""
     parts: dict[tuple[int, int], list[Pending]] = {}
     for number, each in enumerate(batch, 1):
         apart = number if each.alone else 0

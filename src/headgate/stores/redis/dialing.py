@@ -132,7 +132,7 @@ class _Search:
 
     @property
     def is_over(self) -> bool:
-        """Was it answered in time, or too long ago, or in vain? Then who comes now looks again."""
+        """Was it answered in time, or too long ago, or not at all? Then the next caller looks again."""
         if not self.found.done():
             return False
         return not self.is_late or self.found.exception() is not None or monotonic() - self._found_at > KEPT

@@ -62,9 +62,10 @@ class Sentinels:
         raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
 
     def doubt(self, named: Address) -> None:
-        """Note that a server that was named is not reached, or not the primary: who named it is asked last from now on.
+        """Note that a server that was named is not reached, or not the primary.
 
-        Its view may be old, and would stay so while it is cut off from the others.
+        The Sentinel that named it is asked last from now on: its view may be old, and would stay so while it is cut off
+        from the others.
         """
         if named == self._last and self._order[0] == self._named_by:
             self._order = [*self._order[1:], self._order[0]]

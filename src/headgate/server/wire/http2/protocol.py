@@ -203,7 +203,7 @@ class Http2Protocol(asyncio.Protocol):
         self._end.abort()
 
     def _give_up(self) -> None:
-        """Say good-bye, and close."""
+        """Send GOAWAY, and close."""
         self._machine.finish_draining()
         self.flush()
         if not self._end.is_closing:
