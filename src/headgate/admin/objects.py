@@ -15,7 +15,7 @@ from headgate.core.errors import HeadgateError
 from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
-"""What a rule has that does not say; filters look at it so. Fields not named here are empty then."""
+"""What a rule has where it does not say, also for filters. Fields that are not named here are empty then."""
 SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_rule")
 """What a rules file has besides rules, tiers and users."""
 STAMPS = ("created_at", "updated_at")

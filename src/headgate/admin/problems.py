@@ -35,7 +35,7 @@ _PART = re.compile(r"""\["(.*?)"\]|\[([0-9]+)\]|([^.\[\]]+)""")
 
 
 def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocument:
-    """Return the problem document of an error; a request is conditional that says what it wants to find."""
+    """Return the problem document of an error; a conditional request says what it wants to find."""
     if isinstance(error, InvalidRules):
         faults = tuple(
             (pointer(each.path), str(replace(each, path="", file="", line=0, column=0)))

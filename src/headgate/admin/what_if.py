@@ -76,7 +76,7 @@ class Estimate(NamedTuple):
 
 
 def width_of(low: int) -> int:
-    """Return how many numbers the bucket has that begins with one."""
+    """Return how many numbers the bucket that begins with this one has."""
     return 1 if low < EXACT_BELOW else 1 << (low.bit_length() - _EXACT_BITS)
 
 

@@ -148,7 +148,7 @@ def _folder(process: Path) -> str:
 
 
 def _what_it_is(pid: int) -> str:
-    """Say what a process is that is not a service."""
+    """Say what a process is, if it is not a service."""
     process = Path("/proc") / str(pid)
     if WORKER in _command(process):
         with suppress(OSError):

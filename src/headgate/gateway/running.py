@@ -54,7 +54,7 @@ from headgate.server.supervisor import Supervisor
 
 _LOG = logging.getLogger("headgate.gateway")
 _OLD_CLUSTERS_SECONDS = 10.0
-"""How long a cluster stays that no route leads to any more, besides the time that a decision may take."""
+"""How long a cluster stays when no route leads to it any more, besides the time that a decision may take."""
 _FIXED: Mapping[str, Callable[[Gateway], object]] = {
     "store": lambda gateway: gateway.decisions.store,
     "decisions.workers": lambda gateway: gateway.decisions.workers,

@@ -33,7 +33,7 @@ Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 VISIT = "headgate.visit"
 """Where a scope has the visit of its request, for whoever limits routes."""
 TRY_LATER = 1013
-"""The code with which a connection is closed that sends too many messages: "try again later", as IANA lists it."""
+"""The code that closes a connection with too many messages: "try again later", as IANA lists it."""
 MOST_LAYERS = 100
 """Of middleware that are looked through, each by the attribute `app` that nearly all of them have."""
 _REQUESTS = frozenset({"http", "websocket"})

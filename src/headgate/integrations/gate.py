@@ -166,7 +166,7 @@ class Gatekeeping:
                 self.known[id(budget)] = budget
 
     def with_own(self, own: Sequence[Budget]) -> tuple[Budget, ...]:
-        """Return what a route is limited by that has budgets of its own, besides those for all routes or instead."""
+        """Return what limits a route that has budgets of its own, besides those for all routes or instead."""
         return tuple(own) if any(budget.replaces for budget in own) else (*self.budgets, *own)
 
     def check_functions(self, *functions: Callable[..., Any]) -> None:

@@ -55,7 +55,7 @@ class WindowUse(msgspec.Struct, frozen=True, array_like=True):
 
     rule: str
     window_us: int
-    """How long the window is that is looked at, in whole seconds."""
+    """The length of the window that is looked at, in whole seconds."""
     limit: int
     """The limit that was in force for these principals."""
     at: int
@@ -231,7 +231,7 @@ class _Series:
                 del self.counts[each]
 
     def hand_on(self) -> _Ended | None:
-        """Return what was counted since the last time, and go on with who is in the sample; None if there is nothing.
+        """Return what was counted since the last time, and go on with those in the sample; None if there is nothing.
 
         That nobody of a sample asked is said as well: others may have seen principals that are not in it.
         """

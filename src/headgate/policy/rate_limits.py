@@ -119,7 +119,7 @@ def ruleset_of(data: dict[str, Any], findings: Findings) -> Ruleset:
 
 
 def _elsewhere(key: str, value: object) -> str:
-    """Say where a setting is made that is not about rules."""
+    """Say where a setting belongs that is not about rules."""
     given = value if isinstance(value, dict) else {}
     parts = {"host": "localhost", "port": 6379, "db": 0} | given
     advice = _ELSEWHERE.get(key, "").format(host=parts["host"], port=parts["port"], db=parts["db"])

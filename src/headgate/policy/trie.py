@@ -2,7 +2,7 @@
 
 A pattern is a path whose segments are literal, ``*`` or ``{name}`` (any one segment), and, as the last one, ``**`` (any
 number of further segments, also none). ``**`` alone matches everything. Literal segments are put into the canonical
-form of `headgate.policy.paths`, as the paths are that they are compared with.
+form of `headgate.policy.paths`, as are the paths that they are compared with.
 
 The walk follows the literal child and the ``*`` child of each node it reaches. So a path of n segments reaches as many
 nodes as there are beginnings of patterns that match its beginning: nearly always one or two for each segment, 2^n only
@@ -10,7 +10,7 @@ where patterns mix literals and ``*`` at every place in all ways.
 
 Where a pattern ends there are the rules that have it. Those that ask for the same things besides (for a method and the
 attribute "region", say) make a group, and within a group they are found by the values they ask for, all at once, in a
-dict. So the cost depends on how many different groups there are that the request could meet, not on how many rules are
+dict. So the cost depends on how many different groups the request could meet, not on how many rules are
 in them.
 """
 

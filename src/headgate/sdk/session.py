@@ -329,7 +329,7 @@ class Session:
         return Unanswered(Reason.CIRCUIT_OPEN, StoreUnavailable(told), wait_us)
 
     def _probe(self) -> None:
-        """Begin to find out whether nodes are back that were away for a while."""
+        """Begin to find out whether nodes that were away for a while are back."""
         for node in self.nodes:
             if ticket := node.probe_ticket():
                 self._start(self._probed(node, ticket))

@@ -36,7 +36,7 @@ class UnbatchedCall(NamedTuple):
 
 
 FRESH_RULES = "fresh rules"
-"""The step that sees to it that the rules are those that are in force."""
+"""The step that makes sure that the rules are the ones in force."""
 Step: TypeAlias = Sequence[Question] | UnbatchedCall | str
 Flow: TypeAlias = Generator[Step, Sequence[Any], T]
 

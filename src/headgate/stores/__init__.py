@@ -20,7 +20,7 @@ ACCEPTED = (
     "(also rediss://, redis+unix://, redis+sentinel://, redis+cluster://)"
 )
 RAISE = "raise"
-"""Not a mode: what a store does that nothing is put around."""
+"""Not a mode: what a store does without a failover store around it."""
 AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 
 

@@ -176,7 +176,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     number: int
     """That of the question."""
     places: Sequence[int]
-    """Where the marks of the limits are that it depends on."""
+    """The places of the marks of the limits that it depends on."""
     since: int
     """The tick at which the answer came."""
     until: int
@@ -236,7 +236,7 @@ class _Answers:
 
 
 class _Cache:
-    """What both stores share. An answer counts for a time, and as long as no limit was touched that it depends on.
+    """What both stores share. An answer counts for a time, and until a limit that it depends on is touched.
 
     Those are all limits of a peek, and of a refusal those that refuse: what others have does not change it.
 
@@ -321,7 +321,7 @@ def _key(call: Call) -> int:
 
 
 def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequence[int]]:
-    """Return for how long an answer stays true enough, and where the marks of the limits are that it depends on.
+    """Return for how long an answer stays true enough, and the places of the marks of the limits that it depends on.
 
     A refusal depends on the limits that refuse.
     """

@@ -225,7 +225,7 @@ class Absence(NamedTuple):
     """What it raised, if it was asked."""
 
     def to_raise(self) -> StoreError:
-        """Return an error for who must know that the store did not answer."""
+        """Return an error for callers that must know that the store did not answer."""
         if self.error:
             return self.error
         where, wait_us = _named(", ".join(self.passage.troubled())), self.passage.wait_us()

@@ -175,7 +175,7 @@ class _Among(NamedTuple):
         """Return the lines that ask this limit: a loop that is left where the step would return, and never repeats."""
         i, body = self.number, in_place(shape, self.number, self, looks=self.peeks)
         lines = [f"state = _x{i} = _t{i}[key]", "while True:", *_indented(body)]
-        if self.peeks:  # nothing is refused that costs nothing: a peek asks whether 1 would be
+        if self.peeks:  # a cost of 0 is never refused: a peek asks whether 1 would be
             again = [f"_d = _step{i}(_x{i}, 1, now)[1]", *self._refused_as("_d")]
             lines += [f"if _left{i} < 1:", *_indented(again)]
         return lines

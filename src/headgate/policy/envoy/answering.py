@@ -1,7 +1,7 @@
 """What comes of the decisions: the overall code, and the status of each descriptor.
 
 As in envoyproxy/ratelimit: a descriptor over its limit is told so with 0 remaining; in shadow mode it is told OK, with
-0 remaining. The request is over the limit if any descriptor is that is not in quota mode, or if all are that are.
+0 remaining. The request is over the limit if any descriptor outside quota mode is, or if all in quota mode are.
 
 Where this differs:
 

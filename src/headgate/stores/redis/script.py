@@ -55,7 +55,7 @@ SHA = sha1(SCRIPT, usedforsecurity=False).hexdigest().encode()
 LOAD = command(b"SCRIPT", b"LOAD", SCRIPT)
 
 NOT_REPLICATED = "not_replicated"
-"""Why a decision is degraded that the primary made, but that not enough replicas have: a failover may forget it."""
+"""Why a decision of the primary is degraded: not enough replicas have it, so a failover may forget it."""
 UNANSWERED = "storage_unavailable"
 """Why a part of a decision is degraded: the limit's shard did not say what it has, or something else is in its key."""
 
