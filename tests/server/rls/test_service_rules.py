@@ -7,7 +7,7 @@ import json
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from headgate.server.rls.service import LONGEST_RECURRING
+from headgate.server.rls.service import LARGEST_RECURRING, LONGEST_RECURRING
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
@@ -318,9 +318,17 @@ def test_a_question_has_the_same_answer_however_often_it_comes(service: Asking) 
     assert [service.ask(descriptor(("user", "bob"), hits=0)).statuses[0].limit_remaining for _ in range(3)] == [5] * 3
 
 
-def test_a_question_is_remembered_unless_it_is_long(in_memory: Asking) -> None:
+def test_a_question_is_remembered_unless_it_is_long_or_has_many_descriptors_or_entries(in_memory: Asking) -> None:
+    """What is remembered takes little memory, whatever clients ask."""
     in_memory.serve(RULES)
     assert in_memory.service is not None
-    for value in ("ann", "x" * LONGEST_RECURRING):
-        in_memory.ask([("user", value)])
-    assert [len(raw) <= LONGEST_RECURRING for raw in in_memory.service._recurring] == [True]
+    remembered = in_memory.service._recurring
+    for descriptors, count in (
+        ([[("user", "ann")]], 1),
+        ([[("user", "x" * LONGEST_RECURRING)]], 1),
+        ([[("user", "ann")]] * (LARGEST_RECURRING // 2), 2),
+        ([[("user", "ann")]] * (LARGEST_RECURRING // 2 + 1), 2),
+        ([[("user", "ann")] * LARGEST_RECURRING], 2),
+    ):
+        in_memory.ask(*descriptors)
+        assert len(remembered) == count

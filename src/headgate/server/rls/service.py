@@ -48,6 +48,8 @@ MOST_RECURRING = 16_384
 """Questions that are remembered: to read one, and to find out what it asks, takes a third of the time of an answer."""
 LONGEST_RECURRING = 512
 """Bytes of a question that is."""
+LARGEST_RECURRING = 32
+"""Descriptors and entries of it: hundreds fit into so many bytes, and would take forty times the memory."""
 _USUAL = ResponseHeaders()
 _UNMATCHED = codec.status(codec.status_content(Code.OK))
 
@@ -127,12 +129,15 @@ class RateLimitService:
         return self._answer(self._understood(question), peer)
 
     def _read(self, raw: bytes) -> Understood:
-        """Return what a message asks, and remember it."""
+        """Return what a message asks, and remember it unless it is large."""
         if self.trees is not None and self.trees.policy is not self._policy:
             self._policy = self.trees.policy
             self._recurring.clear()
         asked = self._understood(decode(raw))
-        return self._recurring.keep(raw, asked) if len(raw) <= LONGEST_RECURRING else asked
+        size = sum([1 + len(descriptor.entries) for descriptor in asked.question.descriptors])
+        if len(raw) > LONGEST_RECURRING or size > LARGEST_RECURRING:
+            return asked
+        return self._recurring.keep(raw, asked)
 
     def _understood(self, question: RlsQuestion) -> Understood:
         """Return what a question asks, of whom. Raises InvalidRequest."""
