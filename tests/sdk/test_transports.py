@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 
 import aiohttp
 import httpx
 import pytest
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPResponse
 
 from benchmarks.clients.api import Api, Fields, headgate, serving
 from headgate import Decision, Limiter, MemoryStore
@@ -177,6 +181,75 @@ def test_a_body_is_sent_again_as_it_was_or_not_at_all() -> None:
             assert answer.status_code == (200 if sent == 2 else 429)
             assert len(api.bodies) == 1 + sent
             assert api.bodies[1:] == [b"order"] * sent if sent == 2 else True
+
+
+class SkippingClock(ManualClock):
+    """Whoever waits for a moment finds that it has come."""
+
+    def wait(self, _: threading.Event, until: int | None) -> None:
+        self.set(until or self.now())
+
+    async def wait_async(self, _: asyncio.Event, until: int | None) -> None:
+        self.set(until or self.now())
+
+
+def refused_httpx(close: Callable[[], None]) -> int:
+    class Refused(httpx.Response):
+        def close(self) -> None:
+            close()
+
+    answers = [httpx.Response(200), Refused(429, stream=httpx.ByteStream(b""))]
+    inside = httpx.MockTransport(lambda _: answers.pop())
+    with httpx.Client(transport=HttpxTransport(inside, pacer=Pacer(clock=SkippingClock()))) as client:
+        return client.get("http://api.example/").status_code
+
+
+def refused_async_httpx(close: Callable[[], None]) -> int:
+    class Refused(httpx.Response):
+        async def aclose(self) -> None:
+            close()
+
+    async def main() -> int:
+        answers = [httpx.Response(200), Refused(429, stream=httpx.ByteStream(b""))]
+        inside = httpx.MockTransport(lambda _: answers.pop())
+        transport = AsyncHttpxTransport(inside, pacer=Pacer(clock=SkippingClock()))
+        async with httpx.AsyncClient(transport=transport) as client:
+            return (await client.get("http://api.example/")).status_code
+
+    return asyncio.run(main())
+
+
+def refused_requests(close: Callable[[], None]) -> int:
+    class Refused(requests.Response):
+        def close(self) -> None:
+            close()
+
+    answers = [requests.Response(), Refused()]
+    for answer, status in zip(answers, (200, 429), strict=True):
+        answer.status_code, answer.raw = status, HTTPResponse(BytesIO(), preload_content=False)
+
+    class Inside(HTTPAdapter):
+        def send(self, *_: object, **__: object) -> requests.Response:
+            return answers.pop()
+
+    with requests.Session() as session:
+        session.mount("http://", RequestsAdapter(Inside(), pacer=Pacer(clock=SkippingClock())))
+        return session.get("http://api.example/").status_code
+
+
+@pytest.mark.parametrize("ask", [refused_httpx, refused_async_httpx, refused_requests])
+def test_a_refusal_is_closed_once_as_its_class_does_it(ask: Callable[[Callable[[], None]], int]) -> None:
+    closed: list[str] = []
+    assert ask(lambda: closed.append("closed")) == 200
+    assert closed == ["closed"]
+
+    def fail() -> None:
+        closed.append("failed")
+        raise OSError("it cannot be closed")
+
+    with pytest.raises(OSError, match="it cannot be closed"):
+        ask(fail)
+    assert closed == ["closed", "failed"]
 
 
 def test_a_caller_that_is_cancelled_leaves_its_place_to_others() -> None:

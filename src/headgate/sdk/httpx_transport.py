@@ -11,6 +11,7 @@ A client that is given a transport leaves its other options of connections to it
 
 from __future__ import annotations
 
+from operator import methodcaller
 from types import TracebackType
 from typing import Self
 
@@ -52,7 +53,7 @@ class HttpxTransport(httpx.BaseTransport):
         def send() -> Incoming:
             return _answer(self._transport.handle_request(request))
 
-        return _response(self._paced.exchange(_outgoing(request), send, httpx.Response.close), request)
+        return _response(self._paced.exchange(_outgoing(request), send, methodcaller("close")), request)
 
     def close(self) -> None:
         """Close the transport inside, and the store."""
@@ -93,7 +94,7 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         async def send() -> Incoming:
             return _answer(await self._transport.handle_async_request(request))
 
-        return _response(await self._paced.exchange(_outgoing(request), send, httpx.Response.aclose), request)
+        return _response(await self._paced.exchange(_outgoing(request), send, methodcaller("aclose")), request)
 
     async def aclose(self) -> None:
         """Close the transport inside, and the store."""

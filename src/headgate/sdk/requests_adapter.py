@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
+from operator import methodcaller
 from urllib.parse import urlsplit
 
 import requests
@@ -61,7 +62,7 @@ class RequestsAdapter(BaseAdapter):
             response = self._adapter.send(request, stream, timeout, verify, cert, proxies)
             return Incoming(response.status_code, _fields(response), response)
 
-        outcome = self._paced.exchange(_outgoing(request), send, requests.Response.close)
+        outcome = self._paced.exchange(_outgoing(request), send, methodcaller("close"))
         if isinstance(outcome, WaitTooLong):
             return _own(request, outcome)
         response: requests.Response = outcome.response
