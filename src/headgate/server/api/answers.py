@@ -99,17 +99,17 @@ class CheckAnswers:
             key, told = (ruling.rules,), ()
         else:
             key, told = (ruling.rules, decision.index), decision.parts if decision.made_of else (decision,)
-        for each in ruling.shadow:
-            told += (each.decision,)
-            key += (each.rule_id,)
-        limits: tuple[Any, ...] = ()
+        if ruling.shadow:
+            told = (*told, *[each.decision for each in ruling.shadow])
+            key = (*key, *[each.rule_id for each in ruling.shadow])
+        limits: list[Any] = []
         for part in told:
             limit, reset_at = numbers[part.limit], numbers[-(-(now + part.reset_after_us) // SECOND)]
             if part.allowed:
-                limits += (b"true", limit, part.remaining, reset_at, b"0", _STATES[part.state])
+                limits += b"true", limit, part.remaining, reset_at, b"0", _STATES[part.state]
             else:
                 wait = numbers[-(-part.retry_after_us // SECOND) or 1]
-                limits += (b"false", limit, part.remaining, reset_at, wait, b"throttled")
+                limits += b"false", limit, part.remaining, reset_at, wait, b"throttled"
         unmatched = _encode(ruling.unmatched_principals) if ruling.unmatched_principals else b"[]"
         charge = b',"charge":' + _encode(charge_of(ruling)) if refundable else b""
         template = self._prepared.get(key) or self._prepared.keep(key, _template(ruling))
