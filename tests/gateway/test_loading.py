@@ -301,6 +301,17 @@ def test_a_key_in_place_of_its_digest_is_not_repeated(tmp_path: Path) -> None:
     assert "the key itself" not in repr(caught.value.problems)
 
 
+@pytest.mark.parametrize(
+    "text", ["store: redis://:s3cret@a\nstore: redis://:s3cret@b\n", "store: 'redis://:s3cret@a' x\n"]
+)
+def test_a_password_in_a_line_that_is_not_yaml_is_not_repeated(tmp_path: Path, text: str) -> None:
+    (tmp_path / "gateway.yaml").write_text(f"version: 1\n{text}")
+    with pytest.raises(InvalidRules) as caught:
+        load_gateway(tmp_path / "gateway.yaml")
+    assert "s3cret" not in repr(caught.value.problems)
+    assert "syntax" in {problem.kind for problem in caught.value.problems}
+
+
 def test_a_certificate_goes_with_its_key(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "authority")
     (one, key), (_, other) = authority.signed("one"), authority.signed("other")

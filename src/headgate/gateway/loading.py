@@ -55,7 +55,7 @@ def load_gateway(
         InvalidRules: with all the problems.
     """
     name = fspath(path)
-    document = Document(text_of(path), name, "a gateway file")
+    document = Document(text_of(path), name, "a gateway file", has_secrets=True)
     findings = Findings(document)
     read = GATEWAY.read(document.data, (), findings)
     others: list[Finding] = []

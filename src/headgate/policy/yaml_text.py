@@ -52,13 +52,20 @@ _Places = dict[int, dict[str | int, tuple[int, int, int, int]]]
 
 
 class Document(Locator):
-    """The data of a text, and where it is written; messages say `what` it is. Raises InvalidRules if it has none."""
+    """The data of a text, and where it is written. Raises InvalidRules if it has none.
 
-    __slots__ = ("_lines", "_places", "_text", "_until", "_what", "data")
+    Args:
+        text: YAML.
+        name: of the file.
+        what: messages say that it is.
+        has_secrets: whether a line may have a key, or a password: what is wrong with the text is told without it then.
+    """
 
-    def __init__(self, text: str, name: str, what: str = "a file of rules") -> None:
+    __slots__ = ("_has_secrets", "_lines", "_places", "_text", "_until", "_what", "data")
+
+    def __init__(self, text: str, name: str, what: str = "a file of rules", *, has_secrets: bool = False) -> None:
         super().__init__(name)
-        self._text = text
+        self._text, self._has_secrets = text, has_secrets
         self._what = what
         self._lines: list[str] | None = None
         self._places: _Places | None = None
@@ -100,7 +107,7 @@ class Document(Locator):
     def note(self, message: str, line: int, column: int, hint: str = "") -> None:
         """Note a problem of the text; line and column are counted from 0, as PyYAML does."""
         if len(self.problems) < MOST:
-            source = self.source(line + 1)
+            source = "" if self._has_secrets else self.source(line + 1)
             self.problems.append(
                 Finding(message, "", hint, "", self.name, line + 1, column + 1, source, ProblemKind.SYNTAX)
             )
@@ -130,7 +137,7 @@ class Document(Locator):
             at_end = error.context_mark and "end of stream" in str(error.problem)
             mark = error.context_mark if at_end else error.problem_mark or error.context_mark
             line, column = (mark.line, mark.column) if mark else (0, 0)
-            source = self.source(line + 1)
+            source = "" if self._has_secrets else self.source(line + 1)
             if "\t" in source[: len(source) - len(source.lstrip())]:
                 hint = "A tab cannot indent: use spaces."
             self.stop(f"not YAML: {error.problem}", line, column, hint)

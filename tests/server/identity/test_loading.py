@@ -236,6 +236,13 @@ def test_a_key_that_was_written_in_place_of_its_digest_is_not_repeated(folder: P
     assert "sha256" in str(caught.value)
 
 
+def test_a_key_in_a_line_that_is_not_yaml_is_not_repeated(folder: Path) -> None:
+    with pytest.raises(InvalidRules) as caught:
+        loaded(folder, "version: 1\napi_keys: 'ak_secret' x\n")
+    assert "ak_secret" not in str(caught.value) + repr(caught.value.problems)
+    assert [problem.kind for problem in caught.value.problems] == ["syntax"]
+
+
 def test_a_private_key_is_refused_and_not_repeated(folder: Path) -> None:
     pem = private_key("ES256").private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     (folder / "private.pem").write_bytes(pem)

@@ -189,7 +189,7 @@ def load_identity(
         InvalidRules: with all the problems.
     """
     name = fspath(path)
-    document = Document(text_of(path), name, "an identity file")
+    document = Document(text_of(path), name, "an identity file", has_secrets=True)
     findings = Findings(document)
     read = FILE.read(document.data, (), findings)
     identifier = None
