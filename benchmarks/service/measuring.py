@@ -53,7 +53,7 @@ class Amount:
     pace: Pace
     users: int = USERS
     warm_up: bool = True
-    """Whether there is a round before those that count."""
+    """Whether as long a load comes before each round as the round takes, and one more before all of them."""
     rows: str = ""
     """A regular expression; rows whose whole id it matches are measured. Empty: all."""
     latency: bool = True
@@ -106,8 +106,10 @@ class Subject:
             self.rate = _rate(self._loaded(seconds))
             self.verify()
 
-    def round(self, seconds: float) -> float:
-        """Ask for so many seconds; returns nanoseconds per request."""
+    def round(self, seconds: float, *, warm_up: bool = False) -> float:
+        """Ask for so many seconds, and before for as many that do not count; returns nanoseconds per request."""
+        if warm_up:
+            self._loaded(seconds)
         before, stored = self.served.used_ns(), self._stored_us()
         load = self._loaded(seconds)
         self.cpu.append((self.served.used_ns() - before) / load.requests)
@@ -225,7 +227,7 @@ def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str
         else:
             able[name] = subject
             done(f"{name}: answers rightly, about {subject.rate:,.0f}/s")
-    times = alternate({name: _turn(subject, amount.seconds) for name, subject in able.items()}, amount.pace)
+    times = alternate({name: _turn(subject, amount) for name, subject in able.items()}, amount.pace)
     costs = {name: subject.cost(times[name]) for name, subject in able.items()}
     for cost in costs.values():
         done(told(cost))
@@ -287,8 +289,8 @@ def _subjects(
     return found
 
 
-def _turn(subject: Subject, seconds: float) -> Callable[[int], float]:
-    return lambda _: subject.round(seconds)
+def _turn(subject: Subject, amount: Amount) -> Callable[[int], float]:
+    return lambda _: subject.round(amount.seconds, warm_up=amount.warm_up)
 
 
 def _with_latency(cost: Cost, name: str, amount: Amount, done: Callable[[str], None]) -> Cost:

@@ -99,6 +99,8 @@ def method(cores: Cores) -> str:
 - **Verified**: before and after a contender is warmed up, it must answer as its row says. A round counts only if no
   request failed, and all were answered 200 or, over gRPC, all as the row says; by one rule, ours must also have taken
   at least as much of a user's limit as answers say, so that nobody is measured while failing.
+- **Under load**: each round begins with a second of the same load that does not count, for others had the processor for
+  minutes: caches, ours of refusals among them, are those of a server that has been asked for a while.
 - **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
   of the ratios within the rounds; other figures are those of the median round.
 - **Latency**: at a constant rate, half of the rate of the best round, of a server that is alone: beside those of all
