@@ -36,13 +36,13 @@ step() {
 }
 
 # as USER COMMAND: runs a shell command there, in that user's copy of the checkout, with nothing of this environment
-# but what pip and apt have to know.
+# but what pip and apt have to know. With EXEC=exec, it takes the place of the shell, so that a signal reaches it.
 known=$(env | grep -E '^(PIP_[A-Z_]*|(http|https|no|all|HTTP|HTTPS|NO|ALL)_(proxy|PROXY)|SSL_CERT_(FILE|DIR))=' || true)
 as() {
   local user=$1 home=/root
   [ "$user" = root ] || home=/home/$user
   mapfile -t variables <<<"$known"
-  chroot --userspec="$user" --groups= "$root" /usr/bin/env -i "${variables[@]:-BARE=1}" HOME="$home" USER="$user" \
+  ${EXEC:-} chroot --userspec="$user" --groups= "$root" /usr/bin/env -i "${variables[@]:-BARE=1}" HOME="$home" USER="$user" \
     LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -c "cd $home/headgate && $2"
 }
 
@@ -90,7 +90,7 @@ asks_for_packages() {
 # It serves, and the command line that it suggests is answered.
 runs() {
   local user=$1 log=$work/said-$1 pid try code=0
-  as "$user" "exec make run OPTIONS='--http-port 0 --grpc-port 0 --admin-port 0'" >"$log" 2>&1 &
+  EXEC=exec as "$user" "exec make run OPTIONS='--http-port 0 --grpc-port 0 --admin-port 0'" >"$log" 2>&1 &
   pid=$!
   until [ -e "$log" ] && try=$(grep -o '[^ ]*headgate check .*' "$log"); do
     kill -0 "$pid" 2>/dev/null || { cat "$log"; return 1; }
