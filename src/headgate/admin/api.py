@@ -40,7 +40,7 @@ async def healthz() -> Json:
 
 def _page(path: str | list[str], name: str, media_type: str) -> HTTPRouteHandler:
     """Return the route of a part of the page to try the API on. No script, style or font comes from elsewhere."""
-    content = (files("headgate.admin") / "page" / name).read_text()
+    content = (files("headgate.admin") / "page" / name).read_text("utf-8")
 
     @get(path, include_in_schema=False, media_type=media_type)
     async def page() -> str:
