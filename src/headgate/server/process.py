@@ -95,11 +95,13 @@ async def serve(
 async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
     """Do some work, unless an event comes first: then it is cancelled. Returns whether it was done."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    is_done = doing.done()
-    for task in (doing, waiting):
-        task.cancel()
-    await asyncio.wait({doing, waiting})
+    try:
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        is_done = doing.done()
+    finally:  # neither outlives whoever waits, though that be cancelled
+        for task in (doing, waiting):
+            task.cancel()
+        await asyncio.wait({doing, waiting})
     if not doing.cancelled():
         doing.result()
     return is_done
