@@ -123,7 +123,9 @@ class Follower:
                     await asyncio.sleep(pause)
         finally:
             reporting.cancel()
-            await asyncio.wait({reporting})  # its connection is closed by then: a loop that ends would not wait for it
+            # Its connection is closed by then: a loop that ends would not wait for it. A database that hangs holds up
+            # nobody for longer than it would a statement.
+            await asyncio.wait({reporting}, timeout=PATIENCE)
 
     async def _follow(self, feed: _Feed) -> None:
         while not feed.ended:
