@@ -130,6 +130,21 @@ def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, caplog: pytest.
     assert (live.statistics().error, limit_of(live)) == ("", 20)
 
 
+def test_what_was_wrong_is_told_before_it_is_counted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sees in the metrics that a file was refused finds the reason in the log."""
+    live = LivePolicy(rules_file(file))
+    counted = []
+
+    class Counted(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            counted.append((record.levelname, live.statistics().failures))
+
+    monkeypatch.setattr(logging.getLogger("headgate.live"), "handlers", [Counted()])
+    replaced(file, BAD)
+    assert looked(live) == [False, False]
+    assert (counted, live.statistics().failures) == ([("ERROR", 0)], 1)
+
+
 def test_rules_that_cannot_be_compiled_change_nothing(file: Path) -> None:
     live = LivePolicy(rules_file(file))
     rules = ["{id: a, limit: 1, window: 1m, replaces: [b]}", "{id: b, limit: 1, window: 1m, replaces: [a]}"]

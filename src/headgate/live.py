@@ -145,11 +145,11 @@ class Live(Generic[T]):
         return True
 
     def _failed(self, error: Exception) -> None:
-        self._failures += 1
         self._error = str(error) or type(error).__name__
         trace = None if isinstance(error, UsageError | OSError) else error
         told = self._error.replace("\n", "; ")
         _LOG.error("%s: the %s in force stay: %s", self._source.name, self.what, told, exc_info=trace)
+        self._failures += 1  # last: who sees it counted finds in the log what was wrong
 
     def _reborn(self) -> None:
         """Go on in a forked child, which has no thread of its parent, and must not wait for one."""

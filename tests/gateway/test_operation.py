@@ -222,10 +222,12 @@ def test_a_key_that_is_removed_is_refused_and_others_are_not(running: Gateway) -
 def test_a_file_that_cannot_be_used_changes_nothing(running: Gateway, change: dict[str, Any], told: str) -> None:
     good, refused = dict(running.data), running.loads("refused")
     running.write({**good, **change})
-    until(lambda: running.loads("refused") > refused, "the file is refused", SECONDS)
-    assert told in running.err.read_text()
-    assert running.get("/local/7").status == 200
-    running.changed(**{name: good.get(name) for name in change})
+    try:
+        until(lambda: running.loads("refused") > refused, "the file is refused", SECONDS)
+        assert told in running.err.read_text()
+        assert running.get("/local/7").status == 200
+    finally:
+        running.changed(**{name: good.get(name) for name in change})
 
 
 def test_a_port_that_is_taken_meanwhile_changes_nothing(running: Gateway) -> None:
