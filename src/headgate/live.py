@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
@@ -94,7 +94,7 @@ class Live(Generic[T]):
         self.what = what
         self._source: Source[Any] = source
         self._compiled, self._every = compiled, every
-        self._loads, self._failures, self._loaded_at, self._error = 1, 0, time.time(), ""
+        self._statistics = LoadStatistics(1, 0, time.time(), "")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()  # not one of `headgate.locks`: a source may block, and no fork waits for it
@@ -110,9 +110,14 @@ class Live(Generic[T]):
         """Read the source now, whether it has changed or not; says whether what it has is in force now."""
         return self._replaced(self._source.read)
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether the source is asked at the moment, so that what it has read may not be in force yet."""
+        return self._lock.locked()
+
     def statistics(self) -> LoadStatistics:
         """Return how loading went, for metrics."""
-        return LoadStatistics(self._loads, self._failures, self._loaded_at, self._error)
+        return self._statistics
 
     def start(self) -> None:
         """Look at the source every now and then, from a thread that ends with the process."""
@@ -135,21 +140,23 @@ class Live(Generic[T]):
                 raw = read()
                 if raw is None:
                     return False
-                value = self._compiled(raw, self._loads + 1)
+                version = self._statistics.loads + 1
+                value = self._compiled(raw, version)
             except Exception as error:  # noqa: BLE001  whatever a source may raise: what is in force does not depend on it
                 self._failed(error)
                 return False
             self.value = value
-            self._loads, self._loaded_at, self._error = self._loads + 1, time.time(), ""
-        _LOG.info("%s: version %d of the %s is in force", self._source.name, self._loads, self.what)
+            self._statistics = replace(self._statistics, loads=version, loaded_at=time.time(), error="")
+        _LOG.info("%s: version %d of the %s is in force", self._source.name, version, self.what)
         return True
 
     def _failed(self, error: Exception) -> None:
-        self._error = str(error) or type(error).__name__
+        wrong = str(error) or type(error).__name__
         trace = None if isinstance(error, UsageError | OSError) else error
-        told = self._error.replace("\n", "; ")
+        told = wrong.replace("\n", "; ")
         _LOG.error("%s: the %s in force stay: %s", self._source.name, self.what, told, exc_info=trace)
-        self._failures += 1  # last: who sees it counted finds in the log what was wrong
+        # Last: who sees it counted finds in the log what was wrong.
+        self._statistics = replace(self._statistics, failures=self._statistics.failures + 1, error=wrong)
 
     def _reborn(self) -> None:
         """Go on in a forked child, which has no thread of its parent, and must not wait for one."""

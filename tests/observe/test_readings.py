@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from headgate.engine import AsyncEngine
-from headgate.observe.metrics import CIRCUIT_STATE, CONNECTIONS, STORE_CALLS
-from headgate.observe.readings import Reading, of_number
+from headgate.live import Live
+from headgate.observe.metrics import CIRCUIT_STATE, CONNECTIONS, RULES_REVISION, STORE_CALLS
+from headgate.observe.readings import Reading, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
 from headgate.observe.workers import Slots
 from headgate.policy.loading import load
+from headgate.policy.model import Ruleset
 from headgate.policy.request import Request
+from headgate.policy.snapshot import BodyChange, Changes, SnapshotSource, SnapshotWriter, Whole
 from headgate.server.decisions import Decisions
 from tests.clusters import RedisCluster, redis_cluster
 from tests.observe.readings import samples, value
@@ -49,6 +52,27 @@ def test_a_counter_goes_on_where_a_predecessor_stopped_and_a_gauge_does_not(tmp_
         assert value(text, "headgate_connections") == 4
         assert value(text, "headgate_worker_starts_total") == generation
         recorder.close()
+
+
+def test_a_revision_is_shown_once_it_is_in_force(tmp_path: Path) -> None:
+    """Who sees it in the metrics is answered by its rules."""
+    writer, source = SnapshotWriter(tmp_path, "somewhere"), SnapshotSource(tmp_path)
+    writer.write(Whole(1, {"version": 1, "rules": []}))
+    meanwhile = []
+
+    def shown() -> int | tuple[int, ...]:
+        return next(each.value for each in read() if each.metric is RULES_REVISION)
+
+    def compiled(rules: Ruleset, version: int) -> Ruleset:
+        if version > 1:
+            meanwhile.append(shown())
+        return rules
+
+    live = Live(source, compiled)
+    read = of_snapshot(source, live, counting=False)
+    writer.append(Changes(2, (BodyChange("rule", "a", {"quota": "1/s"}),)))
+    assert live.refresh()
+    assert (meanwhile, shown()) == ([1], 2)
 
 
 def test_what_two_say_about_the_same_is_merged() -> None:
@@ -93,8 +117,8 @@ def test_rules_are_shown_with_how_loading_them_went(tmp_path: Path) -> None:
             assert shown("_load_failures_total") >= 1
             assert shown("") == 1
             path.write_text(RULES + "  - {id: more, dimension: ip, limit: 2, window: 1h}\n")
-            until(lambda: shown("") == 2, "the rules to be loaded")
-            assert (shown("_loads_total"), shown("_broken")) == (2, 0)
+            until(lambda: shown("_loads_total") == 2, "the rules to be loaded")
+            assert (shown(""), shown("_broken")) == (2, 0)
             assert shown("_loaded_timestamp_seconds") > 1_700_000_000
 
     recorder = Recorder()

@@ -141,13 +141,19 @@ def of_live(lives: Mapping[str, Live[Any]]) -> Source:
     return read
 
 
-def of_snapshot(source: SnapshotSource, *, counting: bool) -> Source:
-    """Return how following a database goes; `counting` is for one worker, since all of them are told the same."""
-    before = source.following().failures
+def of_snapshot(source: SnapshotSource, rules: Live[Any], *, counting: bool) -> Source:
+    """Return how following a database goes, whose snapshot is the source of `rules`.
+
+    `counting` is for one worker, since all of them are told the same.
+    """
+    before, revision = source.following().failures, source.revision
 
     def read() -> Iterable[Reading]:
-        following = source.following()
-        yield Reading(metrics.RULES_REVISION, (), source.revision)
+        nonlocal revision
+        following, last = source.following(), source.revision
+        if not rules.is_looking:  # asked after it: what was read before is in force by now
+            revision = last
+        yield Reading(metrics.RULES_REVISION, (), revision)
         yield Reading(metrics.RULES_CONTACT, (), following.contact * (NANO // 1_000_000))
         yield Reading(metrics.RULES_STALE, (), int(bool(following.error)))
         if counting:

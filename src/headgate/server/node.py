@@ -131,7 +131,7 @@ class Node:
         self._recorder.add(of_live(files.lives))
         self._recorder.add(of_callers(self._admission.asked))
         if snapshot is not None:
-            self._recorder.add(of_snapshot(snapshot, counting=slot == 0))
+            self._recorder.add(of_snapshot(snapshot, files.rules, counting=slot == 0))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
