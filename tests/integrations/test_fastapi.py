@@ -65,6 +65,18 @@ def test_an_answer_that_the_route_refuses_is_a_problem_document_as_well() -> Non
     assert refused.json()["violated-policies"] == ["home"]
 
 
+def test_a_refusal_of_a_route_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starlette runs a handler that is not a coroutine function in a thread: attackers could keep all of them busy."""
+    app = application()
+
+    @app.get("/", dependencies=[Depends(limit("1/minute"))])
+    async def home() -> str:
+        return "hello"
+
+    monkeypatch.setattr("anyio.to_thread.run_sync", lambda *_, **__: pytest.fail("a thread was asked for"))
+    assert statuses(app, "/", "/") == [200, 429]
+
+
 def test_the_frameworks_own_handler_answers_where_the_application_says_so() -> None:
     app = application()
     app.add_exception_handler(RateLimited, http_exception_handler)  # type: ignore[arg-type]

@@ -212,7 +212,7 @@ def _inside(place: Any) -> Iterator[Any]:
     yield from getattr(getattr(place, "original_route", None), "routes", None) or ()
 
 
-def _problem(_: Any, error: Exception) -> Response:
+async def _problem(_: Any, error: Exception) -> Response:  # else Starlette would run it in a thread
     assert isinstance(error, RateLimited)  # noqa: S101  it is the handler of no other
     refusal = error.refusal
     if refusal.answer is not None:
