@@ -7,7 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -300,6 +300,17 @@ def test_a_check_whose_answer_is_lost_is_not_asked_again_but_one_with_a_key_is()
         assert (kept.degraded, remaining(kept)) == ("", 998)
         between.cut_after = 0
         assert remaining(client.peek(ORDER)) == 998
+
+
+@TRANSPORTS
+def test_a_node_that_is_slow_to_connect_is_waited_for_as_long_as_the_client_has_time(scheme: str) -> None:
+    with listening(RULES) as found, proxy(port_of(found, scheme)) as between, ThreadPoolExecutor(1) as thread:
+        between.open.clear()
+        with Client(f"{scheme}://127.0.0.1:{between.port}", timeout=60) as client:
+            asked = thread.submit(client.check, ORDER)
+            assert not wait([asked], 0.5).done, "nothing has come, and it does not give up"
+            between.open.set()
+            assert asked.result(SECONDS).degraded == ""
 
 
 @TRANSPORTS

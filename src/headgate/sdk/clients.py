@@ -46,7 +46,7 @@ class _Asking:
         if endpoint.is_tls:
             self._settings.identity.context()  # a file that cannot be used is told here
         self._encoded: Callable[[Question], bytes]
-        self._encoded, transport = _carried_by(is_grpc=endpoint.is_grpc)
+        self._encoded, transport = _carried_by(is_grpc=endpoint.is_grpc, timeout=self._settings.timeout)
         self._transport = transport
         self._has_fallback = True
         """Whether what the service does not answer is answered here; see `Unanswered`."""
@@ -79,14 +79,14 @@ class _Asking:
 
 
 def _carried_by(
-    *, is_grpc: bool
+    *, is_grpc: bool, timeout: float
 ) -> tuple[Callable[[Question], bytes], Callable[[NodeAddress, Credentials], Transport]]:
     """Return what writes questions, and what carries them. Raises UsageError where that is not installed."""
     try:
         if is_grpc:
             from headgate.sdk import over_grpc  # noqa: PLC0415  only who asks over gRPC needs grpcio
 
-            return over_grpc.encoded, over_grpc.GrpcTransport
+            return over_grpc.encoded, partial(over_grpc.GrpcTransport, timeout=timeout)
         from headgate.sdk import over_http  # noqa: PLC0415  and over HTTP httpx
 
         return over_http.encoded, over_http.HttpTransport
