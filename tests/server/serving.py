@@ -16,7 +16,7 @@ from headgate.server.api.routes import CHECK, application
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire import eager
-from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
+from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer, answered
 from headgate.testing import ManualClock
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Service:
         return self.loop.run_until_complete(within())
 
     def ask(self, request: HttpRequest) -> HttpResponse:
-        return self.run(lambda: self.handler(request))
+        return self.run(lambda: answered(self.handler, request))
 
     def send(
         self,

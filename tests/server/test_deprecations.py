@@ -10,7 +10,7 @@ import pytest
 
 from headgate.policy.problems import InvalidRules
 from headgate.server.deprecations import announcing, load_deprecations
-from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.server.wire.messages import HttpRequest, HttpResponse, answered
 from headgate.web.deprecation import Deprecation, Deprecations
 from tests.docs.test_blocks import BLOCKS
 from tests.server.process.service import SECONDS, service
@@ -48,7 +48,7 @@ def test_without_any_a_handler_is_left_as_it_is() -> None:
     assert announcing(handler, Deprecations()) is handler
     entry = Deprecation("/a", START)
     announced = announcing(handler, Deprecations((entry,)))
-    answers = [asyncio.run(announced(HttpRequest(b"GET", path, b""))) for path in (b"/a", b"/b")]
+    answers = [asyncio.run(answered(announced, HttpRequest(b"GET", path, b""))) for path in (b"/a", b"/b")]
     assert [answer.headers for answer in answers] == [((b"x", b"y"), *entry.fields), ((b"x", b"y"),)]
 
 

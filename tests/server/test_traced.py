@@ -16,7 +16,7 @@ from opentelemetry.trace import StatusCode as SpanStatus
 from headgate.observe.tracing import Tracing
 from headgate.server.traced import traced_handler, traced_methods
 from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall
-from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.server.wire.messages import HttpRequest, HttpResponse, answered
 
 TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 TRACEPARENT = (b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
@@ -65,7 +65,7 @@ def ask(headers: list[tuple[bytes, bytes]] | None = None) -> HttpRequest:
 
 
 def test_a_call_has_a_span_of_its_own(traces: Traces) -> None:
-    asyncio.run(traced_handler(allowed, traces.tracing)(ask()))
+    asyncio.run(answered(traced_handler(allowed, traces.tracing), ask()))
     span = traces.only()
     assert (span.name, span.kind, span.parent) == ("POST /api/v1/rate-limit/check", SpanKind.SERVER, None)
     assert dict(span.attributes or {}) == {
@@ -77,7 +77,7 @@ def test_a_call_has_a_span_of_its_own(traces: Traces) -> None:
 
 
 def test_a_call_that_is_part_of_a_trace_stays_in_it(traces: Traces) -> None:
-    asyncio.run(traced_handler(allowed, traces.tracing)(ask([TRACEPARENT, (b"tracestate", b"vendor=1")])))
+    asyncio.run(answered(traced_handler(allowed, traces.tracing), ask([TRACEPARENT, (b"tracestate", b"vendor=1")])))
     span = traces.only()
     assert span.context is not None
     assert span.parent is not None
@@ -89,23 +89,23 @@ def test_a_call_that_is_part_of_a_trace_stays_in_it(traces: Traces) -> None:
     "header", [b"", b"\xff" * 20, b"00-0-0-0", b"00-" + b"z" * 32 + b"-00f067aa0ba902b7-01", b"x" * 100_000]
 )
 def test_a_traceparent_that_is_none_begins_a_new_trace(traces: Traces, header: bytes) -> None:
-    asyncio.run(traced_handler(allowed, traces.tracing)(ask([(b"traceparent", header)])))
+    asyncio.run(answered(traced_handler(allowed, traces.tracing), ask([(b"traceparent", header)])))
     assert traces.only().parent is None
 
 
 def test_a_path_that_leads_nowhere_gives_no_span_its_name(traces: Traces) -> None:
-    asyncio.run(traced_handler(missing, traces.tracing)(ask()))
+    asyncio.run(answered(traced_handler(missing, traces.tracing), ask()))
     assert (traces.only().name, traces.only().status.status_code) == ("POST", SpanStatus.UNSET)
 
 
 def test_what_is_our_own_fault_is_an_error_and_nothing_secret_is_told(traces: Traces) -> None:
     with pytest.raises(ValueError, match="secret"):
-        asyncio.run(traced_handler(broken, traces.tracing)(ask()))
+        asyncio.run(answered(traced_handler(broken, traces.tracing), ask()))
     assert (traces.only().status.status_code, traces.only().status.description) == (SpanStatus.ERROR, "ValueError")
 
 
 def test_an_answer_of_our_own_fault_is_an_error(traces: Traces) -> None:
-    asyncio.run(traced_handler(overloaded, traces.tracing)(ask()))
+    asyncio.run(answered(traced_handler(overloaded, traces.tracing), ask()))
     assert (traces.only().status.status_code, traces.only().status.description) == (SpanStatus.ERROR, "503")
 
 

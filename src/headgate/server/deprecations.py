@@ -8,7 +8,7 @@ from headgate.policy.problems import Findings, ProblemKind
 from headgate.policy.schema import Field, ListOf, Record, Scalar
 from headgate.policy.times import moment
 from headgate.policy.yaml_text import Document, text_of
-from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, answered
 from headgate.web.deprecation import Deprecation, Deprecations
 
 _ENTRY = Record(
@@ -65,7 +65,7 @@ def announcing(handler: Handler, deprecations: Deprecations) -> Handler:
         return handler
 
     async def announced(request: HttpRequest) -> HttpResponse:
-        response = await handler(request)
+        response = await answered(handler, request)
         fields = deprecations.fields(request.path.decode("latin-1"))
         return HttpResponse(response.status, response.body, (*response.headers, *fields)) if fields else response
 

@@ -12,7 +12,7 @@ from headgate.server.wire.grpc.calls import (
     UnaryCall,
     UnaryMethod,
 )
-from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
+from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, answered
 
 _OWN_FAULT = 500
 _NO_ROUTE = frozenset({404, 405, 501})
@@ -38,7 +38,7 @@ def traced_handler(handler: Handler, tracing: Tracing | None) -> Handler:
         attributes = {"http.request.method": method, "url.path": path}
         with tracing.call(method, request.headers, attributes) as span:
             try:
-                response = await handler(request)
+                response = await answered(handler, request)
             except Exception as error:
                 span.failed(type(error).__name__)
                 raise

@@ -18,8 +18,9 @@ order. They are not all or nothing: each stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from time import perf_counter_ns
+from typing import Any
 
 import msgspec
 
@@ -79,16 +80,26 @@ class Checks:
         self._now, self._answers = decisions.engine.clock.now, answers
         self._recorder, self._called = decisions.recorder, decisions.recorder.called
 
-    async def check(self, request: HttpRequest) -> HttpResponse:
-        """Answer a question."""
+    def check(self, request: HttpRequest) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
+        """Answer a question: at once, unless the store makes it wait."""
         began, now, asked = perf_counter_ns(), self._now(), None
         try:
             asked = question(request.body)
             ruling = self._decide(asked, key_in(request.headers), now)
-            if not isinstance(ruling, Ruling):
-                ruling = await ruling
         except (UsageError, StoreError) as error:
             return self._failed("check", error, began, asked)
+        if isinstance(ruling, Ruling):
+            return self._answered(asked, ruling, began, now)
+        return self._awaited(asked, ruling, began, now)
+
+    async def _awaited(self, asked: CheckQuestion, ruling: Awaitable[Ruling], began: int, now: int) -> HttpResponse:
+        try:
+            decided = await ruling
+        except (UsageError, StoreError) as error:
+            return self._failed("check", error, began, asked)
+        return self._answered(asked, decided, began, now)
+
+    def _answered(self, asked: CheckQuestion, ruling: Ruling, began: int, now: int) -> HttpResponse:
         response = self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact)
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
@@ -146,7 +157,7 @@ class Checks:
                 ruling = await ruling
         except (UsageError, StoreError) as error:
             return b'{"error":%b}' % problem_of(error, asked).encode()
-        return self._answers.body(ruling, now, refundable=asked.refundable, exact=asked.exact)
+        return self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact).body
 
     def _decide(self, asked: CheckQuestion, key: str, now: int) -> Ruling | Awaitable[Ruling]:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""

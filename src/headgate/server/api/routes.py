@@ -80,13 +80,13 @@ def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
 
 
 class _Router:
-    """Finds the handler of a request, and returns its coroutine."""
+    """Finds the handler of a request, and returns what that does."""
 
     def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
         self._routes = routes
         self._check = routes[CHECK][1]
 
-    def answer(self, request: HttpRequest) -> Coroutine[Any, Any, HttpResponse]:
+    def answer(self, request: HttpRequest) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
         if request.path == CHECK and request.method == b"POST":
             return self._check(request)
         methods, handler = self._routes.get(request.path, (None, _not_found))
@@ -95,14 +95,14 @@ class _Router:
         return _other_method(request, methods)
 
 
-async def _not_found(request: HttpRequest) -> HttpResponse:
+def _not_found(request: HttpRequest) -> HttpResponse:
     if request.path == b"*" and request.method == b"OPTIONS":
         return HttpResponse(204)
     detail = f"there is nothing at {shown(request.path.decode('latin-1'))}; checks are sent to {CHECK.decode()}"
     return problem_response(of_status(404, detail))
 
 
-async def _other_method(request: HttpRequest, methods: frozenset[bytes]) -> HttpResponse:
+def _other_method(request: HttpRequest, methods: frozenset[bytes]) -> HttpResponse:
     allow = b"allow", b", ".join(sorted({*methods, b"OPTIONS"}))
     if request.method == b"OPTIONS":
         return HttpResponse(204, b"", (allow,))

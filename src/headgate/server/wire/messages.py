@@ -107,5 +107,12 @@ class DateHeader:
         self.line = b"date: %b\r\n" % self.value
 
 
-Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
-"""Answers a request. An error that it raises is answered with 500, and logged."""
+Handler: TypeAlias = Callable[[HttpRequest], HttpResponse | Coroutine[Any, Any, HttpResponse]]
+"""Answers a request: at once or, where it may have to wait, by a coroutine. An error that it raises is answered with
+500, and logged."""
+
+
+async def answered(handler: Handler, request: HttpRequest) -> HttpResponse:
+    """Return the answer of a handler, when it is there."""
+    response = handler(request)
+    return response if isinstance(response, HttpResponse) else await response

@@ -80,20 +80,24 @@ class Http1Protocol(asyncio.Protocol):
                 machine.answer(number, refusal.response())
                 number += 1
                 continue
+            waiting = None
             try:
-                coroutine = self._handler(request)
-                awaited = coroutine.send(None)
+                answered = self._handler(request)
+                if isinstance(answered, HttpResponse):
+                    response = answered
+                else:
+                    awaited, waiting = answered.send(None), answered
             except StopIteration as stop:
-                self._answer(number, request, stop.value)
+                response = stop.value
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
-                self._answer(number, request, HttpResponse.of_failure(error, request.method, request.path))
-            else:
+                response = HttpResponse.of_failure(error, request.method, request.path)
+            if waiting is not None:
                 done, failed = partial(self._done, number, request), partial(self._failed, number, request)
-                eager.go_on(coroutine, awaited, done, failed)
-                number += 1
-                continue
-            if admission is not None:
-                admission.release()
+                eager.go_on(waiting, awaited, done, failed)
+            else:
+                self._answer(number, request, response)
+                if admission is not None:
+                    admission.release()
             number += 1
 
     def eof_received(self) -> bool:

@@ -111,18 +111,23 @@ class HttpService:
             self._answer(stream, head, refusal.response())
             return
         request = HttpRequest(head.method, path, query, fields, body, connection.peer)
+        waiting = None
         try:
-            coroutine = self._handler(request)
-            awaited = coroutine.send(None)
+            answered = self._handler(request)
+            if isinstance(answered, HttpResponse):
+                response = answered
+            else:
+                awaited, waiting = answered.send(None), answered
         except StopIteration as stop:
-            self._answer(stream, head, stop.value)
+            response = stop.value
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
-            self._answer(stream, head, HttpResponse.of_failure(error, head.method, head.path))
-        else:
+            response = HttpResponse.of_failure(error, head.method, head.path)
+        if waiting is not None:
             self.in_flight += 1
             done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
-            eager.go_on(coroutine, awaited, done, failed)
+            eager.go_on(waiting, awaited, done, failed)
             return
+        self._answer(stream, head, response)
         if admission is not None:
             admission.release()
 
