@@ -92,7 +92,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     else:
         ruling = told_by_service(arguments, lambda client: client.check(request))
     if arguments.json:
-        terminal.say_json(json.loads(CheckAnswers().body(ruling, now)))
+        terminal.say_json(json.loads(CheckAnswers().response(ruling, now).body))
     else:
         _tell(ruling, now, terminal, peeked=arguments.peek)
     return OK if ruling.allowed else NO

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headgate import StoreUnavailable
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.engine import RuleDecision, Ruling
 from headgate.policy.selection import Verdict
-from headgate.server.api.answers import CheckAnswers
+from headgate.server.api.answers import MOST_ANSWERS, CheckAnswers
 from headgate.server.api.checks import problem_of, problem_response
-from headgate.web.headers import MOST_PREPARED
+from headgate.web.headers import MOST_PREPARED, MOST_SHOWN
 from tests.web import plain
 from tests.web.plain import NOW
 
@@ -76,7 +77,7 @@ def answer(ruling: Ruling) -> dict[str, Any]:
 @given(st.lists(rulings(), min_size=1, max_size=3))
 def test_whatever_was_answered_before(reset_format: str, asked: list[Ruling]) -> None:
     answers = CheckAnswers(reset_format)
-    for ruling in asked:
+    for ruling in (*asked, *asked):
         response = answers.response(ruling, NOW)
         assert list(json.loads(response.body).items()) == list(answer(ruling).items())
         expected = []
@@ -99,3 +100,43 @@ def test_what_is_prepared_is_bounded() -> None:
         decision = Decision(True, 3, 2, 0, 0, Pressure.NORMAL, plain.QUOTAS[0])
         answers.response(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}", (f"rule-{number}",)), NOW)
     assert len(answers._prepared) <= MOST_PREPARED
+    assert len(answers._known) <= MOST_ANSWERS
+
+
+def test_an_answer_about_many_limits_is_not_remembered() -> None:
+    parts = tuple([Decision(False, 3, 0, 1, 1, Pressure.THROTTLED, plain.QUOTAS[0])] * (MOST_SHOWN + 1))
+    ruling = Ruling(False, Verdict.LIMITED, replace(parts[0], made_of=parts), "a", ("a",) * len(parts), (), True)
+    answers = CheckAnswers()
+    assert json.loads(answers.response(ruling, NOW).body) == answer(ruling)
+    assert not answers._known
+
+
+ONE = Decision(False, 3, 0, 2_000_000, 3_000_000, Pressure.THROTTLED, plain.QUOTAS[0])
+OTHERS: list[dict[str, Any]] = [
+    {"limit": 4},
+    {"remaining": 1},
+    {"retry_after_us": 3_000_000},
+    {"reset_after_us": 9_000_000},
+    {"delay_us": 1_500_000},
+    {"degraded": "storage_unavailable"},
+    {"allowed": True, "state": Pressure.NORMAL, "retry_after_us": 0},
+    {"allowed": True, "state": Pressure.WARNING, "retry_after_us": 0},
+]
+
+
+@pytest.mark.parametrize("reset_format", ["epoch", "seconds"])
+def test_a_remembered_answer_is_given_only_where_nothing_it_says_differs(reset_format: str) -> None:
+    decisions = [ONE, *[replace(ONE, **other) for other in OTHERS]]
+    decisions += [replace(ONE, made_of=(ONE, each), index=index) for each in decisions for index in (0, 1)]
+    rulings = []
+    for decision in decisions:
+        for rules in (RULES, RULES[1:]):
+            several = rules[: len(decision.limits)]
+            for shadow in ((), (RuleDecision("trial", ONE),), (RuleDecision("trial", decisions[2]),)):
+                about = decision.allowed, Verdict.LIMITED, decision, rules[decision.index], several
+                rulings += [Ruling(*about, shadow, True, "", 1, names) for names in ((), ("zone",))]
+    answers = CheckAnswers(reset_format)
+    for ruling in (*rulings, *rulings):
+        for later in (0, 1_000_000):
+            fresh = CheckAnswers(reset_format).response(ruling, NOW + later)
+            assert answers.response(ruling, NOW + later) == fresh

@@ -21,7 +21,9 @@ charge                  if that was asked for: what names the cost that was take
 exact                   if that was asked for: the ruling to the microsecond; see `headgate.engine.written`
 ======================  =====================================================================================
 
-What is the same in all answers by the same rules is written once; the rest is put between. Times are counted from
+What is the same in all answers by the same rules is written once; the rest is put between. Within a second, many are
+told the same of a limit: so whole answers are remembered, too, admissions and refusals alike. What several limits admit
+is not: mostly one of them is shared by many, and has another number left each time. Times are counted from
 before the decision: with a later time, the end of a fixed window would seem to move.
 """
 
@@ -39,8 +41,10 @@ from headgate.engine import Ruling
 from headgate.engine.charges import charge_of
 from headgate.engine.written import write
 from headgate.server.wire.messages import HttpResponse
-from headgate.web.headers import MOST_PREPARED, HeaderWriter, Numbers, ResponseHeaders, as_line, worst
+from headgate.web.headers import MOST_PREPARED, MOST_SHOWN, HeaderWriter, Numbers, ResponseHeaders, as_line, worst
 
+MOST_ANSWERS = 2048
+"""Answers that are remembered, each about `MOST_SHOWN` limits at most."""
 JSON = (b"content-type", b"application/json")
 _JSON_LINE = b"content-type: application/json\r\n"
 _LINES = _JSON_LINE + b"x-ratelimit-limit: %b\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %b\r\n"
@@ -48,12 +52,12 @@ _REFUSED_LINES = _LINES + b"x-ratelimit-state: throttled\r\nretry-after: %b\r\nc
 _NORMAL = Pressure.NORMAL
 _STATES = {state: state.encode() for state in Pressure}
 _DECIDED = (
-    b'{"allowed":%b,"limit":%b,"remaining":%d,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":<rule>,'
-    b'"state":"%b",%b,"limits":[<limits>],"shadow":[<shadow>],"unmatched_principals":%b%b}'
+    b'{"allowed":%b,"limit":%b,"remaining":%d,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":%b,'
+    b'"state":"%b",%b,"limits":[<limits>],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
 _UNDECIDED = (
     b'{"allowed":%b,"limit":null,"remaining":null,"reset_at":null,"retry_after":%b,"current_count":null,"rule_id":"",'
-    b'"state":"%b",%b,"limits":[],"shadow":[<shadow>],"unmatched_principals":%b%b}'
+    b'"state":"%b",%b,"limits":[],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
 _ELEMENT = b'{"rule_id":<rule>,"allowed":%b,"limit":%b,"remaining":%d,"reset_at":%b,"retry_after":%b,"state":"%b"}'
 """What is in angle brackets is filled in once for all answers by the same rules."""
@@ -77,31 +81,24 @@ class CheckAnswers:
         self._states = {state: as_line("X-RateLimit-State")(state) for state in Pressure} | {Pressure.NORMAL: b""}
         self._numbers = Numbers(b"%d".__mod__)
         """Limits and times, of which there are few at a time."""
-        self._prepared = BoundedCache[tuple[object, ...], bytes](MOST_PREPARED)
-        """Answers without what changes; by the rules of the limits, which of them decides, and the shadow rules."""
+        self._prepared = BoundedCache[tuple[object, ...], tuple[bytes, list[bytes]]](MOST_PREPARED)
+        """Answers without what changes, by the rules of the limits and the shadow rules; see `_template`."""
+        self._known = BoundedCache[tuple[object, ...], HttpResponse](MOST_ANSWERS)
+        """Whole answers, by all that they say."""
 
     def response(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> HttpResponse:
-        """Return the response to a request that came at `now`, in microseconds since the epoch."""
-        body, lines = self._written(ruling, now, refundable)
-        return HttpResponse(200, _with_ruling(body, ruling) if exact else body, (), lines)
+        """Return the response to a request that came at `now`, in microseconds since the epoch.
 
-    def body(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
-        """Return the answer; on request, with what names the cost that was taken, and with the ruling."""
-        body, _ = self._written(ruling, now, refundable)
-        return _with_ruling(body, ruling) if exact else body
-
-    def _written(self, ruling: Ruling, now: int, refundable: bool) -> tuple[bytes, bytes]:  # noqa: FBT001  a fact
-        """Return the body of a response, and the lines of its header."""
-        decision, numbers = ruling.decision, self._numbers
-        key: tuple[object, ...]
-        told: tuple[Decision, ...]
-        if decision is None:
-            key, told = (ruling.rules,), ()
-        else:
-            key, told = (ruling.rules, decision.index), decision.parts if decision.made_of else (decision,)
-        if ruling.shadow:
-            told = (*told, *[each.decision for each in ruling.shadow])
-            key = (*key, *[each.rule_id for each in ruling.shadow])
+        On request it has what names the cost that was taken, and the ruling.
+        """
+        decision, shadow, numbers = ruling.decision, ruling.shadow, self._numbers
+        which: tuple[object, ...] = ruling.rules
+        told: tuple[Decision, ...] = ()
+        if decision is not None:
+            told = decision.parts if decision.made_of else (decision,)
+        if shadow:
+            told = (*told, *[each.decision for each in shadow])
+            which = (which, *[each.rule_id for each in shadow])
         limits: list[Any] = []
         for part in told:
             limit, reset_at = numbers[part.limit], numbers[-(-(now + part.reset_after_us) // SECOND)]
@@ -110,14 +107,31 @@ class CheckAnswers:
             else:
                 wait = numbers[-(-part.retry_after_us // SECOND) or 1]
                 limits += b"false", limit, part.remaining, reset_at, wait, b"throttled"
-        unmatched = _encode(ruling.unmatched_principals) if ruling.unmatched_principals else b"[]"
-        charge = b',"charge":' + _encode(charge_of(ruling)) if refundable else b""
-        template = self._prepared.get(key) or self._prepared.keep(key, _template(ruling))
         if decision is None:
-            return template % (*_undecided(ruling), *limits, unmatched, charge), _JSON_LINE
-        in_time, first = _IN_TIME, 6 * decision.index
-        allowed, limit, left, reset_at, wait, state = limits[first : first + 6]
-        reset = reset_at if self._is_epoch else numbers[-(-decision.reset_after_us // SECOND)]
+            template, _ = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
+            response = HttpResponse(200, template % (*_undecided(ruling), *limits), (), _JSON_LINE)
+        else:
+            index = decision.index
+            reset = limits[6 * index + 3] if self._is_epoch else numbers[-(-decision.reset_after_us // SECOND)]
+            if (decision.made_of and decision.allowed) or len(told) > MOST_SHOWN:
+                response = self._decided(ruling, decision, which, limits, reset)
+            else:
+                key = (which, index, reset, decision.delay_us, decision.degraded, *limits)
+                known = self._known.get(key)
+                if known is None:
+                    known = self._known.keep(key, self._decided(ruling, decision, which, limits, reset))
+                response = known
+        if refundable or exact or ruling.unmatched_principals:
+            return _with_more(response, ruling, refundable=refundable, exact=exact)
+        return response
+
+    def _decided(
+        self, ruling: Ruling, decision: Decision, which: tuple[object, ...], limits: list[Any], reset: bytes
+    ) -> HttpResponse:
+        """Return the response to what limits decided, from what it says of each of them."""
+        template, names = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
+        in_time, index = _IN_TIME, decision.index
+        allowed, limit, left, reset_at, wait, state = limits[6 * index : 6 * index + 6]
         if decision.degraded or decision.delay_us:
             in_time = _late(decision)
             lines = _LINES % (limit, left, reset) + b"".join(self._writer.unusual(decision))
@@ -128,19 +142,18 @@ class CheckAnswers:
                 lines += self._states[worst_state]
         else:
             lines = _REFUSED_LINES % (limit, left, reset, wait)
-        used = decision.limit - left
-        body = template % (allowed, limit, left, reset_at, wait, used, state, in_time, *limits, unmatched, charge)
-        return body, lines
+        about = decision.limit - left, names[index], state, in_time
+        return HttpResponse(200, template % (allowed, limit, left, reset_at, wait, *about, *limits), (), lines)
 
 
-def _template(ruling: Ruling) -> bytes:
-    """Return the answers by the same rules, without what changes."""
-    rules = (*ruling.rules, *[each.rule_id for each in ruling.shadow])
-    names = [_encode(rule_id).replace(b"%", b"%%") for rule_id in rules]
-    elements, enforced = [_ELEMENT.replace(b"<rule>", name) for name in names], len(ruling.rules)
+def _template(ruling: Ruling) -> tuple[bytes, list[bytes]]:
+    """Return the answers by the same rules, without what changes, and what the rules are called in them."""
+    rules = [_encode(rule_id) for rule_id in (*ruling.rules, *[each.rule_id for each in ruling.shadow])]
+    elements = [_ELEMENT.replace(b"<rule>", rule_id.replace(b"%", b"%%")) for rule_id in rules]
+    enforced = len(ruling.rules)
     limits, shadow = b",".join(elements[:enforced]), b",".join(elements[enforced:])
-    template = _UNDECIDED if ruling.decision is None else _DECIDED.replace(b"<rule>", names[ruling.decision.index])
-    return template.replace(b"<limits>", limits).replace(b"<shadow>", shadow)
+    template = _UNDECIDED if ruling.decision is None else _DECIDED
+    return template.replace(b"<limits>", limits).replace(b"<shadow>", shadow), rules
 
 
 def _undecided(ruling: Ruling) -> tuple[bytes, ...]:
@@ -150,9 +163,16 @@ def _undecided(ruling: Ruling) -> tuple[bytes, ...]:
     return allowed, retry_after, _STATES[ruling.state], b'"degraded":false,"matched":%b,"reason":%b,"delay":0.0' % about
 
 
-def _with_ruling(body: bytes, ruling: Ruling) -> bytes:
-    """Return an answer with one more member."""
-    return b'%b,"exact":%b}' % (body[:-1], write(ruling))
+def _with_more(response: HttpResponse, ruling: Ruling, *, refundable: bool, exact: bool) -> HttpResponse:
+    """Return an answer with what few have: names that no rule knows, and what was asked for."""
+    body = response.body
+    if ruling.unmatched_principals:
+        body = b"%b%b}" % (body[: -len(b"[]}")], _encode(ruling.unmatched_principals))
+    if refundable:
+        body = b'%b,"charge":%b}' % (body[:-1], _encode(charge_of(ruling)))
+    if exact:
+        body = b'%b,"exact":%b}' % (body[:-1], write(ruling))
+    return HttpResponse(response.status, body, response.fields, response.lines)
 
 
 def _late(decision: Decision) -> bytes:
