@@ -68,7 +68,7 @@ async def deciding(**options: Any) -> Any:
     async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), clock=ManualClock(), **options) as engine:
 
         async def ask(*descriptors: Descriptor) -> EnvoyAnswer:
-            answered = await engine.decide(engine.match("edge", descriptors))
+            answered = await engine.check(engine.match("edge", descriptors))
             return answered.answer
 
         yield ask
@@ -183,7 +183,7 @@ def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> Non
         away = "redis://127.0.0.1:1/0?timeout=0.1"
         tree, clock = load({"edge.yaml": TREE}), ManualClock()
         async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode) as engine:
-            answers = [(await engine.decide(engine.match("edge", [ip()]))).answer for _ in range(3)]
+            answers = [(await engine.check(engine.match("edge", [ip()]))).answer for _ in range(3)]
             assert [answer.code.value for answer in answers] == expected
             assert all(answer.degraded for answer in answers)
             statistics = engine.statistics()

@@ -276,7 +276,7 @@ def test_descriptor_trees_are_counted_by_domain_and_descriptor(recorder: Recorde
     asked = [Descriptor((("user", "ada"),)), Descriptor((("shadow", "x"),)), Descriptor((("free", "x"),))]
     for _ in range(3):
         matching = trees.match("shop", asked)
-        recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
+        recorder.answered(matching, run(trees.check(matching)).answer, 10_000)
     assert decisions_of(recorder) == {
         ("shop.user", "allowed"): 2,
         ("shop.user", "denied"): 1,
@@ -293,7 +293,7 @@ def test_descriptors_that_only_look_or_give_back_decide_nothing(recorder: Record
     trees = descriptors()
     for asked in (Descriptor((("user", "ada"),), hits=0), Descriptor((("user", "ada"),), hits=1, refund=True)):
         matching = trees.match("shop", [asked])
-        recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
+        recorder.answered(matching, run(trees.check(matching)).answer, 10_000)
     assert decisions_of(recorder) == {}
     assert value(recorder.metrics()[1], "headgate_peeks_total") == 1
     assert value(recorder.metrics()[1], "headgate_refunds_total") == 1
@@ -303,7 +303,7 @@ def test_values_in_names_are_bounded(recorder: Recorder, run: Run[Any]) -> None:
     trees = descriptors()
     for number in range(MOST_BY_VALUE + 10):
         matching = trees.match("shop", [Descriptor((("path", f"/{number}"),))])
-        recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
+        recorder.answered(matching, run(trees.check(matching)).answer, 10_000)
     counted = decisions_of(recorder)
     assert counted["shop.path_/0", "allowed"] == 1
     assert counted["shop.path", "allowed"] == 10
@@ -331,6 +331,6 @@ def test_descriptor_trees_that_refuse_nothing_are_counted_as_shadows(recorder: R
     trees = descriptors(shadow_mode=True)
     for _ in range(3):
         matching = trees.match("shop", [Descriptor((("user", "ada"),))])
-        recorder.answered(matching, run(trees.decide(matching)).answer, 10_000)
+        recorder.answered(matching, run(trees.check(matching)).answer, 10_000)
     assert decisions_of(recorder) == {("shop.user", "allowed"): 2, ("shop.user", "shadow_denied"): 1}
     assert msgspec.json.decode(recorder.hot_keys())["denied"] == []

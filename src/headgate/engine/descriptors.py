@@ -10,7 +10,7 @@ hits beyond the limit are counted; here, refused hits are not, so whoever looks 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import msgspec
 
@@ -119,13 +119,22 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""
         return self.policy.match(domain, descriptors, hits_addend)
 
-    async def decide(self, matching: Matching) -> Answered:
+    async def check(self, matching: Matching) -> Answered:
         """Ask the store about all that applies, and return the answer."""
-        now, calls = self.clock.now(), matching.calls
+        answered = self.decide(matching)
+        return answered if isinstance(answered, Answered) else await answered
+
+    def decide(self, matching: Matching) -> Answered | Awaitable[Answered]:
+        """Check; return the answer itself where there is nothing to wait for: see `AsyncEngine.decide`."""
+        now, memory, calls = self.clock.now(), self._memory, matching.calls
+        if memory is not None and len(matching.matches) == 1 == len(calls) and not self._count_refused:
+            return Answered(matching, (memory.run(calls[0]),), now, *self._modes)
+        return self._awaited(matching, now)
+
+    async def _awaited(self, matching: Matching, now: int) -> Answered:
+        calls = matching.calls
         if len(matching.matches) == 1 == len(calls) and not self._count_refused:
-            memory = self._memory
-            decision = memory.run(calls[0]) if memory is not None else await self._store.run(calls[0])
-            decisions: tuple[Decision | None, ...] = (decision,)
+            decisions: tuple[Decision | None, ...] = (await self._store.run(calls[0]),)
         else:
             decisions = await self._drive(_decided(matching, count_refused=self._count_refused))
         return Answered(matching, decisions, now, *self._modes)

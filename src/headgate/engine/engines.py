@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ from headgate.core.plan import Call
 from headgate.engine.base import AsyncEngineBase
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
 from headgate.engine.together import JointRequest
-from headgate.engine.verbs import Asked, Flow, Observer, Rules, T, Verbs
+from headgate.engine.verbs import Flow, Observer, Rules, SelectedCheck, T, Verbs
 from headgate.flows import drive
 from headgate.live import LoadStatistics
 from headgate.policy.compiled import Policy
@@ -89,10 +90,9 @@ class Engine(_Ruled):
         Raises InvalidRequest, InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
         """
         asked = self._verbs.asked(request)
-        call = asked[1]
-        if call is None:
-            return self._drive(self._verbs.check(request, asked))
-        return self._verbs.answered(request, asked, self._store.run(call))
+        if asked.call is None:
+            return self._drive(self._verbs.check(asked))
+        return self._verbs.answered(asked, self._store.run(asked.call), 0)
 
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
@@ -230,18 +230,31 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         ruling = self.decide(request)
         return ruling if isinstance(ruling, Ruling) else await ruling
 
-    def decide(self, request: Request) -> Ruling | Awaitable[Ruling]:
-        """Check; return the ruling itself where there is nothing to wait for, as in memory: to await costs time."""
-        asked = self._verbs.asked(request)
-        call, memory = asked[1], self._memory
-        if call is None:
-            return self._drive(self._verbs.check(request, asked))
-        if memory is not None:
-            return self._verbs.answered(request, asked, memory.run(call))
-        return self._awaited(request, asked, call)
+    def asked(self, request: Request, before: SelectedCheck | None = None) -> SelectedCheck:
+        """Return what is to be asked of the store; that is `before`, of the same request, as long as it holds.
 
-    async def _awaited(self, request: Request, asked: Asked, call: Call) -> Ruling:
-        return self._verbs.answered(request, asked, await self._store.run(call))
+        Raises what `check` raises.
+        """
+        return self._verbs.asked(request, before)
+
+    def decide(self, request: Request, asked: SelectedCheck | None = None) -> Ruling | Awaitable[Ruling]:
+        """Check; return the ruling itself where there is nothing to wait for, as in memory: to await costs time.
+
+        Args:
+            request: who asks for what.
+            asked: what `asked` has just returned for it, if that is known.
+        """
+        began, verbs, memory = perf_counter_ns(), self._verbs, self._memory
+        if asked is None:
+            asked = verbs.asked(request)
+        if asked.call is None:
+            return self._drive(verbs.check(asked, began))
+        if memory is not None:
+            return verbs.answered(asked, memory.run(asked.call), began)
+        return self._awaited(asked, asked.call, began)
+
+    async def _awaited(self, asked: SelectedCheck, call: Call, began: int) -> Ruling:
+        return self._verbs.answered(asked, await self._store.run(call), began)
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """See `Engine.check_once`."""

@@ -49,9 +49,6 @@ from headgate.policy.selection import Selection, Verdict
 from headgate.stores.wrapping import Refund
 
 T = TypeVar("T")
-Asked: TypeAlias = tuple[Selection, Call | None, int, int, int]
-"""A check that has begun: what applies to the request, the one call that decides it, if it is one; the version of the
-policy; when it began, in microseconds since the epoch, and by a clock of nanoseconds for the time it takes."""
 Flow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], T]
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 """A file of rules, which is watched; rules; or a policy made of them."""
@@ -80,6 +77,18 @@ class Observer(Protocol):
     def was_reset(self, request: Request, reset: Reset, /) -> None:
         """Take note of limits that were reset."""
         ...
+
+
+class SelectedCheck(msgspec.Struct, frozen=True, gc=False):
+    """A check, and what it asks of the store. It may be kept, and asked again: see `Verbs.asked`."""
+
+    request: Request
+    selection: Selection
+    """What applies to it."""
+    call: Call | None
+    """The one that decides it, if it is one."""
+    policy: Policy
+    """By which that was found."""
 
 
 class _Fixed(msgspec.Struct, frozen=True):
@@ -148,43 +157,49 @@ class Verbs:
         if self._own and isinstance(self._rules, Live):
             self._rules.close()
 
-    def asked(self, request: Request) -> Asked:
-        """Begin a check: return what is to be asked of the store."""
-        began = perf_counter_ns() if self.observer is not None else 0
+    def asked(self, request: Request, before: SelectedCheck | None = None) -> SelectedCheck:
+        """Return what is to be asked of the store; that is `before`, of the same request, as long as it holds."""
         policy, now = self._rules.value, time_ns() // 1000 if self._now is None else self._now()
+        if before is not None and before.policy is policy:
+            selection = before.selection
+            if selection.since <= now < selection.until:
+                return before
         try:
             selection = policy.select(request, now)
         except UnknownRule as error:
             selection = self._unmatched(policy, error)
         plan, shadow, cost = selection.enforced.plan, selection.shadow, request.cost
         if not shadow:
-            return selection, Call(_CHECK, plan, cost) if plan and cost else None, policy.version, now, began
+            return SelectedCheck(request, selection, Call(_CHECK, plan, cost) if plan and cost else None, policy)
         tried: tuple[Plan, ...] = ()
         for limits in shadow:
             if not limits.too_small:
                 tried += (limits.plan,)
         call = Call(_CHECK, plan, cost, b"", None, tried) if cost and len(tried) == len(shadow) else None
-        return selection, call, policy.version, now, began
+        return SelectedCheck(request, selection, call, policy)
 
-    def answered(self, request: Request, asked: Asked, decision: Decision) -> Ruling:
+    def answered(self, asked: SelectedCheck, decision: Decision, began: int) -> Ruling:
         """End a check whose one call the store has answered."""
-        selection, _, version, _, began = asked
+        selection = asked.selection
         tried = shadow_decisions(selection.shadow, decision.shadow) if selection.shadow else ()
-        ruling = ruling_of(selection, decision if selection.enforced.plan else None, version, tried)
+        ruling = ruling_of(selection, decision if selection.enforced.plan else None, asked.policy.version, tried)
         if self.observer is not None:
-            self.observer.decided(ruling, request, perf_counter_ns() - began)
+            self.observer.decided(ruling, asked.request, perf_counter_ns() - began)
         return ruling
 
-    def check(self, request: Request, asked: Asked, verb: Verb = Verb.CHECK, idempotency_key: str = "") -> Flow[Ruling]:
+    def check(
+        self, asked: SelectedCheck, began: int = 0, verb: Verb = Verb.CHECK, idempotency_key: str = ""
+    ) -> Flow[Ruling]:
         """Go on with a check that takes no call, or several."""
-        selection, _, version, _, began = asked
-        ruling = yield from ruled(selection, Call(verb, (), request.cost), version, idempotency_key)
+        call = Call(verb, (), asked.request.cost)
+        ruling = yield from ruled(asked.selection, call, asked.policy.version, idempotency_key)
         if self.observer is not None:
-            self.observer.decided(ruling, request, perf_counter_ns() - began)
+            self.observer.decided(ruling, asked.request, perf_counter_ns() - began)
         return ruling
 
     def check_once(self, request: Request, idempotency_key: str) -> Flow[Ruling]:
-        return self.check(request, self.asked(request), Verb.CHECK_ONCE, checked_once(idempotency_key))
+        began = perf_counter_ns()
+        return self.check(self.asked(request), began, Verb.CHECK_ONCE, checked_once(idempotency_key))
 
     def peek(self, request: Request) -> Flow[Ruling]:
         began = perf_counter_ns()
@@ -194,9 +209,9 @@ class Verbs:
         return ruling
 
     def is_passed(self, client_id: str, rule_id: str) -> Flow[Passed]:
-        request = self.policy.request_of(client_id, rule_id)
-        asked = self.asked(request)
-        return passed((yield from self.check(request, asked)), asked[3])
+        began, now = perf_counter_ns(), self.clock.now()
+        asked = self.asked(self.policy.request_of(client_id, rule_id))
+        return passed((yield from self.check(asked, began)), now)
 
     def check_together(self, parts: Sequence[JointRequest]) -> Flow[tuple[Ruling, ...]]:
         began = perf_counter_ns()

@@ -60,6 +60,9 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
     """Why, for those on a list."""
     unmatched_principals: tuple[str, ...] = ()
     """Names of principals that the request has and no rule knows: perhaps misspelt, for nothing limits by them."""
+    since: int = 0
+    until: int = FOREVER
+    """Between these times, in microseconds since the epoch, the policy says the same about the same request."""
 
     @property
     def matched(self) -> bool:
@@ -149,12 +152,16 @@ class Steps:
         if not self._shadow:
             if not plan and not unmatched:
                 return UNMATCHED
-            return Selection(_LIMITED if plan else _UNLIMITED, Limits(plan, self._rules), (), "", unmatched)
+            return Selection(
+                _LIMITED if plan else _UNLIMITED, Limits(plan, self._rules), (), "", unmatched, self.since, self.until
+            )
         shadow: tuple[Limits, ...] = ()
         for first, end, rules, capacity in self._shadow:
             shadow += (Limits(plan[first:end], rules, asked > capacity),)
         enforced = Limits(plan[: self._enforced], self._rules)
-        return Selection(_LIMITED if self._enforced else _UNLIMITED, enforced, shadow, "", unmatched)
+        return Selection(
+            _LIMITED if self._enforced else _UNLIMITED, enforced, shadow, "", unmatched, self.since, self.until
+        )
 
     def _check(self, cost: int, asked: int) -> None:
         """Refuse a cost that is not one, or that is above the capacity of a rule. Raises InvalidCost, CostTooLarge."""

@@ -87,7 +87,7 @@ class ServiceFallback:
             return self._undecided(request, absence)
         if idempotency_key:
             return self._driven(verbs.check_once(request, idempotency_key), absence)
-        return self._driven(verbs.check(request, verbs.asked(request)), absence)
+        return self._driven(verbs.check(verbs.asked(request)), absence)
 
     def peek(self, request: Request, absence: Unanswered) -> Ruling:
         """Say what a check would answer."""

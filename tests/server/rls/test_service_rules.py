@@ -7,8 +7,12 @@ import json
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from headgate.policy.live import LivePolicy
+from headgate.policy.loading import load
+from headgate.policy.model import Ruleset
 from headgate.server.rls.service import LARGEST_RECURRING, LONGEST_RECURRING
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
+from headgate.testing import ManualClock
 from headgate.web.headers import ResponseHeaders
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, answered, asked, descriptor, headers
@@ -24,6 +28,21 @@ rules:
 deny: [{user: mallory}]
 allow: [{user: root}]
 """
+
+
+class Given:
+    """A source of rules that do not change."""
+
+    name = "rules"
+
+    def __init__(self, ruleset: Ruleset) -> None:
+        self._ruleset = ruleset
+
+    def read(self) -> Ruleset:
+        return self._ruleset
+
+    def changed(self) -> None:
+        return None
 
 
 def test_a_limit_is_kept_and_told(service: Asking) -> None:
@@ -332,3 +351,30 @@ def test_a_question_is_remembered_unless_it_is_long_or_has_many_descriptors_or_e
     ):
         in_memory.ask(*descriptors)
         assert len(remembered) == count
+
+
+def test_what_recurs_is_decided_by_the_rules_in_force(in_memory: Asking) -> None:
+    in_memory.serve(RULES)
+    assert in_memory.service is not None
+    decisions, remembered = in_memory.service._decisions, in_memory.service._recurring
+    assert decisions is not None
+    for number in (2, 9, 7):
+        changed = load("version: 1" + RULES.replace("limit: 2,", f"limit: {number},"))
+        decisions.engine._verbs._rules = LivePolicy(Given(changed))
+        limits = [in_memory.ask(USER).statuses[0].current_limit.requests_per_unit for _ in range(3)]
+        assert limits == [number] * 3
+        in_memory.ask(IP)
+        assert len(remembered) <= 2, "what was understood by other rules is forgotten"
+        decisions.engine._verbs._rules.enforce(enforcing=False)
+        assert not any(in_memory.ask(USER, hits_addend=99).statuses[0].HasField("current_limit") for _ in range(3))
+
+
+def test_what_recurs_is_decided_anew_when_an_override_ends(in_memory: Asking) -> None:
+    clock = ManualClock()
+    overrides = f'{RULES}\nusers: {{ada: {{overrides: {{per-user: {{limit: 9, until: "2025-06-15T15:07:00Z"}}}}}}}}'
+    in_memory.serve(overrides, engine={"clock": clock})
+    limits = []
+    for _ in range(6):
+        limits.append(in_memory.ask(USER).statuses[0].current_limit.requests_per_unit)
+        clock.advance(10)
+    assert limits == [9, 9, 2, 2, 2, 2]

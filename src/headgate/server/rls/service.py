@@ -10,9 +10,8 @@ mistake in Envoy's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from time import perf_counter_ns
-from typing import Any
 
 import msgspec
 
@@ -22,9 +21,11 @@ from headgate.core.key import space
 from headgate.core.mode import Mode
 from headgate.core.plan import MAX_COST, Limit
 from headgate.engine import JointRequest, Ruling
-from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
+from headgate.engine.verbs import SelectedCheck
 from headgate.observe.recorder import Recorder
-from headgate.policy.envoy import Descriptor, Matching, Override, Unit
+from headgate.policy.compiled import Policy
+from headgate.policy.envoy import Descriptor, DescriptorPolicy, Matching, Override, Unit
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
@@ -54,14 +55,18 @@ _USUAL = ResponseHeaders()
 _UNMATCHED = codec.status(codec.status_content(Code.OK))
 
 
-class Understood(msgspec.Struct, frozen=True, gc=False):
+class Understood(msgspec.Struct, gc=False):
     """A question, and what it asks of whom."""
 
     question: RlsQuestion
+    count: int
+    """Of its descriptors."""
     matching: Matching | None = None
     """What the trees say, where they decide."""
     request: Request | None = None
     """What the rules are asked, where that is one request, which needs no other to pass with it."""
+    asked: SelectedCheck | None = None
+    """What comes of that request by the rules that were in force when it was last asked."""
 
 
 class RateLimitService:
@@ -97,17 +102,19 @@ class RateLimitService:
         self._by_rules = RuleAnswers(headers, self._denies)
         self._by_trees = TreeAnswers(headers, denies=trees is not None and trees.mode is Mode.DENY)
         self._recurring = BoundedCache[bytes, Understood](MOST_RECURRING)
-        self._policy = None if trees is None else trees.policy
-        """That of the trees by which recurring questions were matched."""
+        self._policies = self._in_force()
+        """Those by which recurring questions were understood."""
 
     async def should_rate_limit(self, call: UnaryCall) -> bytes:
         """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
         try:
             asked = self._recurring.get(call.message)
-            if asked is None or (self.trees is not None and self.trees.policy is not self._policy):
+            if asked is None or (self.trees is not None and self.trees.policy is not self._policies[0]):
                 asked = self._read(call.message)
-            answer = await self._answer(asked, call.peer)
+            answer = self._answer(asked, call.peer)
+            if not isinstance(answer, RlsAnswer):
+                answer = await answer
         except MalformedMessage as error:
             answer = self.unreadable(str(error))
         except UsageError as error:
@@ -119,25 +126,36 @@ class RateLimitService:
         self.recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
         return answer.raw
 
-    def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> Coroutine[Any, Any, RlsAnswer]:
-        """Return the coroutine that answers a question.
+    async def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> RlsAnswer:
+        """Answer a question.
 
         Raises:
             InvalidRequest: there is no domain, or no descriptor.
             RpcError: the node protects itself.
         """
-        return self._answer(self._understood(question), peer)
+        answer = self._answer(self._understood(question), peer)
+        return answer if isinstance(answer, RlsAnswer) else await answer
 
     def _read(self, raw: bytes) -> Understood:
         """Return what a message asks, and remember it unless it is large."""
-        if self.trees is not None and self.trees.policy is not self._policy:
-            self._policy = self.trees.policy
-            self._recurring.clear()
+        self._forget_old()
         asked = self._understood(decode(raw))
         size = sum([1 + len(descriptor.entries) for descriptor in asked.question.descriptors])
         if len(raw) > LONGEST_RECURRING or size > LARGEST_RECURRING:
             return asked
         return self._recurring.keep(raw, asked)
+
+    def _in_force(self) -> tuple[DescriptorPolicy | None, Policy | None]:
+        """Return the trees and the rules by which questions are answered now."""
+        decisions, trees = self._decisions, self.trees
+        return None if trees is None else trees.policy, None if decisions is None else decisions.engine.policy
+
+    def _forget_old(self) -> None:
+        """Forget how questions were understood if that was by other trees or rules, which need not be kept then."""
+        policies = self._in_force()
+        if policies[0] is not self._policies[0] or policies[1] is not self._policies[1]:
+            self._policies = policies
+            self._recurring.clear()
 
     def _understood(self, question: RlsQuestion) -> Understood:
         """Return what a question asks, of whom. Raises InvalidRequest."""
@@ -149,21 +167,23 @@ class RateLimitService:
         if self.trees is not None:
             matching = self.trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
-                return Understood(question, matching)
+                return Understood(question, len(descriptors), matching)
         only = descriptors[0]
         if len(descriptors) > 1 or self._count_refused or only.override is not None or only.refund:
-            return Understood(question)
+            return Understood(question, len(descriptors))
         hits = (hits_addend or 1) if only.hits is None else only.hits
-        return Understood(question, None, self._mapper.request(domain, only, hits))
+        return Understood(question, 1, None, self._mapper.request(domain, only, hits))
 
-    def _answer(self, asked: Understood, peer: Peer) -> Coroutine[Any, Any, RlsAnswer]:
-        """Return what answers a question that is understood. Raises RpcError: the node protects itself."""
-        count = len(asked.question.descriptors)
+    def _answer(self, asked: Understood, peer: Peer) -> RlsAnswer | Awaitable[RlsAnswer]:
+        """Answer a question that is understood; see `AsyncEngine.decide`. Raises RpcError: the node protects itself."""
+        count, matching = asked.count, asked.matching
         if count > 1 and (refusal := self._admit_more(count - 1, peer)) is not None:
             raise refusal.error()
-        if self.trees is not None and asked.matching is not None:
-            return self._matched(self.trees, asked.matching)
-        return self._unlimited(count) if self._decisions is None else self._ruled(self._decisions, asked)
+        if matching is not None and self.trees is not None:
+            return self._matched(self.trees, matching)
+        if self._decisions is None:
+            return RlsAnswer(True, codec.OK + _UNMATCHED * count)
+        return self._ruled(self._decisions, asked)
 
     def unreadable(self, problem: str) -> RlsAnswer:
         """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
@@ -171,31 +191,46 @@ class RateLimitService:
             return RlsAnswer(True, codec.OK + _UNMATCHED)
         return self._by_rules.unacceptable([f"the request cannot be read: {problem}"])
 
-    async def _unlimited(self, descriptors: int) -> RlsAnswer:
-        """Let pass what nothing limits."""
-        return RlsAnswer(True, codec.OK + _UNMATCHED * descriptors)
-
-    async def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer:
+    def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer by trees."""
         began = perf_counter_ns()
-        answered = await trees.decide(matching)
+        answered = trees.decide(matching)
+        if isinstance(answered, Answered):
+            return self._told(answered, began)
+        return self._told_later(answered, began)
+
+    def _told(self, answered: Answered, began: int) -> RlsAnswer:
         elapsed_ns = perf_counter_ns() - began
         answer, told = self._by_trees.of(answered)
-        self.recorder.answered(matching, answer, elapsed_ns)
+        self.recorder.answered(answered.matching, answer, elapsed_ns)
         return told
 
-    async def _ruled(self, decisions: Decisions, asked: Understood) -> RlsAnswer:
+    async def _told_later(self, answered: Awaitable[Answered], began: int) -> RlsAnswer:
+        return self._told(await answered, began)
+
+    def _ruled(self, decisions: Decisions, understood: Understood) -> RlsAnswer | Awaitable[RlsAnswer]:
+        """Answer by rules."""
+        engine, request, before = decisions.engine, understood.request, understood.asked
+        now = engine.clock.now()
+        if request is None:
+            return self._ruled_together(decisions, understood.question, now)
+        try:
+            asked = engine.asked(request, before)
+        except UsageError:  # more than could ever pass, or not a path: either is over the limit
+            return self._ruled_together(decisions, understood.question, now)
+        if asked is not before:
+            understood.asked = asked
+            if before is not None:
+                self._forget_old()
+        ruling = engine.decide(request, asked)
+        return self._by_rules.of((ruling,), now) if isinstance(ruling, Ruling) else self._ruled_later(ruling, now)
+
+    async def _ruled_later(self, ruling: Awaitable[Ruling], now: int) -> RlsAnswer:
+        return self._by_rules.of((await ruling,), now)
+
+    async def _ruled_together(self, decisions: Decisions, question: RlsQuestion, now: int) -> RlsAnswer:
         """Answer by rules: all descriptors, or none."""
-        now = decisions.engine.clock.now()
-        if asked.request is not None:
-            try:
-                ruling = decisions.engine.decide(asked.request)
-                if not isinstance(ruling, Ruling):
-                    ruling = await ruling
-                return self._by_rules.of((ruling,), now)
-            except UsageError:  # more than could ever pass, or not a path: below, either is over the limit
-                pass
-        domain, descriptors, hits_addend = asked.question
+        domain, descriptors, hits_addend = question
         hits_addend = hits_addend or 1
         try:
             parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
