@@ -16,15 +16,24 @@ from headgate.server.admission import (
     CallerKeys,
     ConnectionAdmission,
 )
-from headgate.server.wire.messages import NOBODY, Peer
+from headgate.server.wire.admission import NotAdmitted
+from headgate.server.wire.messages import NOBODY, Headers, Peer
 from headgate.testing import ManualClock
 from headgate.web.apikey import Holder, digest
 
 CHECK = b"/api/v1/rate-limit/check"
 
 
+def entered(connection: ConnectionAdmission, path: bytes, headers: Headers) -> NotAdmitted | None:
+    """Ask for a request that has to wait."""
+    refusal = connection.admit(path, headers)
+    if refusal is None:
+        connection.hold()
+    return refusal
+
+
 def admitted(connection: ConnectionAdmission, times: int) -> int:
-    return sum(connection.admit(CHECK, []) is None for _ in range(times))
+    return sum(entered(connection, CHECK, []) is None for _ in range(times))
 
 
 def test_without_a_ceiling_all_that_fits_is_let_in() -> None:
@@ -38,7 +47,7 @@ def test_the_ceiling_lets_in_so_many_per_second_and_a_tenth_at_once() -> None:
     admission = AdmissionController(per_second=10_000, in_flight=1_000_000, clock=clock)
     connection = admission.admission(NOBODY)
     assert admitted(connection, 5000) == 1000
-    assert connection.admit(CHECK, []) == TOO_FAST
+    assert entered(connection, CHECK, []) == TOO_FAST
     total = 0
     for _ in range(100):
         clock.advance(0.01)
@@ -63,7 +72,7 @@ def test_those_who_ask_little_are_not_refused_because_of_those_who_ask_much() ->
 
 def batch(admission: AdmissionController, connection: ConnectionAdmission, peer: Peer, size: int) -> bool:
     """Whether a batch is let in."""
-    if connection.admit(CHECK, []) is not None:
+    if entered(connection, CHECK, []) is not None:
         return False
     connection.release()
     return admission.admit_more(size - 1, peer) is None
@@ -74,7 +83,7 @@ def test_a_batch_counts_for_all_that_it_asks() -> None:
     admission = AdmissionController(per_second=10_000, in_flight=1_000_000, clock=clock)
     connection = admission.admission(peer)
     assert batch(admission, connection, peer, 1000)
-    assert connection.admit(CHECK, []) == TOO_FAST
+    assert entered(connection, CHECK, []) == TOO_FAST
     total = 0
     for _ in range(1000):
         clock.advance(0.001)
@@ -144,8 +153,8 @@ def test_health_and_metrics_are_let_in_always() -> None:
     connections = [admission.admission(NOBODY) for _ in range(3)]
     assert {b"/healthz", b"/readyz", b"/healthcheck", b"/grpc.health.v1.Health/List"} <= EXEMPT
     for connection in connections:
-        assert all(connection.admit(path, []) is None for path in EXEMPT)
-    assert connections[0].admit(CHECK, [(b"x-api-key", b"k")]) == TOO_MUCH
+        assert all(entered(connection, path, []) is None for path in EXEMPT)
+    assert entered(connections[0], CHECK, [(b"x-api-key", b"k")]) == TOO_MUCH
 
 
 def test_a_connection_that_floods_is_refused_before_others() -> None:
@@ -153,9 +162,9 @@ def test_a_connection_that_floods_is_refused_before_others() -> None:
     flood, other = admission.admission(NOBODY), admission.admission(NOBODY)
     assert admitted(flood, 90) == 90
     assert admitted(other, 1) == 1
-    assert flood.admit(CHECK, []) == UNFAIR
+    assert entered(flood, CHECK, []) == UNFAIR
     assert admitted(other, 9) == 9
-    assert other.admit(CHECK, []) == TOO_MUCH
+    assert entered(other, CHECK, []) == TOO_MUCH
     for _ in range(50):
         flood.release()
     assert admitted(other, 60) >= 40
@@ -166,7 +175,7 @@ def test_shares_of_what_is_in_flight_count_from_three_quarters_on() -> None:
     flood, other = admission.admission(NOBODY), admission.admission(NOBODY)
     assert (admitted(flood, 50), admitted(other, 1)) == (50, 1)
     assert admitted(flood, 50) == 24
-    assert (admission.in_flight, flood.admit(CHECK, [])) == (75, UNFAIR)
+    assert (admission.in_flight, entered(flood, CHECK, [])) == (75, UNFAIR)
 
 
 def test_shares_of_the_ceiling_count_for_a_second_after_it_was_reached() -> None:
@@ -178,7 +187,7 @@ def test_shares_of_the_ceiling_count_for_a_second_after_it_was_reached() -> None
         admitted(greedy, 5000)  # all there is, and more
         for _ in range(9):
             clock.advance(pause / 9)
-            other.admit(CHECK, [])
+            entered(other, CHECK, [])
         counts.append(admitted(greedy, 900))
         clock.advance(10)
     assert counts[0] < 900 == counts[1]
@@ -197,7 +206,7 @@ def test_what_is_in_flight_is_counted_and_bounded(steps: list[tuple[int, bool]])
     for number, arrives in steps:
         connection = connections[number]
         if arrives:
-            connection.admit(CHECK, [])
+            entered(connection, CHECK, [])
         elif connection.in_flight:
             connection.release()
         assert admission.in_flight == sum(each.in_flight for each in connections) <= 10
@@ -208,9 +217,9 @@ def test_shed_requests_are_counted_and_unknown_callers_are_not_among_them(caplog
     shed: list[bytes] = []
     admission = AdmissionController(in_flight=1, shed=shed.append, keys=lambda: CallerKeys({digest("k"): Holder("k")}))
     connection = admission.admission(NOBODY)
-    assert connection.admit(CHECK, []) == UNKNOWN_CALLER
+    assert entered(connection, CHECK, []) == UNKNOWN_CALLER
     for _ in range(4):
-        connection.admit(CHECK, [(b"x-api-key", b"k")])
+        entered(connection, CHECK, [(b"x-api-key", b"k")])
     assert shed == [CHECK] * 3
     assert len(caplog.records) == 1
 
@@ -220,11 +229,11 @@ def test_a_caller_proves_itself_with_every_request() -> None:
     admission = AdmissionController(keys=lambda: keys)
     connection = admission.admission(NOBODY)
     good = [(b"authorization", b"Bearer k")]
-    assert [connection.admit(CHECK, good) for _ in range(2)] == [None, None]
-    assert connection.admit(CHECK, [(b"authorization", b"Bearer other")]) is None
-    assert connection.admit(CHECK, [(b"authorization", b"Bearer x")]) == UNKNOWN_CALLER
-    assert connection.admit(CHECK, []) == UNKNOWN_CALLER
-    assert connection.admit(CHECK, good * 2) == UNKNOWN_CALLER
+    assert [entered(connection, CHECK, good) for _ in range(2)] == [None, None]
+    assert entered(connection, CHECK, [(b"authorization", b"Bearer other")]) is None
+    assert entered(connection, CHECK, [(b"authorization", b"Bearer x")]) == UNKNOWN_CALLER
+    assert entered(connection, CHECK, []) == UNKNOWN_CALLER
+    assert entered(connection, CHECK, good * 2) == UNKNOWN_CALLER
     assert admission.in_flight == 3
 
 
@@ -234,13 +243,13 @@ def test_whose_keys_were_accepted_is_noted_again_after_somebody_took_note() -> N
     admission = AdmissionController(keys=lambda: known)
     connection = admission.admission(NOBODY)
     for _ in range(2):
-        assert connection.admit(CHECK, [(b"x-api-key", b"b" * 40)]) is not None
+        assert entered(connection, CHECK, [(b"x-api-key", b"b" * 40)]) is not None
         assert admission.asked == set()
-        assert connection.admit(CHECK, [(b"x-api-key", b"a" * 40)]) is None
-        assert connection.admit(CHECK, [(b"x-api-key", b"a" * 40)]) is None
+        assert entered(connection, CHECK, [(b"x-api-key", b"a" * 40)]) is None
+        assert entered(connection, CHECK, [(b"x-api-key", b"a" * 40)]) is None
         assert admission.asked == {"edge"}
         admission.asked.clear()
-    assert connection.admit(CHECK, [(b"x-api-key", b"a" * 40)]) is None
+    assert entered(connection, CHECK, [(b"x-api-key", b"a" * 40)]) is None
     assert admission.asked == {"edge"}
 
 
@@ -248,10 +257,10 @@ def test_keys_that_are_replaced_count_at_once() -> None:
     keys = [CallerKeys({digest("k"): Holder("k")})]
     admission = AdmissionController(keys=lambda: keys[-1])
     connection = admission.admission(NOBODY)
-    assert connection.admit(CHECK, [(b"x-api-key", b"k")]) is None
+    assert entered(connection, CHECK, [(b"x-api-key", b"k")]) is None
     keys.append(CallerKeys({digest("new"): Holder("k")}))
-    assert connection.admit(CHECK, [(b"x-api-key", b"k")]) == UNKNOWN_CALLER
-    assert connection.admit(CHECK, [(b"x-api-key", b"new")]) is None
+    assert entered(connection, CHECK, [(b"x-api-key", b"k")]) == UNKNOWN_CALLER
+    assert entered(connection, CHECK, [(b"x-api-key", b"new")]) is None
 
 
 WATCH, REFLECT = b"/grpc.health.v1.Health/Watch", b"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -266,7 +275,7 @@ def test_calls_that_last_take_nothing_from_requests(path: bytes) -> None:
     ]
     assert admission.streams == len(streams) == 100
     assert admission.in_flight == 0
-    assert connections[0].admit(CHECK, []) is None
+    assert entered(connections[0], CHECK, []) is None
     assert connections[0].admit_stream(path, []) == TOO_MANY_STREAMS
     for connection in streams:
         connection.release_stream()

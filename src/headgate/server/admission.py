@@ -281,16 +281,19 @@ class ConnectionAdmission:
         all_, ceiling = self._controller, self._ceiling
         if ceiling.tokens > 0 and not ceiling.scarce_until and all_.in_flight < all_.crowded and all_.keys is None:
             ceiling.tokens -= 1
-        elif refusal := all_.considered(self, path, headers):
-            return refusal
+            return None
+        return all_.considered(self, path, headers)
+
+    def hold(self) -> None:
+        """Count a request that was let in and has to wait."""
+        all_ = self._controller
         all_.in_flight += 1
         if not self.in_flight:
             all_.busy += 1
         self.in_flight += 1
-        return None
 
     def release(self) -> None:
-        """Tell that a request that was let in is over."""
+        """Tell that a request that had to wait is over."""
         all_ = self._controller
         all_.in_flight -= 1
         self.in_flight -= 1

@@ -148,7 +148,8 @@ class TestFailures:
             url = f"http://127.0.0.1:{server.http(fail)}/door"
             assert " 500" in curl(version, "--include", "--header", "please: yes", url)
             until(lambda: server.listener.connections == 0, "the connection is gone")
-        assert door.seen[:3] == ["connect 127.0.0.1", "admit /door", "release"]
+        assert door.seen[:2] == ["connect 127.0.0.1", "admit /door"]
+        assert not {"hold", "release"} & {*door.seen}
 
     @pytest.mark.parametrize(
         "response",
@@ -191,6 +192,9 @@ class BouncerAdmission:
             return None
         return NotAdmitted(503, StatusCode.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
 
+    def hold(self) -> None:
+        self._seen.append("hold")
+
     def release(self) -> None:
         self._seen.append("release")
 
@@ -214,7 +218,8 @@ def test_admission_sees_requests_come_and_go(version: str, is_late: object) -> N
         url = f"http://127.0.0.1:{server.http(serve)}/door?key"
         assert curl(version, "--header", "please: yes", url) == "in"
         until(lambda: "forget" in door.seen, "the connection is gone")
-        assert door.seen == ["connect 127.0.0.1", "admit /door", "release", "forget"]
+        held = ["hold", "release"] if is_late else []
+        assert door.seen == ["connect 127.0.0.1", "admit /door", *held, "forget"]
         door.seen.clear()
         refused = curl(version, "--include", url)
         assert " 503" in refused

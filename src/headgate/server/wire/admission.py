@@ -1,7 +1,8 @@
 """Whether a request is admitted, before anything is done for it: the seam for self-protection and caller keys.
 
-Each connection has an `Admission`. Its requests are admitted one by one and released when they have been answered, so
-that whoever decides knows what is in flight on a connection, and in all. Without one, every request is admitted.
+Each connection has an `Admission`. Its requests are admitted one by one. Most are answered at once; those that have to
+wait are held until they have been answered, so that whoever decides knows what is in flight on a connection, and in
+all. Without an admission, every request is admitted.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ class Admission(Protocol):
     """Decides about the requests of one connection. It is asked on the hot path, and never waits."""
 
     def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
-        """Admit a request, or say why not. One that was admitted is released later; one that was refused is not.
+        """Admit a request, or say why not.
 
         Over HTTP/2 `headers` begin with pseudo-headers, such as ``:path``.
         """
         ...
 
+    def hold(self) -> None:
+        """Note that an admitted request has to wait: it is in flight until it is released."""
+        ...
+
     def release(self) -> None:
-        """Note that an admitted request is over: answered, or given up by its client."""
+        """Note that a request that was held is over: answered, or given up by its client."""
         ...
 
     def admit_stream(self, path: bytes, headers: Headers) -> NotAdmitted | None:

@@ -249,14 +249,13 @@ class GrpcService:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
             self._fail(stream, error_of(error, route.head.path))
         else:
+            if admission is not None:
+                admission.hold()
             self._running += 1
             self._waiting.add(stream)
             if route.timeout is not None:
                 self._deadlines.add(stream, route.timeout, len(self._waiting))
             eager.go_on(coroutine, awaited, partial(self._done, stream, route), partial(self._failed, stream, route))
-            return
-        if admission is not None:
-            admission.release()
 
     def _done(self, stream: int, route: Route, message: bytes) -> None:
         if self._end_wait(stream):

@@ -133,9 +133,8 @@ class Http1Connection:
         """Whether bytes wait that `receive` might understand, now that requests were answered."""
         return self._is_stalled and not self._no_more and len(self._unanswered) < self._most
 
-    @property
     def is_calm(self) -> bool:
-        """Whether nothing is to be done but to read on: the connection is neither full nor at its end."""
+        """Say whether nothing is to be done but to read on: the connection is neither full nor at its end."""
         return not (self._no_more or self._is_stalled or len(self._unanswered) >= self._most)
 
     @property

@@ -92,12 +92,12 @@ class Http1Protocol(asyncio.Protocol):
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
                 response = HttpResponse.of_failure(error, request.method, request.path)
             if waiting is not None:
+                if admission is not None:
+                    admission.hold()
                 done, failed = partial(self._done, number, request), partial(self._failed, number, request)
                 eager.go_on(waiting, awaited, done, failed)
             else:
                 self._answer(number, request, response)
-                if admission is not None:
-                    admission.release()
             number += 1
 
     def eof_received(self) -> bool:
@@ -158,7 +158,7 @@ class Http1Protocol(asyncio.Protocol):
         data = machine.outgoing()
         if data:
             transport.write(data)
-        if machine.is_calm and not end.is_paused and not self._has_ended:
+        if machine.is_calm() and not end.is_paused and not self._has_ended:
             return
         if machine.is_over or (self._has_ended and not machine.in_flight and not machine.has_more):
             if end.close(is_sending=not self._has_ended and (machine.is_refused or end.has_unread)):

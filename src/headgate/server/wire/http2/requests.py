@@ -122,14 +122,14 @@ class HttpService:
             response = stop.value
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
             response = HttpResponse.of_failure(error, head.method, head.path)
-        if waiting is not None:
-            self.in_flight += 1
-            done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
-            eager.go_on(waiting, awaited, done, failed)
+        if waiting is None:
+            self._answer(stream, head, response)
             return
-        self._answer(stream, head, response)
         if admission is not None:
-            admission.release()
+            admission.hold()
+        self.in_flight += 1
+        done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
+        eager.go_on(waiting, awaited, done, failed)
 
     def _remember(self, head: Http2Head) -> _Parts:
         """Take a head apart, once for all requests that have it."""
