@@ -60,8 +60,11 @@ class Circuits:
         self._sharded = store if isinstance(store, Sharded) else None
         self._only = made() if self._sharded is None else None
         self._breakers = {ONLY_SERVER: self._only} if self._only is not None else {}
-        self._calm = Passage(self, {}, (), {ONLY_SERVER: 0})  # of the calls to the only server, while all is well
         self._openings = self._recoveries = 0  # of circuits that are forgotten
+        self.is_calm = True
+        """Are all circuits closed, with no failure to forget? Then it is no news that the store has answered."""
+        self._usual: Passage | None = None  # of all calls to the only server, while that is so
+        self.look()
 
     def is_apart(self, call: Call) -> bool:
         """May shadow plans of a call be on other servers than its own plan? Then each is a call of its own."""
@@ -74,11 +77,8 @@ class Circuits:
         """Begin a call about `plan`. Whoever is let through reports how it went."""
         with self.lock:
             self.calls += 1
-            only, calm = self._only, self._calm
-            if only is not None and only.state is _CLOSED:  # all calls go the same way, and no clock is read
-                if calm.tickets[ONLY_SERVER] != only.epoch:
-                    calm = self._calm = Passage(self, self._breakers, (), {ONLY_SERVER: only.epoch})
-                return calm
+            if self._usual is not None:
+                return self._usual
             servers, breakers = self._needed(plan)
             is_closed = all(breaker.state is _CLOSED for breaker in breakers.values())
             now = 0 if is_closed else self.ticks()
@@ -87,12 +87,20 @@ class Circuits:
                 tickets = {server: breaker.ask(now) for server, breaker in breakers.items()}
         return Passage(self, breakers, servers, tickets)
 
+    def look(self) -> None:
+        """See whether all is well, after circuits were told how calls went; the lock must be held."""
+        self.is_calm = all(breaker.is_untroubled for breaker in self._breakers.values())
+        self._usual = None
+        if self.is_calm and self._only is not None:
+            self._usual = Passage(self, self._breakers, (), {ONLY_SERVER: self._only.epoch})
+
     def trip(self, error: StoreError) -> None:
         """Take the store to be away, until a probe finds that it is not: all its servers, as far as they are known."""
         with self.lock:
             now = self.ticks()
             known = self._breakers or {ONLY_SERVER: self._added(ONLY_SERVER)}
             gone = [server for server, breaker in known.items() if breaker.trip(now)]
+            self.look()
         for server in gone:
             _say_gone(server, error)
 
@@ -128,6 +136,7 @@ class Circuits:
             seen = self._breakers.pop(server).statistics()
             self._openings += seen.openings
             self._recoveries += seen.recoveries
+        self.look()
 
 
 class Passage:
@@ -145,12 +154,8 @@ class Passage:
     def succeeded(self, decision: Decision) -> None:
         """Note that the store answered. Parts of a decision may be missing: their servers did not."""
         silent = self._silent(decision) if decision.degraded else ()
-        if not silent:
-            for breaker in self._breakers.values():
-                if not breaker.is_untroubled:
-                    break
-            else:
-                return
+        if not silent and all(each.is_untroubled for each in self._breakers.values()):
+            return
         back, gone = [], []
         with self._circuits.lock:
             for server, breaker in self._breakers.items():
@@ -159,6 +164,7 @@ class Passage:
                         gone.append(server)
                 elif breaker.succeeded(self.tickets[server]):
                     back.append(server)
+            self._circuits.look()
         _say_back(back)
         for server in gone:
             _say_gone(server, "a part of its answers is missing")
@@ -182,6 +188,7 @@ class Passage:
             if not isinstance(error, StoreError):
                 raise error
             circuits.failures[reason] += 1
+            circuits.look()
         for server in gone:
             _say_gone(server, error)
         return Absence(self, reason, error)
@@ -198,6 +205,7 @@ class Passage:
             for server, breaker in self._breakers.items():
                 if failed in {"", server} and breaker.answered_late(self.tickets[server]):
                     back.append(server)
+            self._circuits.look()
         _say_back(back)
 
     def wait_us(self) -> int:

@@ -238,7 +238,8 @@ class _Failover:
 
     def answered(self, call: Call, passage: Passage, decision: Decision) -> Decision:
         """Note that the store answered, and return what it did."""
-        passage.succeeded(decision)
+        if decision.degraded or not self.circuits.is_calm:
+            passage.succeeded(decision)
         if self.fallback.is_curious:
             self.fallback.saw(call, decision)
         return decision

@@ -95,8 +95,8 @@ class Fallback:
         now, young = self._now(), self._young
         self._note(call.plan, decision, now)
         if call.shadow:
-            for plan, tried in zip(call.shadow, decision.shadow, strict=True):
-                self._note(plan, tried, now)
+            for place, plan in enumerate(call.shadow):
+                self._note(plan, decision.shadow[place], now)
         if len(young) >= self._most_seen:
             self._old, self._young = young, {}
 

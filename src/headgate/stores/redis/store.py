@@ -92,11 +92,7 @@ class AsyncRedisStore:
         servers, until = self._connections.of(loop), loop.time() + self._within
         if self._slots is None or not spread.is_spread(call):
             return await servers.ask(query(call), until)
-
-        def ask(step: spread.Step) -> Awaitable[Decision]:
-            return servers.ask(query(step.call), 0.0 if step.late else until)
-
-        return await drive_async(spread.decide(call), ask)
+        return await drive_async(spread.decide(call), partial(_asked, servers, until))
 
     def bind(self, family: Family) -> AsyncCheck:
         return plain_async_check(self, family)
@@ -114,6 +110,10 @@ class AsyncRedisStore:
 
     async def close(self) -> None:
         await self._connections.close()
+
+
+def _asked(servers: Batcher | AsyncCluster, until: float, step: spread.Step) -> Awaitable[Decision]:
+    return servers.ask(query(step.call), 0.0 if step.late else until)
 
 
 def _timeout_of(place: Place) -> float:
