@@ -199,44 +199,36 @@ class RuleAnswers(_Answers):
             now: the time before the decision, in microseconds since the epoch.
             refunds: whether each descriptor is a refund, which is never refused; default: none is.
         """
-        told = rulings
-        if refunds:
-            told = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
-        decision, names = _joined(told)
-        if decision is None or (decision.parts and decision.allowed) or refunds:
-            return self._written(rulings, told, decision, names, now, refunds)
-        key = (decision.index, *[self._ruling_key(ruling, now) for ruling in rulings])
+        decision = rulings[0].decision if len(rulings) == 1 else _joined(rulings)[0]
+        if decision is None or (decision.made_of and decision.allowed) or refunds:
+            return self._written(rulings, now, refunds)
+        said: list[object] = [decision.index]
+        for ruling in rulings:  # all that an answer says of each, and by what it is put together
+            each, shadow = ruling.decision, ruling.shadow
+            said += ruling.rules, ruling.rule_id, ruling.reason
+            if shadow:
+                said.append(tuple([tried.rule_id for tried in shadow if not tried.decision.allowed]))
+            if each is None:
+                said += ruling.verdict, ruling.allowed
+                continue
+            said += _said_of(each, now)
+            if each.degraded:
+                said.append(self._denies(ruling.rule_id))
         if len(rulings) > 1:
             limits = [id(part) for each in rulings if each.decision is not None for part in each.decision.limits]
-            key += tuple(map(limits.index, limits))  # which of them are the same
+            said += map(limits.index, limits)  # which of them are the same
+        key = tuple(said)
         known = self._known.get(key)
         if known is None:
-            known = self._known.keep(key, (rulings, self._written(rulings, told, decision, names, now)))
+            known = self._known.keep(key, (rulings, self._written(rulings, now)))
         return known[1]
 
-    def _ruling_key(self, ruling: Ruling, now: int) -> tuple[object, ...]:
-        """Return all that an answer says of a ruling, and by what it is put together."""
-        decision, shadow, is_ours = ruling.decision, None, False
-        if ruling.shadow:
-            shadow = tuple([each.rule_id for each in ruling.shadow if not each.decision.allowed])
-        if decision is None:
-            return ruling.verdict, ruling.allowed, ruling.reason, shadow
-        if decision.degraded:
-            is_ours = self._denies(ruling.rule_id)
-        return ruling.rules, ruling.rule_id, ruling.reason, shadow, is_ours, *_decision_key(decision, now)
-
-    def _written(  # noqa: PLR0917  all that was found out so far
-        self,
-        rulings: Sequence[Ruling],
-        told: Sequence[Ruling],
-        decision: Decision | None,
-        names: Sequence[str],
-        now: int,
-        refunds: Sequence[bool] = (),
-    ) -> RlsAnswer:
-        """Put an answer together; `told` are the rulings that are not about refunds, `decision` is theirs."""
+    def _written(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
+        """Put an answer together."""
         statuses = b"".join(map(self._status, rulings, refunds or repeat(False)))
-        rulings = told
+        if refunds:
+            rulings = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
+        decision, names = _joined(rulings)
         more, hopeless = b"", None
         for ruling in rulings:
             if ruling.shadow and not more:
@@ -392,29 +384,27 @@ class TreeAnswers(_Answers):
 def _answer_key(answered: Answered) -> tuple[object, ...] | None:
     """Return all that the answer depends on, or None if it is not worth remembering."""
     decisions, now = answered.decisions, answered.at_us
-    ranks: tuple[int, ...] = ()
-    if len(decisions) == 1:
-        only = decisions[0]
-        if only is not None and only.parts and only.allowed:
-            return None
-    else:
-        waits = [part.retry_after_us for each in decisions if each is not None for part in each.limits]
-        if not any(waits):
-            return None
-        ranks = tuple(map(sorted(set(waits)).index, waits))  # seconds do not tell which limit blocks longest
-    keys = []
+    said: list[object] = [now // SECOND, answered.shadow_mode, answered.quota_mode]
     for match, decision in zip(answered.matching.matches, decisions, strict=True):
         rule = match.rule
         values = match.entries if rule is not None and rule.stat is None else match.problem
-        about = id(rule), match.outcome, match.refund, match.hits, values
-        keys.append(about if decision is None else (*about, *_decision_key(decision, now)))
-    return now // SECOND, answered.shadow_mode, answered.quota_mode, ranks, *keys
+        said += id(rule), match.outcome, match.refund, match.hits, values
+        if decision is not None:
+            said += _said_of(decision, now)
+    if len(decisions) > 1:
+        waits = [part.retry_after_us for each in decisions if each is not None for part in each.limits]
+        if not any(waits):
+            return None
+        said += map(sorted(set(waits)).index, waits)  # seconds do not tell which limit blocks longest
+    elif (only := decisions[0]) is not None and only.made_of and only.allowed:
+        return None
+    return tuple(said)
 
 
-def _decision_key(decision: Decision, now: int) -> tuple[object, ...]:
+def _said_of(decision: Decision, now: int) -> tuple[object, ...]:
     """Return all that an answer says of a decision; of its quota, the identity."""
-    reset_us, parts = decision.reset_after_us, decision.parts
-    key = (
+    reset_us = decision.reset_after_us
+    said = (
         id(decision.quota),
         decision.allowed,
         decision.remaining,
@@ -425,7 +415,9 @@ def _decision_key(decision: Decision, now: int) -> tuple[object, ...]:
         decision.delay_us,
         decision.degraded,
     )
-    return (*key, decision.index, *[_decision_key(part, now) for part in parts]) if parts else key
+    if not decision.made_of:
+        return said
+    return (*said, decision.index, *[_said_of(part, now) for part in decision.parts])
 
 
 def _policy_name(name: str) -> str:
