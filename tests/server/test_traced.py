@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode as SpanStatus
 
 from headgate.observe.tracing import Tracing
 from headgate.server.traced import traced_handler, traced_methods
-from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall
+from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall, answer_of
 from headgate.server.wire.messages import HttpRequest, HttpResponse, answered
 
 TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
@@ -148,7 +148,7 @@ def test_a_call_of_a_method_has_a_span(traces: Traces, name: str, code: int | No
 
     async def call() -> None:
         try:
-            assert await method(UnaryCall(b"", [TRACEPARENT])) == b"answer"
+            assert await answer_of(method, UnaryCall(b"", [TRACEPARENT])) == b"answer"
         except (RpcError, ValueError):
             assert name != "Answer"
 

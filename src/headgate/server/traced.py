@@ -11,6 +11,7 @@ from headgate.server.wire.grpc.calls import (
     StreamingMethod,
     UnaryCall,
     UnaryMethod,
+    answer_of,
 )
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, answered
 
@@ -70,7 +71,7 @@ def _traced_unary(path: bytes, method: UnaryMethod, tracing: Tracing) -> UnaryMe
     async def traced(call: UnaryCall) -> bytes:
         with tracing.call(name, call.metadata, attributes) as span:
             try:
-                answer = await method(call)
+                answer = await answer_of(method, call)
             except RpcError as error:
                 span.note("rpc.grpc.status_code", int(error.code))
                 if error.code in _OWN_CODES:

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from headgate.protos import message_class
 from headgate.server import rpc
-from headgate.server.wire.grpc.calls import UnaryCall
+from headgate.server.wire.grpc.calls import UnaryCall, answer_of
 from headgate.server.wire.messages import HttpResponse
 from tests.server.serving import Service, fields, serving
 
@@ -69,7 +69,7 @@ def test_every_call_of_the_page_is_answered(service: Service, words: list[str]) 
     asked = message_class(f"headgate.v1.{INPUTS[path.rpartition('/')[2]]}")()
     encoded = json_format.Parse(message, asked).SerializeToString()
     method = rpc.methods(service.decisions, service.readiness).unary[f"/{path}".encode()]
-    assert service.run(lambda: method(UnaryCall(encoded)))
+    assert service.run(lambda: answer_of(method, UnaryCall(encoded)))
 
 
 def test_every_path_of_the_page_is_there(service: Service) -> None:

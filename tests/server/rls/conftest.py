@@ -15,7 +15,7 @@ from headgate.policy.envoy import load as load_trees
 from headgate.policy.loading import load
 from headgate.server.decisions import Decisions
 from headgate.server.rls import RateLimitService, methods
-from headgate.server.wire.grpc.calls import UnaryCall
+from headgate.server.wire.grpc.calls import UnaryCall, answer_of
 from tests.server.rls.messages import answered, asked
 from tests.servers import RedisServer, redis_server
 
@@ -50,7 +50,7 @@ class Asking:
     def raw(self, message: bytes) -> bytes:
         assert self.service is not None
         unary = methods(self.service).unary[PATH]
-        return self.loop.run_until_complete(unary(UnaryCall(message)))
+        return self.loop.run_until_complete(answer_of(unary, UnaryCall(message)))
 
     def ask(self, *descriptors: Any, domain: str = "edge", hits_addend: int = 0) -> Any:
         """Return the answer to a question."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.protos import message_class
 from headgate.server import rpc
-from headgate.server.wire.grpc.calls import UnaryCall
+from headgate.server.wire.grpc.calls import UnaryCall, answer_of
 from tests.server.serving import Service, serving
 from tests.servers import free_port
 
@@ -24,7 +24,7 @@ _HealthListResponse = message_class("grpc.health.v1.HealthListResponse")
 def listed(service: Service) -> dict[str, int]:
     """Return how all services are."""
     listing = rpc.methods(service.decisions, service.readiness).unary[b"/grpc.health.v1.Health/List"]
-    answer = _HealthListResponse.FromString(service.run(lambda: listing(UnaryCall(b""))))
+    answer = _HealthListResponse.FromString(service.run(lambda: answer_of(listing, UnaryCall(b""))))
     return {name: each.status for name, each in answer.statuses.items()}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.protos import message_class
 from headgate.server import node, rpc
-from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall, answer_of
 from headgate.testing import ManualClock
 from tests.proxy import proxy
 from tests.server.serving import LASTING, RULES, Service, serving
@@ -45,7 +45,7 @@ def raw(
 ) -> bytes:
     methods = rpc.methods(service.decisions, service.readiness)
     unary = methods.unary[f"/headgate.v1.RateLimiter/{method}".encode()]
-    return service.run(lambda: unary(UnaryCall(message, metadata or [], timeout=timeout)))
+    return service.run(lambda: answer_of(unary, UnaryCall(message, metadata or [], timeout=timeout)))
 
 
 def call(service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> Any:
@@ -242,7 +242,8 @@ def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
     charged: list[int] = []
     methods = rpc.methods(service.decisions, service.readiness, admit_more=lambda requests, _: charged.append(requests))
     message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
-    assert service.run(lambda: methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"](UnaryCall(message)))
+    method = methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"]
+    assert service.run(lambda: answer_of(method, UnaryCall(message)))
     assert charged == [4]
 
 

@@ -10,8 +10,9 @@ mistake in Envoy's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from time import perf_counter_ns
+from typing import Any
 
 import msgspec
 
@@ -105,7 +106,7 @@ class RateLimitService:
         self._policies = self._in_force()
         """Those by which recurring questions were understood."""
 
-    async def should_rate_limit(self, call: UnaryCall) -> bytes:
+    def should_rate_limit(self, call: UnaryCall) -> bytes | Coroutine[Any, Any, bytes]:
         """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
         try:
@@ -113,18 +114,28 @@ class RateLimitService:
             if asked is None or (self.trees is not None and self.trees.policy is not self._policies[0]):
                 asked = self._read(call.message)
             answer = self._answer(asked, call.peer)
-            if not isinstance(answer, RlsAnswer):
-                answer = await answer
         except MalformedMessage as error:
             answer = self.unreadable(str(error))
         except UsageError as error:
-            self.recorder.called(API, "error", perf_counter_ns() - began)
-            raise RpcError(StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise self._failure(error, began) from None
         except RpcError:
             self.recorder.shed(API)
             raise
+        return self._ended(answer, began) if isinstance(answer, RlsAnswer) else self._ended_later(answer, began)
+
+    def _ended(self, answer: RlsAnswer, began: int) -> bytes:
         self.recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
         return answer.raw
+
+    async def _ended_later(self, answer: Awaitable[RlsAnswer], began: int) -> bytes:
+        try:
+            return self._ended(await answer, began)
+        except UsageError as error:
+            raise self._failure(error, began) from None
+
+    def _failure(self, error: UsageError, began: int) -> RpcError:
+        self.recorder.called(API, "error", perf_counter_ns() - began)
+        return RpcError(StatusCode.INVALID_ARGUMENT, str(error))
 
     async def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> RlsAnswer:
         """Answer a question.

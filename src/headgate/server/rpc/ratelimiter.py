@@ -20,7 +20,7 @@ from headgate.server.decisions import Decisions
 from headgate.server.rpc.answers import RpcAnswers
 from headgate.server.wire import eager
 from headgate.server.wire.admission import AdmitMore, admit_any
-from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall, UnaryMethod
+from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall, UnaryMethod, answer_of
 
 SERVICE = "headgate.v1.RateLimiter"
 APIS = {
@@ -85,7 +85,7 @@ class RateLimiter:
         """Answer a call that is not a check, and note how it ended: allowed, if it was answered."""
         began = perf_counter_ns()
         try:
-            answer = await method(call)
+            answer = await answer_of(method, call)
         except (UsageError, StoreError) as error:
             self._called(api, "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None

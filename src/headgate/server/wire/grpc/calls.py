@@ -78,10 +78,17 @@ class MessageStream(Protocol):
         ...
 
 
-UnaryMethod: TypeAlias = Callable[[UnaryCall], Coroutine[Any, Any, bytes]]
-"""Answers a call with a message, or raises RpcError. It runs at once, without a task: see `wire.eager`."""
+UnaryMethod: TypeAlias = Callable[[UnaryCall], bytes | Coroutine[Any, Any, bytes]]
+"""Answers a call with a message, or raises RpcError: at once or, where it may have to wait, by a coroutine, which runs
+without a task: see `wire.eager`."""
 StreamingMethod: TypeAlias = Callable[[MessageStream], Coroutine[Any, Any, None]]
 """Serves a stream in a task of its own; it is cancelled when the client goes away, or its deadline passes."""
+
+
+async def answer_of(method: UnaryMethod, call: UnaryCall) -> bytes:
+    """Return the answer of a method, when it is there."""
+    message = method(call)
+    return message if isinstance(message, bytes) else await message
 
 
 class Methods(msgspec.Struct, frozen=True):

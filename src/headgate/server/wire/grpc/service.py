@@ -242,20 +242,23 @@ class GrpcService:
         method = route.unary
         assert method is not None  # noqa: S101  for the type checker
         try:
-            coroutine = method(UnaryCall(message, route.head.fields, self._peer, route.timeout))
-            awaited = coroutine.send(None)
+            answer = method(UnaryCall(message, route.head.fields, self._peer, route.timeout))
+            awaited = None if isinstance(answer, bytes) else answer.send(None)
         except StopIteration as stop:
             self._answer(stream, route, stop.value)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
             self._fail(stream, error_of(error, route.head.path))
         else:
+            if isinstance(answer, bytes):
+                self._answer(stream, route, answer)
+                return
             if admission is not None:
                 admission.hold()
             self._running += 1
             self._waiting.add(stream)
             if route.timeout is not None:
                 self._deadlines.add(stream, route.timeout, len(self._waiting))
-            eager.go_on(coroutine, awaited, partial(self._done, stream, route), partial(self._failed, stream, route))
+            eager.go_on(answer, awaited, partial(self._done, stream, route), partial(self._failed, stream, route))
 
     def _done(self, stream: int, route: Route, message: bytes) -> None:
         if self._end_wait(stream):
