@@ -208,7 +208,7 @@ class OvertakenStore(MemoryStore):
 
 
 def _meant(limit: Limit) -> Limit:
-    return limit._replace(quota=QUEUE)
+    return Limit(limit.space, limit.principal, QUEUE)
 
 
 (QUEUE,) = Quota.parse("2/s leaky_bucket queue burst 8")

@@ -206,7 +206,7 @@ def _in_time(wanted: Wanted, clock: Clock) -> Plan:
     if until is None or not any(limit.quota.queue for limit in plan):
         return plan
     left = max(0, until - clock.ticks())
-    return tuple([limit._replace(quota=_shortened(limit.quota, left, cost)) for limit in plan])
+    return tuple([Limit(limit.space, limit.principal, _shortened(limit.quota, left, cost)) for limit in plan])
 
 
 def _shortened(quota: Quota, left_us: int, cost: int) -> Quota:

@@ -355,8 +355,8 @@ class TestFamily:
         )
 
     def test_bounds_long_keys(self) -> None:
-        ((_, principal, _),) = Family("api", [Quota(5, SECOND)]).plan("x" * 1000)
-        assert isinstance(principal, bytes)
+        (limit,) = Family("api", [Quota(5, SECOND)]).plan("x" * 1000)
+        assert isinstance(limit.principal, bytes)
 
     @pytest.mark.parametrize("key", ["", None, 42, b"user", "\ud800"], ids=ascii)
     def test_bad_key(self, key: Any) -> None:

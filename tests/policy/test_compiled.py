@@ -162,7 +162,10 @@ requests = st.builds(
 
 
 def flat(limits: Limits) -> list[NaiveLimit]:
-    return [NaiveLimit(rule, *limit) for rule, limit in zip(limits.rules, limits.plan, strict=True)]
+    return [
+        NaiveLimit(rule, limit.space, limit.principal, limit.quota)
+        for rule, limit in zip(limits.rules, limits.plan, strict=True)
+    ]
 
 
 def answer(selection: Selection) -> NaiveAnswer:
@@ -237,7 +240,7 @@ def test_two_keys_are_equal_only_for_the_same_rule_shape_and_value(one: dict[str
         for rule_id, limit in zip(limits.rules, limits.plan, strict=True):
             value = {"global": "", "endpoint": "/", **values}[KEYED.rules[rule_id].dimension]
             meaning = rule_id, limit.quota.shape, value
-            key = limit._replace(quota=QUOTAS[0])
+            key = Limit(limit.space, limit.principal, QUOTAS[0])
             assert meaning_of_key.setdefault(key, meaning) == meaning
             assert keys_of_meaning.setdefault(meaning, key) == key
 

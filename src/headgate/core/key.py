@@ -64,8 +64,9 @@ def once_token(plan: Plan, cost: int, idempotency_key: object) -> bytes:
     hashed each with its length before it. Raises InvalidKey.
     """
     parts = [b"%d" % cost, checked_once(idempotency_key).encode()]
-    for place, principal, _ in plan:
-        parts += [place.encode(), b"#" + principal if isinstance(principal, bytes) else b"=" + principal.encode()]
+    for limit in plan:
+        principal = limit.principal
+        parts += [limit.space.encode(), b"#" + principal if isinstance(principal, bytes) else b"=" + principal.encode()]
     return blake2b(b"".join([b"%d:%b" % (len(part), part) for part in parts]), digest_size=16).digest()
 
 

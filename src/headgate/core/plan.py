@@ -23,8 +23,11 @@ from headgate.core.quota import Quota
 MAX_COST = 100_000
 
 
-class Limit(NamedTuple):
-    """A quota bound to one key: a space and a principal (see `headgate.core.key`)."""
+class Limit(msgspec.Struct, frozen=True, gc=False):
+    """A quota bound to one key: a space and a principal (see `headgate.core.key`).
+
+    A `msgspec.Struct`, as a decision is: several are made per request, at a quarter of what a named tuple costs.
+    """
 
     space: str
     principal: Principal

@@ -196,9 +196,10 @@ def explained_data(explained: Explained) -> dict[str, Any]:
 
 def _considered_data(considered: Considered, states: Sequence[Decision]) -> dict[str, Any]:
     limits = []
-    for (space, principal, _), state in zip(considered.limits, states, strict=False):
+    for limit, state in zip(considered.limits, states, strict=False):
+        principal = limit.principal
         shown = principal if isinstance(principal, str) else f"blake2b:{principal.hex()}"
-        limits.append({**state_data(state), "space": space, "principal": shown})
+        limits.append({**state_data(state), "space": limit.space, "principal": shown})
     return {
         "id": considered.rule,
         "applies": considered.applies,

@@ -354,8 +354,8 @@ class Visit(msgspec.Struct, eq=False):
 def _is_asked(budget: Budget, question: QuotaQuestion, earlier: Iterable[Asked]) -> bool:
     """Whether a question is asked already, on the same terms: a budget that a router and a route share counts once."""
     alike = [each for each in earlier if each.question.cost == question.cost and each.budget.has_terms_of(budget)]
-    places = {limit[:2] for each in alike for limit in each.question.plan}
-    return all(limit[:2] in places for limit in question.plan)
+    places = {(limit.space, limit.principal) for each in alike for limit in each.question.plan}
+    return all((limit.space, limit.principal) in places for limit in question.plan)
 
 
 def _joined(enforced: Iterable[Asked], budget: Budget, question: QuotaQuestion) -> bool:

@@ -101,7 +101,8 @@ class PrincipalUse:
     def asked(self, plan: Plan, cost: int) -> None:
         """Note that a request asked these limits for a cost. This is on the way of every decision."""
         series = self._series
-        for space, principal, quota in plan:
+        for limit in plan:
+            space, principal, quota = limit.space, limit.principal, limit.quota
             one = series.get(space)
             if one is None or one.quota is not quota:
                 one = self._found(space, quota)

@@ -73,7 +73,6 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
 UNMATCHED = Selection(Verdict.UNLIMITED)
 """No rule has anything to say."""
 _LIMITED, _UNLIMITED = Verdict.LIMITED, Verdict.UNLIMITED
-_new = tuple.__new__
 
 
 _Step = tuple[str, tuple[str, ...] | None, str, Quota, Limit | None]
@@ -148,7 +147,7 @@ class Steps:
                 principal = (
                     value if 0 < len(value) <= LITERAL and value.isascii() else bounded(checked_principal(value))
                 )
-            plan += (_new(Limit, (space, principal, quota)),)  # it makes a named tuple in half the time
+            plan += (Limit(space, principal, quota),)
         if not self._shadow:
             if not plan and not unmatched:
                 return UNMATCHED

@@ -284,10 +284,10 @@ class _Cache:
             return
         number, marks = next(self._numbers), self._marks
         for limit in call.plan:
-            marks[hash(limit[:2]) & _PLACES] = number
+            marks[hash((limit.space, limit.principal)) & _PLACES] = number
         for plan in call.shadow:
             for limit in plan:
-                marks[hash(limit[:2]) & _PLACES] = number
+                marks[hash((limit.space, limit.principal)) & _PLACES] = number
 
     def clear(self) -> None:
         self._peeks.clear()
@@ -317,7 +317,9 @@ class _Cache:
 def _key(call: Call) -> int:
     """Return what tells questions apart, but for quotas and shadow plans: those are compared."""
     plan = call.plan
-    return hash(plan[0][:2] if len(plan) == 1 else tuple([limit[:2] for limit in plan])) ^ call.cost
+    if len(plan) == 1:
+        return hash((plan[0].space, plan[0].principal)) ^ call.cost
+    return hash(tuple([(limit.space, limit.principal) for limit in plan])) ^ call.cost
 
 
 def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequence[int]]:
@@ -326,13 +328,14 @@ def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequen
     A refusal depends on the limits that refuse.
     """
     if len(call.plan) == 1 and not call.shadow:
-        return _steady_us(decision, longest_us), (hash(call.plan[0][:2]) & _PLACES,)
+        limit = call.plan[0]
+        return _steady_us(decision, longest_us), (hash((limit.space, limit.principal)) & _PLACES,)
     places, is_peek = [], call.verb is _PEEK
     for plan, each in zip((call.plan, *call.shadow), (decision, *decision.shadow), strict=True):
         for limit, part in zip(plan, each.limits, strict=False):  # of no limits, it has one part all the same
             longest_us = _steady_us(part, longest_us)
             if is_peek or (each is decision and not part.allowed):
-                places.append(hash(limit[:2]) & _PLACES)
+                places.append(hash((limit.space, limit.principal)) & _PLACES)
     return longest_us, places
 
 

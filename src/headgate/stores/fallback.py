@@ -105,7 +105,7 @@ class Fallback:
         for place, limit in enumerate(plan):  # to zip them would take twice the time
             part = parts[place]
             if part.degraded != _MISSING:
-                young[limit[:2]] = now, part.limit - part.remaining
+                young[limit.space, limit.principal] = now, part.limit - part.remaining
 
     def reset(self, plan: Plan) -> None:
         """Forget what was decided here, and seen, of the limits of the plan."""
@@ -132,7 +132,7 @@ class Fallback:
         """Return this node's share in each limit."""
         if self._nodes == 1:
             return plan
-        return tuple([Limit(space, principal, share_of(quota, self._nodes)) for space, principal, quota in plan])
+        return tuple([Limit(each.space, each.principal, share_of(each.quota, self._nodes)) for each in plan])
 
     def _catch_up(self, plan: Plan, share: Plan) -> None:
         """Take from each share what is not left of it by what the store said since the last time."""
@@ -147,7 +147,7 @@ class Fallback:
 
     def _take_seen(self, limit: Limit) -> tuple[int, int] | None:
         """Return what was noted last of a limit, and forget it."""
-        key = limit[:2]
+        key = limit.space, limit.principal
         before = self._old.pop(key, None)
         return self._young.pop(key, before)
 
@@ -159,7 +159,8 @@ def _allowed(plan: Plan) -> tuple[Decision, ...]:
 
 def _denied(plan: Plan, wait_us: int) -> tuple[Decision, ...]:
     """Let nothing pass before the store is asked again."""
-    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in plan]
+    quotas = [limit.quota for limit in plan]
+    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for quota in quotas]
     return tuple([_refused(decision, wait_us) for decision in nothing])
 
 

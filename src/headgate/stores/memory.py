@@ -248,7 +248,7 @@ class MemoryStore:
 
     def _find(self, limit: Limit, places: int) -> _Found:
         """Find the state of `limit`. The store is full for a new key when it has fewer `places` than its plan needs."""
-        space, principal, _ = limit
+        space, principal = limit.space, limit.principal
         name = space if type(principal) is str else f"#{space}"  # digests apart, where no key of a caller can find them
         table = self._tables.get(name)
         full = self._own + places > self._max_keys

@@ -239,9 +239,12 @@ class PlanChecks(dict[int, Any]):
 @lru_cache(maxsize=64)
 def _compiled_plan(limits: int) -> CodeType:
     places, steps = [f"t{i}[k{i}]" for i in range(limits)], [f"q{i}.step" for i in range(limits)]
-    read = [f"t{i} = tables[p{i}].states; x{i} = {place}" for i, place in enumerate(places)]
+    read = [
+        f"t{i} = tables[l{i}.space].states; k{i} = l{i}.principal; q{i} = l{i}.quota; x{i} = {place}"
+        for i, place in enumerate(places)
+    ]
     body = "\n".join([*read, *_decided(places, steps, again="return first(store, plan, cost, now)")])
-    unpacked = "".join(f"(p{i}, k{i}, q{i}), " for i in range(limits))
+    unpacked = "".join(f"l{i}, " for i in range(limits))
     return compile(_PLAN.format(limits=unpacked, body=indent(body, " " * 8)), __name__, "exec")
 
 

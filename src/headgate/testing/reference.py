@@ -45,7 +45,7 @@ class ReferenceStore:
         self.answers.clear()
 
     def _decide(self, call: Call) -> Decision:
-        keys = [(space, principal) for space, principal, _ in call.plan]
+        keys = [(limit.space, limit.principal) for limit in call.plan]
         states, decision = decide(call, [self.states.get(key) for key in keys], self.clock.now())
         for key, state in zip(keys, states, strict=True):
             self.states[key] = state

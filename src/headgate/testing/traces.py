@@ -132,7 +132,7 @@ class _Machine(RuleBasedStateMachine):
         if any(until <= now for until, _ in self.reference.answers.values()):
             return False
         limits = (*self._plan("a"), *self._shadow("a")) if self.quotas else ()
-        kept = {space: quota for space, _, quota in limits}
+        kept = {limit.space: limit.quota for limit in limits}
         return all(void_at(state, kept[space]) > now for (space, _), state in self.reference.states.items())
 
     @rule(limit=st.one_of(st.integers(1, 9), st.sampled_from([101, 999_983, 10**6])), burst=st.integers(0, 4))

@@ -353,8 +353,8 @@ class TestSharing:
         ],
     )
     def test_who_counts_together(self, first: Pairs, second: Pairs, together: bool) -> None:  # noqa: FBT001
-        limits = [matched(written(self.RULES), *pairs).limits[0] for pairs in (first, second)]
-        assert (limits[0][:2] == limits[1][:2]) is together
+        one, other = [matched(written(self.RULES), *pairs).limits[0] for pairs in (first, second)]
+        assert ((one.space, one.principal) == (other.space, other.principal)) is together
 
 
 @pytest.mark.parametrize(

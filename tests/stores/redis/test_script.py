@@ -182,7 +182,7 @@ def test_a_refused_check_and_a_peek_of_the_unknown_store_nothing(
     plan = Family(f"fresh-{quota.shape}", [wide, quota]).plan("user")
     store.run(Call(Verb.PEEK, plan))
     store.run(Call(Verb.REFUND, strict.plan("nobody")))
-    keys = [key_of(space, principal).decode() for space, principal, _ in plan]
+    keys = [key_of(limit.space, limit.principal).decode() for limit in plan]
     assert server.command("EXISTS", *keys, key(strict.plan("nobody"))) == "0"
     assert not store.run(Call(Verb.CHECK, plan, 2)), "above what the wide limit has"
     assert server.command("EXISTS", *keys) == "0"

@@ -102,8 +102,9 @@ def query(call: Call) -> Query:
             kind.append(len(plan))
             limits += plan
     frames = []
-    for space, principal, quota in limits:
-        kind.append(id(quota))
+    for limit in limits:
+        space, principal = limit.space, limit.principal
+        kind.append(id(limit.quota))
         if (
             isinstance(principal, str)
             and principal.isascii()
@@ -163,10 +164,10 @@ nothing else takes their identity."""
 
 
 def _prepare(call: Call, letter: bytes) -> _Prepared:
-    quotas = [quota for plan in (call.plan, *call.shadow) for _, _, quota in plan]
+    quotas = [limit.quota for plan in (call.plan, *call.shadow) for limit in plan]
     arguments = b"" if any(quota.calendar for quota in quotas) else arguments_at(call, None)
     count = len(_parts(call))
-    replicas = 0 if letter == b"p" else max([quota.replicas for _, _, quota in call.plan], default=0)
+    replicas = 0 if letter == b"p" else max([limit.quota.replicas for limit in call.plan], default=0)
     return arguments, count, replicas, count + 6 * len(quotas), quotas
 
 
@@ -186,7 +187,7 @@ def arguments_at(call: Call, now: int | None) -> bytes:
     now = time_ns() // 1000 if now is None else now
     arguments = []
     for letter, plan, records, since in _parts(call):
-        quotas = [quota for _, _, quota in plan]
+        quotas = [limit.quota for limit in plan]
         periods = [quota.calendar and quota.calendar.around(now) for quota in quotas]
         head = _HEAD.pack(letter, len(plan), records, call.cost, since)
         arguments.append(bulk(b"".join([head, *map(_described, quotas, periods)])))
@@ -285,7 +286,7 @@ def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decis
     """Return the decision of a plan that the script answered; `charge` is what it has taken if it is an admission."""
     if len(plan) == 1:
         now, allowed, remaining, retry, reset, pressure, delay = numbers[at : at + 7]
-        quota = plan[0][2]
+        quota = plan[0].quota
         if allowed:
             return Decision(
                 True, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay, charge, now
@@ -293,7 +294,8 @@ def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decis
         return Decision(False, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay)
     now, found = numbers[at], []
     taken = 0 if 0 in numbers[at + 1 : at + 1 + 6 * len(plan) : 6] else charge
-    for _, _, quota in plan:
+    for limit in plan:
+        quota = limit.quota
         allowed, remaining, retry, reset, pressure, delay = numbers[at + 1 : at + 7]
         at += 6
         state, when = _PRESSURES[pressure], now if allowed else 0
@@ -303,7 +305,8 @@ def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decis
 
 def unanswered(plan: Plan) -> Decision:
     """Return what is said of limits that did not say what they have, beside what others said."""
-    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for _, _, quota in plan]
+    quotas = [limit.quota for limit in plan]
+    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for quota in quotas]
     return marked(combine(nothing), UNANSWERED)
 
 
