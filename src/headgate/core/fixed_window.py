@@ -27,8 +27,9 @@ def transition(quota: Quota) -> Transition:
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
-        used = mark = left = 0
-        if state is not None:
+        if state is None:
+            used = mark = left = 0
+        else:
             end, used, mark = state
             left = end - now
             if left <= 0:

@@ -222,8 +222,11 @@ class MemoryStore:
         """Do what a call says, whatever states there are."""
         verb, plan = call.verb, call.plan
         while True:
-            found = [self._find(limit, len(plan)) for limit in plan]
-            before = [state for _, _, state in found]
+            found: list[_Found] = []
+            before: list[State] = []
+            for limit in plan:
+                found.append(self._find(limit, len(plan)))
+                before.append(found[-1][2])
             if not self._overflow:
                 after, decision = plans.decide(call, before, now)
             elif verb is Verb.RESET:  # what keys share is not forgotten for one of them
@@ -237,13 +240,19 @@ class MemoryStore:
                 places = [(id(table), at) for table, at, _ in found]
                 shared = places if len(set(places)) < len(places) else ()
                 after, decision = plans.check([limit.quota for limit in plan], before, call.cost, now, shared)
-            changed = [index for index, new in enumerate(after) if new is not before[index]]
-            if not changed:
-                return decision
+            tables: list[dict[Principal | int, State]] = []
+            keys: list[Principal | int] = []
+            old: list[State] = []
+            new: list[State] = []
             told = decision.limits
-            tables = [self._place(found[index], plan[index].quota, told[index], now) for index in changed]
-            keys = [found[index][1] for index in changed]
-            if _replaced(tables, keys, [before[index] for index in changed], [after[index] for index in changed]):
+            for index, state in enumerate(after):
+                if state is not before[index]:
+                    place = found[index]
+                    tables.append(self._place(place, plan[index].quota, told[index], now))
+                    keys.append(place[1])
+                    old.append(place[2])
+                    new.append(state)
+            if not keys or _replaced(tables, keys, old, new):
                 return decision
 
     def _find(self, limit: Limit, places: int) -> _Found:
