@@ -23,7 +23,7 @@ from benchmarks.service.figures import (
 )
 from benchmarks.service.load import CONNECTIONS, GRPC_CONNECTIONS, STREAMS
 from benchmarks.service.measuring import OTHER, RUNS, ServiceResults
-from benchmarks.service.servers import Cores
+from benchmarks.service.servers import STORE_SECONDS, Cores
 from benchmarks.tables import between, percent, table, times, verdict
 
 WHAT = f"""\
@@ -76,7 +76,7 @@ def method(cores: Cores) -> str:
 - **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
 - **headgate**: `headgate serve` as a user starts it, with metrics, one worker if not said otherwise, and one rule,
   which matches every request (a fixed window per user). Redis is a server started for this run, without persistence;
-  flat out, requests wait for each other, so it gets 2 s for an answer rather than 10 ms.
+  flat out, requests wait for each other, so it gets {STORE_SECONDS} s for an answer rather than 10 ms.
 - **Descriptor file**: a file of envoyproxy/ratelimit with the same limit per user. "By rules beside a descriptor file":
   the service has both, and the file is for another domain.
 - **Three rules**: per user, per address (each user has one of their own), and one for all together; denied, the first
