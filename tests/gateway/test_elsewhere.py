@@ -78,7 +78,9 @@ def running(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
         token = {"audience": ["api"], "issuer": "https://id.example.com", "jwks_url": issuer}
         file["identity"] = {"tokens": [token], "trusted_hops": 1}
         with gateway(file) as found:
-            yield found.started()
+            found.started()
+            until(lambda: found.get("/else").status == 200, "Envoy is connected, for which it has a second", SECONDS)
+            yield found
 
 
 def test_a_service_elsewhere_decides_and_knows_the_api_keys(running: Gateway) -> None:
