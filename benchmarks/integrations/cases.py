@@ -154,6 +154,7 @@ def flask(name: str, store: str, limits: str) -> Any:
 def called_by_asgi(app: Any) -> Iterator[Requests]:
     """Call an ASGI application as a server does, in an event loop of its own: uvloop's, as uvicorn has it."""
     loop = uvloop.new_event_loop()
+    asgi = {"version": "3.0", "spec_version": "2.3"}
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -170,7 +171,7 @@ def called_by_asgi(app: Any) -> Iterator[Requests]:
                 statuses.append(message["status"])
 
         for _ in left:
-            scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
+            scope = {"type": "http", "asgi": asgi, "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
             headers = [(b"host", b"localhost"), (b"accept", b"*/*")]
             more = {"root_path": "", "scheme": "http", "server": ("localhost", 80), "http_version": "1.1"}
             await app({**scope, **more, "headers": headers, "client": (CLIENT, 4711), "state": {}}, receive, send)
