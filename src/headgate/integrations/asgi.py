@@ -116,9 +116,7 @@ class RateLimitMiddleware:
         """Say whether any route has limits of its own, which are checked. Raises UsageError."""
         return False
 
-    async def __call__(  # noqa: C901  a call costs more here than a line
-        self, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind, gate = scope["type"], self.gate
         if kind not in _REQUESTS:
             await self._others(kind, scope, receive, send)
@@ -126,7 +124,8 @@ class RateLimitMiddleware:
         if not self._is_checked:  # a server does not have to say that it starts
             self.check(scope)
         client = scope.get("client")
-        visit = scope[VISIT] = Visit(gate, scope, client[0] if client else None, scope["headers"], present=self.present)
+        peer, lines = client[0] if client else None, scope["headers"]
+        visit = scope[VISIT] = _Exchange(gate, scope, peer, lines, present=self.present, receive=receive, send=send)
         if gate.by_rules:
             raw_path = scope.get("raw_path")
             visit.path = raw_path.decode("latin-1") if raw_path else scope["path"]
@@ -143,38 +142,14 @@ class RateLimitMiddleware:
             scope.pop(VISIT, None)
             await respond(refusal, scope, receive, send)
             return
-
-        async def received() -> Message:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                visit.has_left = True
-            return message
-
-        def passed_on(message: Message) -> Awaitable[None]:
-            if visit.is_open:
-                return self._settled(visit, message, send)
-            return send(with_fields(message, visit) if message["type"] == "http.response.start" else message)
-
         try:
-            await self.app(scope, received, passed_on)
+            await self.app(scope, visit.received, visit.sent)
         except Exception:
             if visit.is_open and not visit.has_left:  # who hangs up gets nothing back
                 await gate.run(visit.fail())
             raise
         finally:
             scope.pop(VISIT, None)  # it knows the scope, too: without this, only the garbage collector would end both
-
-    async def _settled(self, visit: Visit, message: Message, send: Send) -> None:
-        """Pass on a message of the response that decides what a request costs."""
-        if message["type"] == "http.response.start":
-            status = message["status"]
-            await self.gate.run(visit.respond(Answer(status, message.get("headers", ())), status))
-            message = with_fields(message, visit)
-        try:
-            await send(message)
-        except OSError:
-            visit.has_left = True
-            raise
 
     async def _others(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not a request."""
@@ -221,6 +196,37 @@ class RateLimitMiddleware:
             if refusal is None or not self._waits or refusal.decision is None:
                 return refusal
             await asyncio.sleep(refusal.decision.retry_after)
+
+
+class _Exchange(Visit, eq=False, kw_only=True):
+    """The visit of a request, with what its application receives and sends."""
+
+    receive: Receive
+    send: Send
+
+    async def received(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            self.has_left = True
+        return message
+
+    def sent(self, message: Message) -> Awaitable[None]:
+        if self.is_open:
+            return self._settled(message)
+        return self.send(with_fields(message, self) if message["type"] == "http.response.start" else message)
+
+    async def _settled(self, message: Message) -> None:
+        """Pass on a message of the response that decides what a request costs."""
+        if message["type"] == "http.response.start":
+            gate: Any = self.gate
+            status = message["status"]
+            await gate.run(self.respond(Answer(status, message.get("headers", ())), status))
+            message = with_fields(message, self)
+        try:
+            await self.send(message)
+        except OSError:
+            self.has_left = True
+            raise
 
 
 class _Connection:
@@ -278,7 +284,10 @@ def with_fields(message: Message, visit: Visit) -> Message:
     if not fields:
         return message
     headers = list(message.get("headers", ()))
-    if _OURS.isdisjoint(dict(headers)):
+    for name, _ in headers:
+        if name in _OURS:
+            break
+    else:
         headers += fields
     return {**message, "headers": headers}
 

@@ -115,7 +115,7 @@ class RateLimitMiddleware:
     def _served(self, request: HttpRequest) -> Flow[HttpResponseBase]:
         gate, visit = self._gate, _visit_of(request, self._gate)
         response: HttpResponseBase = yield self._get_response(request)
-        if not visit.has_entered:  # there is no view, or another middleware was quicker
+        if not visit.has_asked(()):  # there is no view, or another middleware was quicker
             refusal = yield gate.enter(visit, gate.budgets)
             if refusal is not None:
                 return _response(refusal)

@@ -20,7 +20,7 @@ from headgate.engine.verbs import Rules
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Answers, Refusal
 from headgate.integrations.budgets import AsyncCounter, Budget, Counter, QuotaQuestion, Quotas, QuotasOfKey
-from headgate.integrations.visit import DEFAULT, UNREADABLE, EmptyKey, Flow, T, Visit
+from headgate.integrations.visit import DEFAULT, UNREADABLE, Asked, EmptyKey, Flow, T, Visit
 from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
@@ -307,10 +307,10 @@ class AsyncGate(Gatekeeping):
             return None
         if self.waits:
             try:
-                asked = visit.plain(budgets, route)
-                if asked is not None:
-                    asked.answer = await self.decider.check(asked.question)
-                    visit.refused = visit.answered(asked)
+                question = visit.plain(budgets, route)
+                if question is not None:
+                    answer = await self.decider.check(question)
+                    visit.refused = visit.answered(Asked(budgets[0], question, answer))
                     if visit.refused is None:
                         return None
             except UNREADABLE as error:

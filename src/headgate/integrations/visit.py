@@ -83,8 +83,6 @@ class Visit(msgspec.Struct, eq=False):
     method: str = ""
     present: Callable[[Any], Any] | None = None
     """Makes of `subject` what functions of the application want to see; None: they see it as it is."""
-    has_entered: bool = False
-    """Whether it was asked for anything yet."""
     is_open: bool = False
     """Whether the response decides what it costs."""
     has_left: bool = False
@@ -120,10 +118,10 @@ class Visit(msgspec.Struct, eq=False):
         """Whether that was noted."""
         return self._ahead is not None and self._ahead.issuperset(map(id, budgets))
 
-    def plain(self, budgets: Sequence[Budget], route: str) -> Asked | None:
+    def plain(self, budgets: Sequence[Budget], route: str) -> Any:
         """Return the one question of a request, where no function of the application has a say in it; else None.
 
-        It is what `enter` would ask. Whoever asks it tells `answered`. Raises one of `UNREADABLE`.
+        It is what `enter` would ask of the only budget. Whoever asks it tells `answered`. Raises one of `UNREADABLE`.
         """
         gate = self.gate
         if self._asked or not gate.is_plain or len(budgets) != 1 or not gate.enabled:
@@ -132,12 +130,12 @@ class Visit(msgspec.Struct, eq=False):
         if not budget.is_plain:
             return None
         cost: Any = budget.cost
-        self.has_entered, self._now = True, gate.clock.now()
+        self._now = gate.clock.now()
         if gate.by_rules:
-            return Asked(budget, self._request(budget, cost, self.identity.principal))
+            return self._request(budget, cost, self.identity.principal)
         key = gate.peers.get(self.peer) or self._own_key()
         names, family = budget.families[budget.name or self._name(route)]
-        return Asked(budget, QuotaQuestion(names, cost, family, key))
+        return QuotaQuestion(names, cost, family, key)
 
     def passes(self, budgets: Sequence[Budget], route: str = DEFAULT) -> bool:
         """Whether a request passes at once, having taken what budgets of a route cost.
@@ -149,18 +147,20 @@ class Visit(msgspec.Struct, eq=False):
         if gate.waits or self.refused is not None:
             return False
         try:
-            asked = self.plain(budgets, route)
-            if asked is None:
+            question = self.plain(budgets, route)
+            if question is None:
                 return False
-            asked.answer = gate.decider.check(asked.question)
-            self.refused = self.answered(asked)
+            refusal = self.answered(Asked(budgets[0], question, gate.decider.check(question)))
+            if refusal is None:
+                return True
         except UNREADABLE as error:
-            self.refused = gate.answers.unreadable(error)
-        return self.refused is None
+            refusal = gate.answers.unreadable(error)
+        self.refused = refusal
+        return False
 
     def enter(self, budgets: Iterable[Budget], route: str = DEFAULT) -> Flow[Refusal | None]:
         """Take what budgets of a route cost; returns the refusal, if it is one."""
-        gate, self.has_entered = self.gate, True
+        gate = self.gate
         if self.refused is not None:  # of these budgets: others that it meets, if it goes on, are asked again
             refused, self.refused = self.refused, None
             return (yield from self.refuse(refused))
