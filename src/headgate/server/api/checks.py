@@ -184,18 +184,10 @@ class Checks:
 
     def _read(self, body: bytes) -> _Understood:
         """Return what a body asks, and remember it unless it is large. Raises InvalidBody."""
-        self._forget_old()
         understood = _Understood(question(body))
         if len(body) > LONGEST_RECURRING or body.count(b":") > LARGEST_RECURRING:
             return understood
         return self._recurring.keep(body, understood)
-
-    def _forget_old(self) -> None:
-        """Forget what questions ask of the store if that was by other rules, which need not be kept then."""
-        policy = self._engine.policy
-        if policy is not self._policy:
-            self._policy = policy
-            self._recurring.clear()
 
     def _decide(self, understood: _Understood, key: str, now: int) -> Ruling | Awaitable[Ruling]:
         """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
@@ -221,8 +213,9 @@ class Checks:
             selection = selected.selection
             if len(selection.enforced.plan) + len(selection.shadow) <= MOST_SHOWN:
                 understood.selected = selected
-            if before is not None:
-                self._forget_old()
+            if selected.policy is not self._policy:  # what was found by other rules keeps them alive
+                self._policy = selected.policy
+                self._recurring.clear()
         return self._engine.decide(request, selected)
 
     def _named(self, asked: CheckQuestion) -> Request:
