@@ -71,6 +71,28 @@ def test_a_view_may_replace_the_limits_of_all_and_views_may_share_one(is_async: 
         assert statuses(is_async, "/shared/a", "/shared/what/ever") == [200, 429]
 
 
+class Calling:
+    """A middleware that calls views itself, before others see them."""
+
+    def __init__(self, get_response: Any) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        response: HttpResponse = self._get_response(request)
+        return response
+
+    def process_view(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponse:
+        response: HttpResponse = view(request)
+        return response
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+def test_a_view_that_another_middleware_calls_is_asked_for_once(is_async: bool) -> None:
+    first = [f"{__name__}.Calling", *conf.settings.MIDDLEWARE]
+    with override_settings(HEADGATE={"limits": "1/minute", "clock": ManualClock()}, MIDDLEWARE=first):
+        assert statuses(is_async, "/special", "/special", "/special", "/", "/") == [200, 200, 429, 200, 429]
+
+
 @pytest.mark.parametrize("is_async", KINDS)
 def test_failed_log_ins_count_and_errors_may_cost_nothing(is_async: bool) -> None:
     words = ("right", "right", "right", "wrong", "right", "wrong", "right")

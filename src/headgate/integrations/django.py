@@ -162,6 +162,7 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
     def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         visit = _visit_of(request, _SITE.gate(is_async=False))
         if not visit.has_asked(budgets):
+            visit.ask(())  # so the middleware, if it is there, does not ask as well
             gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
             enter = async_to_sync(gate.enter) if gate.is_async else gate.enter
             gate.know(*budgets)
@@ -174,6 +175,7 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
     async def limited_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         visit = _visit_of(request, _SITE.gate(is_async=True))
         if not visit.has_asked(budgets):
+            visit.ask(())
             visit.gate.know(*budgets)
             refusal = await _SITE.gate(is_async=True).enter(visit, budgets, route)
             if refusal is not None:
