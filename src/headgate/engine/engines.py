@@ -92,7 +92,7 @@ class Engine(_Ruled):
         asked = self._verbs.asked(request)
         if asked.call is None:
             return self._drive(self._verbs.check(asked))
-        return self._verbs.answered(asked, self._store.run(asked.call), 0)
+        return self._verbs.answered(asked, self._store.run(asked.call))
 
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""

@@ -178,8 +178,8 @@ class Verbs:
         call = Call(_CHECK, plan, cost, b"", None, tried) if cost and len(tried) == len(shadow) else None
         return SelectedCheck(request, selection, call, policy)
 
-    def answered(self, asked: SelectedCheck, decision: Decision, began: int) -> Ruling:
-        """End a check whose one call the store has answered."""
+    def answered(self, asked: SelectedCheck, decision: Decision, began: int = 0) -> Ruling:
+        """End a check whose one call the store has answered; for an observer it `began` at that nanosecond."""
         selection = asked.selection
         tried = shadow_decisions(selection.shadow, decision.shadow) if selection.shadow else ()
         ruling = ruling_of(selection, decision if selection.enforced.plan else None, asked.policy.version, tried)

@@ -62,7 +62,7 @@ class Circuits:
         self._breakers = {ONLY_SERVER: self._only} if self._only is not None else {}
         self._openings = self._recoveries = 0  # of circuits that are forgotten
         self.is_calm = True
-        """Are all circuits closed, with no failure to forget? Then it is no news that the store has answered."""
+        """Are all circuits closed, with no failure to forget? Then an answer of the store changes nothing."""
         self._usual: Passage | None = None  # of all calls to the only server, while that is so
         self.look()
 

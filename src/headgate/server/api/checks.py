@@ -74,7 +74,7 @@ class _Understood(msgspec.Struct, gc=False):
 
     question: CheckQuestion
     selected: SelectedCheck | None = None
-    """None before it was asked, and where that is much."""
+    """None before it was asked, and where that is about many limits."""
 
 
 _decode_batch = msgspec.json.Decoder(_Batch).decode

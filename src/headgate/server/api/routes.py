@@ -80,7 +80,7 @@ def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
 
 
 class _Router:
-    """Finds the handler of a request, and returns what that does."""
+    """Finds the handler of a request, and returns what that returns."""
 
     def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
         self._routes = routes
