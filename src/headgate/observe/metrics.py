@@ -77,7 +77,7 @@ def _histogram(name: str, text: str, *labels: str) -> Metric:
 
 CHECKS = _counter("checks", "Calls of an API, by how they ended: allowed, denied, error, shed.", "api", "outcome")
 CHECK_DURATION = _histogram("check_duration", "From a request to its answer, by API.", "api")
-DECISION_DURATION = _histogram("decision_duration", "From a question to the engine to its ruling, store included.")
+DECISION_DURATION = _histogram("decision_duration", "A decision of the engine, store included.")
 RULE_DECISIONS = _counter(
     "rule_decisions",
     "What each rule said: allowed, denied, shadow_allowed, shadow_denied. A request counts for every rule it met.",
