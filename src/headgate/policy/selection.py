@@ -69,6 +69,11 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
         """Whether any rule matched, the default included."""
         return bool(self.enforced.plan or self.shadow)
 
+    @property
+    def size(self) -> int:
+        """How many limits there are, those of shadow rules included."""
+        return len(self.enforced.plan) + sum([len(limits.plan) for limits in self.shadow])
+
 
 UNMATCHED = Selection(Verdict.UNLIMITED)
 """No rule has anything to say."""

@@ -13,7 +13,7 @@ from headgate.policy.model import Ruleset
 from headgate.server.rls.service import LARGEST_RECURRING, LONGEST_RECURRING
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.testing import ManualClock
-from headgate.web.headers import ResponseHeaders
+from headgate.web.headers import MOST_SHOWN, ResponseHeaders
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, answered, asked, descriptor, headers
 
@@ -351,6 +351,21 @@ def test_a_question_is_remembered_unless_it_is_long_or_has_many_descriptors_or_e
     ):
         in_memory.ask(*descriptors)
         assert len(remembered) == count
+
+
+@pytest.mark.parametrize(("limits", "is_kept"), [(MOST_SHOWN - 1, True), (MOST_SHOWN + 1, False)])
+@pytest.mark.parametrize("shadow", [False, True])
+def test_of_many_limits_it_is_only_remembered_what_is_asked(
+    in_memory: Asking, limits: int, *, is_kept: bool, shadow: bool
+) -> None:
+    rule = "{{id: r{}, shadow: {}, limits: [{{limit: 5, window: 365d}}, {{limit: 5, window: 365d, algorithm: gcra}}]}}"
+    more = [rule.format(number, str(shadow).lower()) for number in range((limits - 1) // 2)]
+    first = "{id: per-user, limit: 5, window: 365d, algorithm: fixed_window}"
+    in_memory.serve(f"rules: [{first}, {', '.join(more)}]")
+    assert in_memory.service is not None
+    left = [in_memory.ask(USER).statuses[0].limit_remaining for _ in range(3)]
+    (understood,) = in_memory.service._recurring.values()
+    assert (left, understood.asked is not None) == ([4, 3, 2], is_kept)
 
 
 def test_what_recurs_is_decided_by_the_rules_in_force(in_memory: Asking) -> None:

@@ -210,8 +210,7 @@ class Checks:
             return self._engine.check_once(request, key)
         selected = self._engine.asked(request, before)
         if selected is not before:
-            selection = selected.selection
-            if len(selection.enforced.plan) + len(selection.shadow) <= MOST_SHOWN:
+            if selected.selection.size <= MOST_SHOWN:
                 understood.selected = selected
             if selected.policy is not self._policy:  # what was found by other rules keeps them alive
                 self._policy = selected.policy

@@ -40,7 +40,7 @@ from headgate.server.rls.mapping import Mapper
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import NOBODY, Peer
-from headgate.web.headers import ResponseHeaders
+from headgate.web.headers import MOST_SHOWN, ResponseHeaders
 
 API = "rls"
 """The name of the service in metrics."""
@@ -67,7 +67,7 @@ class Understood(msgspec.Struct, gc=False):
     request: Request | None = None
     """What the rules are asked, where that is one request, which needs no other to pass with it."""
     asked: SelectedCheck | None = None
-    """What comes of that request by the rules that were in force when it was last asked."""
+    """What comes of that request by the rules that were in force when it was last asked, unless that is much."""
 
 
 class RateLimitService:
@@ -230,8 +230,9 @@ class RateLimitService:
         except UsageError:  # more than could ever pass, or not a path: either is over the limit
             return self._ruled_together(decisions, understood.question, now)
         if asked is not before:
-            understood.asked = asked
-            if before is not None:
+            if asked.selection.size <= MOST_SHOWN:
+                understood.asked = asked
+            if asked.policy is not self._policies[1]:
                 self._forget_old()
         ruling = engine.decide(request, asked)
         return self._by_rules.of((ruling,), now) if isinstance(ruling, Ruling) else self._ruled_later(ruling, now)
