@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -276,6 +277,22 @@ def test_what_is_kept_of_refusals_is_bounded_and_those_of_another_second_are_oth
     assert answers._writer is not None
     assert len(answers._writer._retry_after) <= MOST_PREPARED
     assert len(answers._known) <= MOST_ANSWERS
+
+
+@pytest.mark.parametrize("key", ["plain", "listed"])
+def test_values_of_clients_are_not_kept_with_the_answer(key: str) -> None:
+    """Unless the answer has them, and they are short: a header that somebody sends may have thousands of characters."""
+    policy = load(
+        {"tree.yaml": TREE + "  - {key: listed, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 3}}"}
+    )
+    answers = TreeAnswers(headers_of("default"))
+    for value in ("x" * 60_000, "short"):
+        matching = policy.match("edge", [Descriptor(((key, value),), 1)])
+        quota = matching.matches[0].limits[0].quota
+        decision = Decision(False, quota.limit, 0, 10, 20, Pressure.THROTTLED, quota)
+        answers.of(Answered(matching, (decision,), NOW))
+    assert len(answers._known) == 1
+    assert not any("x" * 600 in repr(each) for each in answers._known.items())
 
 
 def test_what_is_prepared_of_limits_is_bounded() -> None:

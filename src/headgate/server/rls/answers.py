@@ -36,6 +36,7 @@ from headgate.server.rls.codec import OK, OVER_LIMIT
 from headgate.web import problem
 from headgate.web.headers import (
     MOST_PREPARED,
+    MOST_SHOWN,
     HeaderWriter,
     LimitFields,
     Prepared,
@@ -53,6 +54,8 @@ UNNAMED = "default"
 TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
+_LONGEST_VALUES = 512
+"""Characters of a descriptor's values, where the answer that is kept has them."""
 _CONTENT_TYPE = codec.header("content-type")(CONTENT_TYPE)
 _NO_STORE = codec.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
@@ -188,8 +191,8 @@ class RuleAnswers(_Answers):
     def __init__(self, headers: ResponseHeaders | None, denies: Callable[[str], bool]) -> None:
         super().__init__(headers, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
         self._denies = denies
-        self._known = BoundedCache[tuple[object, ...], tuple[Sequence[Ruling], RlsAnswer]](MOST_ANSWERS)
-        """With the rulings, so that no other quota gets the identity of one of theirs."""
+        self._known = BoundedCache[tuple[object, ...], tuple[object, RlsAnswer]](MOST_ANSWERS)
+        """With the decisions, so that no other quota gets the identity of one of theirs."""
 
     def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
         """Return the answer to a request.
@@ -220,7 +223,8 @@ class RuleAnswers(_Answers):
         key = tuple(said)
         known = self._known.get(key)
         if known is None:
-            known = self._known.keep(key, (rulings, self._written(rulings, now)))
+            decided = [ruling.decision for ruling in rulings]
+            known = self._known.keep(key, (decided, self._written(rulings, now)))
         return known[1]
 
     def _written(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
@@ -284,8 +288,8 @@ class TreeAnswers(_Answers):
     def __init__(self, headers: ResponseHeaders | None, *, denies: bool = False) -> None:
         super().__init__(headers, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
         self._denies = denies
-        self._known = BoundedCache[tuple[object, ...], tuple[Answered, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
-        """With what was answered, so that no other rule or quota gets the identity of one of its own."""
+        self._known = BoundedCache[tuple[object, ...], tuple[object, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
+        """With rules and decisions, so that no other rule or quota gets the identity of one of theirs."""
 
     def of(self, answered: Answered) -> tuple[EnvoyAnswer, RlsAnswer]:
         """Return what was decided, and the answer that tells it."""
@@ -296,7 +300,8 @@ class TreeAnswers(_Answers):
         answer = answered.answer
         told = self._written(answered, answer)
         if key is not None:
-            self._known.keep(key, (answered, answer, told))
+            rules = [match.rule for match in answered.matching.matches]
+            self._known.keep(key, ((rules, answered.decisions), answer, told))
         return answer, told
 
     def _written(self, answered: Answered, answer: EnvoyAnswer) -> RlsAnswer:
@@ -384,10 +389,16 @@ class TreeAnswers(_Answers):
 def _answer_key(answered: Answered) -> tuple[object, ...] | None:
     """Return all that the answer depends on, or None if it is not worth remembering."""
     decisions, now = answered.decisions, answered.at_us
+    if len(decisions) > MOST_SHOWN:
+        return None
     said: list[object] = [now // SECOND, answered.shadow_mode, answered.quota_mode]
     for match, decision in zip(answered.matching.matches, decisions, strict=True):
         rule = match.rule
-        values = match.entries if rule is not None and rule.stat is None else match.problem
+        values: object = match.problem
+        if rule is not None and rule.stat is None:
+            values = match.entries
+            if sum([len(value) for _, value in match.entries]) > _LONGEST_VALUES:
+                return None
         said += id(rule), match.outcome, match.refund, match.hits, values
         if decision is not None:
             said += _said_of(decision, now)
