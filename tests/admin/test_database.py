@@ -6,8 +6,11 @@ import asyncio
 import os
 import socket
 import sqlite3
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -231,3 +234,32 @@ class TestTransactions:
 
 async def _nothing(_: Database) -> None:
     assert os.getpid()
+
+
+def test_of_what_was_cancelled_nothing_is_at_work_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that ends after its loop would tell it so in vain, with a traceback."""
+    before, connecting, connect = set(threading.enumerate()), threading.Event(), sqlite3.connect
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        connecting.set()
+        time.sleep(0.2)
+        return connect(*arguments, **options)
+
+    async def main() -> list[threading.Thread]:
+        database = await Database.open(f"sqlite:///{tmp_path}/admin.db")
+        monkeypatch.setattr(sqlite3, "connect", slowly)
+
+        async def ask() -> None:
+            async with database.reading():
+                pass
+
+        asking = asyncio.ensure_future(ask())
+        await asyncio.to_thread(connecting.wait)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await database.close()
+        return [each for each in threading.enumerate() if each not in before and "_connection_" in each.name]
+
+    assert asyncio.run(main()) == []

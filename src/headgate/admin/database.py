@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
+from threading import Thread
+from time import monotonic
 from typing import Any, Self
+from weakref import WeakSet
 
+import aiosqlite
 import msgspec
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
@@ -81,7 +85,10 @@ class Database:
         }
         if self.is_sqlite:
             self._url = self._url.set(drivername="sqlite+aiosqlite")
-            options |= {"poolclass": NullPool, "connect_args": {"timeout": PATIENCE}}
+            options |= {
+                "poolclass": NullPool,
+                "connect_args": {"timeout": PATIENCE, "async_creator_fn": self._sqlite_connection},
+            }
         else:
             self._url = self._url.set(drivername="postgresql+asyncpg")
             options |= {
@@ -90,6 +97,7 @@ class Database:
                 "connect_args": {"timeout": PATIENCE, "command_timeout": 2 * PATIENCE},
             }
         self._engine = create_async_engine(self._url, **options)
+        self._threads = WeakSet[Thread]()  # of connections to a file
         # whoever waits for the lock of a file polls for it; in one process they queue
         self._turn: AbstractAsyncContextManager[object] = asyncio.Lock() if self.is_sqlite else nullcontext()
         if self.is_sqlite:
@@ -210,8 +218,28 @@ class Database:
             await connection.run_sync(migrate)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections.
+
+        Those to a file have a thread each. Of a call that was cancelled it may still be at work, and wants to tell the
+        loop when it has ended: a loop that was closed meanwhile is told in vain, with a traceback.
+        """
         await self._engine.dispose()
+        if self._threads:
+            await asyncio.to_thread(_join, tuple(self._threads))
+
+    def _sqlite_connection(self, *arguments: Any, **options: Any) -> aiosqlite.Connection:
+        connection = aiosqlite.connect(*arguments, **options)
+        thread: Thread = connection if isinstance(connection, Thread) else connection._thread  # noqa: SLF001  since 0.22
+        thread.daemon = True
+        self._threads.add(thread)
+        return connection
+
+
+def _join(threads: Iterable[Thread]) -> None:
+    end = monotonic() + PATIENCE
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, end - monotonic()))
 
 
 def _url(text: str) -> URL:
