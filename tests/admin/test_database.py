@@ -256,7 +256,7 @@ def test_of_what_was_cancelled_nothing_is_at_work_once_it_is_closed(
                 pass
 
         asking = asyncio.ensure_future(ask())
-        await asyncio.to_thread(connecting.wait)
+        assert await asyncio.to_thread(connecting.wait, 60)
         asking.cancel()
         await asyncio.wait({asking})
         await database.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.engine.verbs import _Fixed
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
-from headgate.server.api.checks import LARGEST_RECURRING, LONGEST_RECURRING
+from headgate.server.api.checks import LARGEST_RECURRING, LONGEST_RECURRING, Checks
 from headgate.server.api.questions import Members, Timestamps
 from headgate.server.api.routes import BATCH, CHECK
 from headgate.testing import ManualClock
@@ -436,11 +436,18 @@ class TestRecurring:
         {"key_type": "user", "key_value": "ada", "rule_id": "per-user", "request_count": 1},
     ]
 
+    def checks(self, service: Service) -> Checks:
+        """What remembers, behind the router of a service."""
+        router = service.handler.__self__  # type: ignore[attr-defined]
+        found = router._check.__self__
+        assert isinstance(found, Checks)
+        return found
+
     @pytest.mark.parametrize("asked", ASKED)
     @pytest.mark.parametrize("path", [CHECK, BATCH])
     def test_by_the_rules_in_force(self, path: bytes, asked: dict[str, object]) -> None:
         with serving(self.RULES) as service:
-            checks = service.handler.__self__._check.__self__  # type: ignore[attr-defined]
+            checks = self.checks(service)
             for number in (5, 7, 6):
                 changed = load(self.RULES.replace("limit: 5", f"limit: {number}"))
                 checks._engine._verbs._rules = _Fixed(Policy(changed))
@@ -475,7 +482,7 @@ class TestRecurring:
             assert "behind our clock" in problem(service.post(old))["detail"]
 
     def test_unless_it_is_large(self, service: Service) -> None:
-        checks = service.handler.__self__._check.__self__  # type: ignore[attr-defined]
+        checks = self.checks(service)
         names = {f"a{number}": "" for number in range(LARGEST_RECURRING)}
         for asked in (
             {"principal": {"user": "a" * LONGEST_RECURRING}},
@@ -490,7 +497,7 @@ class TestRecurring:
     def test_of_many_limits_it_is_only_remembered_what_is_asked(self) -> None:
         rules = ", ".join([f"{{id: r{number}, limit: 5, window: 1m}}" for number in range(MOST_SHOWN + 1)])
         with serving(f"version: 1\nrules: [{rules}]") as service:
-            checks = service.handler.__self__._check.__self__  # type: ignore[attr-defined]
+            checks = self.checks(service)
             left = [service.check({"principal": {"user": "a"}})["remaining"] for _ in range(3)]
             (understood,) = checks._recurring.values()
             assert (left, understood.selected) == ([4, 3, 2], None)
