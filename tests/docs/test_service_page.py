@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.greeting import trial
-from headgate.cli.serve import GROUPS, Option, default_of, options, shown
+from headgate.cli.serve import GROUPS, Option, options, shown
 from headgate.engine.base import LONGEST_MS
 from headgate.server.settings import API_SECONDS, RLS_SECONDS, STORE_SECONDS, Settings
 
@@ -16,8 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
 
 
 def row(option: Option) -> str:
-    default = default_of(option)
-    unless_told = f"`{shown(default)}`" if default not in {"", ()} else ""
+    unless_told = f"`{shown(option.default)}`" if option.default not in {"", ()} else ""
     about = option.about.replace("|", r"\|").replace("*", r"\*")
     return f"| `{option.argument}` {option.metavar} | {unless_told} | {about} |"
 

@@ -12,26 +12,18 @@ from typing import Any, NamedTuple
 
 from headgate.cli.command import Commands, Terminal, add_command
 from headgate.core.errors import UsageError
-from headgate.core.mode import Mode
 from headgate.core.numbers import printable, short
-from headgate.server.settings import (
-    API_SECONDS,
-    LOG_FORMATS,
-    LOG_LEVELS,
-    PROXY_HEADERS,
-    RLS_SECONDS,
-    InvalidSetting,
-    Settings,
-)
+from headgate.server.settings import InvalidSetting, Settings
 
 
 class Option(NamedTuple):
-    """One option."""
+    """An option of the command: how a setting is given."""
 
     setting: str
     """The field of `Settings`."""
     metavar: str
     about: str
+    default: object
 
     @property
     def argument(self) -> str:
@@ -44,89 +36,22 @@ class Option(NamedTuple):
         return "HEADGATE_" + self.setting.upper()
 
 
-GROUPS: Mapping[str, tuple[Option, ...]] = {
-    "rules and state": (
-        Option("rules", "FILE", "the rules, watched for changes; or a database has them"),
-        Option(
-            "database",
-            "URL",
-            "the rules in sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE, changed by the admin plane; "
-            "without --rules and --envoy-config: headgate.db in this folder",
-        ),
-        Option("data_dir", "DIR", "for the last good rules of a database; default: in the home of the user"),
-        Option(
-            "store",
-            "ADDRESS",
-            "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; one on "
-            f"the network gets {RLS_SECONDS * 1000:g} ms for an answer to Envoy, and {API_SECONDS * 1000:g} ms for "
-            "others, if its address has no timeout",
-        ),
-        Option("on_store_failure", "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}"),
-        Option("nodes", "N", "services that share the limits, this one included, for the mode local"),
-        Option("enforcement", "ON", "off: limits are counted and reported, and refuse nothing: on or off"),
-    ),
-    "listening": (
-        Option("host", "HOST", "the address to listen on; 0.0.0.0 or :: for all"),
-        Option("http_port", "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any that is free"),
-        Option("grpc_port", "PORT", "for gRPC, Envoy's included; 0 takes any that is free"),
-        Option("admin_host", "HOST", "the address of the admin plane; others than this machine's need TLS"),
-        Option("admin_port", "PORT", "for the admin plane; 0 takes any that is free"),
-        Option("admin_insecure", "ON", "the admin plane needs no TLS, since something else encrypts: on or off"),
-        Option("grpc_reflection", "ON", "clients may ask which services there are: on or off"),
-        Option("tls_cert", "FILE", "the certificate chain (PEM): TLS on both ports"),
-        Option("tls_key", "FILE", "its private key (PEM)"),
-        Option("client_ca", "FILE", "authorities (PEM) of client certificates, which are demanded then"),
-    ),
-    "Envoy": (
-        Option(
-            "envoy_config",
-            "DIR",
-            "files of envoyproxy/ratelimit, watched; domains they do not have are left to the rules",
-        ),
-        Option("envoy_merge_domains", "ON", "several of these files may have the same domain: on or off"),
-        Option("envoy_shadow", "ON", "nothing is refused by these files: on or off"),
-        Option("envoy_count_refused", "ON", "hits that are refused use up what is left: on or off"),
-        Option("envoy_trust_tier", "ON", "believe a descriptor's entry tier: on or off"),
-        Option("envoy_headers", "ON", "Envoy's clients get the headers of their limits: on or off"),
-    ),
-    "what clients and proxies say, and are told": (
-        Option("deny_status", "STATUS", "of a refusal by forward authentication; nginx needs 401 or 403"),
-        Option(
-            "trusted_proxies",
-            "NETWORKS",
-            "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine",
-        ),
-        Option("reset_format", "FORM", "X-RateLimit-Reset as seconds since 1970: epoch, or from now: seconds"),
-        Option("identity", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found"),
-        Option("proxy_headers", "KIND", f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}"),
-        Option("deprecations", "FILE", "paths of the HTTP APIs that are going to go, so that their answers say so"),
-        Option("client_timestamps", "MODE", "those that are far from our clock are refused: check, or not: ignore"),
-    ),
-    "processes": (
-        Option("workers", "N", "processes that share the ports; more than one needs a store on the network"),
-        Option("drain_seconds", "SECONDS", "for requests in progress to end after SIGTERM"),
-    ),
-    "self-protection": (
-        Option("max_checks_per_second", "N", "by all workers together, more are refused with 503; 0 for any number"),
-        Option("max_in_flight", "N", "requests in progress at once, by all workers together"),
-        Option("max_connections", "N", "open at once, by all workers together"),
-        Option("caller_keys", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key; or database"),
-    ),
-    "logs and traces": (
-        Option("audit_days", "DAYS", "for which the audit trail of a database is kept"),
-        Option("log_format", "FORMAT", f"one of {', '.join(LOG_FORMATS)}"),
-        Option("log_level", "LEVEL", f"one of {', '.join(LOG_LEVELS)}"),
-        Option("log_denials", "N", "lines in a second about refusals by one rule; 0 for none"),
-        Option("log_principals", "FORM", "what logs and hot keys show of who asked: digest or plain"),
-        Option("log_access", "ON", "a line for every request: on or off"),
-        Option("tracing", "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"),
-    ),
-}
+def _groups() -> Mapping[str, list[Option]]:
+    groups: dict[str, list[Option]] = {}
+    title = ""
+    for each in fields(Settings):
+        title = each.metadata["group"] or title
+        option = Option(each.name, each.metadata["metavar"], each.metadata["about"], each.default)
+        groups.setdefault(title, []).append(option)
+    return groups
+
+
+GROUPS = _groups()
+"""All options, as `Settings` declares them, by what they are shown under."""
 OTHER_VARIABLES = frozenset({"HEADGATE_URL", "HEADGATE_CALLER_KEY", "HEADGATE_ADMIN_KEY", "HEADGATE_ADMIN_URL"})
 """What other commands read."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-_DEFAULTS = {field.name: field.default for field in fields(Settings)}
 
 
 def add(commands: Commands) -> None:
@@ -165,11 +90,6 @@ def options() -> Iterator[Option]:
         yield from group
 
 
-def default_of(option: Option) -> object:
-    """Return what counts when an option is not given."""
-    return _DEFAULTS[option.setting]
-
-
 def shown(default: object) -> str:
     """Return a default as it would be typed."""
     return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
@@ -180,8 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for title, group in GROUPS.items():
         arguments = parser.add_argument_group(title)
         for option in group:
-            default = default_of(option)
-            known = f" [{shown(default)}]" if default not in {"", ()} else ""
+            known = f" [{shown(option.default)}]" if option.default not in {"", ()} else ""
             arguments.add_argument(option.argument, metavar=option.metavar, help=f"{option.about}{known}")
 
 
@@ -194,7 +113,7 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         text = variable if argument is None else argument
         named[option.setting] = option.argument if argument is not None or not variable else option.variable
         if text is not None and (text or argument is not None):  # an empty variable is one that is not set
-            given[option.setting] = _parsed(named[option.setting], text, default_of(option))
+            given[option.setting] = _parsed(named[option.setting], text, option.default)
     try:
         return Settings(**given)
     except InvalidSetting as error:

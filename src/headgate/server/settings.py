@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from headgate.core.errors import UsageError
@@ -20,11 +22,10 @@ STORE_SECONDS = 1.0
 START_SECONDS = 0.25
 """How long a node waits for its store before it serves, where the address does not give it longer."""
 PROXY_HEADERS = ("either", "original", "forwarded")
-CLIENT_TIMESTAMPS = ("check", "ignore")
 LOG_FORMATS = ("text", "json")
-LOG_PRINCIPALS = ("digest", "plain")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WORKERS = 256
+_PORTS = (0, 65_535)
 KEYS_OF_DATABASE = "database"
 """As `caller_keys`: only keys of the admin plane, of the role check. With a file they open as well."""
 
@@ -37,115 +38,139 @@ class InvalidSetting(UsageError):
         self.name = name
 
 
+def _option(
+    default: Any, metavar: str, about: str, accepted: Iterable[Any] = (), *, group: str = "", is_secret: bool = False
+) -> Any:
+    """Declare a setting, and the option of the command line that says it.
+
+    Args:
+        default: what counts when it is not given.
+        metavar: what stands for its value.
+        about: what it is, in a few words.
+        accepted: the values that it may have; of a whole number, the least and the most.
+        group: what it is shown under; empty: that of the one before.
+        is_secret: whether it may have a password in it, and is not shown.
+    """
+    told = {"metavar": metavar, "about": about, "accepted": tuple(accepted), "group": group}
+    return field(default=default, repr=not is_secret, metadata=told)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one service, whatever it was told by. Raises InvalidSetting."""
+    """Of one service, whatever it was told by; a file or folder that is empty is not given. Raises InvalidSetting."""
 
-    rules: str = ""
-    """A file, which is watched; empty for the example that comes with the package, or with `envoy_config` for none."""
-    database: str = field(default="", repr=False)
-    """The URL of a database that has the rules, instead of a file. It may have a password, so it is not shown."""
-    data_dir: str = ""
-    """A folder for the last good rules of a database; empty for one in the home of the user."""
-    audit_days: int = 90
-    """How long the audit trail is kept."""
-    enforcement: bool = True
-    """Whether limits refuse; if not, every rule is a shadow. SIGUSR1 turns it off, SIGUSR2 on."""
-    envoy_config: str = ""
-    """A folder of files of envoyproxy/ratelimit, which is watched; empty if Envoy is answered by the rules."""
-    envoy_merge_domains: bool = False
-    """Whether several of those files may have the same domain."""
-    envoy_shadow: bool = False
-    """Whether nothing is refused by them."""
-    envoy_count_refused: bool = False
-    """Whether hits that are refused use up what is left, for hits that are known only after the response."""
-    envoy_trust_tier: bool = False
-    """Whether a descriptor's entry ``tier`` is believed."""
-    envoy_headers: bool = True
-    """Whether Envoy's clients get the header fields of their limits."""
+    rules: str = _option("", "FILE", "the rules, watched for changes; or a database has them", group="rules and state")
+    database: str = _option(
+        "",
+        "URL",
+        "the rules in sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE, changed by the admin plane; "
+        "without --rules and --envoy-config: headgate.db in this folder",
+        is_secret=True,
+    )
+    data_dir: str = _option("", "DIR", "for the last good rules of a database; default: in the home of the user")
+    store: str = _option(
+        "memory",
+        "ADDRESS",
+        "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; one on "
+        f"the network gets {RLS_SECONDS * 1000:g} ms for an answer to Envoy, and {API_SECONDS * 1000:g} ms for "
+        "others, if its address has no timeout",
+        is_secret=True,
+    )
+    on_store_failure: str = _option(
+        Mode.LOCAL, "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}", Mode
+    )
+    nodes: int = _option(1, "N", "services that share the limits, this one included, for the mode local", (1, 10_000))
+    enforcement: bool = _option(True, "ON", "off: limits are counted and reported, and refuse nothing: on or off")
 
-    store: str = field(default="memory", repr=False)
-    """An address; it may have a password, so it is not shown."""
-    on_store_failure: str = Mode.LOCAL
-    nodes: int = 1
-    """How many services share the limits, this one included."""
+    host: str = _option("127.0.0.1", "HOST", "the address to listen on; 0.0.0.0 or :: for all", group="listening")
+    http_port: int = _option(8080, "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any that is free", _PORTS)
+    grpc_port: int = _option(8081, "PORT", "for gRPC, Envoy's included; 0 takes any that is free", _PORTS)
+    admin_host: str = _option(
+        "127.0.0.1", "HOST", "the address of the admin plane; others than this machine's need TLS"
+    )
+    admin_port: int = _option(8082, "PORT", "for the admin plane; 0 takes any that is free", _PORTS)
+    admin_insecure: bool = _option(
+        False, "ON", "the admin plane needs no TLS, since something else encrypts: on or off"
+    )
+    grpc_reflection: bool = _option(True, "ON", "clients may ask which services there are: on or off")
+    tls_cert: str = _option("", "FILE", "the certificate chain (PEM): TLS on both ports")
+    tls_key: str = _option("", "FILE", "its private key (PEM)")
+    client_ca: str = _option("", "FILE", "authorities (PEM) of client certificates, which are demanded then")
 
-    host: str = "127.0.0.1"
-    http_port: int = 8080
-    """0 takes any that is free."""
-    grpc_port: int = 8081
-    admin_host: str = "127.0.0.1"
-    """Where the admin plane listens."""
-    admin_port: int = 8082
-    """0 takes any that is free."""
-    admin_insecure: bool = False
-    """Whether the admin plane may listen on other addresses than those of this machine without TLS."""
-    grpc_reflection: bool = True
-    """Whether the server tells clients which services it has."""
-    tls_cert: str = ""
-    """A file with the certificate chain, PEM; empty for no TLS."""
-    tls_key: str = ""
-    client_ca: str = ""
-    """A file with the authorities of client certificates, which are demanded then; empty for none."""
+    envoy_config: str = _option(
+        "",
+        "DIR",
+        "files of envoyproxy/ratelimit, watched; domains they do not have are left to the rules",
+        group="Envoy",
+    )
+    envoy_merge_domains: bool = _option(False, "ON", "several of these files may have the same domain: on or off")
+    envoy_shadow: bool = _option(False, "ON", "nothing is refused by these files: on or off")
+    envoy_count_refused: bool = _option(False, "ON", "hits that are refused use up what is left: on or off")
+    envoy_trust_tier: bool = _option(False, "ON", "believe a descriptor's entry tier: on or off")
+    envoy_headers: bool = _option(True, "ON", "Envoy's clients get the headers of their limits: on or off")
 
-    deny_status: int = 429
-    """Of forward authentication."""
-    trusted_proxies: tuple[str, ...] = ()
-    """Networks whose word about the client is taken; empty for this machine alone."""
-    identity: str = ""
-    """A file that says who the clients of proxies are: by API key, token and address; empty for address alone."""
-    reset_format: str = "epoch"
-    """What X-RateLimit-Reset is, on all APIs: seconds since 1970, or from now."""
-    proxy_headers: str = "either"
-    """Which headers the proxy writes: X-Original-*, X-Forwarded-*, or whichever comes."""
-    client_timestamps: str = "check"
-    """What is done about a client's timestamp that is far from our clock: "check" refuses it."""
+    deny_status: int = _option(
+        429,
+        "STATUS",
+        "of a refusal by forward authentication; nginx needs 401 or 403",
+        (400, 599),
+        group="what clients and proxies say, and are told",
+    )
+    trusted_proxies: tuple[str, ...] = _option(
+        (), "NETWORKS", "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine"
+    )
+    reset_format: str = _option(
+        "epoch", "FORM", "X-RateLimit-Reset as seconds since 1970: epoch, or from now: seconds", RESET_FORMATS
+    )
+    identity: str = _option("", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found")
+    proxy_headers: str = _option(
+        "either",
+        "KIND",
+        f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}",
+        PROXY_HEADERS,
+    )
+    deprecations: str = _option("", "FILE", "paths of the HTTP APIs that are going to go, so that their answers say so")
+    client_timestamps: str = _option(
+        "check", "MODE", "those that are far from our clock are refused: check, or not: ignore", ("check", "ignore")
+    )
 
-    deprecations: str = ""
-    """A file that says which versions of the HTTP APIs are going to go; empty if none is."""
+    workers: int = _option(
+        1,
+        "N",
+        "processes that share the ports; more than one needs a store on the network",
+        (1, MAX_WORKERS),
+        group="processes",
+    )
+    drain_seconds: float = _option(25.0, "SECONDS", "for requests in progress to end after SIGTERM")
 
-    workers: int = 1
-    drain_seconds: float = 25.0
-    """How long requests in progress may take to end after SIGTERM."""
+    max_checks_per_second: int = _option(
+        100_000,
+        "N",
+        "by all workers together, more are refused with 503; 0 for any number",
+        (0, 10_000_000),
+        group="self-protection",
+    )
+    max_in_flight: int = _option(10_000, "N", "requests in progress at once, by all workers together", (1, 1_000_000))
+    max_connections: int = _option(10_000, "N", "open at once, by all workers together", (1, 1_000_000))
+    caller_keys: str = _option("", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key; or database")
 
-    max_checks_per_second: int = 100_000
-    """On this node, by all workers together; 0 for no ceiling."""
-    max_in_flight: int = 10_000
-    """The same, at once."""
-    max_connections: int = 10_000
-    """The same."""
-    caller_keys: str = ""
-    """A file of those who may ask, or `KEYS_OF_DATABASE`; empty for everybody who can reach the port."""
-
-    log_format: str = "text"
-    log_level: str = "info"
-    log_denials: int = 10
-    """So many lines in a second about refusals by one rule; 0 for none."""
-    log_principals: str = "digest"
-    """What logs and hot keys show of who asked."""
-    log_access: bool = False
-    """Whether there is a line for every request."""
-    tracing: bool = False
-    """Whether every request has a span, sent where OpenTelemetry's own variables say."""
+    audit_days: int = _option(
+        90, "DAYS", "for which the audit trail of a database is kept", (1, 36_500), group="logs and traces"
+    )
+    log_format: str = _option("text", "FORMAT", f"one of {', '.join(LOG_FORMATS)}", LOG_FORMATS)
+    log_level: str = _option("info", "LEVEL", f"one of {', '.join(LOG_LEVELS)}", LOG_LEVELS)
+    log_denials: int = _option(10, "N", "lines in a second about refusals by one rule; 0 for none", (0, 1_000_000))
+    log_principals: str = _option(
+        "digest", "FORM", "what logs and hot keys show of who asked: digest or plain", ("digest", "plain")
+    )
+    log_access: bool = _option(False, "ON", "a line for every request: on or off")
+    tracing: bool = _option(
+        False, "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("http_port", "grpc_port", "admin_port"):
-            _whole(self, name, 0, 65_535)
-        _whole(self, "audit_days", 1, 36_500)
-        _whole(self, "workers", 1, MAX_WORKERS)
-        _whole(self, "nodes", 1, 10_000)
-        _whole(self, "deny_status", 400, 599)
-        _whole(self, "max_checks_per_second", 0, 10_000_000)
-        _whole(self, "max_in_flight", 1, 1_000_000)
-        _whole(self, "max_connections", 1, 1_000_000)
-        _one_of(self, "on_store_failure", tuple(Mode))
-        _one_of(self, "reset_format", RESET_FORMATS)
-        _one_of(self, "proxy_headers", PROXY_HEADERS)
-        _one_of(self, "client_timestamps", CLIENT_TIMESTAMPS)
-        _one_of(self, "log_format", LOG_FORMATS)
-        _one_of(self, "log_level", LOG_LEVELS)
-        _one_of(self, "log_principals", LOG_PRINCIPALS)
-        _whole(self, "log_denials", 0, 1_000_000)
+        for each in fields(self):
+            _check(each.name, getattr(self, each.name), each.metadata["accepted"])
         if not 0 <= self.drain_seconds <= 3600:
             raise InvalidSetting("drain_seconds", f"seconds from 0 to 3600, not {self.drain_seconds:g}")
         if self.http_port and self.http_port == self.grpc_port:
@@ -241,15 +266,13 @@ class Settings:
             raise InvalidSetting("envoy_config", f"there is no folder {short(self.envoy_config)}")
 
 
-def _whole(settings: Settings, name: str, low: int, high: int) -> None:
-    value = getattr(settings, name)
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidSetting(name, f"a whole number from {low} to {high}, not {short(value)}")
-
-
-def _one_of(settings: Settings, name: str, accepted: tuple[str, ...]) -> None:
-    value = getattr(settings, name)
-    if value not in accepted:
+def _check(name: str, value: object, accepted: tuple[Any, ...]) -> None:
+    """Raise InvalidSetting unless a value is one of those that are accepted."""
+    if accepted and isinstance(accepted[0], int):
+        low, high = accepted
+        if type(value) is not int or not low <= value <= high:
+            raise InvalidSetting(name, f"a whole number from {low} to {high}, not {short(value)}")
+    elif accepted and value not in accepted:
         raise InvalidSetting(name, f"one of {', '.join(accepted)}, not {short(value)}")
 
 
