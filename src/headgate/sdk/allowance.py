@@ -22,6 +22,7 @@ limit for each of ours. That covers tokens too, of which a request takes as many
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headgate.core.algorithms import Algorithm
@@ -56,68 +57,47 @@ class Sent(NamedTuple):
     """What they had left then, by their own count."""
 
 
+_NONE = Sent()
+
+
+@dataclass(slots=True, eq=False)
 class Allowance:
-    """One limit. Not safe for use from several threads at once: whoever has it has a lock.
+    """One limit. Not safe for use from several threads at once: whoever has it has a lock."""
 
-    Attributes:
-        name: tells it apart from other limits of the server.
-        limit: the most units that can pass at once; None while that is not known.
-        window_us: in which all of them come back; None while that is not known.
-        held_until: nothing passes before, whatever is left: the server said so.
-        price: units that the limit falls by for each request of ours.
-    """
-
-    __slots__ = (
-        "_answered",
-        "_answers",
-        "_bucket_since",
-        "_first",
-        "_is_bucket",
-        "_is_fixed",
-        "_is_others",
-        "_is_rolling",
-        "_is_window_told",
-        "_known",
-        "_late_us",
-        "_remaining",
-        "_reset",
-        "_seen",
-        "_sent",
-        "_sent_at",
-        "_told_at",
-        "_window",
-        "held_until",
-        "limit",
-        "name",
-        "price",
-        "window_us",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.limit: int | None = None
-        self.window_us: int | None = None
-        self.held_until = 0
-        self.price = 1.0
-        self._sent = self._answered = 0
-        self._sent_at = -PATIENCE_US
-        self._known = Sent()
-        """The request whose answer is the server's last word."""
-        self._remaining: int | None = None
-        self._seen: deque[tuple[int, int | None]] = deque(maxlen=MOST_REMEMBERED)
-        """The answers that came since that request was sent: their numbers, and what they say is left."""
-        self._reset: int | None = None
-        self._late_us = 0
-        """By how much the server's resets come later than it says."""
-        self._window = ""
-        """The name of the server's present window."""
-        self._answers: deque[int] = deque(maxlen=MOST_REMEMBERED)
-        self._first = (0, 0)
-        """What the server had surely seen when the price began to be learned, and what was left then."""
-        self._told_at = 0
-        self._bucket_since: int | None = None
-        """How long the limit took to come back, by the first of the answers that fit a bucket."""
-        self._is_bucket = self._is_rolling = self._is_fixed = self._is_others = self._is_window_told = False
+    name: str
+    """Tells it apart from other limits of the server."""
+    limit: int | None = None
+    """The most units that can pass at once; None while that is not known."""
+    window_us: int | None = None
+    """In which all of them come back; None while that is not known."""
+    held_until: int = 0
+    """Nothing passes before, whatever is left: the server said so."""
+    price: float = 1.0
+    """Units that the limit falls by for each request of ours."""
+    _sent: int = 0
+    _answered: int = 0
+    _sent_at: int = -PATIENCE_US
+    _known: Sent = _NONE
+    """The request whose answer is the server's last word."""
+    _remaining: int | None = None
+    _seen: deque[tuple[int, int | None]] = field(default_factory=lambda: deque(maxlen=MOST_REMEMBERED))
+    """The answers that came since that request was sent: their numbers, and what they say is left."""
+    _reset: int | None = None
+    _late_us: int = 0
+    """By how much the server's resets come later than it says."""
+    _window: str = ""
+    """The name of the server's present window."""
+    _answers: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_REMEMBERED))
+    _first: tuple[int, int] = (0, 0)
+    """What the server had surely seen when the price began to be learned, and what was left then."""
+    _told_at: int = 0
+    _bucket_since: int | None = None
+    """How long the limit took to come back, by the first of the answers that fit a bucket."""
+    _is_bucket: bool = False
+    _is_rolling: bool = False
+    _is_fixed: bool = False
+    _is_others: bool = False
+    _is_window_told: bool = False
 
     def ready_at(self, now: int, *, is_shared: bool = False) -> int:
         """Return when the next request may be sent, as far as is known now: `now` or earlier is at once.

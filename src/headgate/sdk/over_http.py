@@ -147,24 +147,17 @@ class HttpTransport:
         response = await self._exchanged("GET", _RULES, None, seconds, {"if-none-match": etag} if etag else {})
         if response.status == 304:
             return None
-        if response.status != 200:
-            raise self._problem(response)
         found = self._read(response.content, FetchedRules)
         return msgspec.structs.replace(found, etag=response.headers.get("etag", ""))
 
     async def ready(self, seconds: float) -> None:
-        response = await self._exchanged("GET", _READY, None, seconds)
-        if response.status != 200:
-            raise self._problem(response)
+        await self._exchanged("GET", _READY, None, seconds)
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def _posted(self, path: str, body: bytes, seconds: float) -> bytes:
-        response = await self._exchanged("POST", path, body, seconds)
-        if response.status != 200:
-            raise self._problem(response)
-        return response.content
+        return (await self._exchanged("POST", path, body, seconds)).content
 
     async def _exchanged(
         self, method: str, path: str, body: bytes | None, seconds: float, more: Mapping[str, str] | None = None
@@ -174,7 +167,7 @@ class HttpTransport:
         request = httpx.Request(method, self._urls[path], headers=headers, content=body, extensions={"timeout": times})
         try:
             response = await self._http.handle_async_request(request)
-            return _Answer(response.status_code, response.headers, await self._content(response))
+            answer = _Answer(response.status_code, response.headers, await self._content(response))
         except httpx.PoolTimeout:
             raise StoreBusy(f"{self._endpoint} is asked on all connections") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -187,6 +180,9 @@ class HttpTransport:
             raise StoreUnavailable(f"{self._endpoint} {why}") from refused
         except httpx.HTTPError as error:
             raise OutcomeUnknown(f"{self._endpoint} did not answer: {error or type(error).__name__}") from None
+        if answer.status != 200 and not (answer.status == 304 and path == _RULES):
+            raise self._problem(answer)
+        return answer
 
     async def _content(self, response: httpx.Response) -> bytes:
         """Read the body of an answer, unless it is one that the service would never give."""
