@@ -15,7 +15,7 @@ from headgate.core.decision import Decision
 from headgate.core.plan import Limit, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
-from headgate.engine.descriptors import AsyncDescriptorEngine
+from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
 from headgate.engine.verbs import used_up
 from headgate.policy.envoy import Descriptor, EnvoyAnswer, Override, load
 from headgate.testing import ManualClock
@@ -62,13 +62,19 @@ def store(request: pytest.FixtureRequest) -> str:
     return server.address
 
 
+async def decided(engine: AsyncDescriptorEngine, *descriptors: Descriptor) -> Answered:
+    """What an engine answers, whether it is there at once or has to be waited for."""
+    answered = engine.decide(engine.match("edge", descriptors))
+    return answered if isinstance(answered, Answered) else await answered
+
+
 @asynccontextmanager
 async def deciding(**options: Any) -> Any:
     """An engine, whose hours and days do not end meanwhile."""
     async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), clock=ManualClock(), **options) as engine:
 
         async def ask(*descriptors: Descriptor) -> EnvoyAnswer:
-            answered = await engine.check(engine.match("edge", descriptors))
+            answered = await decided(engine, *descriptors)
             return answered.answer
 
         yield ask
@@ -183,7 +189,7 @@ def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> Non
         away = "redis://127.0.0.1:1/0?timeout=0.1"
         tree, clock = load({"edge.yaml": TREE}), ManualClock()
         async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode) as engine:
-            answers = [(await engine.check(engine.match("edge", [ip()]))).answer for _ in range(3)]
+            answers = [(await decided(engine, ip())).answer for _ in range(3)]
             assert [answer.code.value for answer in answers] == expected
             assert all(answer.degraded for answer in answers)
             statistics = engine.statistics()

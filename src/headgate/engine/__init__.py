@@ -3,7 +3,7 @@
 from headgate.engine.engines import AsyncEngine, Engine
 from headgate.engine.ruling import Explained, Passed, Reset, RuleDecision, Ruling
 from headgate.engine.together import JointRequest
-from headgate.engine.verbs import Observer
+from headgate.engine.verbs import Observer, SelectedCheck
 
 __all__ = [
     "AsyncEngine",
@@ -15,4 +15,5 @@ __all__ = [
     "Reset",
     "RuleDecision",
     "Ruling",
+    "SelectedCheck",
 ]

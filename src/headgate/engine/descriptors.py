@@ -18,7 +18,7 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
-from headgate.core.plan import Limit, Plan
+from headgate.core.plan import Call, Limit, Plan
 from headgate.engine.base import AsyncEngineBase
 from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
@@ -119,22 +119,21 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""
         return self.policy.match(domain, descriptors, hits_addend)
 
-    async def check(self, matching: Matching) -> Answered:
-        """Ask the store about all that applies, and return the answer."""
-        answered = self.decide(matching)
-        return answered if isinstance(answered, Answered) else await answered
-
     def decide(self, matching: Matching) -> Answered | Awaitable[Answered]:
-        """Check; return the answer itself where there is nothing to wait for: see `AsyncEngine.decide`."""
-        now, memory, calls = self.clock.now(), self._memory, matching.calls
-        if memory is not None and len(matching.matches) == 1 == len(calls) and not self._count_refused:
-            return Answered(matching, (memory.run(calls[0]),), now, *self._modes)
-        return self._awaited(matching, now)
+        """Ask the store about all that applies; return the answer itself where there is nothing to wait for.
 
-    async def _awaited(self, matching: Matching, now: int) -> Answered:
-        calls = matching.calls
-        if len(matching.matches) == 1 == len(calls) and not self._count_refused:
-            decisions: tuple[Decision | None, ...] = (await self._store.run(calls[0]),)
+        See `AsyncEngine.decide`.
+        """
+        now, memory, calls = self.clock.now(), self._memory, matching.calls
+        call = calls[0] if len(matching.matches) == 1 == len(calls) and not self._count_refused else None
+        if call is not None and memory is not None:
+            return Answered(matching, (memory.run(call),), now, *self._modes)
+        return self._awaited(matching, call, now)
+
+    async def _awaited(self, matching: Matching, call: Call | None, now: int) -> Answered:
+        """Wait for an answer; `call` is the one that decides it, if it is one."""
+        if call is not None:
+            decisions: tuple[Decision | None, ...] = (await self._store.run(call),)
         else:
             decisions = await self._drive(_decided(matching, count_refused=self._count_refused))
         return Answered(matching, decisions, now, *self._modes)

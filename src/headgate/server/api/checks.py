@@ -26,9 +26,8 @@ import msgspec
 
 from headgate.cache import BoundedCache
 from headgate.core.errors import InvalidCost, StoreError, UsageError
-from headgate.engine import Ruling
+from headgate.engine import Ruling, SelectedCheck
 from headgate.engine.charges import InvalidCharge
-from headgate.engine.verbs import SelectedCheck
 from headgate.engine.written import code_of
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request, UnknownRule

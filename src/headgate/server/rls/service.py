@@ -21,9 +21,8 @@ from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
 from headgate.core.mode import Mode
 from headgate.core.plan import MAX_COST, Limit
-from headgate.engine import JointRequest, Ruling
+from headgate.engine import JointRequest, Ruling, SelectedCheck
 from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
-from headgate.engine.verbs import SelectedCheck
 from headgate.observe.recorder import Recorder
 from headgate.policy.compiled import Policy
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, Matching, Override, Unit
