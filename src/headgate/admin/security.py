@@ -18,17 +18,17 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from hashlib import sha256
-from ipaddress import ip_network
 from typing import Any
 from urllib.parse import unquote
 
 from headgate.admin.database import DatabaseError
 from headgate.admin.keys import AdminKeys, ApiKey, KeyRole
-from headgate.core.address import canonical, key_of
+from headgate.core.address import key_of
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
+from headgate.web.address import parse
 from headgate.web.deprecation import Deprecations
 from headgate.web.problem import ProblemDocument, of_status
 
@@ -250,10 +250,8 @@ def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Pr
 def _address(scope: Scope) -> str:
     """Return the address of a connection, under which its failures are counted."""
     text = str((scope.get("client") or ("unknown", 0))[0])
-    try:
-        return key_of(canonical(ip_network(text.partition("%")[0])))
-    except ValueError:
-        return text
+    found = parse(text)
+    return text if found is None else key_of(found)
 
 
 def _bounded(receive: Receive) -> Receive:

@@ -14,8 +14,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from headgate.cli.command import WRONG_USAGE, Command, Terminal, open_standard_streams, silence
+from headgate.cli.command import WRONG_USAGE, Command, NoAnswer, Terminal, open_standard_streams, silence
 from headgate.core.errors import HeadgateError, not_installed
+from headgate.core.numbers import printable
 
 COMMANDS = {
     "serve": "headgate.cli.serve",
@@ -74,7 +75,10 @@ def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
         terminal.complain(f"headgate: {not_installed(error.name, extra)}")
         return WRONG_USAGE
     except (HeadgateError, ImportError) as error:
-        terminal.complain(f"headgate: {error}")
+        if isinstance(error, NoAnswer):
+            _tell_unanswered(error, terminal)
+        else:
+            terminal.complain(f"headgate: {error}")
         return WRONG_USAGE
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         silence(sys.stdout)
@@ -87,6 +91,14 @@ def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
         return WRONG_USAGE
     except KeyboardInterrupt:
         return 130
+
+
+def _tell_unanswered(error: NoAnswer, terminal: Terminal) -> None:
+    """Say why a service did not answer, and what may help."""
+    first, *more = str(error).split("\n")
+    terminal.complain(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
+    for line in more:
+        terminal.complain(printable(line))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

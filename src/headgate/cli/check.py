@@ -22,7 +22,6 @@ from headgate.cli.command import (
 )
 from headgate.cli.service import (
     add_service_options,
-    answered,
     request_of,
     tell_outcome,
     tell_unmatched,
@@ -47,7 +46,7 @@ def add(commands: Commands) -> None:
     parser = add_command(
         commands,
         "check",
-        answered(_check),
+        _check,
         "ask a running service about one request, which is counted",
         more="Exit codes: 0 it may pass, 1 it is refused, 2 wrong usage, or the service did not decide.",
         examples="headgate check --user 42 --method POST /api/v1/orders\n"
@@ -63,7 +62,7 @@ def add(commands: Commands) -> None:
     reset = add_command(
         commands,
         "reset",
-        answered(_reset),
+        _reset,
         "let a running service forget what somebody has used",
         more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
         "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"

@@ -19,7 +19,6 @@ from headgate.cli.command import (
 from headgate.cli.rule_files import for_envoy
 from headgate.cli.service import (
     add_service_options,
-    answered,
     request_of,
     tell_outcome,
     tell_unmatched,
@@ -44,7 +43,7 @@ def add(commands: Commands) -> None:
     parser = add_command(
         commands,
         "explain",
-        answered(_explain),
+        _explain,
         "say which rules a request meets, why, and what would be decided; takes nothing",
         more="By the rules of a file and what is used in a store, or by those of a running service, with --url.\n\n"
         "Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage, or the service did not answer.",

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack
 
-from headgate.cli.command import DEFAULT_URL, WRONG_USAGE, Command, NoAnswer, Terminal, attributes_of, principal_of
+from headgate.cli.command import DEFAULT_URL, NoAnswer, Terminal, attributes_of, principal_of
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, StoreUnavailable, UsageError
 from headgate.core.numbers import printable
@@ -49,22 +49,6 @@ def request_of(arguments: argparse.Namespace, **more: Any) -> Request:
     """Return the request that the options describe, with more of its fields. Raises UsageError."""
     endpoint = "/" if arguments.endpoint is None else arguments.endpoint
     return Request(principal_of(arguments), endpoint, arguments.method.upper(), attributes_of(arguments), **more)
-
-
-def answered(run: Command) -> Command:
-    """Return the command, which says why a service did not answer rather than raise it."""
-
-    def told(arguments: argparse.Namespace, terminal: Terminal) -> int:
-        try:
-            return run(arguments, terminal)
-        except NoAnswer as error:
-            first, *more = str(error).split("\n")
-        terminal.complain(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
-        for line in more:
-            terminal.complain(printable(line))
-        return WRONG_USAGE
-
-    return told
 
 
 class _Direct(Client):

@@ -101,9 +101,7 @@ class NodeCounters:
 
     def hot_keys(self, own: HotList) -> bytes:
         """Return what is hot, in JSON: here now, elsewhere as it was shown last."""
-        lists = [own, *self._others()]
-        hot = merged_lists(lists)
-        return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
+        return _reported([own, *self._others()])
 
     @property
     def has_siblings(self) -> bool:
@@ -139,6 +137,11 @@ class NodeCounters:
 
 def _hot_file(slots: Slots, slot: int) -> Path:
     return slots.directory / f"{slot}.hot"
+
+
+def _reported(lists: list[HotList]) -> bytes:
+    hot = merged_lists(lists)
+    return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
 
 
 def _hot_list(slots: Slots, slot: int) -> HotList:
@@ -191,9 +194,7 @@ class Slots:
 
     def hot_keys(self) -> bytes:
         """Return what is hot in workers, in JSON: as each of them has shown it last."""
-        lists = [_hot_list(self, slot) for slot in self.alive()]
-        hot = merged_lists(lists)
-        return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
+        return _reported([_hot_list(self, slot) for slot in self.alive()])
 
     def close(self) -> None:
         """Let go of the files of others."""
