@@ -43,9 +43,12 @@ from headgate.web.headers import ResponseHeaders
 
 _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
-_YOUNG = 20_000
-"""New objects after which the garbage collector looks for cycles: more than all requests in flight are made of. These
-are gone in a moment, and to look at them again and again would take the time of one request in twenty."""
+COLLECTOR = (20_000, 2, 40)
+"""When the garbage collector looks for cycles, which requests do not make. First: new objects after which it looks at
+these, more than all requests in flight are made of, which are gone in a moment; to look at them again and again would
+take the time of one request in twenty. Then: how many such looks are between those at what the last few have left.
+Everything waits for each of them: with Python's own 10, tens of milliseconds where keys are new to a store in memory.
+Then: how many of these are between looks at all objects, which are as rare as by Python's own 10 and 10."""
 _HANDSHAKES = 0.05
 """Seconds in which connections may still arrive that were being made when a node stopped listening."""
 APIS: Mapping[bytes, str] = {
@@ -167,7 +170,7 @@ class Node:
         await meeting
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again
-        gc.set_threshold(_YOUNG)
+        gc.set_threshold(*COLLECTOR)
         await self._listener.serve_http(handler, sockets["http"], self._files.tls, statuses)
         await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
