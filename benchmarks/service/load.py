@@ -51,6 +51,8 @@ class Latency:
     p50: float
     p99: float
     worst: float
+    waited: float = 0.0
+    """Milliseconds of a second in which the server could have run, but others had its core."""
 
 
 def require(programs: Iterable[str] = PACKAGES) -> None:

@@ -22,7 +22,7 @@ from benchmarks.service.figures import (
     fleet,
 )
 from benchmarks.service.load import CONNECTIONS, GRPC_CONNECTIONS, STREAMS
-from benchmarks.service.measuring import OTHER, RUNS, ServiceResults
+from benchmarks.service.measuring import LONGER, OTHER, RUNS, ServiceResults
 from benchmarks.service.servers import STORE_SECONDS, Cores
 from benchmarks.tables import between, percent, table, times, verdict
 
@@ -106,7 +106,10 @@ def method(cores: Cores) -> str:
 - **Latency**: at a constant rate, half of the rate of the best round, of a server that is alone: beside those of all
   other rows, which wake up on its core with every second, it would wait for them. Over gRPC by our own client, which
   sends what is due every millisecond, and times each request from when it was due; over HTTP by h2load, for one user,
-  which sends what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts.
+  which sends what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts; each takes
+  {LONGER} times as long as a round, once the server has been asked flat out for a round. Beside it stands how many
+  milliseconds of a second the server was ready to run and had no core (`/proc/PID/schedstat`): none if the machine does
+  nothing else. What it waits then, requests wait at least, and more until it has caught up.
 """
 
 
@@ -203,11 +206,20 @@ def _latency(costs: Costs) -> str:
             cost.label,
             f"{late.asked:,.0f}",
             f"{late.rate:,.0f}",
-            *(f"{each:.2f}" for each in (late.p50, late.p99, late.worst)),
+            *(f"{each:.2f}" for each in (late.p50, late.p99, late.worst, late.waited)),
         )
         for cost, late in found
     )
-    return table(("server, asked how", "asked per second", "answered per second", "p50", "p99", "worst"), lines)
+    head = (
+        "server, asked how",
+        "asked per second",
+        "answered per second",
+        "p50",
+        "p99",
+        "worst",
+        "waited for its core",
+    )
+    return table(head, lines)
 
 
 def _observing(results: ServiceResults) -> str:

@@ -103,6 +103,10 @@ class Served:
         """Return the processor time of all its processes so far."""
         return used_ns(self.process)
 
+    def waited_ns(self) -> int:
+        """Return how long its main thread has been ready to run so far while others had the processor."""
+        return int(_read(PROC / str(self.process) / "schedstat").split()[1])
+
 
 @contextmanager
 def started(setup: Setup, cores: Cores, store: str = "", python: str = sys.executable) -> Iterator[Served]:

@@ -18,8 +18,9 @@ from benchmarks.service.load import LoadError
 from benchmarks.service.measuring import Amount, Subject, chosen, measure, observing, post, run
 from benchmarks.service.report import render
 from benchmarks.service.rows import all_rows, floors
-from benchmarks.service.servers import PROGRAMS, Cores, Setup, started
+from benchmarks.service.servers import PROGRAMS, Cores, Served, Setup, started
 from benchmarks.timing import Pace
+from tests.servers import until
 
 CORES = Cores.split()
 ONCE = Pace(0, 1, 1)
@@ -194,6 +195,19 @@ def test_processor_time_is_that_of_the_children_too() -> None:
     finally:
         parent.communicate(b"\n")
     assert servers.used_ns(parent.pid) == 0
+
+
+def test_a_server_that_shares_its_core_waits_for_it() -> None:
+    words = ["taskset", "-c", str(CORES.server[0]), sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(words) for _ in range(2)]
+    try:
+        served = Served(busy[0].pid)
+        before = served.waited_ns()
+        until(lambda: served.waited_ns() > before, "the other one has its turn")
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 def test_observing_takes_some_time() -> None:
