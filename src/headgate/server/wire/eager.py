@@ -19,14 +19,7 @@ def start(
     coroutine: Coroutine[Any, Any, T], done: Callable[[T], object], failed: Callable[[BaseException], object]
 ) -> None:
     """Run it until it waits, and go on when it need not; `done` or `failed` is called when it has ended."""
-    try:
-        awaited = coroutine.send(None)
-    except StopIteration as stop:
-        done(stop.value)
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is handed on
-        failed(error)
-    else:
-        _Waiting(coroutine, done, failed).wait(awaited)
+    _Running(coroutine, done, failed).go_on()
 
 
 def go_on(
@@ -36,11 +29,11 @@ def go_on(
     failed: Callable[[BaseException], object],
 ) -> None:
     """Take over a coroutine that somebody else started, and that waits for `awaited`."""
-    _Waiting(coroutine, done, failed).wait(awaited)
+    _Running(coroutine, done, failed).wait(awaited)
 
 
-class _Waiting:
-    """A coroutine that waits for a future."""
+class _Running:
+    """A coroutine that has not ended: it goes on until it waits, and when what it waits for is there."""
 
     __slots__ = ("_coroutine", "_done", "_failed")
 
@@ -54,12 +47,12 @@ class _Waiting:
 
     def wait(self, awaited: Any) -> None:
         if awaited is None:  # it gives way to others
-            asyncio.get_running_loop().call_soon(self._go_on, None)
+            asyncio.get_running_loop().call_soon(self.go_on)
             return
         awaited._asyncio_future_blocking = False  # noqa: SLF001  the protocol between futures and who drives them
-        awaited.add_done_callback(self._go_on)
+        awaited.add_done_callback(self.go_on)
 
-    def _go_on(self, _: Any) -> None:
+    def go_on(self, _: object = None) -> None:
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as stop:
