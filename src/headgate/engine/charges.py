@@ -11,7 +11,6 @@ import binascii
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
-from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
@@ -103,10 +102,8 @@ def _found(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
     if isinstance(selection, Selection) and not ruling.is_joint:
         told = [decision] if decision is not None and decision.taken else []
         yield from zip(selection.enforced.plan, [part for each in told for part in each.limits], strict=False)
-        shadow = iter(ruling.shadow)
-        for limits in selection.shadow:
-            parts = [each.decision for each in islice(shadow, len(limits.plan))]
-            yield from [pair for pair in zip(limits.plan, parts, strict=True) if pair[1].taken]
+        tried = [limit for limits in selection.shadow for limit in limits.plan]
+        yield from [pair for pair in zip(tried, ruling.shadow_decisions, strict=True) if pair[1].taken]
 
 
 def _place(limit: Limit) -> int:

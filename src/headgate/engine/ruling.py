@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,9 @@ from headgate.core.quota import SECOND
 from headgate.policy.explain import Considered, Explanation
 from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
+
+Tried: TypeAlias = tuple[tuple[str, ...], tuple[Decision, ...]]
+"""The shadow rule of each limit that is only tried out, and what the limit says."""
 
 
 class RuleDecision(msgspec.Struct, frozen=True, gc=False):
@@ -42,8 +45,10 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     """The rule that blocks longest or, when allowed, the most restrictive one; empty where no limit is enforced."""
     rules: tuple[str, ...] = ()
     """The rule of each enforced limit, in the order of ``decision.limits``."""
-    shadow: tuple[RuleDecision, ...] = ()
-    """What the limits of shadow rules say; they refuse nothing."""
+    shadow_rules: tuple[str, ...] = ()
+    """The shadow rule of each limit that was only tried out; they refuse nothing."""
+    shadow_decisions: tuple[Decision, ...] = ()
+    """What each of those limits says."""
     matched: bool = False
     """Whether any rule matched, the default included."""
     reason: str = ""
@@ -64,7 +69,21 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     @property
     def limits(self) -> tuple[RuleDecision, ...]:
         """What each enforced limit says, in the order of the rules."""
-        return () if self.decision is None else rule_decisions(self.rules, self.decision)
+        return () if self.decision is None else _rule_decisions(self.rules, self.decision.limits)
+
+    @property
+    def shadow(self) -> tuple[RuleDecision, ...]:
+        """What the limits of shadow rules say."""
+        return _rule_decisions(self.shadow_rules, self.shadow_decisions)
+
+    @property
+    def shadow_denied(self) -> tuple[str, ...]:
+        """The shadow rule of each limit that would have refused."""
+        denied: tuple[str, ...] = ()
+        for place, decision in enumerate(self.shadow_decisions):
+            if not decision.allowed:
+                denied += (self.shadow_rules[place],)
+        return denied
 
     @property
     def state(self) -> Pressure:
@@ -116,22 +135,19 @@ class Explained(msgspec.Struct, frozen=True):
     """What each limit of the rules that apply has now, by rule id."""
 
 
-def rule_decisions(rules: tuple[str, ...], decision: Decision) -> tuple[RuleDecision, ...]:
-    """Return what each limit says, with the rule that it belongs to."""
-    return tuple([RuleDecision(rule, part) for rule, part in zip(rules, decision.limits, strict=True)])
+def _rule_decisions(rules: Sequence[str], decisions: Sequence[Decision]) -> tuple[RuleDecision, ...]:
+    return tuple([RuleDecision(rule, part) for rule, part in zip(rules, decisions, strict=True)])
 
 
-def shadow_decisions(shadow: Sequence[Limits], decisions: Iterable[Decision]) -> tuple[RuleDecision, ...]:
-    """Return what the limits of shadow rules say, by one decision for each rule."""
-    told: tuple[RuleDecision, ...] = ()
-    for place, each in enumerate(decisions):
-        limits = shadow[place]
-        if not each.made_of and not limits.too_small:
-            told += (RuleDecision(limits.rules[0], each),)
-            continue
-        for rule, part in zip(limits.rules, each.limits, strict=True):
-            told += (RuleDecision(rule, refused(part) if limits.too_small else part),)
-    return told
+def shadow_limits(shadow: Sequence[Limits], decisions: Sequence[Decision]) -> Tried:
+    """Return the rule of each limit of shadow rules, and what it says, by one decision for each rule."""
+    rules: tuple[str, ...] = ()
+    told: tuple[Decision, ...] = ()
+    for place, decision in enumerate(decisions):
+        limits, parts = shadow[place], decision.parts if decision.made_of else (decision,)
+        rules += limits.rules
+        told += tuple([refused(part) for part in parts]) if limits.too_small else parts
+    return rules, told
 
 
 def refused(decision: Decision) -> Decision:
@@ -140,25 +156,23 @@ def refused(decision: Decision) -> Decision:
     return msgspec.structs.replace(decision, **refusal)
 
 
-def ruling_of(
-    selection: Selection, decision: Decision | None, version: int, shadow: tuple[RuleDecision, ...] = ()
-) -> Ruling:
+def ruling_of(selection: Selection, decision: Decision | None, version: int, shadow: Tried = ((), ())) -> Ruling:
     """Return the ruling on a request about which the store has said all it was asked.
 
     Args:
         selection: what applies to the request.
         decision: about its enforced limits; None where there are none.
         version: of the policy.
-        shadow: what the limits of shadow rules say.
+        shadow: what `shadow_limits` returns.
     """
     verdict, unmatched = selection.verdict, selection.unmatched_principals
     if decision is None:
         allowed, matched = verdict is not Verdict.DENIED, selection.matched
-        about = shadow, matched, selection.reason, version, unmatched, selection
+        about = *shadow, matched, selection.reason, version, unmatched, selection
         return Ruling(allowed, verdict, None, "", (), *about)
     rules = selection.enforced.rules
-    allowed, rule_id = decision.allowed, rules[decision.index]
-    return Ruling(allowed, verdict, decision, rule_id, rules, shadow, True, "", version, unmatched, selection)
+    allowed, rule_id, (tried, told) = decision.allowed, rules[decision.index], shadow
+    return Ruling(allowed, verdict, decision, rule_id, rules, tried, told, True, "", version, unmatched, selection)
 
 
 def passed(ruling: Ruling, now: int) -> Passed:

@@ -22,7 +22,7 @@ import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.plan import Call, Limit, Plan, Verb, combine, refund_of, too_large
-from headgate.engine.ruling import Ruling, refused, ruling_of, shadow_decisions
+from headgate.engine.ruling import Ruling, refused, ruling_of, shadow_limits
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
@@ -73,13 +73,13 @@ def together(policy: Policy, parts: Iterable[JointRequest], now: int) -> JointFl
         for limit, cost in _charges([each for each in asked if each.verb is _REFUND])
     ]
     yield from _ask(_REFUND, _groups(refunds), returned)
-    tried = [call for each in asked for call in each.shadow_calls(allowed=allowed)]
-    decisions = iter((yield tried) if tried else ())
+    calls = [call for each in asked for call in each.shadow_calls(allowed=allowed)]
+    decisions = iter((yield calls) if calls else ())
     rulings = []
     for each in asked:
-        shadow = shadow_decisions(each.selection.shadow, islice(decisions, len(each.selection.shadow)))
+        tried = tuple(islice(decisions, len(each.selection.shadow)))
         decision = each.decision(looked if each.verb is _PEEK else taken if each.verb is _CHECK else returned)
-        ruling = ruling_of(each.selection, decision, policy.version, shadow)
+        ruling = ruling_of(each.selection, decision, policy.version, shadow_limits(each.selection.shadow, tried))
         reason = each.too_much(beyond) if beyond else ""
         rulings.append(msgspec.structs.replace(ruling, reason=reason or ruling.reason, is_joint=True))
     return tuple(rulings)

@@ -31,10 +31,11 @@ from headgate.engine.ruling import (
     Passed,
     Reset,
     Ruling,
+    Tried,
     joined,
     passed,
     ruling_of,
-    shadow_decisions,
+    shadow_limits,
 )
 from headgate.engine.together import JointRequest, selected, together
 from headgate.live import Live, LoadStatistics
@@ -55,6 +56,7 @@ Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 TRIES = 3
 """To take what is left of a limit, while others take from it too."""
 _CHECK = Verb.CHECK
+_NOTHING_TRIED: Tried = ((), ())
 _WRITTEN = re.compile(r"\n|^\s*\{|:\s")
 """What the text of rules has, and the name of a file hardly."""
 
@@ -181,7 +183,7 @@ class Verbs:
     def answered(self, asked: SelectedCheck, decision: Decision, began: int = 0) -> Ruling:
         """End a check whose one call the store has answered; for an observer it `began` at that nanosecond."""
         selection = asked.selection
-        tried = shadow_decisions(selection.shadow, decision.shadow) if selection.shadow else ()
+        tried = shadow_limits(selection.shadow, decision.shadow) if selection.shadow else _NOTHING_TRIED
         ruling = ruling_of(selection, decision if selection.enforced.plan else None, asked.policy.version, tried)
         if self.observer is not None:
             self.observer.decided(ruling, asked.request, perf_counter_ns() - began)
@@ -318,16 +320,16 @@ class Verbs:
             )
         if ruling.decision is not None:
             refunds.append(Refund(selection.enforced.plan, ruling.decision))
-        shadow = iter(ruling.shadow)
+        shadow = iter(ruling.shadow_decisions)
         for limits in selection.shadow:
-            parts = [part.decision for part in islice(shadow, len(limits.plan))]
+            parts = tuple(islice(shadow, len(limits.plan)))
             refunds.append(Refund(limits.plan, combine(parts), parts))
         with ExitStack() as under_way:
             calls = [under_way.enter_context(refund).call for refund in refunds]
             answers = (yield calls) if calls else ()
             told = [refund.done(answer) for refund, answer in zip(refunds, answers, strict=True)]
         decision = told.pop(0) if ruling.decision is not None else None
-        tried = shadow_decisions(selection.shadow, told)
+        tried = shadow_limits(selection.shadow, told)
         return ruling_of(selection, decision, self.policy.version, tried)
 
     def _refunded_by_name(self, request: Request, charge: NamedCharge) -> Flow[Ruling]:
@@ -389,7 +391,7 @@ def ruled(selection: Selection, what: Call, version: int, idempotency_key: str =
         calls = [*hopeless, *[_named(Call(after, limits.plan, cost), idempotency_key) for limits in tried]]
         answers = list((yield calls) if calls else ())
         looked, told = iter(answers[: len(hopeless)]), iter(answers[len(hopeless) :])
-    shadow = shadow_decisions(
+    shadow = shadow_limits(
         selection.shadow, [next(looked) if limits.too_small else next(told) for limits in selection.shadow]
     )
     return ruling_of(selection, decision if enforced.plan else None, version, shadow)

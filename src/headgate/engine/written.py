@@ -96,10 +96,10 @@ class WrittenRuling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """Return the ruling that this was, on a request that a client has asked about."""
         decision = combine([_decision(each) for each in self.limits]) if self.limits else None
         rules = tuple([each.rule_id for each in self.limits])
-        shadow = tuple([RuleDecision(each.rule_id, _decision(each)) for each in self.shadow])
+        tried, told = tuple([each.rule_id for each in self.shadow]), tuple([_decision(each) for each in self.shadow])
         about = self.matched, self.reason, self.version, self.unmatched_principals, Receipt(request, self.charge)
         rule_id = rules[decision.index] if decision is not None else ""
-        return Ruling(self.allowed, self.verdict, decision, rule_id, rules, shadow, *about)
+        return Ruling(self.allowed, self.verdict, decision, rule_id, rules, tried, told, *about)
 
 
 _encode = msgspec.json.Encoder().encode

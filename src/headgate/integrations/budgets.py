@@ -266,7 +266,7 @@ class QuotaQuestion(msgspec.Struct, frozen=True, gc=False):
     def ruling(self, decision: Decision) -> Ruling:
         """Return what a decision of the store means."""
         names = self.names
-        return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, (), True)
+        return Ruling(decision.allowed, _LIMITED, decision, names[decision.index], names, matched=True)
 
 
 class _Counts:

@@ -18,7 +18,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
 from headgate.core.quota import SECOND
-from headgate.engine import AsyncEngine, Reset, RuleDecision, Ruling
+from headgate.engine import AsyncEngine, Reset, Ruling
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import Denials, Principals, fields
@@ -134,8 +134,8 @@ class Recorder:
                 cells[cell] += 1
         else:
             self._count_refusal(ruling, decision, request, api)
-        if ruling.shadow:
-            self._series.tried(ruling.shadow)
+        if ruling.shadow_rules:
+            self._series.tried(ruling.shadow_rules, ruling.shadow_decisions)
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
@@ -373,14 +373,14 @@ class RuleSeries:
         )
         return self.known.keep(limits, tuple([self._found(rule, DENIED) for rule in dict.fromkeys(rules)]))
 
-    def tried(self, shadow: Sequence[RuleDecision]) -> None:
+    def tried(self, rules: Sequence[str], decisions: Iterable[Decision]) -> None:
         """Count what shadow rules say, by their limits side by side: no, if one of a rule's limits says no."""
-        rule, is_allowed = shadow[0].rule_id, True
-        for each in shadow:
-            if each.rule_id != rule:
+        rule, is_allowed = rules[0], True
+        for place, decision in enumerate(decisions):
+            if rules[place] != rule:
                 self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
-                rule, is_allowed = each.rule_id, True
-            is_allowed = is_allowed and each.decision.allowed
+                rule, is_allowed = rules[place], True
+            is_allowed = is_allowed and decision.allowed
         self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
 
     def count(self, rule: str, outcome: str) -> None:

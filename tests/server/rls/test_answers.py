@@ -16,7 +16,7 @@ from headgate.core.decision import Decision
 from headgate.core.plan import combine
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
-from headgate.engine import RuleDecision, Ruling
+from headgate.engine import Ruling
 from headgate.engine.descriptors import Answered
 from headgate.policy.envoy import Descriptor, MatchOutcome, envoy_answer, load, passed_metadata
 from headgate.policy.selection import Verdict
@@ -101,8 +101,9 @@ class Reference:
 
 
 def ruling_of(decision: Decision, names: Sequence[str], shadow: Sequence[tuple[str, Decision]] = ()) -> Ruling:
-    tried = tuple([RuleDecision(name, part) for name, part in shadow])
-    return Ruling(decision.allowed, Verdict.LIMITED, decision, names[decision.index], tuple(names), tried, matched=True)
+    tried = tuple([name for name, _ in shadow]), tuple([part for _, part in shadow])
+    about = decision.allowed, Verdict.LIMITED, decision, names[decision.index], tuple(names)
+    return Ruling(*about, *tried, matched=True)
 
 
 @st.composite
@@ -110,8 +111,8 @@ def rulings(draw: st.DrawFn) -> Ruling:
     kind = draw(st.sampled_from(["limited"] * 6 + ["unlimited", "denied", "too much"]))
     shadow = draw(st.lists(st.tuples(st.sampled_from(["trial", "other"]), plain.single_decisions()), max_size=2))
     if kind == "unlimited":
-        tried = tuple([RuleDecision(name, each) for name, each in shadow])
-        return Ruling(True, Verdict.UNLIMITED, shadow=tried)
+        tried = tuple([name for name, _ in shadow]), tuple([each for _, each in shadow])
+        return Ruling(True, Verdict.UNLIMITED, None, "", (), *tried)
     if kind == "denied":
         return Ruling(False, Verdict.DENIED, reason="on the deny list")
     decision = draw(plain.decisions(3))

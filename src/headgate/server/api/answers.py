@@ -52,15 +52,16 @@ _REFUSED_LINES = _LINES + b"x-ratelimit-state: throttled\r\nretry-after: %b\r\nc
 _NORMAL = Pressure.NORMAL
 _STATES = {state: state.encode() for state in Pressure}
 _DECIDED = (
-    b'{"allowed":%b,"limit":%b,"remaining":%d,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":%b,'
+    b'{"allowed":%b%d,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":%b,'
     b'"state":"%b",%b,"limits":[<limits>],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
 _UNDECIDED = (
     b'{"allowed":%b,"limit":null,"remaining":null,"reset_at":null,"retry_after":%b,"current_count":null,"rule_id":"",'
     b'"state":"%b",%b,"limits":[],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
-_ELEMENT = b'{"rule_id":<rule>,"allowed":%b,"limit":%b,"remaining":%d,"reset_at":%b,"retry_after":%b,"state":"%b"}'
+_ELEMENT = b'{"rule_id":<rule>,"allowed":%b%d,"reset_at":%b,%b}'
 """What is in angle brackets is filled in once for all answers by the same rules."""
+_PASSES = {state: b'"retry_after":0,"state":"%b"' % state.encode() for state in Pressure}
 _IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
 _encode = msgspec.json.Encoder().encode
 
@@ -80,7 +81,10 @@ class CheckAnswers:
         self._is_epoch = reset_format == "epoch"
         self._states = {state: as_line("X-RateLimit-State")(state) for state in Pressure} | {Pressure.NORMAL: b""}
         self._numbers = Numbers(b"%d".__mod__)
-        """Limits and times, of which there are few at a time."""
+        """Limits and times, of which there are few at a time; and with what is always told beside them."""
+        self._admitting = Numbers(b'true,"limit":%d,"remaining":'.__mod__)
+        self._refusing = Numbers(b'false,"limit":%d,"remaining":'.__mod__)
+        self._waits = Numbers(b'"retry_after":%d,"state":"throttled"'.__mod__)
         self._prepared = BoundedCache[tuple[object, ...], tuple[bytes, list[bytes]]](MOST_PREPARED)
         """Answers without what changes, by the rules of the limits and the shadow rules; see `_template`."""
         self._known = BoundedCache[tuple[object, ...], HttpResponse](MOST_ANSWERS)
@@ -91,28 +95,24 @@ class CheckAnswers:
 
         On request it has what names the cost that was taken, and the ruling.
         """
-        decision, shadow, numbers = ruling.decision, ruling.shadow, self._numbers
-        which: tuple[object, ...] = ruling.rules
-        told: tuple[Decision, ...] = ()
+        decision, numbers, told = ruling.decision, self._numbers, ruling.shadow_decisions
+        which = ruling.rules, ruling.shadow_rules
         if decision is not None:
-            told = decision.parts if decision.made_of else (decision,)
-        if shadow:
-            told = (*told, *[each.decision for each in shadow])
-            which = (which, *[each.rule_id for each in shadow])
+            told = (decision.parts if decision.made_of else (decision,)) + told
         limits: list[Any] = []
         for part in told:
-            limit, reset_at = numbers[part.limit], numbers[-(-(now + part.reset_after_us) // SECOND)]
+            reset_at = numbers[-(-(now + part.reset_after_us) // SECOND)]
             if part.allowed:
-                limits += b"true", limit, part.remaining, reset_at, b"0", _STATES[part.state]
+                limits += self._admitting[part.limit], part.remaining, reset_at, _PASSES[part.state]
             else:
-                wait = numbers[-(-part.retry_after_us // SECOND) or 1]
-                limits += b"false", limit, part.remaining, reset_at, wait, b"throttled"
+                wait = self._waits[-(-part.retry_after_us // SECOND) or 1]
+                limits += self._refusing[part.limit], part.remaining, reset_at, wait
         if decision is None:
             template, _ = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
             response = HttpResponse(200, template % (*_undecided(ruling), *limits), (), _JSON_LINE)
         else:
             index = decision.index
-            reset = limits[6 * index + 3] if self._is_epoch else numbers[-(-decision.reset_after_us // SECOND)]
+            reset = limits[4 * index + 2] if self._is_epoch else numbers[-(-decision.reset_after_us // SECOND)]
             if (decision.made_of and decision.allowed) or len(told) > MOST_SHOWN:
                 response = self._decided(ruling, decision, which, limits, reset)
             else:
@@ -131,7 +131,10 @@ class CheckAnswers:
         """Return the response to what limits decided, from what it says of each of them."""
         template, names = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
         in_time, index = _IN_TIME, decision.index
-        allowed, limit, left, reset_at, wait, state = limits[6 * index : 6 * index + 6]
+        opening, left, reset_at, _ = limits[4 * index : 4 * index + 4]
+        limit, wait, state = self._numbers[decision.limit], b"0", _STATES[decision.state]
+        if not decision.allowed:
+            wait, state = self._numbers[-(-decision.retry_after_us // SECOND) or 1], b"throttled"
         if decision.degraded or decision.delay_us:
             in_time = _late(decision)
             lines = _LINES % (limit, left, reset) + b"".join(self._writer.unusual(decision))
@@ -143,12 +146,12 @@ class CheckAnswers:
         else:
             lines = _REFUSED_LINES % (limit, left, reset, wait)
         about = decision.limit - left, names[index], state, in_time
-        return HttpResponse(200, template % (allowed, limit, left, reset_at, wait, *about, *limits), (), lines)
+        return HttpResponse(200, template % (opening, left, reset_at, wait, *about, *limits), (), lines)
 
 
 def _template(ruling: Ruling) -> tuple[bytes, list[bytes]]:
     """Return the answers by the same rules, without what changes, and what the rules are called in them."""
-    rules = [_encode(rule_id) for rule_id in (*ruling.rules, *[each.rule_id for each in ruling.shadow])]
+    rules = [_encode(rule_id) for rule_id in (*ruling.rules, *ruling.shadow_rules)]
     elements = [_ELEMENT.replace(b"<rule>", rule_id.replace(b"%", b"%%")) for rule_id in rules]
     enforced = len(ruling.rules)
     limits, shadow = b",".join(elements[:enforced]), b",".join(elements[enforced:])

@@ -121,7 +121,7 @@ def _about(ruling: Ruling) -> bytes:
         about += _rule_id(ruling.rule_id)
     if ruling.reason:
         about += entry("reason", ruling.reason)
-    if ruling.shadow and (denied := [each.rule_id for each in ruling.shadow if not each.decision.allowed]):
+    if denied := ruling.shadow_denied:
         about += entry("shadow_denied", denied)
     decision = ruling.decision
     if decision is not None:

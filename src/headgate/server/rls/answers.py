@@ -207,10 +207,10 @@ class RuleAnswers(_Answers):
             return self._written(rulings, now, refunds)
         said: list[object] = [decision.index]
         for ruling in rulings:  # all that an answer says of each, and by what it is put together
-            each, shadow = ruling.decision, ruling.shadow
+            each = ruling.decision
             said += ruling.rules, ruling.rule_id, ruling.reason
-            if shadow:
-                said.append(tuple([tried.rule_id for tried in shadow if not tried.decision.allowed]))
+            if ruling.shadow_rules:
+                said.append(ruling.shadow_denied)
             if each is None:
                 said += ruling.verdict, ruling.allowed
                 continue
@@ -235,7 +235,7 @@ class RuleAnswers(_Answers):
         decision, names = _joined(rulings)
         more, hopeless = b"", None
         for ruling in rulings:
-            if ruling.shadow and not more:
+            if ruling.shadow_rules and not more:
                 more = _shadow_denied(rulings)
             if ruling.reason and not ruling.allowed and hopeless is None:
                 hopeless = ruling
@@ -444,7 +444,7 @@ def nearest_unit(window_us: int) -> Unit:
 
 def _shadow_denied(rulings: Sequence[Ruling]) -> bytes:
     """Return the entry of the metadata that names the shadow rules which would have refused; empty if none would."""
-    names = [each.rule_id for ruling in rulings for each in ruling.shadow if not each.decision.allowed]
+    names = [name for ruling in rulings for name in ruling.shadow_denied]
     return entry("shadow_denied", list(dict.fromkeys(names))) if names else b""
 
 

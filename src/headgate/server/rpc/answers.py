@@ -74,9 +74,9 @@ class RpcAnswers:
             answer = self._decided(ruling, decision, now)
         else:
             answer = self._decided_by_one(ruling, decision, now)
-        if ruling.shadow:
-            tried = [framed(_SHADOW, self._limit(each.rule_id, each.decision, now)) for each in ruling.shadow]
-            answer += b"".join(tried)
+        if ruling.shadow_rules:
+            tried = zip(ruling.shadow_rules, ruling.shadow_decisions, strict=True)
+            answer += b"".join([framed(_SHADOW, self._limit(rule, part, now)) for rule, part in tried])
         if ruling.unmatched_principals:
             answer += b"".join([framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals])
         if refundable and (charge := charge_of(ruling)):
