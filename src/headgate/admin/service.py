@@ -292,7 +292,7 @@ class AdminService:
     async def user_limits(self, name: str) -> tuple[dict[str, Any], int]:
         """Return the limits that count a user, and their present state; and the version of what is special."""
         policy = self._engine.policy
-        tier = policy.tier_of(policy.special_of(name))
+        tier = policy.tier_of(name)
         limits = []
         for rule in policy.rules.values():
             if not rule.rule.enabled or rule.rule.dimensions != ("user",):
@@ -313,7 +313,7 @@ class AdminService:
                 }
             )
         special, version = SpecialUser.of(await self.rules.get(ObjectKind.USER, name))
-        stored = {"tier": special.get("tier") or policy.tier_of(None), "overrides": special.get("overrides", {})}
+        stored = {"tier": special.get("tier") or policy.ruleset.default_tier, "overrides": special.get("overrides", {})}
         return {"user_id": name, **stored, "rules": limits}, version
 
     async def reset_user(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:

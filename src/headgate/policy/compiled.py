@@ -32,8 +32,8 @@ from headgate.core.numbers import short
 from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
-from headgate.policy.model import Entry, Ruleset, User, UserTable
-from headgate.policy.prepared import Applied, Drafting, Overridden, PreparedRule, Special, ranks_of, replaced_among
+from headgate.policy.model import Change, Entry, Ruleset, User
+from headgate.policy.prepared import Applied, PreparedRule, TermsByTier, ranks_of, replaced_among
 from headgate.policy.request import (
     ENDPOINT,
     GLOBAL,
@@ -109,9 +109,9 @@ class _Kind:
         self.steps: Steps | None = None
         """For requests that need no test, of users without overrides."""
 
-    def overrides(self, special: Special) -> tuple[Overridden | None, ...]:
-        """Return what overrides each of the rules for somebody; empty if nothing does."""
-        found = tuple([special.overrides.get(rule.id) for rule in self._rules + self._default])
+    def overrides(self, given: Mapping[str, TermsByTier]) -> tuple[TermsByTier | None, ...]:
+        """Return what overrides each of the rules, of what overrides any; empty if nothing does."""
+        found = tuple([given.get(rule.id) for rule in self._rules + self._default])
         return found if any(found) else ()
 
     def outcome(self, facts: Mapping[str, str], address: str) -> tuple[bool | None, ...]:
@@ -160,68 +160,59 @@ class Policy:
     """
 
     __slots__ = (
-        *("__weakref__", "_allow", "_default_tier", "_deny", "_forms", "_in_order", "_kinds", "_known", "_listed"),
-        *("_names", "_ordinary", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
+        *("__weakref__", "_allow", "_deny", "_forms", "_in_order", "_kinds", "_known", "_listed", "_names"),
+        *("_ordinary", "_overridden", "_overrides", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset"),
+        "version",
     )
 
     def __init__(self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True) -> None:
         self.ruleset = ruleset
         self.version = version
         self.enforcing = enforcing
-        drafting, ignore_case = Drafting(ruleset.tiers), ruleset.ignore_case
-        ranks = ranks_of(ruleset.rules)
+        ignore_case, ranks = ruleset.ignore_case, ranks_of(ruleset.rules)
         everything = ruleset.rules if ruleset.default is None else (*ruleset.rules, ruleset.default)
+        tiers: dict[str, dict[str, Change]] = {}
+        for tier, changes in ruleset.tiers.items():
+            for rule_id, change in changes.items():
+                tiers.setdefault(rule_id, {})[tier] = change
         prepared = tuple(
-            [PreparedRule(rule, drafting, rank=ranks.get(rule.id, 0), ignore_case=ignore_case) for rule in everything]
+            [
+                PreparedRule(rule, tiers.get(rule.id, {}), rank=ranks.get(rule.id, 0), ignore_case=ignore_case)
+                for rule in everything
+            ]
         )
         self.rules: Mapping[str, PreparedRule] = MappingProxyType({rule.id: rule for rule in prepared})
         """All rules by id, in the order of the ruleset, the default last."""
         self._in_order, self._ordinary = prepared, len(ruleset.rules)
-        self._default_tier = ruleset.default_tier
         self._trie = Trie(  # of numbers, which are sorted faster than anything
             (rule.segments, Conditions(rule.methods, rule.rule.tier, rule.rule.when), number)
             for number, rule in enumerate(prepared)
             if rule.rule.enabled
         )
-        self._users = {name: self._special(user, drafting) for name, user in ruleset.users.items()}
         self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
         self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
         self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
-        self._names = self._names_of(ruleset)
-        """What a rule counts by or asks for, or a list is about."""
-        self._forget()
+        self._names = self._listed.union(*[{*rule.dimensions, *rule.rule.when} for rule in prepared])
+        """What a rule counts by or asks for, or a list is about; where users are special, "user" as well."""
+        self._begin()
 
-    def _names_of(self, ruleset: Ruleset) -> set[str]:
-        names = {USER} if ruleset.users else set[str]()
-        return names.union(self._listed, *[{*rule.dimensions, *rule.rule.when} for rule in self._in_order])
-
-    def _forget(self) -> None:
-        """Begin with memories of nothing."""
+    def _begin(self) -> None:
+        """Begin with the users of the ruleset, and with memories of nothing."""
+        self._users = dict(self.ruleset.users)  # a policy stays what it is, whatever becomes of the mapping
+        self._overrides: dict[str, Mapping[str, TermsByTier]] = {}
+        """By user, as far as they were seen: what is different for them, by rule."""
+        self._overridden: dict[tuple[str, Change], TermsByTier] = {}
+        """By rule and override: many users have few different ones."""
         self._known: BoundedCache[tuple[Any, ...], _Known] = BoundedCache(MOST_ENDPOINTS)
         self._forms: BoundedCache[tuple[Any, ...], _Form] = BoundedCache(MOST)
         self._kinds: BoundedCache[tuple[Any, ...], _Kind] = BoundedCache(MOST)
         self._steps: BoundedCache[tuple[Any, ...], Steps] = BoundedCache(MOST)
 
     def renewed(self, ruleset: Ruleset, version: int) -> Policy:
-        """Return the policy of another ruleset, of which only users differ: just these are worked out.
-
-        Raises InvalidRule.
-        """
-        before, users, drafting = self.ruleset.users, ruleset.users, Drafting(ruleset.tiers)
-        differing = users.differing_from(before) if isinstance(users, UserTable) else None
-        if differing is None:
-            others = [name for name, user in users.items() if before.get(name) is not user]
-            differing = frozenset([*others, *(before.keys() - users.keys())])
+        """Return the policy of another ruleset, of which only users differ."""
         policy = copy(self)
         policy.ruleset, policy.version = ruleset, version
-        special = policy._users = dict(self._users)  # noqa: SLF001  of the same class
-        for name in differing:
-            if name in users:
-                special[name] = self._special(users[name], drafting)
-            else:
-                special.pop(name, None)
-        policy._names = self._names_of(ruleset)  # noqa: SLF001
-        policy._forget()  # noqa: SLF001
+        policy._begin()  # noqa: SLF001  of the same class
         return policy
 
     def select(self, request: Request, now: int, *, asking: bool = True) -> Selection:
@@ -262,7 +253,11 @@ class Policy:
             return self._looked_at(request, key, now, asking=asking)
         form, kind = known.form, known.kind
         steps = kind.steps if kind is not None and not form.is_listed else None
-        if steps is None or not steps.since <= now < steps.until or (self._users and self._is_special(principal)):
+        if (
+            steps is None
+            or not steps.since <= now < steps.until
+            or (self._users and principal.get(USER, "") in self._users)
+        ):
             return self._selected(request, _facts(request, known), known, now, asking=asking)
         found: Mapping[str, str] = principal
         if steps.needs_facts or form.has_ip:
@@ -291,16 +286,10 @@ class Policy:
             )
         return Request({rule.dimension: client_id}, rule_id=rule_id)
 
-    def special_of(self, user: str) -> Special | None:
-        """Return what is special about a user, if anything."""
-        return self._users.get(user)
-
-    def tier_of(self, special: Special | None) -> str:
-        """Return the tier of a user who is special in that way, unless a request says otherwise; empty for none."""
-        return (special.tier if special is not None else "") or self._default_tier
-
-    def _is_special(self, facts: Mapping[str, str]) -> bool:
-        return facts.get(USER, "") in self._users
+    def tier_of(self, user: str) -> str:
+        """Return the tier of a user, unless a request says otherwise; empty for none."""
+        special = self._users.get(user)
+        return (special.tier if special is not None else "") or self.ruleset.default_tier
 
     def _is_unknown(self, request: Request) -> bool:
         """Whether a request names a rule that is not there, and passes for that.
@@ -345,7 +334,7 @@ class Policy:
             of_form = (*of_form, *request.attributes)
         form = self._forms.get(of_form)
         if form is None:
-            form = _Form(request, self._names, self._listed)
+            form = _Form(request, self._names | {USER} if self._users else self._names, self._listed)
             if key is not None and form.length <= LONGEST:
                 self._forms.keep(of_form, form)
         ends = self._trie.ends(path)
@@ -353,7 +342,7 @@ class Policy:
         if key is None or len(request.endpoint) + form.length > LONGEST:
             return known
         if form.is_plain and not known.values:
-            known = _Known(path, ends, (), form, self._kind_of(request, facts, known, None))
+            known = _Known(path, ends, (), form, self._kind_of(request, facts, known))
         return self._known.keep(key, known)
 
     def _of_listed(self, request: Request, facts: Mapping[str, str]) -> Selection | None:
@@ -369,16 +358,17 @@ class Policy:
 
     def _steps_of(self, request: Request, facts: Mapping[str, str], known: _Known, now: int) -> Steps:
         """Return the steps for a request at a time, which those before it perhaps have taken."""
-        special = self._users.get(facts.get(USER, "")) if self._users else None
-        kind, form = self._kind_of(request, facts, known, special), known.form
+        name = facts.get(USER, "")
+        user = self._users.get(name) if self._users else None
+        kind, form = self._kind_of(request, facts, known, user), known.form
         outcome = kind.outcome(facts, address_given(request)) if kind.tests else ()
-        overrides = kind.overrides(special) if special is not None and special.overrides else ()
+        given = self._overrides_of(name, user) if user is not None and user.overrides else {}
+        overrides = kind.overrides(given) if given else ()
         is_usual = not outcome and not overrides
         steps = kind.steps if is_usual else self._steps.get((kind, outcome, overrides))
         if steps is None or not steps.since <= now < steps.until:
-            given = special.overrides if special is not None and overrides else {}
             applying = [
-                Applied(rule, rule.terms(kind.tier, given.get(rule.id), now), is_enforced and self.enforcing)
+                Applied(rule, given.get(rule.id, rule.terms).at(kind.tier, now), is_enforced and self.enforcing)
                 for rule, is_enforced in kind.applying(outcome)
             ]
             steps = Steps(applying, form.principals if form.is_plain else ())
@@ -388,19 +378,31 @@ class Policy:
                 self._steps.keep((kind, outcome, overrides), steps)
         return steps
 
-    def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, special: Special | None) -> _Kind:
+    def _overrides_of(self, name: str, user: User) -> Mapping[str, TermsByTier]:
+        """Return what is different for a user, by rule; users who have the same override have the same terms."""
+        found = self._overrides.get(name)
+        if found is None:
+            made, rules = self._overridden, self.rules
+            found = self._overrides[name] = {
+                rule_id: made.get((rule_id, change))
+                or made.setdefault((rule_id, change), TermsByTier(rules[rule_id].rule, rules[rule_id].tiers, change))
+                for rule_id, change in user.overrides.items()
+            }
+        return found
+
+    def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, user: User | None = None) -> _Kind:
         """Return the kind of a request, which perhaps has been seen before."""
         form, kind = known.form, known.kind
-        if kind is None or special is not None:
-            key: tuple[Any, ...] = (request.rule_id or known.ends, form, special.tier if special is not None else "")
+        if kind is None or user is not None:
+            tier = user.tier if user is not None else ""
+            key: tuple[Any, ...] = (request.rule_id or known.ends, form, tier)
             for name, values in known.values:
                 value = facts.get(name)
                 key = (*key, value if value in values else None)
             kind = self._kinds.get(key)
             if kind is None:
-                kind = self._kinds.keep(
-                    key, self._worked_out(request, facts, known, form.tier or self.tier_of(special))
-                )
+                tier = form.tier or tier or self.ruleset.default_tier
+                kind = self._kinds.keep(key, self._worked_out(request, facts, known, tier))
         if kind.segments is not None and not matches(kind.segments, known.path):
             rule = self.rules[request.rule_id]
             raise InvalidRequest(
@@ -425,12 +427,6 @@ class Policy:
             if facts.keys() >= set(rule.dimensions):
                 (ordinary if number < self._ordinary else default).append(rule)
         return _Kind(ordinary, default, tier)
-
-    def _special(self, user: User, drafting: Drafting) -> Special:
-        overrides = {
-            rule_id: drafting.overridden(self.rules[rule_id].rule, change) for rule_id, change in user.overrides.items()
-        }
-        return Special(user.tier, overrides)
 
 
 def _facts(request: Request, known: _Known) -> Mapping[str, str]:

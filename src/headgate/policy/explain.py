@@ -60,8 +60,7 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     """Say why `policy.select(request, now)` is what it is. Raises as that does."""
     selection = policy.select(request, now)
     facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
-    special = policy.special_of(facts.get("user", ""))
-    tier = request.tier or policy.tier_of(special)
+    tier = request.tier or policy.tier_of(facts.get("user", ""))
     if selection.reason:
         return Explanation(selection, facts, tier, ())
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}

@@ -8,7 +8,7 @@ whole. How these values look in YAML or JSON is said in `headgate.policy.forms`;
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -241,27 +241,6 @@ class Entry:
             return ip_network(self.value, strict=True)
         except ValueError as error:
             raise InvalidRule(f"{self.value!r} is not an address or network: {error}") from None
-
-
-class UserTable(dict[str, User]):
-    """Users, with what tells which of them are not as in the table that this one was made of.
-
-    Args:
-        users: all of them as they were; what differs is put in afterwards.
-        differing: the names of those who are other, new, or gone.
-    """
-
-    __slots__ = ("_differing", "_of", "_own")
-
-    def __init__(self, users: Mapping[str, User], differing: Iterable[str] = ()) -> None:
-        super().__init__(users)
-        self._differing, self._own = frozenset(differing), object()
-        self._of = users._own if isinstance(users, UserTable) else None  # noqa: SLF001  of the same class
-
-    def differing_from(self, other: Mapping[str, User]) -> frozenset[str] | None:
-        """Return the names of those who are not the same in the other table; None if that is not known."""
-        is_known = isinstance(other, UserTable) and self._of is other._own  # noqa: SLF001
-        return self._differing if is_known else None
 
 
 @dataclass(frozen=True, slots=True)

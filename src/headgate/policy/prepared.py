@@ -1,15 +1,15 @@
 """Rules with all that can be computed before any request is seen: whom they are for, and on what terms.
 
 The *terms* of a rule are its quotas as they are in force: as written, as a tier or a user's override changes them, and
-until when. An override changes what the user's tier made of the rule. What a rule is for each tier is computed when the
-policy is built, an override when it is needed first: a `Ruleset` has only overrides that make a quota on top of their
-user's tier and of the default tier. One that makes none on top of a tier that only a request brings along changes the
-rule as written. A change that ends at `until` does so by itself, since what comes after it is there already.
+until when. An override changes what the user's tier made of the rule. Terms are made when they are needed first, which
+cannot fail: a `Ruleset` has only changes that make a quota, overrides also on top of their user's tier and of the
+default tier. One that makes none on top of a tier that only a request brings along changes the rule as written. A
+change that ends at `until` does so by itself, since what comes after it is there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from hashlib import blake2b
@@ -57,98 +57,43 @@ class Terms:
         """What the user's override changed, if it did."""
 
 
-Schedule = tuple[Terms, ...]
-"""Terms one after the other in time, the last ones forever."""
+class TermsByTier:
+    """The terms of a rule for those who have a certain override, or none: made for a tier when they are needed first.
 
-
-class Overridden:
-    """The terms of a rule for those who have a certain override; made for a tier when they are needed first."""
+    Args:
+        rule: as written.
+        tiers: what tiers change of it.
+        override: what is different for some users besides.
+    """
 
     __slots__ = ("_by_tier", "_override", "_rule", "_tiers")
 
-    def __init__(self, rule: Rule, override: Change, tiers: Mapping[str, Change]) -> None:
-        self._rule = rule
-        self._override = override
-        self._tiers = tiers
-        self._by_tier: dict[str, Schedule] = {}
-        """The empty text stands for all tiers that change nothing."""
+    def __init__(self, rule: Rule, tiers: Mapping[str, Change], override: Change | None = None) -> None:
+        self._rule, self._tiers, self._override = rule, tiers, override
+        self._by_tier: dict[str, tuple[Terms, ...]] = {}
+        """One after the other in time, the last ones forever; the empty text stands for tiers that change nothing."""
 
-    def schedule(self, tier: str) -> Schedule:
-        """Return the terms for a tier."""
+    def at(self, tier: str, now: int) -> Terms:
+        """Return the terms that are in force for a tier, at a time in microseconds since the epoch."""
         tier = tier if tier in self._tiers else ""
         schedule = self._by_tier.get(tier)
         if schedule is None:  # two threads may make it twice: equal ones
-            schedule = _schedule(self._rule, self._tiers.get(tier), self._override, _changed)
-            self._by_tier[tier] = schedule
-        return schedule
+            schedule = self._by_tier[tier] = _schedule(self._rule, self._tiers.get(tier), self._override)
+        return next(terms for terms in schedule if now < terms.until)
 
 
-class Drafting:
-    """Makes the terms of rules; equal quotas and equal overrides are made once."""
-
-    def __init__(self, tiers: Mapping[str, Mapping[str, Change]]) -> None:
-        self._tiers: dict[str, dict[str, Change]] = {}
-        """By rule id, then by tier."""
-        for tier, changes in tiers.items():
-            for rule_id, change in changes.items():
-                self._tiers.setdefault(rule_id, {})[tier] = change
-        self._made: dict[tuple[object, ...], tuple[Quota, ...]] = {}
-        self._overridden: dict[tuple[str, Change], Overridden] = {}
-
-    def schedule(self, rule: Rule) -> Schedule:
-        """Return the terms of a rule for tiers that do not change it."""
-        return _schedule(rule, None, None, self._changed)
-
-    def schedules(self, rule: Rule) -> dict[str, Schedule]:
-        """Return the terms of a rule for the tiers that change it."""
-        changes = self._tiers.get(rule.id, {})
-        return {tier: _schedule(rule, change, None, self._changed) for tier, change in changes.items()}
-
-    def overridden(self, rule: Rule, override: Change) -> Overridden:
-        """Return the terms of a rule for somebody who has that override."""
-        overridden = self._overridden.get((rule.id, override))
-        if overridden is None:
-            overridden = Overridden(rule, override, self._tiers.get(rule.id, {}))
-            self._overridden[rule.id, override] = overridden
-        return overridden
-
-    def _changed(self, rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
-        """Return the quotas of a rule as a tier changes them, if one does."""
-        if not changes:
-            return rule.quotas
-        (change,) = changes
-        kept = tuple([quota.keeps_capacity for quota in (*rule.quotas, *(change.quotas or ()))])  # no part of equality
-        what = (rule.quotas, kept, replace(change, until=None))
-        made = self._made.get(what)
-        if made is None:
-            made = self._made[what] = _changed(rule, changes)
-        return made
-
-
-def _changed(rule: Rule, changes: Sequence[Change]) -> tuple[Quota, ...]:
-    quotas = rule.quotas
-    for change in changes:
-        quotas = change.apply(quotas)
-    return quotas
-
-
-def _schedule(
-    rule: Rule,
-    tier_change: Change | None,
-    override: Change | None,
-    changed: Callable[[Rule, Sequence[Change]], tuple[Quota, ...]],
-) -> Schedule:
+def _schedule(rule: Rule, tier_change: Change | None, override: Change | None) -> tuple[Terms, ...]:
     """Return the terms that result; those of the override alone where the two make no quota together."""
     ends = {change.until for change in (tier_change, override) if change is not None and change.until is not None}
     schedule: list[Terms] = []
     for end in (*sorted(ends), FOREVER):
         of_tier, of_user = _lasting(tier_change, end), _lasting(override, end)
-        try:
-            quotas = changed(rule, [change for change in (of_tier, of_user) if change is not None])
-        except InvalidQuota:
-            if of_tier is None or of_user is None:
-                raise
-            of_tier, quotas = None, changed(rule, [of_user])
+        quotas = rule.quotas if of_tier is None else of_tier.apply(rule.quotas)
+        if of_user is not None:
+            try:
+                quotas = of_user.apply(quotas)
+            except InvalidQuota:
+                of_tier, quotas = None, of_user.apply(rule.quotas)
         since = schedule[-1].until if schedule else 0
         schedule.append(Terms(rule, quotas, (since, end), of_tier, of_user))
     return tuple(schedule)
@@ -188,19 +133,22 @@ class PreparedRule:
     """A rule, ready to be applied."""
 
     __slots__ = (
-        *("_by_tier", "_untiered", "dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank"),
-        *("replaces", "rule", "segments"),
+        *("dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank", "replaces", "rule", "segments"),
+        *("terms", "tiers"),
     )
 
-    def __init__(self, rule: Rule, drafting: Drafting, *, rank: int = 0, ignore_case: bool = False) -> None:
+    def __init__(self, rule: Rule, tiers: Mapping[str, Change], *, rank: int = 0, ignore_case: bool = False) -> None:
         self.rule = rule
+        self.tiers = tiers
+        """What tiers change of it."""
+        self.terms = TermsByTier(rule, tiers)
+        """On which it applies to those who have no override."""
         self.rank = rank
         """Lower than that of all rules it replaces."""
         self.id, self.dimension, self.replaces = rule.id, rule.dimension, rule.replaces
         self.dimensions = rule.dimensions
         self.methods = rule.methods | {"HEAD"} if "GET" in rule.methods else rule.methods
         """All that it is for; none: all."""
-        self._untiered, self._by_tier = drafting.schedule(rule), drafting.schedules(rule)
         self.is_enforced: bool | None = None
         """None: that depends on the principal."""
         if rule.shadow or rule.enforce_percent in {0, 100}:
@@ -223,12 +171,6 @@ class PreparedRule:
             return share_of(self.id, value) < self.rule.enforce_percent
         return self.is_enforced
 
-    def terms(self, tier: str, override: Overridden | None, now: int) -> Terms:
-        """Return the terms that are in force for somebody, at a time in microseconds since the epoch."""
-        schedule = self._by_tier.get(tier, self._untiered) if override is None else override.schedule(tier)
-        first = schedule[0]
-        return first if now < first.until else next(terms for terms in schedule if now < terms.until)
-
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
     """A rule as it applies to some requests."""
@@ -237,16 +179,6 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     terms: Terms
     is_enforced: bool
     """For these principals; else it is a shadow."""
-
-
-class Special:
-    """What is special about one user: a tier, or empty, and overrides by rule id."""
-
-    __slots__ = ("overrides", "tier")
-
-    def __init__(self, tier: str, overrides: Mapping[str, Overridden]) -> None:
-        self.tier = tier
-        self.overrides = overrides
 
 
 def share_of(rule_id: str, value: str) -> int:

@@ -30,7 +30,7 @@ from headgate.core.errors import InvalidRule, UsageError
 from headgate.live import FileMark, mark_of
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
-from headgate.policy.model import Ruleset, UserTable
+from headgate.policy.model import Ruleset
 
 WHOLE, JOURNAL, FOLLOWING = "rules.json", "rules.journal", "following.json"
 LONGEST_JOURNAL = 4_194_304
@@ -280,23 +280,17 @@ class SnapshotSource:
         if others:
             put(self._others, others)
             rules = from_data(self._others, name=self.name)
-        users = self._users(given, from_data(_about_users(rules, given), name=self.name))
+        users = dict(self._last.users)
+        for name in given:
+            users.pop(name, None)  # who has no body is gone
+        users |= from_data(_about_users(rules, given), name=self.name).users
         if not others:
             return rules.with_users(users)
         return replace(rules, users=users)  # most are as they were, and not read again, but go with these rules or not
 
-    def _users(self, given: Mapping[str, Any], read: Ruleset) -> UserTable:
-        """Return all users, those that have changed as they were read; who has no body is gone."""
-        users = UserTable(self._last.users, given)
-        for name in given:
-            users.pop(name, None)
-        users |= read.users
-        return users
-
     def _whole(self, whole: Whole) -> Ruleset:
         self._is_behind = True
-        read = from_data(whole.document, name=self.name)
-        self._last, self._is_behind = read.with_users(UserTable(read.users)), False
+        self._last, self._is_behind = from_data(whole.document, name=self.name), False
         self._others = {name: value for name, value in whole.document.items() if name != "users"}
         return self._last
 
