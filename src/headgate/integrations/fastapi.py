@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Unpack
 
 from starlette.concurrency import run_in_threadpool
@@ -75,10 +75,18 @@ class RateLimited(HTTPException):
         refusal: why, and what would be answered.
     """
 
-    def __init__(self, refusal: Refusal) -> None:
-        headers = {name.decode(): value.decode() for name, value in refusal.fields}
-        super().__init__(refusal.status, refusal.detail, headers)
-        self.refusal = refusal
+    def __init__(self, refusal: Refusal) -> None:  # what only a handler of the application reads is found when it does
+        self.status_code, self.refusal = refusal.status, refusal
+
+    @cached_property
+    def detail(self) -> str:  # type: ignore[override]
+        """What is wrong, in a sentence."""
+        return self.refusal.detail
+
+    @cached_property
+    def headers(self) -> dict[str, str]:  # type: ignore[override]
+        """The header fields, as text."""
+        return {name.decode(): value.decode() for name, value in self.refusal.fields}
 
 
 class Limit:
@@ -218,4 +226,6 @@ async def _problem(_: Any, error: Exception) -> Response:  # else Starlette woul
     if refusal.answer is not None:
         response: Response = refusal.answer
         return response
-    return Response(refusal.problem.encode(), refusal.status, error.headers, CONTENT_TYPE)
+    response = Response(refusal.problem.encode(), refusal.status, media_type=CONTENT_TYPE)
+    response.raw_headers[:0] = refusal.fields
+    return response
