@@ -126,7 +126,9 @@ class Supervisor:
         try:
             if self._stopping.is_set():  # the signal came in between
                 worker.send(signal.SIGTERM)
-            self._note(slot, await worker.report())
+            report = await worker.report()
+            if worker.process.returncode != 0:  # one that has ended in order was told to: it is replaced, served or not
+                self._note(slot, report)
             await worker.ended()
         finally:
             worker.close()

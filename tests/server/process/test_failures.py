@@ -160,6 +160,21 @@ def test_a_worker_that_is_killed_before_it_serves_is_told(redis: RedisServer) ->
         assert f"cannot start: its process {worker} died by SIGKILL before it served" in found.complained
 
 
+def test_a_worker_that_is_told_to_stop_before_it_serves_is_replaced(redis: RedisServer, tmp_path: Path) -> None:
+    source = f"""
+import os, sys
+try:
+    os.mkdir({str(tmp_path / "told")!r})  # by the first worker alone: it ends in order, as after SIGTERM
+except FileExistsError:
+    os.execv(sys.executable, (sys.executable, "-m", "headgate.server.worker"))
+"""
+    program = altered({"headgate.server.supervisor._COMMAND": (sys.executable, "-c", source)})
+    with service("--workers", "2", "--store", redis.address, program=program) as found:
+        found.started()
+        assert len(found.workers()) == 2
+        assert "ended with exit code 0: another takes its place" in found.complained
+
+
 def test_workers_end_when_their_supervisor_is_killed(found: Service) -> None:
     workers = found.workers()
     found.process.kill()
