@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Query, Request, WebSocket
 from fastapi.exception_handlers import http_exception_handler
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -86,6 +88,28 @@ def test_the_frameworks_own_handler_answers_where_the_application_says_so() -> N
     refused = client.get("/")
     assert (refused.status_code, refused.json()) == (429, {"detail": "home allows 1/minute. Retry in 60 s."})
     assert refused.headers["retry-after"] == "60"
+
+
+def test_a_dependency_that_catches_a_refusal_may_add_a_field_to_its_answer() -> None:
+    app = application()
+
+    async def named() -> AsyncIterator[None]:
+        try:
+            yield
+        except HTTPException as error:
+            error.headers = {**(error.headers or {}), "x-request-id": "7"}
+            raise
+
+    @app.get("/", dependencies=[Depends(named)])
+    @limited("1/minute")
+    async def home() -> str:
+        return "hello"
+
+    client = client_of(app)
+    client.get("/")
+    refused = client.get("/")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert (refused.headers["retry-after"], refused.headers["x-request-id"]) == ("60", "7")
 
 
 def test_the_hook_may_answer_in_both_places() -> None:

@@ -226,6 +226,8 @@ async def _problem(_: Any, error: Exception) -> Response:  # else Starlette woul
     if refusal.answer is not None:
         response: Response = refusal.answer
         return response
-    response = Response(refusal.problem.encode(), refusal.status, media_type=CONTENT_TYPE)
-    response.raw_headers[:0] = refusal.fields
+    changed = vars(error).get("headers")  # by a part of the application that caught it on its way here
+    response = Response(refusal.problem.encode(), refusal.status, changed, CONTENT_TYPE)
+    if changed is None:
+        response.raw_headers[:0] = refusal.fields
     return response
