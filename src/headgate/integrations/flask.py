@@ -15,7 +15,7 @@ the request of Flask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from http import HTTPStatus
 from typing import Any, TypeVar, Unpack
@@ -62,6 +62,15 @@ class Refused(HTTPException):
         if self.refusal.answer is not None:
             return make_response(self.refusal.answer)
         return Response(self.refusal.problem.encode(), self.refusal.status, content_type=CONTENT_TYPE)
+
+    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        """Answer as a WSGI application: Flask makes a response of that, where the application has no error handler."""
+        if self.refusal.answer is not None:
+            return super().__call__(environ, start_response)
+        body = self.refusal.problem.encode()
+        headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body))), *self.refusal.fields]
+        start_response(f"{self.code} {self.name.upper()}", headers)
+        return [body]
 
 
 class RateLimited(Refused, TooManyRequests):
@@ -167,8 +176,10 @@ class _Watch:
         passing = _passing()
         visit, refusal, headers = passing.visit, passing.refusal, response.headers
         if refusal is not None:
-            for name, value in refusal.fields:
-                headers[name] = value
+            told = list(headers)  # all of them, if the answer is our own
+            for field in refusal.fields:
+                if field not in told:
+                    headers[field[0]] = field[1]
             return response
         if visit.is_open:
             self._gate.run(visit.respond(response, response.status_code))
