@@ -27,7 +27,7 @@ COMPILED = "descriptors.binpb"
 _SMALL = tuple([bytes([number]) for number in range(128)])
 _DEEPEST = 32
 """Of lists and mappings within each other, in a `google.protobuf.Struct`."""
-_SHORT = 64
+_SHORT = 128
 """Texts with fewer bytes have what comes before them prepared."""
 _GOOGLE = (duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
 

@@ -75,8 +75,8 @@ class RpcAnswers:
         else:
             answer = self._decided_by_one(ruling, decision, now)
         if ruling.shadow_rules:
-            tried = zip(ruling.shadow_rules, ruling.shadow_decisions, strict=True)
-            answer += b"".join([framed(_SHADOW, self._limit(rule, part, now)) for rule, part in tried])
+            rules, tried = ruling.shadow_rules, enumerate(ruling.shadow_decisions)
+            answer += b"".join([framed(_SHADOW, self._limit(rules[place], part, now)) for place, part in tried])
         if ruling.unmatched_principals:
             answer += b"".join([framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals])
         if refundable and (charge := charge_of(ruling)):
