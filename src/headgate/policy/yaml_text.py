@@ -4,7 +4,7 @@ Scalars are read as YAML 1.2 does: ``NO``, ``on``, ``1:30``, ``010`` and dates a
 user ``12345`` is "12345". Anchors, aliases and ``<<`` work. Refused, each with its place: duplicate keys, tags, a
 second document, and what is too large, too deep, or would become so when aliases are written out.
 
-The data comes from the stream of events: nothing recurses, and it is nine times as fast as PyYAML's nodes.
+The data comes from the stream of events: that is nine times as fast as PyYAML's nodes, and depth is checked on the way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORDS: dict[str, object] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
 }
 _TEXT_TAGS = {"!", "tag:yaml.org,2002:str"}
-_MERGE, _IGNORED = object(), object()
+_MERGE = object()
 _ADVICE = {
     "mapping values are not allowed": "Is there a second ':' on the line? Then put the value in quotes.",
     "could not find expected ':'": "Is a ':' missing, or the space after it?",
@@ -130,7 +130,7 @@ class Document(Locator):
     def _build(self, places: _Places | None) -> Any:
         yaml = yaml_module()
         try:
-            return _Builder(self, self._what, places).built(self._text, self._until)
+            return _Builder(self, self._what, places, self._until).built(self._text)
         except yaml.MarkedYAMLError as error:
             told = f"{error.context or ''} {error.problem}"
             hint = next((advice for sign, advice in _ADVICE.items() if sign in told), "")
@@ -145,190 +145,170 @@ class Document(Locator):
             self.stop(f"not YAML: {error}", 0, 0)
 
 
-class _Frame:
-    """A collection whose end has not come yet."""
-
-    __slots__ = ("anchor", "count", "held", "key", "key_mark", "keyed", "lines", "merges", "start", "wants_key")
-
-    def __init__(self, held: Any, anchor: str | None, count: int, start: Any) -> None:
-        self.held = held
-        self.anchor = anchor
-        self.count = count
-        """How many nodes came before it."""
-        self.start = start
-        self.keyed = self.wants_key = type(held) is dict
-        self.key: Any = None
-        self.key_mark: Any = None
-        self.merges: list[tuple[Any, Any]] = []
-        self.lines: dict[str, int] = {}
-
-
 class _Builder:
-    """Makes data of the events of a text; notes what is wrong in the document and, if asked to, where everything is."""
+    """Makes data of the events of a text; notes what is wrong in the document and, if asked to, where everything is.
 
-    __slots__ = ("_anchors", "_count", "_document", "_places", "_scalars", "_stack", "_top", "_what")
+    Args:
+        document: what is wrong is noted there.
+        what: messages say that it is.
+        places: takes where everything is, if given.
+        until: name and number: the text is read only until the list of that name has the item of that number.
+    """
 
-    def __init__(self, document: Document, what: str, places: _Places | None) -> None:
-        self._document, self._what, self._places = document, what, places
-        self._top = _Frame([], "", 0, None)
-        self._stack: list[_Frame] = []
+    __slots__ = ("_anchors", "_count", "_document", "_events", "_kinds", "_places", "_scalars", "_until", "_what")
+
+    def __init__(
+        self, document: Document, what: str, places: _Places | None, until: tuple[str | int, int] | None
+    ) -> None:
+        self._document, self._what, self._places, self._until = document, what, places, until
+        self._kinds = yaml_module().events
+        self._events: Any = None
         self._anchors: dict[str, tuple[Any, int]] = {}
         """By name: the value, and how many nodes it has."""
         self._scalars: dict[str, Any] = dict(_WORDS)
         """What scalars without quotes mean, as far as they were seen."""
         self._count = 0
 
-    def built(self, text: str, until: tuple[str | int, int] | None = None) -> Any:
-        """Return the data; perhaps only until the item of that number is in the list of that name."""
-        yaml = yaml_module()
-        events = yaml.events
+    def built(self, text: str) -> Any:
+        """Return the data."""
+        yaml, kinds = yaml_module(), self._kinds
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is in C, where there is a compiler
-        scalar, read = events.ScalarEvent, self._scalar
-        others = {
-            events.MappingStartEvent: self._start_mapping,
-            events.SequenceStartEvent: self._start_list,
-            events.MappingEndEvent: self._end,
-            events.SequenceEndEvent: self._end,
-            events.AliasEvent: self._alias,
-        }
-        root, documents = self._top.held, 0
-        for event in yaml.parse(text, loader):
-            kind = type(event)
-            if kind is scalar:
-                read(event)
-            elif kind in others:
-                others[kind](event)
-                if until is not None and self._has(*until):
-                    break
-            elif kind is events.DocumentStartEvent:
+        around = {kinds.StreamStartEvent, kinds.StreamEndEvent, kinds.DocumentEndEvent}
+        self._events = yaml.parse(text, loader)
+        data, documents = None, 0
+        for event in self._events:
+            if type(event) is kinds.DocumentStartEvent:
                 documents += 1
                 if documents > 1:
                     self._document.stop(f"a second document: {self._what} is one", event.start_mark.line, 0)
-        while self._stack:
-            self._end(None)
-        return root[0] if root else None
+            elif type(event) not in around:
+                data = self._value(event, 0)
+        return data
 
-    def _has(self, name: str | int, index: int) -> bool:
-        """Whether a list that is open, right below the top, has an item of that number."""
-        is_below_top = len(self._stack) == 2 and not self._top.keyed
-        return is_below_top and self._stack[-1].key == name and len(self._top.held) > index
-
-    def _scalar(self, event: Any) -> None:
-        self._count += 1
-        top, value = self._top, event.value
-        is_plain, tag = event.implicit[0], event.tag
-        if tag is not None and tag not in _TEXT_TAGS:
-            self._tagged(event)
-        if top.wants_key:
-            if event.anchor:
-                self._anchors[event.anchor] = value, 1
-            self._key(_MERGE if is_plain and value == "<<" else value, event)
-            return
-        if is_plain:
-            try:
-                value = self._scalars[value]
-            except KeyError:
-                value = self._scalars[event.value] = resolved(event.value)
+    def _value(self, event: Any, depth: int, key: object = None) -> Any:
+        """Return the value that begins with an event, in so many collections; in a mapping it is that of `key`."""
+        kind, before = type(event), self._count
+        if kind is self._kinds.AliasEvent:
+            return self._aliased(event)
+        self._begin(event, depth)
+        if self._count > MAX_NODES:
+            self._stop_at_count(event)
+        if kind is self._kinds.ScalarEvent:
+            value = event.value
+            if event.implicit[0]:
+                try:
+                    value = self._scalars[value]
+                except KeyError:
+                    value = self._scalars[event.value] = resolved(event.value)
+        elif kind is self._kinds.MappingStartEvent:
+            value = self._mapping(event, depth + 1)
+        else:
+            value = self._list(depth + 1, key)
         if event.anchor:
-            self._anchors[event.anchor] = value, 1
-        self._put(value, event)
+            self._anchors[event.anchor] = value, self._count - before
+        return value
 
-    def _start_mapping(self, event: Any) -> None:
-        self._start({}, event)
-
-    def _start_list(self, event: Any) -> None:
-        self._start([], event)
-
-    def _start(self, held: Any, event: Any) -> None:
+    def _begin(self, event: Any, depth: int) -> None:
+        """Count a scalar or a collection, before anything of it is read."""
         self._count += 1
-        if event.tag is not None:
-            self._tagged(event)
-        if len(self._stack) >= MAX_DEPTH:
+        is_scalar = type(event) is self._kinds.ScalarEvent
+        if event.tag is not None and not (is_scalar and event.tag in _TEXT_TAGS):
+            hint = "Remove it. A value that begins with ! needs quotes."
+            message = f"tags, such as {short(event.tag)}, have no meaning here"
+            self._document.note(message, event.start_mark.line, event.start_mark.column, hint)
+        if depth >= MAX_DEPTH and not is_scalar:
             self._stop(f"nested more than {MAX_DEPTH} deep", event)
-        if self._top.wants_key:
+
+    def _list(self, depth: int, key: object) -> list[Any]:
+        held: list[Any] = []
+        places = self._places_of(held)
+        for event in self._events:
+            if type(event) is self._kinds.SequenceEndEvent:
+                break
+            if places is not None:
+                mark = event.start_mark
+                places[len(held)] = (mark.line + 1, mark.column + 1) * 2
+            held.append(self._value(event, depth))
+            if depth == 2 and self._until == (key, len(held) - 1):
+                self._events.close()  # every collection that is open ends here
+        return held
+
+    def _mapping(self, start: Any, depth: int) -> dict[str, Any]:
+        held: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        merges: list[tuple[Any, Any]] = []
+        places = self._places_of(held)
+        for event in self._events:
+            if type(event) is self._kinds.MappingEndEvent:
+                break
+            key, at = self._key(event, depth), event.start_mark
+            is_again = key in lines
+            if is_again:
+                message = f"the key {short(key)} is given twice, first on line {lines[key]}"
+                self._document.note(message, at.line, at.column)
+            inner = next(self._events)
+            value, mark = self._value(inner, depth, key), inner.start_mark
+            if key is _MERGE:
+                merges.append((value, mark))
+            elif not is_again:
+                held[key], lines[key] = value, at.line + 1
+                if places is not None:
+                    places[key] = (at.line + 1, at.column + 1, mark.line + 1, mark.column + 1)
+        if merges:
+            self._merge(held, merges, places)
+            if self._count > MAX_NODES:
+                self._stop_at_count(start)
+        return held
+
+    def _places_of(self, held: object) -> dict[str | int, tuple[int, int, int, int]] | None:
+        if self._places is None:
+            return None
+        places = self._places[id(held)] = {}
+        return places
+
+    def _key(self, event: Any, depth: int) -> Any:
+        kind, key = type(event), None
+        if kind is self._kinds.AliasEvent:
+            key = self._aliased(event)
+        else:
+            self._begin(event, depth)
+            if kind is self._kinds.ScalarEvent:
+                key = event.value
+                if event.anchor:
+                    self._anchors[event.anchor] = key, 1
+                if key == "<<" and event.implicit[0]:
+                    return _MERGE
+        if not isinstance(key, str):
             self._stop("a key must be text", event)
-        self._check_count(event)
-        self._stack.append(self._top)
-        self._top = _Frame(held, event.anchor, self._count, event)
+        return key
 
-    def _end(self, _event: Any) -> None:
-        top = self._top
-        if top.merges:
-            self._merge(top)
-        if top.anchor:
-            self._anchors[top.anchor] = top.held, self._count - top.count + 1
-        self._top = self._stack.pop()
-        self._put(top.held, top.start)  # where the collection begins is where it is
-
-    def _alias(self, event: Any) -> None:
+    def _aliased(self, event: Any) -> Any:
         if event.anchor not in self._anchors:
             message = f"*{event.anchor} stands for nothing: no &{event.anchor} is complete above it"
             near = Findings().near(event.anchor, self._anchors)
             self._stop(message, event, near or "A value that begins with * needs quotes.")
         value, size = self._anchors[event.anchor]
         self._count += size
-        self._check_count(event)
-        if not self._top.wants_key:
-            self._put(value, event)
-        elif isinstance(value, str):
-            self._key(value, event)
-        else:
-            self._stop("a key must be text", event)
-
-    def _key(self, key: Any, event: Any) -> None:
-        frame, mark = self._top, event.start_mark
-        if key is not _MERGE and key in frame.held:
-            first = frame.lines.get(key)
-            seen = f", first on line {first}" if first else ""
-            self._document.note(f"the key {short(key)} is given twice{seen}", mark.line, mark.column)
-            key = _IGNORED
-        elif key is not _MERGE:
-            frame.lines[key] = mark.line + 1
-        frame.key, frame.key_mark, frame.wants_key = key, mark, False
-
-    def _put(self, value: Any, event: Any) -> None:
-        """Put a value into the collection that is open."""
-        top, mark = self._top, event.start_mark
-        held, places = top.held, self._places
-        if top.keyed:
-            key = top.key
-            top.wants_key = True
-            if key is _MERGE:
-                top.merges.append((value, mark))
-            elif key is not _IGNORED:
-                held[key] = value
-                if places is not None:
-                    at = top.key_mark
-                    places.setdefault(id(held), {})[key] = (at.line + 1, at.column + 1, mark.line + 1, mark.column + 1)
-        else:
-            if places is not None:
-                places.setdefault(id(held), {})[len(held)] = (mark.line + 1, mark.column + 1) * 2
-            held.append(value)
         if self._count > MAX_NODES:
-            self._check_count(event)
+            self._stop_at_count(event)
+        return value
 
-    def _merge(self, frame: _Frame) -> None:
+    def _merge(self, held: dict[str, Any], merges: list[tuple[Any, Any]], places: dict[Any, Any] | None) -> None:
         """Add what ``<<`` brings: keys that are not there yet."""
-        for value, mark in frame.merges:
+        for value, mark in merges:
             for source in value if isinstance(value, list) else [value]:
                 if not isinstance(source, dict):
                     self._document.note("<< takes a mapping, such as *defaults", mark.line, mark.column)
                     break
                 for key, inner in source.items():
-                    if key not in frame.held:
-                        frame.held[key] = inner
+                    if key not in held:
+                        held[key] = inner
                         self._count += 1
-                        if self._places is not None:
-                            self._places.setdefault(id(frame.held), {})[key] = self._places[id(source)][key]
+                        if places is not None and self._places is not None:
+                            places[key] = self._places[id(source)][key]
 
-    def _tagged(self, event: Any) -> None:
-        hint = "Remove it. A value that begins with ! needs quotes."
-        message = f"tags, such as {short(event.tag)}, have no meaning here"
-        self._document.note(message, event.start_mark.line, event.start_mark.column, hint)
-
-    def _check_count(self, event: Any) -> None:
-        if self._count > MAX_NODES:
-            self._stop(f"more than {MAX_NODES:_} values, with aliases written out", event)
+    def _stop_at_count(self, event: Any) -> NoReturn:
+        self._stop(f"more than {MAX_NODES:_} values, with aliases written out", event)
 
     def _stop(self, message: str, event: Any, hint: str = "") -> NoReturn:
         self._document.stop(message, event.start_mark.line, event.start_mark.column, hint)
