@@ -18,6 +18,8 @@ from headgate.policy.prepared import space_name
 from headgate.policy.problems import render
 
 _NOBODY = User()
+_Rules = dict[str, Rule]
+"""By id."""
 
 
 class State(StrEnum):
@@ -97,11 +99,11 @@ def compare(old: Ruleset, new: Ruleset) -> Diff:
         added=tuple(rule for rule_id, rule in after.items() if rule_id not in before),
         removed=tuple(rule for rule_id, rule in before.items() if rule_id not in after),
         changed=tuple(changed),
-        others=tuple(_others(old, new)),
+        others=tuple(_others(old, new, (before, after))),
     )
 
 
-def _by_id(ruleset: Ruleset) -> dict[str, Rule]:
+def _by_id(ruleset: Ruleset) -> _Rules:
     rules = {rule.id: rule for rule in ruleset.rules}
     return rules | ({ruleset.default.id: ruleset.default} if ruleset.default else {})
 
@@ -109,17 +111,16 @@ def _by_id(ruleset: Ruleset) -> dict[str, Rule]:
 def _fields(before: Rule, after: Rule, old: Ruleset, new: Ruleset) -> tuple[FieldChange, ...]:
     if before == after and (before is old.default) is (after is new.default):
         return ()
-    first, last = to_data(before), to_data(after)
-    fields = [*_differences(first, last)]
+    fields = [*_differences(to_data(before), to_data(after))]
     if (before is old.default) is not (after is new.default):
         fields.append(FieldChange("default", before is old.default, after is new.default))
     return tuple(fields)
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[FieldChange]:
-    for name in (*before, *(name for name in after if name not in before)):
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FieldChange]:
+    for name in _union(before, after):
         if before.get(name) != after.get(name):
-            yield FieldChange(prefix + name, before.get(name), after.get(name))
+            yield FieldChange(name, before.get(name), after.get(name))
 
 
 def _state(before: Rule, after: Rule) -> tuple[State, str]:
@@ -139,17 +140,15 @@ def _places(rule: Rule) -> set[str]:
     return {space(space_name(rule), quota) for quota in rule.quotas}
 
 
-def _others(old: Ruleset, new: Ruleset) -> Iterator[FieldChange]:
-    changes = _Changes(old, new)
+def _others(old: Ruleset, new: Ruleset, rules: tuple[_Rules, _Rules]) -> Iterator[FieldChange]:
     for tier in _union(old.tiers, new.tiers):
-        before, after = old.tiers.get(tier, {}), new.tiers.get(tier, {})
-        yield from changes(("tiers", tier), before, after)
+        yield from _changes(("tiers", tier), old.tiers.get(tier, {}), new.tiers.get(tier, {}), rules)
     for user in _union(old.users, new.users):
         first, last = old.users.get(user, _NOBODY), new.users.get(user, _NOBODY)
         if first.tier != last.tier:
             yield FieldChange(render(("users", user, "tier")), first.tier or None, last.tier or None)
         if first != last:
-            yield from changes(("users", user, "overrides"), first.overrides, last.overrides)
+            yield from _changes(("users", user, "overrides"), first.overrides, last.overrides, rules)
     for name in ("allow", "deny"):
         yield from _entries(name, getattr(old, name), getattr(new, name))
     for name in ("default_tier", "unknown_rule", "ignore_case"):
@@ -157,28 +156,19 @@ def _others(old: Ruleset, new: Ruleset) -> Iterator[FieldChange]:
             yield FieldChange(name, getattr(old, name), getattr(new, name))
 
 
-class _Changes:
-    """Compares what tiers and users change of rules."""
-
-    def __init__(self, old: Ruleset, new: Ruleset) -> None:
-        self._old, self._new = _by_id(old), _by_id(new)
-
-    def __call__(
-        self, path: tuple[str, ...], before: Mapping[str, Change], after: Mapping[str, Change]
-    ) -> Iterator[FieldChange]:
-        for rule_id in _union(before, after):
-            first, last = before.get(rule_id), after.get(rule_id)
-            if first != last:
-                data = first and to_data(first), last and to_data(last)
-                yield FieldChange(render((*path, rule_id)), *data, state=self._state(rule_id, first, last))
-
-    def _state(self, rule_id: str, first: Change | None, last: Change | None) -> State | None:
-        old, new = self._old.get(rule_id), self._new.get(rule_id)
-        if old is None or new is None:
-            return None
-        if space_name(old) != space_name(new):
-            return State.AFRESH
-        return _state(_in_force(old, first), _in_force(new, last))[0]
+def _changes(
+    path: tuple[str, ...], before: Mapping[str, Change], after: Mapping[str, Change], rules: tuple[_Rules, _Rules]
+) -> Iterator[FieldChange]:
+    """Compare what a tier or a user changes of rules; these are all, before and after."""
+    for rule_id in _union(before, after):
+        first, last = before.get(rule_id), after.get(rule_id)
+        if first != last:
+            old, new = rules[0].get(rule_id), rules[1].get(rule_id)
+            state = None
+            if old is not None and new is not None:
+                is_same_space = space_name(old) == space_name(new)
+                state = _state(_in_force(old, first), _in_force(new, last))[0] if is_same_space else State.AFRESH
+            yield FieldChange(render((*path, rule_id)), first and to_data(first), last and to_data(last), state)
 
 
 def _in_force(rule: Rule, change: Change | None) -> Rule:
