@@ -19,7 +19,7 @@ from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, Quotas
 from headgate.integrations.gate import AsyncGate, GateSettings, nothing_limited
-from headgate.integrations.visit import Answer, Visit
+from headgate.integrations.visit import DEFAULT, UNDECIDED, Answer, Visit
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import as_bytes
 from headgate.web.problem import CONTENT_TYPE
@@ -130,11 +130,10 @@ class RateLimitMiddleware:
             raw_path = scope.get("raw_path")
             visit.path = raw_path.decode("latin-1") if raw_path else scope["path"]
             visit.method = scope.get("method", "GET")
-        refusal = None
-        if self.limits_of is not None:
-            refusal = await gate.enter(visit, *self.limits_of(visit, scope))
-        elif gate.budgets and not visit.passes(gate.budgets):
-            refusal = await gate.enter(visit, gate.budgets)
+        asked = (gate.budgets, DEFAULT) if self.limits_of is None else self.limits_of(visit, scope)
+        refusal = visit.at_once(*asked)
+        if refusal is UNDECIDED:
+            refusal = await gate.enter(visit, *asked)
         if kind == "websocket":
             await self._websocket(visit, refusal, scope, receive, send)
             return

@@ -37,7 +37,7 @@ from headgate.integrations.budgets import (
     name_of_function,
     own_budgets,
 )
-from headgate.integrations.visit import Visit
+from headgate.integrations.visit import UNDECIDED, Visit
 from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limited"]
@@ -159,9 +159,14 @@ def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callabl
 
 
 def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
-    """Whether a request passes the budgets of a route at once; see `Visit.passes`."""
+    """Whether a request passes the budgets of a route at once; see `Visit.at_once`. Raises RateLimited."""
     visit: Visit | None = scope.get(VISIT)
-    return visit is not None and id(budgets[0]) in visit.gate.known and visit.passes(budgets, route)
+    if visit is None or id(budgets[0]) not in visit.gate.known:
+        return False
+    refusal = visit.at_once(budgets, route)
+    if refusal is not None and refusal is not UNDECIDED:
+        raise _raised(scope, refusal)
+    return refusal is None
 
 
 async def _enter(scope: Scope, budgets: Sequence[Budget], route: str) -> None:
@@ -172,14 +177,17 @@ async def _enter(scope: Scope, budgets: Sequence[Budget], route: str) -> None:
     gate: Any = visit.gate
     gate.know(*budgets)
     refusal = await gate.enter(visit, budgets, route)
-    if refusal is None:
-        return
+    if refusal is not None:
+        raise _raised(scope, refusal)
+
+
+def _raised(scope: Scope, refusal: Refusal) -> Exception:
     if scope["type"] == "websocket":
-        raise Denied(refusal)
+        return Denied(refusal)
     handlers = scope.get(_HANDLERS)
     if handlers is not None:  # answer with a problem document, unless the application has said how it answers
         handlers[0].setdefault(RateLimited, _problem)
-    raise RateLimited(refusal)
+    return RateLimited(refusal)
 
 
 def _with_connection(function: Callable[..., Any]) -> inspect.Signature:

@@ -20,7 +20,7 @@ from headgate.engine.verbs import Rules
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Answers, Refusal
 from headgate.integrations.budgets import AsyncCounter, Budget, Counter, QuotaQuestion, Quotas, QuotasOfKey
-from headgate.integrations.visit import DEFAULT, UNREADABLE, Asked, EmptyKey, Flow, T, Visit
+from headgate.integrations.visit import DEFAULT, UNDECIDED, UNREADABLE, Asked, EmptyKey, Flow, T, Visit
 from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
@@ -274,9 +274,8 @@ class Gate(Gatekeeping):
 
     def enter(self, visit: Visit, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
         """Let a request take what budgets of a route cost; returns the refusal, if it is one."""
-        if not budgets or visit.passes(budgets, route):
-            return None
-        return self.run(visit.enter(budgets, route))
+        refusal = visit.at_once(budgets, route)
+        return self.run(visit.enter(budgets, route)) if refusal is UNDECIDED else refusal
 
     def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
         """Forget what a key used of a budget: ``reset("ip:203.0.113.9")``.
@@ -303,8 +302,9 @@ class AsyncGate(Gatekeeping):
 
     async def enter(self, visit: Visit, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
         """See `Gate.enter`."""
-        if not budgets or visit.passes(budgets, route):
-            return None
+        refusal: Refusal | None = visit.at_once(budgets, route)
+        if refusal is not UNDECIDED:
+            return refusal
         if self.waits:
             try:
                 question = visit.plain(budgets, route)

@@ -37,6 +37,8 @@ DEFAULT = "default"
 """The name of the budget that is for all routes."""
 UNREADABLE = (AmbiguousIdentity, CostTooLarge, InvalidRequest)
 """What a client's request may be: it is answered with 400."""
+UNDECIDED: Any = object()
+"""What is neither a refusal nor None: the request has to `enter`."""
 KEPT_PEERS = 4096
 """Addresses of peers of which the key is kept."""
 _NAMED = ("user", "apikey", "ip")
@@ -137,26 +139,28 @@ class Visit(msgspec.Struct, eq=False):
         names, family = budget.families[budget.name or self._name(route)]
         return QuotaQuestion(names, cost, family, key)
 
-    def passes(self, budgets: Sequence[Budget], route: str = DEFAULT) -> bool:
-        """Whether a request passes at once, having taken what budgets of a route cost.
+    def at_once(self, budgets: Sequence[Budget], route: str = DEFAULT) -> Any:
+        """Take what budgets of a route cost; returns the refusal, if it is one, or `UNDECIDED`.
 
-        It can where no function of the application has a say, and nobody has to be waited for. Otherwise, let it
+        It is decided where no function of the application has a say, and nobody has to be waited for. Otherwise, let it
         `enter`, which knows whether it was refused here.
         """
+        if not budgets:
+            return None
         gate = self.gate
         if gate.waits or self.refused is not None:
-            return False
+            return UNDECIDED
         try:
             question = self.plain(budgets, route)
             if question is None:
-                return False
+                return UNDECIDED
             refusal = self.answered(Asked(budgets[0], question, gate.decider.check(question)))
-            if refusal is None:
-                return True
         except UNREADABLE as error:
             refusal = gate.answers.unreadable(error)
+        if refusal is None or gate.on_refused is None:  # it is the first question: there is nothing to give back
+            return refusal
         self.refused = refusal
-        return False
+        return UNDECIDED
 
     def enter(self, budgets: Iterable[Budget], route: str = DEFAULT) -> Flow[Refusal | None]:
         """Take what budgets of a route cost; returns the refusal, if it is one."""
