@@ -177,11 +177,14 @@ class Gatekeeping:
             if not self.is_async and inspect.iscoroutinefunction(function):
                 raise InvalidSettings(f"{function!r} is a coroutine function, and this application is synchronous")
 
-    def question(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> QuotaQuestion | Request:
-        """Return what names the limits of a key, for a reset."""
+    def forget(self, key: str, name: str, limits: Quotas | None) -> Any:
+        """Begin a reset; returns what may have to be waited for."""
         if self.by_rules:
             dimension, _, value = key.partition(":")
-            return Request({dimension: value} if value else {USER: key}, rule_id="" if name == DEFAULT else name)
+            principal = {dimension: value} if value else {USER: key}
+            if name == DEFAULT:
+                return self.decider.reset_all(Request(principal))
+            return self.decider.reset(Request(principal, rule_id=name))
         found = [
             budget.families[name][1] for budget in self.budgets if budget.name == name and not callable(budget.limits)
         ]
@@ -190,14 +193,7 @@ class Gatekeeping:
         if not found:
             raise UsageError(f"there is no budget {name!r} for all routes: say which limits it has")
         plan = sum([family.plan(key) for family in found], ())
-        return QuotaQuestion((name,) * len(plan), 1, joined=plan)
-
-    def forget(self, key: str, name: str, limits: Quotas | None) -> Any:
-        """Begin a reset; returns what may have to be waited for."""
-        question = self.question(key, name, limits=limits)
-        if self.by_rules and name == DEFAULT:
-            return self.decider.reset_all(question)
-        return self.decider.reset(question)
+        return self.decider.reset(QuotaQuestion((name,) * len(plan), 1, joined=plan))
 
     def empty_key(self, budget: Budget) -> bool:
         """Whether somebody without a key is counted by address. Raises EmptyKey if not."""
