@@ -8,6 +8,7 @@ import pytest
 from litestar import Controller, Litestar, Request, Response, Router, WebSocket, get, websocket
 from litestar.exceptions import WebSocketDisconnect
 from litestar.testing import TestClient
+from starlette.responses import PlainTextResponse
 
 from headgate import InvalidQuota, UnknownRule, UsageError, load_rules
 from headgate.integrations import asgi
@@ -125,6 +126,20 @@ def test_websockets_are_refused_before_they_are_accepted() -> None:
         assert refused.value.code == asgi.TRY_LATER
 
 
+def test_a_refusal_is_answered_by_the_handler_of_the_application_or_by_on_refused() -> None:
+    def handled(_: Request[Any, Any, Any], error: RateLimited) -> Response[str]:
+        return Response(f"{error.status_code} {error.headers['retry-after']}", status_code=420)  # type: ignore[index]
+
+    with client_of(own, limits="1/minute", options={"exception_handlers": {RateLimited: handled}}) as client:
+        client.get("/own")
+        assert (client.get("/own").status_code, client.get("/own").text) == (420, "429 60")
+    for answer in (Response("of Litestar", status_code=421), PlainTextResponse("of Starlette", 421)):
+        with client_of(usual, limits="1/minute", on_refused=lambda _, __, answer=answer: answer) as client:
+            client.get("/usual")
+            refused = client.get("/usual")
+            assert (refused.status_code, refused.text.partition(" ")[0]) == (421, "of")
+
+
 def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found() -> None:
     def refused(_: Request[Any, Any, Any], error: RateLimited) -> Response[str]:
         return Response(str(error.refusal.retry_after), status_code=420)
@@ -133,6 +148,10 @@ def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found
     client: Any = TestClient(asgi.RateLimitMiddleware(app, limits="4/minute", clock=ManualClock()))  # type: ignore[arg-type]
     asked = ["/v1/own", "/v1/own", "/v1/own", "/nowhere", "/nowhere", "/nowhere"]
     assert [client.get(path).status_code for path in asked] == [200, 200, 420, 404, 404, 429]
+    client = TestClient(asgi.RateLimitMiddleware(Litestar([own]), limits="4/minute", clock=ManualClock()))  # type: ignore[arg-type]
+    refused_by_guard = [client.get("/own") for _ in range(3)][-1]
+    assert (refused_by_guard.status_code, refused_by_guard.headers["retry-after"]) == (429, "30")
+    assert refused_by_guard.json()["status_code"] == 429  # as Litestar writes its own
 
 
 def test_what_cannot_work_is_loud() -> None:

@@ -139,7 +139,7 @@ class RateLimitMiddleware:
             return
         if refusal is not None:
             scope.pop(VISIT, None)
-            await respond(refusal, scope, receive, send)
+            await self.refuse(refusal, scope, receive, send)
             return
         try:
             await self.app(scope, visit.received, visit.sent)
@@ -149,6 +149,10 @@ class RateLimitMiddleware:
             raise
         finally:
             scope.pop(VISIT, None)  # it knows the scope, too: without this, only the garbage collector would end both
+
+    async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is refused."""
+        await respond(refusal, scope, receive, send)
 
     async def _others(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not a request."""

@@ -29,7 +29,7 @@ from litestar.plugins import InitPlugin
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import TRY_LATER, VISIT, Scope
+from headgate.integrations.asgi import TRY_LATER, VISIT, Receive, Scope, Send
 from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
 from headgate.integrations.gate import AsyncGate, GateSettings
 from headgate.integrations.visit import Visit
@@ -39,7 +39,7 @@ __all__ = ["Limit", "RateLimitPlugin", "RateLimited", "limit"]
 
 
 class RateLimited(TooManyRequestsException):
-    """A guard refuses a request. Answered by a problem document, unless the application has a handler for it.
+    """A request is refused. Answered by a problem document, unless the application has a handler for it.
 
     Attributes:
         refusal: why, and what would be answered.
@@ -120,6 +120,11 @@ class _Middleware(asgi.RateLimitMiddleware):
         visit.gate.know(*own)
         visit.ask(own)
         return visit.gate.with_own(own), name_of_function(handler.fn) if handler is not None else ""
+
+    async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        if refusal.answer is None or isinstance(refusal.answer, Response):
+            raise RateLimited(refusal)
+        await super().refuse(refusal, scope, receive, send)
 
 
 def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
