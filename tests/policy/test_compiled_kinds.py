@@ -180,3 +180,13 @@ def test_what_is_long_is_not_remembered(asked: Request, memory: str) -> None:
 
 def remembered(policy: Policy) -> dict[str, int]:
     return {name: len(getattr(policy, name)) for name in ("_known", "_forms", "_kinds", "_steps")}
+
+
+def test_what_an_override_makes_of_a_rule_is_kept_when_other_users_change() -> None:
+    users = {"ada": User(overrides={"per-user": Change(limit=20)})}
+    policy = Policy(Ruleset((PER_USER,), users=users))
+    (before,) = policy.select(ADA, NOW).enforced.plan
+    renewed = policy.renewed(policy.ruleset.with_users(users | {"bob": User(tier="gold")}), 2)
+    (after,) = renewed.select(ADA, NOW).enforced.plan
+    assert before.quota.limit == 20
+    assert after.quota is before.quota

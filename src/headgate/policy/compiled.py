@@ -52,6 +52,8 @@ MOST = 4096
 """Kinds of requests that are remembered; also forms, and outcomes of tests."""
 MOST_ENDPOINTS = 16_384
 """Endpoints whose kind of request is remembered; more than kinds, since many contain ids."""
+MOST_OVERRIDES = 16_384
+"""Different overrides that are remembered when users change, those that nobody has any more included."""
 LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
 _ATTRIBUTES = object()
@@ -194,15 +196,15 @@ class Policy:
         self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
         self._names = self._listed.union(*[{*rule.dimensions, *rule.rule.when} for rule in prepared])
         """What a rule counts by or asks for, or a list is about; where users are special, "user" as well."""
+        self._overridden: BoundedCache[tuple[str, Change], TermsByTier] = BoundedCache(MOST_OVERRIDES)
+        """By rule and override: many users have few different ones, and most have the same when some have changed."""
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with the users of the ruleset, and with memories of nothing."""
+        """Begin with the users of the ruleset, and with memories of nothing about requests."""
         self._users = dict(self.ruleset.users)  # a policy stays what it is, whatever becomes of the mapping
         self._overrides: dict[str, Mapping[str, TermsByTier]] = {}
         """By user, as far as they were seen: what is different for them, by rule."""
-        self._overridden: dict[tuple[str, Change], TermsByTier] = {}
-        """By rule and override: many users have few different ones."""
         self._known: BoundedCache[tuple[Any, ...], _Known] = BoundedCache(MOST_ENDPOINTS)
         self._forms: BoundedCache[tuple[Any, ...], _Form] = BoundedCache(MOST)
         self._kinds: BoundedCache[tuple[Any, ...], _Kind] = BoundedCache(MOST)
@@ -385,7 +387,7 @@ class Policy:
             made, rules = self._overridden, self.rules
             found = self._overrides[name] = {
                 rule_id: made.get((rule_id, change))
-                or made.setdefault((rule_id, change), TermsByTier(rules[rule_id].rule, rules[rule_id].tiers, change))
+                or made.keep((rule_id, change), TermsByTier(rules[rule_id].rule, rules[rule_id].tiers, change))
                 for rule_id, change in user.overrides.items()
             }
         return found
