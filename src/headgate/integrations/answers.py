@@ -145,7 +145,7 @@ class Answers:
         shown, few = (decision, limits) if len(limits) == 1 else most_shown(decision, limits)
         fields = [each[0] for each in few if each[0] is not None]
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        return writer.write(shown, fields[shown.index], reset_at, fields)
+        return writer.write(shown, fields[shown.index], reset_at, writer.listed(fields))
 
     def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[Any] | None, LimitTexts]:
         return self._writer.prepare(name, quota) if self._writer is not None else None, problem.prepare(name, quota)

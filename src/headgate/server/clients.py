@@ -108,7 +108,8 @@ class ClientAnswers(Generic[Field]):
         reset_at: int,
     ) -> ClientAnswer[Field]:
         shown, few = most_shown(decision, limits)
-        fields = self._writer.write(shown, few[shown.index][0], reset_at, [limit[0] for limit in few])
+        listed = self._writer.listed([limit[0] for limit in few])
+        fields = self._writer.write(shown, few[shown.index][0], reset_at, listed)
         if ruling.allowed:
             return ClientAnswer(fields)
         status, write = (503, reduced) if self._is_ours(ruling) else (429, exceeded)

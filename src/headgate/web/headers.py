@@ -105,7 +105,8 @@ class ResponseHeaders:
         prepared = self._prepared.of
         limits = [prepared(name, part.quota) for name, part in zip(names, decision.limits, strict=True)]
         reset_at = -(-(now + decision.reset_after_us) // SECOND) if now else 0
-        return self._writer.write(decision, limits[decision.index], reset_at, limits, partitions)
+        listed = self._writer.listed(limits)
+        return self._writer.write(decision, limits[decision.index], reset_at, listed, partitions)
 
 
 class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
@@ -123,6 +124,17 @@ class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
     """The name as RateLimit has it."""
 
 
+class ListedFields(msgspec.Struct, Generic[Field], frozen=True):
+    """What is the same in all headers about several limits together."""
+
+    names: Sequence[str]
+    """Of their policies."""
+    policy: tuple[Field, ...] = ()
+    """RateLimit-Policy; empty where that is not prepared."""
+    quoted: Sequence[str] = ()
+    """The names as RateLimit has them."""
+
+
 class HeaderWriter(Generic[Field]):
     """Writes the headers of decisions, as `settings` have them, each field in one spelling."""
 
@@ -135,9 +147,9 @@ class HeaderWriter(Generic[Field]):
         "_is_usual",
         "_legacy",
         "_limit",
+        "_listed",
         "_lists_limits",
         "_no_store",
-        "_policies",
         "_policy",
         "_reason",
         "_remaining",
@@ -163,8 +175,8 @@ class HeaderWriter(Generic[Field]):
         self._degraded = spelling("X-RateLimit-Degraded")("true")
         self._reason = spelling("X-RateLimit-Degraded-Reason")
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
-        self._policies: dict[tuple[str, ...], Field] = {}
-        """RateLimit-Policy of several limits, by what it has of each."""
+        self._listed: dict[tuple[str, ...], ListedFields[Field]] = {}
+        """By what RateLimit-Policy has of each limit."""
         pairs: Any = self._remaining(""), self._state("")
         self._is_usual = self._legacy and self._is_epoch and self._is_prepared and isinstance(pairs[0], tuple)
         """Whether the fields are the usual ones, and pairs: then those of most answers are written without a call."""
@@ -180,12 +192,27 @@ class HeaderWriter(Generic[Field]):
         item = ietf.policy_item(name, quota)
         return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
 
+    def listed(self, limits: Sequence[LimitFields[Field]]) -> ListedFields[Field] | None:
+        """Return what headers about several limits have in common; None for a single one, which has its own."""
+        if len(limits) == 1:
+            return None
+        if not self._is_prepared:
+            return ListedFields([limit.name for limit in limits])
+        items = tuple([limit.policy_item for limit in limits])
+        known = self._listed.get(items)
+        if known is None:
+            if len(self._listed) >= MOST_PREPARED:
+                self._listed.clear()
+            names, quoted = [limit.name for limit in limits], [limit.quoted for limit in limits]
+            known = self._listed[items] = ListedFields(names, (self._policy(", ".join(items)),), quoted)
+        return known
+
     def write(
         self,
         decision: Decision,
         limit: LimitFields[Field],
         reset_at: int,
-        limits: Sequence[LimitFields[Field]] = (),
+        listed: ListedFields[Field] | None = None,
         partitions: Sequence[bytes] = (),
     ) -> list[Field]:
         """Return the headers of `decision`. See `ResponseHeaders.of`.
@@ -194,7 +221,7 @@ class HeaderWriter(Generic[Field]):
             decision: of one limit or several.
             limit: the one that it describes, prepared.
             reset_at: when that is reset, in seconds since the epoch, rounded up; 0 where it is not known.
-            limits: all of them, prepared; needed where there are several, and the IETF's fields list them.
+            listed: what `listed` returns of all of them; needed where there are several.
             partitions: see `ResponseHeaders.of`.
         """
         is_one = not (decision.made_of or partitions)
@@ -213,11 +240,17 @@ class HeaderWriter(Generic[Field]):
         fields += self.unusual(decision)
         if not self._lists_limits:
             return fields
-        if decision.parts or partitions or not self._is_prepared:
-            fields += self._standard(decision, limits or (limit,), partitions)
-        else:
+        if partitions or not self._is_prepared:
+            names = [limit.name] if listed is None else listed.names
+            written = self._encode(decision.limits, names, partitions)
+            return fields + [self._spelling(name)(value) for name, value in written]
+        if listed is None:
             fields += limit.policy
             fields.append(self._state(ietf.state_item(limit.quoted, decision)))
+        else:
+            parts = zip(listed.quoted, decision.parts, strict=True)
+            fields += listed.policy
+            fields.append(self._state(", ".join([ietf.state_item(quoted, part) for quoted, part in parts])))
         return fields
 
     def unusual(self, decision: Decision) -> list[Field]:
@@ -235,22 +268,6 @@ class HeaderWriter(Generic[Field]):
         if decision.degraded:
             fields += self._degraded, self._reason(_checked_reason(decision.degraded))
         return fields
-
-    def _standard(
-        self, decision: Decision, limits: Sequence[LimitFields[Field]], partitions: Sequence[bytes]
-    ) -> Sequence[Field]:
-        """Return the IETF's fields about several limits, with partitions, or by an encoder that prepares nothing."""
-        if partitions or not self._is_prepared:
-            names = [limit.name for limit in limits]
-            return [self._spelling(name)(value) for name, value in self._encode(decision.limits, names, partitions)]
-        states = [ietf.state_item(limit.quoted, part) for limit, part in zip(limits, decision.parts, strict=True)]
-        items = tuple([limit.policy_item for limit in limits])
-        policy = self._policies.get(items)
-        if policy is None:
-            if len(self._policies) >= MOST_PREPARED:
-                self._policies.clear()
-            policy = self._policies[items] = self._policy(", ".join(items))
-        return policy, self._state(", ".join(states))
 
 
 class Numbers(dict[int, Field]):

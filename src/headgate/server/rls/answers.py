@@ -39,6 +39,7 @@ from headgate.web.headers import (
     MOST_SHOWN,
     HeaderWriter,
     LimitFields,
+    ListedFields,
     Prepared,
     ResponseHeaders,
     most_shown,
@@ -106,7 +107,9 @@ class _Answers:
         self._writer = None if headers is None else HeaderWriter(headers, codec.header)
         self._per_unit, self._about = per_unit, about
         self._prepared = Prepared(self._prepare)
-        self._several = BoundedCache[tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces]]](MOST_PREPARED)
+        self._several = BoundedCache[
+            tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces], ListedFields[bytes] | None]
+        ](MOST_PREPARED)
         """What is prepared of limits that are told together, by their names and quotas; with these, so that no others
         get their identity."""
 
@@ -149,11 +152,12 @@ class _Answers:
         """
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
         limits: Sequence[LimitPieces] = (limit,)
+        listed = None
         if decision.parts:
-            decision, limits = most_shown(decision, self._listed(names, decision.parts))
+            limits, listed = self._listed(names, decision.parts)
+            decision, limits = most_shown(decision, limits)
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None and limit.fields is not None:
-            listed = [each.fields for each in limits if each.fields is not None] if decision.parts else ()
             pieces += self._writer.write(decision, limit.fields, reset_at, listed)
         if not allowed:
             write = problem.reduced if is_ours else problem.exceeded
@@ -162,16 +166,22 @@ class _Answers:
         pieces.append(metadata)
         return RlsAnswer(allowed, b"".join(pieces))
 
-    def _listed(self, names: Sequence[str], parts: Sequence[Decision]) -> Sequence[LimitPieces]:
-        """Return what is prepared of several limits; the same object for the same ones."""
+    def _listed(
+        self, names: Sequence[str], parts: Sequence[Decision]
+    ) -> tuple[Sequence[LimitPieces], ListedFields[bytes] | None]:
+        """Return what is prepared of several limits, and of the fields that list them, unless they are too many."""
         quotas = [part.quota for part in parts]
         key = (*names, *map(id, quotas))
         known = self._several.get(key)
         if known is None:
             numbered = policy_names([_policy_name(name) for name in names], len(names))
             limits = [self._prepared.of(name, quota) for name, quota in zip(numbered, quotas, strict=True)]
-            known = self._several.keep(key, (quotas, limits))
-        return known[1]
+            fields = [each.fields for each in limits if each.fields is not None]
+            listed = None
+            if self._writer is not None and len(fields) <= MOST_SHOWN:
+                listed = self._writer.listed(fields)
+            known = self._several.keep(key, (quotas, limits, listed))
+        return known[1:]
 
     def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
         """Return the refusal of what no limit was asked about, or no wait would help."""
