@@ -69,13 +69,14 @@ SERVER_MAY_IMPORT = {
     "wire": set[str](),
     "decisions": {"settings"},
     "readiness": set(),
+    "recurring": set(),
     "admission": {"wire"},
     "clients": set(),
     "traced": {"wire"},
-    "api": {"clients", "decisions", "readiness", "wire"},
+    "api": {"clients", "decisions", "readiness", "recurring", "wire"},
     "identity": {"clients"},
     "authz": {"api", "clients", "decisions", "wire"},
-    "rls": {"decisions", "wire"},
+    "rls": {"decisions", "recurring", "wire"},
     "rpc": {"api", "decisions", "readiness", "wire"},
 }
 """Which parts of `headgate.server` a part of it may import, besides itself; others may import all."""

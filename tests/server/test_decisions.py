@@ -37,7 +37,11 @@ def counted(decisions: Decisions, name: str, **labels: str) -> float:
 
 def test_a_check_with_an_idempotency_key_takes_its_cost_once(decisions: Decisions) -> None:
     async def main() -> None:
-        assert [(await decisions.check(ADA, "order-1")).limits[0].decision.remaining for _ in range(3)] == [2, 2, 2]
+        assert [(await decisions.engine.check_once(ADA, "order-1")).limits[0].decision.remaining for _ in range(3)] == [
+            2,
+            2,
+            2,
+        ]
         assert [(await decisions.check(ADA)).limits[0].decision.remaining for _ in range(2)] == [1, 0]
 
     asyncio.run(main())
@@ -96,7 +100,7 @@ def test_a_rule_that_does_not_exist_lets_pass_and_says_so() -> None:
     async def main() -> None:
         for ruling in (
             await decisions.check(unknown),
-            await decisions.check(unknown, "order-1"),
+            await decisions.engine.check_once(unknown, "order-1"),
             await decisions.peek(unknown),
         ):
             assert (ruling.allowed, ruling.matched, ruling.limits) == (True, False, ())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from copy import copy
 from functools import partial
 
 from headgate.cache import BoundedCache
-from headgate.engine import AsyncEngine, Ruling
+from headgate.engine import AsyncEngine
 from headgate.observe.recorder import Recorder
-from headgate.policy.request import Request
 from headgate.server.settings import RLS_SECONDS
 
 _MOST_TIMEOUTS = 64
@@ -27,9 +25,7 @@ class Recording:
 
 
 class Decisions:
-    """An engine whose decisions are recorded; its other verbs are those of the engine. See `AsyncEngine.serving`."""
-
-    __slots__ = ("_in_time", "check_together", "engine", "peek", "recorder", "refund", "reset", "reset_all", "use_up")
+    """An engine whose decisions are recorded; its verbs are those of the engine. See `AsyncEngine.serving`."""
 
     def __init__(self, engine: AsyncEngine, recorder: Recorder, api: str = "") -> None:
         recorder.watch(engine)
@@ -38,8 +34,9 @@ class Decisions:
 
     def _serve(self, engine: AsyncEngine) -> Decisions:
         self.engine, self._in_time = engine, BoundedCache[float, Decisions](_MOST_TIMEOUTS)
-        self.check_together, self.peek, self.refund = engine.check_together, engine.peek, engine.refund
-        self.reset, self.reset_all, self.use_up = engine.reset, engine.reset_all, engine.use_up
+        self.check, self.check_together, self.peek = engine.check, engine.check_together, engine.peek
+        self.refund, self.reset, self.reset_all = engine.refund, engine.reset, engine.reset_all
+        self.use_up = engine.use_up
         return self
 
     def via(self, api: str) -> Decisions:
@@ -63,7 +60,3 @@ class Decisions:
         if found is None:
             found = self._in_time.keep(timeout, self.within(max(RLS_SECONDS, timeout * 0.75)))
         return found
-
-    def check(self, request: Request, idempotency_key: str = "") -> Awaitable[Ruling]:
-        """Take the cost from all limits that apply if all admit it; with a key, only once in 5 minutes."""
-        return self.engine.check_once(request, idempotency_key) if idempotency_key else self.engine.check(request)

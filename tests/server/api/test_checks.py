@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.engine.verbs import _Fixed
-from headgate.policy.compiled import Policy
-from headgate.policy.loading import load
-from headgate.server.api.checks import LARGEST_RECURRING, LONGEST_RECURRING, Checks
 from headgate.server.api.questions import Members, Timestamps
-from headgate.server.api.routes import BATCH, CHECK
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
-from headgate.web.headers import MOST_SHOWN
 from tests.server.serving import LASTING, RULES, Service, fields, problem, serving
 from tests.servers import free_port, redis_server
 
@@ -422,82 +416,3 @@ def test_checks_on_redis_need_no_task() -> None:
     with redis_server() as server, serving(LASTING, store=server.address) as service:
         assert [service.check(ORDER)["remaining"] for _ in range(3)] == [2, 1, 0]
         assert service.check(ORDER, Idempotency_Key="k")["allowed"] is False
-
-
-class TestRecurring:
-    """What is asked with the same body is understood once, and decided as if it came for the first time."""
-
-    RULES = (
-        "version: 1\nrules: [{id: per-user, limit: 5, window: 1m}, {id: by-ip, dimension: ip, limit: 9, window: 1m}]"
-    )
-    ASKED: ClassVar = [
-        {"principal": {"user": "ada"}, "endpoint": "/a", "method": "GET"},
-        {"identifier": "ada", "rule_id": "per-user"},
-        {"key_type": "user", "key_value": "ada", "rule_id": "per-user", "request_count": 1},
-    ]
-
-    def checks(self, service: Service) -> Checks:
-        """What remembers, behind the router of a service."""
-        router = service.handler.__self__  # type: ignore[attr-defined]
-        found = router._check.__self__
-        assert isinstance(found, Checks)
-        return found
-
-    @pytest.mark.parametrize("asked", ASKED)
-    @pytest.mark.parametrize("path", [CHECK, BATCH])
-    def test_by_the_rules_in_force(self, path: bytes, asked: dict[str, object]) -> None:
-        with serving(self.RULES) as service:
-            checks = self.checks(service)
-            for number in (5, 7, 6):
-                changed = load(self.RULES.replace("limit: 5", f"limit: {number}"))
-                checks._engine._verbs._rules = _Fixed(Policy(changed))
-                body: object = asked if path == CHECK else {"requests": [asked, asked]}
-                for _ in range(3):
-                    answer = (
-                        service.check(body) if path == CHECK else json.loads(service.post(body, path.decode()).body)
-                    )
-                    told = [answer] if path == CHECK else answer["results"]
-                    assert [each["limit"] for each in told] == [number] * len(told)
-                service.check({"principal": {"user": "bob"}})
-                assert len(checks._recurring) <= 2, "what was understood by other rules is forgotten"
-
-    @pytest.mark.parametrize("asked", ASKED)
-    def test_anew_when_an_override_ends(self, asked: dict[str, object]) -> None:
-        override = "{per-user: {limit: 8, until: 2025-06-15T15:07:00Z}}"
-        with serving(f"{self.RULES}\nusers: {{ada: {{overrides: {override}}}}}") as service:
-            limits = []
-            for _ in range(4):
-                limits.append(service.check(asked)["limit"])
-                service.clock.advance(10)
-        assert limits == [8, 8, 5, 5]
-
-    def test_with_whatever_comes_beside_the_body(self) -> None:
-        with serving(self.RULES) as service:
-            asked = {"principal": {"user": "ada"}}
-            keys = [{}, {"idempotency_key": "k"}, {"idempotency_key": "k"}, {}]
-            assert [service.check(asked, **key)["remaining"] for key in keys] == [4, 3, 3, 2]
-            old = {**asked, "timestamp": START}
-            assert service.post(old).status == 200
-            service.clock.advance(100)
-            assert "behind our clock" in problem(service.post(old))["detail"]
-
-    def test_unless_it_is_large(self, service: Service) -> None:
-        checks = self.checks(service)
-        names = {f"a{number}": "" for number in range(LARGEST_RECURRING)}
-        for asked in (
-            {"principal": {"user": "a" * LONGEST_RECURRING}},
-            {"principal": {"user": "a"}, "attributes": names},
-        ):
-            service.post(asked)
-            assert not checks._recurring
-        service.check({"principal": {"user": "a"}})
-        assert len(checks._recurring) == 1
-        assert service.post({"principal": {"user": ""}}).status == service.post(b"[").status == 400
-
-    def test_of_many_limits_it_is_only_remembered_what_is_asked(self) -> None:
-        rules = ", ".join([f"{{id: r{number}, limit: 5, window: 1m}}" for number in range(MOST_SHOWN + 1)])
-        with serving(f"version: 1\nrules: [{rules}]") as service:
-            checks = self.checks(service)
-            left = [service.check({"principal": {"user": "a"}})["remaining"] for _ in range(3)]
-            (understood,) = checks._recurring.values()
-            assert (left, understood.selected) == ([4, 3, 2], None)

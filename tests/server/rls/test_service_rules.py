@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from headgate.policy.live import LivePolicy
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
-from headgate.server.rls.service import LARGEST_RECURRING, LONGEST_RECURRING
+from headgate.server.recurring import LARGEST_RECURRING, LONGEST_RECURRING
 from headgate.server.wire.grpc.calls import RpcError, StatusCode
 from headgate.testing import ManualClock
 from headgate.web.headers import MOST_SHOWN, ResponseHeaders
@@ -365,7 +365,7 @@ def test_of_many_limits_it_is_only_remembered_what_is_asked(
     assert in_memory.service is not None
     left = [in_memory.ask(USER).statuses[0].limit_remaining for _ in range(3)]
     (understood,) = in_memory.service._recurring.values()
-    assert (left, understood.asked is not None) == ([4, 3, 2], is_kept)
+    assert (left, understood.selected is not None) == ([4, 3, 2], is_kept)
 
 
 def test_what_recurs_is_decided_by_the_rules_in_force(in_memory: Asking) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from headgate.protos import message_class
 from headgate.server import node, rpc
-from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall, answer_of
+from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, UnaryCall, answer_of
 from headgate.testing import ManualClock
 from tests.proxy import proxy
 from tests.server.serving import LASTING, RULES, Service, serving
@@ -36,6 +37,12 @@ def service() -> Iterator[Service]:
         yield service
 
 
+@lru_cache(maxsize=1)
+def methods_of(service: Service) -> Methods:
+    """One and the same for all calls of a test, since it remembers questions."""
+    return rpc.methods(service.decisions, service.readiness)
+
+
 def raw(
     service: Service,
     method: str,
@@ -43,8 +50,7 @@ def raw(
     metadata: list[tuple[bytes, bytes]] | None = None,
     timeout: float | None = None,
 ) -> bytes:
-    methods = rpc.methods(service.decisions, service.readiness)
-    unary = methods.unary[f"/headgate.v1.RateLimiter/{method}".encode()]
+    unary = methods_of(service).unary[f"/headgate.v1.RateLimiter/{method}".encode()]
     return service.run(lambda: answer_of(unary, UnaryCall(message, metadata or [], timeout=timeout)))
 
 

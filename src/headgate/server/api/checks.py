@@ -24,9 +24,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.cache import BoundedCache
 from headgate.core.errors import InvalidCost, StoreError, UsageError
-from headgate.engine import Ruling, SelectedCheck
+from headgate.engine import AsyncEngine, Ruling, SelectedCheck
 from headgate.engine.charges import InvalidCharge
 from headgate.engine.written import code_of
 from headgate.policy.compiled import Policy
@@ -42,22 +41,15 @@ from headgate.server.api.questions import (
     unreadable,
 )
 from headgate.server.decisions import Decisions
+from headgate.server.recurring import RecurringQuestions
 from headgate.server.wire import eager
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
-from headgate.web.headers import MOST_SHOWN
 from headgate.web.problem import CONTENT_TYPE, ProblemDocument, bad_request, of_status
 
 PROBLEM = (b"content-type", CONTENT_TYPE.encode())
 MOST = 1000
 """Questions in one batch."""
-MOST_RECURRING = 16_384
-"""Questions that are remembered, by their bodies: to read one, and to find out which limits apply, takes a third of the
-time of an answer."""
-LONGEST_RECURRING = 512
-"""Bytes of the body of one that is."""
-LARGEST_RECURRING = 32
-"""Members, of inner objects too: many fit into so many bytes, and would take far more memory than those."""
 _CHARGE = "the charge that the answer to a check named, which was asked for with `refundable`"
 _COST = "is what the request takes, 0 to 100000, and no more than a limit can ever admit"
 _ACCEPTED = {"requests": f"a list of 1 to {MOST} questions, each as the check has them"}
@@ -68,12 +60,47 @@ class _Batch(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     requests: list[msgspec.Raw]
 
 
-class _Understood(msgspec.Struct, gc=False):
+class UnderstoodCheck(msgspec.Struct, gc=False):
     """A question, and what it asks of the store."""
 
     question: CheckQuestion
     selected: SelectedCheck | None = None
-    """None before it was asked, and where that is about many limits."""
+
+
+class RecurringChecks(RecurringQuestions[UnderstoodCheck]):
+    """Remembers checks, over HTTP or gRPC, and decides them."""
+
+    __slots__ = ("_timestamps",)
+
+    def __init__(self, policy: Policy, timestamps: Timestamps) -> None:
+        super().__init__(policy)
+        self._timestamps = timestamps
+
+    def decide(
+        self, engine: AsyncEngine, understood: UnderstoodCheck, key: str, now: int
+    ) -> Ruling | Awaitable[Ruling]:
+        """Decide a question that came at `now` with this idempotency key beside it, or an empty one."""
+        asked, before = understood.question, understood.selected
+        if asked.charge:
+            raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
+        if asked.timestamp is not None:
+            self._timestamps.check(asked.timestamp, now)
+        if asked.idempotency_key:
+            if key and key != asked.idempotency_key:
+                raise InvalidBody(
+                    "the header and the body have different idempotency keys",
+                    ("/idempotency_key", "is the same as in the header, or only in one of them"),
+                )
+            key = asked.idempotency_key
+        request = named(engine.policy, asked) if asked.rule_id else asked
+        if not asked.consume:
+            return engine.peek(request)
+        if key:
+            return engine.check_once(request, key)
+        selected = engine.asked(request, before)
+        if selected is not before:
+            self.select(understood, selected)
+        return engine.decide(request, selected)
 
 
 _decode_batch = msgspec.json.Decoder(_Batch).decode
@@ -93,12 +120,10 @@ class Checks:
         self, decisions: Decisions, answers: CheckAnswers, timestamps: Timestamps, admit_more: AdmitMore = admit_any
     ) -> None:
         self._resets, self._refunds = decisions.via("reset").engine, decisions.via("refund").engine
-        self._engine, self._timestamps, self._admit_more = decisions.via("check").engine, timestamps, admit_more
+        self._engine, self._admit_more = decisions.via("check").engine, admit_more
         self._now, self._answers = decisions.engine.clock.now, answers
         self._recorder, self._called = decisions.recorder, decisions.recorder.called
-        self._recurring = BoundedCache[bytes, _Understood](MOST_RECURRING)
-        self._policy = self._engine.policy
-        """By which recurring questions were understood."""
+        self._recurring = RecurringChecks(self._engine.policy, timestamps)
 
     def check(self, request: HttpRequest) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
         """Answer a question: at once, unless the store makes it wait."""
@@ -106,7 +131,7 @@ class Checks:
         try:
             understood = self._recurring.get(request.body) or self._read(request.body)
             asked = understood.question
-            ruling = self._decide(understood, key_in(request.headers), now)
+            ruling = self._recurring.decide(self._engine, understood, key_in(request.headers), now)
         except (UsageError, StoreError) as error:
             return self._failed("check", error, began, asked)
         if isinstance(ruling, Ruling):
@@ -148,7 +173,7 @@ class Checks:
             asked = question(request.body)
             if not asked.charge:
                 raise InvalidBody("the body does not say what to give back", ("/charge", f"is missing: {_CHARGE}"))
-            ruling = await self._refunds.refund(self._named(asked), asked.charge)
+            ruling = await self._refunds.refund(named(self._engine.policy, asked), asked.charge)
         except (UsageError, StoreError) as error:
             return self._failed("refund", error, began)
         self._called("refund", "allowed", perf_counter_ns() - began)
@@ -159,7 +184,7 @@ class Checks:
         began = perf_counter_ns()
         try:
             asked = question(request.body)
-            whose = self._named(asked)
+            whose = named(self._engine.policy, asked)
             is_whole = not (whose.rule_id or asked.has_endpoint)
             reset = await (self._resets.reset_all(whose) if is_whole else self._resets.reset(whose))
         except (UsageError, StoreError) as error:
@@ -174,58 +199,16 @@ class Checks:
         try:
             understood = self._recurring.get(body) or self._read(body)
             asked = understood.question
-            ruling = self._decide(understood, "" if asked.idempotency_key else key, now)
+            ruling = self._recurring.decide(self._engine, understood, "" if asked.idempotency_key else key, now)
             if not isinstance(ruling, Ruling):
                 ruling = await ruling
         except (UsageError, StoreError) as error:
             return b'{"error":%b}' % problem_of(error, asked).encode()
         return self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact).body
 
-    def _read(self, body: bytes) -> _Understood:
-        """Return what a body asks, and remember it unless it is large. Raises InvalidBody."""
-        understood = _Understood(question(body))
-        if len(body) > LONGEST_RECURRING or body.count(b":") > LARGEST_RECURRING:
-            return understood
-        return self._recurring.keep(body, understood)
-
-    def _decide(self, understood: _Understood, key: str, now: int) -> Ruling | Awaitable[Ruling]:
-        """Decide a question that came at `now` with this idempotency key in a header, or an empty one."""
-        asked, before = understood.question, understood.selected
-        if asked.charge:
-            raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
-        if asked.timestamp is not None:
-            self._timestamps.check(asked.timestamp, now)
-        if asked.idempotency_key:
-            if key and key != asked.idempotency_key:
-                raise InvalidBody(
-                    "the header and the body have different idempotency keys",
-                    ("/idempotency_key", "is the same as in the header, or only in one of them"),
-                )
-            key = asked.idempotency_key
-        request = self._named(asked) if asked.rule_id else asked
-        if not asked.consume:
-            return self._engine.peek(request)
-        if key:
-            return self._engine.check_once(request, key)
-        selected = self._engine.asked(request, before)
-        if selected is not before:
-            if selected.selection.size <= MOST_SHOWN:
-                understood.selected = selected
-            if selected.policy is not self._policy:  # what was found by other rules keeps them alive
-                self._policy = selected.policy
-                self._recurring.clear()
-        return self._engine.decide(request, selected)
-
-    def _named(self, asked: CheckQuestion) -> Request:
-        """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""
-        policy = self._engine.policy
-        if asked.exact:
-            refuse_unknown(policy, asked.rule_id)
-        if not asked.client_id:
-            return asked
-        named = policy.request_of(asked.client_id, asked.rule_id)
-        endpoint = asked.endpoint if asked.has_endpoint else named.endpoint
-        return msgspec.structs.replace(asked, principal=named.principal, endpoint=endpoint)
+    def _read(self, body: bytes) -> UnderstoodCheck:
+        """Return what a body asks. Raises InvalidBody."""
+        return self._recurring.remember(body, UnderstoodCheck(question(body)), body.count(b":"))
 
     def _failed(
         self, api: str, error: UsageError | StoreError, began: int, asked: CheckQuestion | None = None
@@ -249,10 +232,16 @@ def _questions(body: bytes) -> list[msgspec.Raw]:
     return batch.requests
 
 
-def refuse_unknown(policy: Policy, rule_id: str) -> None:
-    """Refuse a rule that does not exist, as an engine does, unless the rules say that it may be named."""
-    if rule_id and rule_id not in policy.rules and policy.ruleset.unknown_rule != "allow":
-        raise UnknownRule(rule_id, policy.rules)
+def named(policy: Policy, asked: CheckQuestion) -> Request:
+    """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""
+    rule_id = asked.rule_id
+    if asked.exact and rule_id and rule_id not in policy.rules and policy.ruleset.unknown_rule != "allow":
+        raise UnknownRule(rule_id, policy.rules)  # as an engine does
+    if not asked.client_id:
+        return asked
+    found = policy.request_of(asked.client_id, rule_id)
+    endpoint = asked.endpoint if asked.has_endpoint else found.endpoint
+    return msgspec.structs.replace(asked, principal=found.principal, endpoint=endpoint)
 
 
 def problem_of(error: UsageError | StoreError, asked: CheckQuestion | None = None) -> ProblemDocument:

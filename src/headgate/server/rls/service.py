@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from headgate.cache import BoundedCache
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
 from headgate.core.mode import Mode
@@ -24,14 +23,14 @@ from headgate.core.plan import MAX_COST, Limit
 from headgate.engine import JointRequest, Ruling, SelectedCheck
 from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
-from headgate.policy.compiled import Policy
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, Matching, Override, Unit
+from headgate.policy.envoy import Descriptor, Matching, Override, Unit
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
+from headgate.server.recurring import RecurringQuestions
 from headgate.server.rls import codec
 from headgate.server.rls.answers import RlsAnswer, RuleAnswers, TreeAnswers
 from headgate.server.rls.codec import MalformedMessage, RlsQuestion, decode
@@ -39,18 +38,12 @@ from headgate.server.rls.mapping import Mapper
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import NOBODY, Peer
-from headgate.web.headers import MOST_SHOWN, ResponseHeaders
+from headgate.web.headers import ResponseHeaders
 
 API = "rls"
 """The name of the service in metrics."""
 OVERRIDE = "envoy-override"
 """The name, in answers and keys, of limits that come with a request."""
-MOST_RECURRING = 16_384
-"""Questions that are remembered: to read one, and to find out what it asks, takes a third of the time of an answer."""
-LONGEST_RECURRING = 512
-"""Bytes of a question that is."""
-LARGEST_RECURRING = 32
-"""Descriptors and entries of it: hundreds fit into so many bytes, and would take forty times the memory."""
 _USUAL = ResponseHeaders()
 _UNMATCHED = codec.status(codec.status_content(Code.OK))
 
@@ -65,8 +58,7 @@ class Understood(msgspec.Struct, gc=False):
     """What the trees say, where they decide."""
     request: Request | None = None
     """What the rules are asked, where that is one request, which needs no other to pass with it."""
-    asked: SelectedCheck | None = None
-    """What comes of that request by the rules that were in force when it was last asked, unless that is much."""
+    selected: SelectedCheck | None = None
 
 
 class RateLimitService:
@@ -101,16 +93,16 @@ class RateLimitService:
         self._count_refused, self._admit_more = count_refused, admit_more
         self._by_rules = RuleAnswers(headers, self._denies)
         self._by_trees = TreeAnswers(headers, denies=trees is not None and trees.mode is Mode.DENY)
-        self._recurring = BoundedCache[bytes, Understood](MOST_RECURRING)
-        self._policies = self._in_force()
-        """Those by which recurring questions were understood."""
+        self._recurring = RecurringQuestions[Understood](None if decisions is None else decisions.engine.policy)
+        self._matched_by = None if trees is None else trees.policy
+        """The trees by which recurring questions were understood."""
 
     def should_rate_limit(self, call: UnaryCall) -> bytes | Coroutine[Any, Any, bytes]:
         """Answer a call of the service. Raises RpcError: the message asks nothing, or the node protects itself."""
         began = perf_counter_ns()
         try:
             asked = self._recurring.get(call.message)
-            if asked is None or (self.trees is not None and self.trees.policy is not self._policies[0]):
+            if asked is None or (self.trees is not None and self.trees.policy is not self._matched_by):
                 asked = self._read(call.message)
             answer = self._answer(asked, call.peer)
         except MalformedMessage as error:
@@ -147,25 +139,13 @@ class RateLimitService:
         return answer if isinstance(answer, RlsAnswer) else await answer
 
     def _read(self, raw: bytes) -> Understood:
-        """Return what a message asks, and remember it unless it is large."""
-        self._forget_old()
+        """Return what a message asks. What was understood by other trees is forgotten, since it keeps them alive."""
+        if self.trees is not None and self.trees.policy is not self._matched_by:
+            self._matched_by = self.trees.policy
+            self._recurring.clear()
         asked = self._understood(decode(raw))
         size = sum([1 + len(descriptor.entries) for descriptor in asked.question.descriptors])
-        if len(raw) > LONGEST_RECURRING or size > LARGEST_RECURRING:
-            return asked
-        return self._recurring.keep(raw, asked)
-
-    def _in_force(self) -> tuple[DescriptorPolicy | None, Policy | None]:
-        """Return the trees and the rules by which questions are answered now."""
-        decisions, trees = self._decisions, self.trees
-        return None if trees is None else trees.policy, None if decisions is None else decisions.engine.policy
-
-    def _forget_old(self) -> None:
-        """Forget how questions were understood if that was by other trees or rules, which need not be kept then."""
-        policies = self._in_force()
-        if policies[0] is not self._policies[0] or policies[1] is not self._policies[1]:
-            self._policies = policies
-            self._recurring.clear()
+        return self._recurring.remember(raw, asked, size)
 
     def _understood(self, question: RlsQuestion) -> Understood:
         """Return what a question asks, of whom. Raises InvalidRequest."""
@@ -220,20 +200,17 @@ class RateLimitService:
 
     def _ruled(self, decisions: Decisions, understood: Understood) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer by rules."""
-        engine, request, before = decisions.engine, understood.request, understood.asked
+        engine, request, before = decisions.engine, understood.request, understood.selected
         now = engine.clock.now()
         if request is None:
             return self._ruled_together(decisions, understood.question, now)
         try:
-            asked = engine.asked(request, before)
+            selected = engine.asked(request, before)
         except UsageError:  # more than could ever pass, or not a path: either is over the limit
             return self._ruled_together(decisions, understood.question, now)
-        if asked is not before:
-            if asked.selection.size <= MOST_SHOWN:
-                understood.asked = asked
-            if asked.policy is not self._policies[1]:
-                self._forget_old()
-        ruling = engine.decide(request, asked)
+        if selected is not before:
+            self._recurring.select(understood, selected)
+        ruling = engine.decide(request, selected)
         return self._by_rules.of((ruling,), now) if isinstance(ruling, Ruling) else self._ruled_later(ruling, now)
 
     async def _ruled_later(self, ruling: Awaitable[Ruling], now: int) -> RlsAnswer:

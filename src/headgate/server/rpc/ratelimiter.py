@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from headgate.core.errors import StoreError, UsageError
 from headgate.engine import Ruling
 from headgate.engine.written import code_of
-from headgate.policy.request import InvalidRequest, Request, UnknownRule
+from headgate.policy.request import InvalidRequest, UnknownRule
 from headgate.protos import framed, message_class
-from headgate.server.api.checks import MOST, refuse_unknown
-from headgate.server.api.questions import Timestamps, key_in
+from headgate.server.api.checks import MOST, RecurringChecks, UnderstoodCheck, named
+from headgate.server.api.questions import CheckQuestion, Timestamps, key_in
 from headgate.server.api.rules import RulesPages, matches
 from headgate.server.decisions import Decisions
 from headgate.server.rpc.answers import RpcAnswers
@@ -54,6 +54,7 @@ class RateLimiter:
     def __init__(self, decisions: Decisions, timestamps: Timestamps, admit_more: AdmitMore = admit_any) -> None:
         self._admit_more, self._answers, self._documents = admit_more, RpcAnswers(), RulesPages(decisions.engine)
         self._decisions, self._timestamps = decisions.via("grpc_check"), timestamps
+        self._recurring = RecurringChecks(decisions.engine.policy, timestamps)
         self._now, self._called = decisions.engine.clock.now, decisions.recorder.called
 
     def methods(self) -> dict[str, UnaryMethod]:
@@ -72,14 +73,22 @@ class RateLimiter:
         """Take the cost, or refuse."""
         began, now = perf_counter_ns(), self._now()
         try:
-            message = _parsed(_CheckRequest, call.message)
-            key = message.idempotency_key or key_in(call.metadata)
-            ruling = await self._check(self._decisions.in_time(call.timeout), message, key, now)
+            understood = self._recurring.get(call.message) or self._read(call.message)
+            asked, engine = understood.question, self._decisions.in_time(call.timeout).engine
+            key = "" if asked.idempotency_key else key_in(call.metadata)
+            ruling = self._recurring.decide(engine, understood, key, now)
+            if not isinstance(ruling, Ruling):
+                ruling = await ruling
         except (UsageError, StoreError) as error:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
         self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
-        return self._answers.of(ruling, now, refundable=message.refundable, exact=message.exact)
+        return self._answers.of(ruling, now, refundable=asked.refundable, exact=asked.exact)
+
+    def _read(self, raw: bytes) -> UnderstoodCheck:
+        """Return what a message asks. Raises InvalidRequest."""
+        asked = _question(_parsed(_CheckRequest, raw))
+        return self._recurring.remember(raw, UnderstoodCheck(asked), len(asked.principal) + len(asked.attributes))
 
     async def _counted(self, api: str, method: UnaryMethod, call: UnaryCall) -> bytes:
         """Answer a call that is not a check, and note how it ended: allowed, if it was answered."""
@@ -95,7 +104,7 @@ class RateLimiter:
     async def _quota(self, call: UnaryCall) -> bytes:
         """Say what a check would answer, and take nothing."""
         now, message = self._now(), _parsed(_QuotaRequest, call.message)
-        request = self._request(message, message.cost or 1)
+        request = named(self._decisions.engine.policy, _question(message, message.cost or 1))
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
         ruling = await self._decisions.in_time(call.timeout).peek(request)
@@ -104,9 +113,9 @@ class RateLimiter:
     async def _reset(self, call: UnaryCall) -> bytes:
         """Forget what was used."""
         message = _parsed(_ResetRequest, call.message)
-        request, named = self._request(message, 1), message.rule_id or message.endpoint
         decisions = self._decisions.in_time(call.timeout)
-        reset = await (decisions.reset(request) if named else decisions.reset_all(request))
+        whose, is_whole = named(decisions.engine.policy, _question(message)), not (message.rule_id or message.endpoint)
+        reset = await (decisions.reset_all(whose) if is_whole else decisions.reset(whose))
         return _encoded(
             _ResetResponse(success=bool(reset), rules=reset.rules, shared=reset.shared, reason=reset.reason)
         )
@@ -116,7 +125,8 @@ class RateLimiter:
         now, message = self._now(), _parsed(_RefundRequest, call.message)
         if not message.charge:
             raise InvalidRequest("charge is missing: it is in the response to a check that was refundable")
-        ruling = await self._decisions.refund(self._request(message, 1), message.charge)
+        request = named(self._decisions.engine.policy, _question(message))
+        ruling = await self._decisions.refund(request, message.charge)
         return self._answers.of(ruling, now, exact=message.exact)
 
     async def _rules(self, call: UnaryCall) -> bytes:
@@ -145,7 +155,11 @@ class RateLimiter:
 
     async def _result(self, decisions: Decisions, message: Any, key: str, now: int) -> bytes:
         try:
-            ruling = await self._check(decisions, message, message.idempotency_key or key, now)
+            understood = UnderstoodCheck(_question(message))
+            key = "" if understood.question.idempotency_key else key
+            ruling = self._recurring.decide(decisions.engine, understood, key, now)
+            if not isinstance(ruling, Ruling):
+                ruling = await ruling
         except (UsageError, StoreError) as error:
             failed = _rpc_error(error)
             reason = code_of(error) if isinstance(error, UsageError) else ""
@@ -153,28 +167,25 @@ class RateLimiter:
         answer = self._answers.of(ruling, now, refundable=message.refundable, exact=message.exact)
         return framed(_RESPONSE, answer)
 
-    async def _check(self, decisions: Decisions, message: Any, key: str, now: int) -> Ruling:
-        if message.timestamp:
-            self._timestamps.check(message.timestamp, now)
-        request = self._request(message, message.cost or 1)
-        return await (decisions.peek(request) if message.peek else decisions.check(request, key))
 
-    def _request(self, message: Any, cost: int) -> Request:
-        """Return what a message asks, whichever it is."""
-        identifier, dimension, rule_id = message.identifier, message.dimension, message.rule_id
-        if message.exact:
-            refuse_unknown(self._decisions.engine.policy, rule_id)
-        endpoint = message.endpoint or "/"
-        principal = dict(message.principal) if message.principal else {}
-        if identifier and rule_id and not dimension and not principal:
-            named = self._decisions.engine.policy.request_of(identifier, rule_id)
-            principal, endpoint = dict(named.principal), message.endpoint or named.endpoint
-        elif identifier or dimension:
-            _name(principal, identifier, dimension)
-        elif not (principal or rule_id or message.endpoint or message.attributes or message.exact):
-            raise InvalidRequest("the message does not say who asks: it has a principal, or identifier and dimension")
-        attributes = dict(message.attributes) if message.attributes else _NOTHING
-        return Request(principal, endpoint, message.method, attributes, cost, message.tier, message.address, rule_id)
+def _question(message: Any, cost: int = 1) -> CheckQuestion:
+    """Return what a message asks, whichever it is. Raises InvalidRequest."""
+    identifier, dimension, rule_id, endpoint = message.identifier, message.dimension, message.rule_id, message.endpoint
+    principal = dict(message.principal) if message.principal else {}
+    attributes = dict(message.attributes) if message.attributes else _NOTHING
+    client_id, exact = "", message.exact
+    if identifier and rule_id and not dimension and not principal:
+        client_id = identifier
+    elif identifier or dimension:
+        _name(principal, identifier, dimension)
+    elif not (principal or rule_id or endpoint or attributes or exact):
+        raise InvalidRequest("the message does not say who asks: it has a principal, or identifier and dimension")
+    consume, key, timestamp, refundable = True, "", None, False
+    if isinstance(message, _CheckRequest):  # the others do not have these
+        cost, consume, key = message.cost or 1, not message.peek, message.idempotency_key
+        timestamp, refundable = message.timestamp or None, message.refundable
+    who = (principal, endpoint or "/", message.method, attributes, cost, message.tier, message.address, rule_id)
+    return CheckQuestion(*who, consume, key, timestamp, "cost", refundable, "", endpoint != "", exact, client_id)
 
 
 def _name(principal: dict[str, str], identifier: str, dimension: int) -> None:
