@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from litestar import Controller, Litestar, Request, Response, Router, WebSocket, get, websocket
+from litestar import Controller, Litestar, Request, Response, Router, WebSocket, get, head, websocket
 from litestar.exceptions import WebSocketDisconnect
 from litestar.testing import TestClient
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 
 from headgate import InvalidQuota, UnknownRule, UsageError, load_rules
 from headgate.integrations import asgi
 from headgate.integrations.litestar import RateLimited, RateLimitPlugin, limit
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
+from tests.integrations import clients
 
 
 @get("/usual")
@@ -138,6 +140,33 @@ def test_a_refusal_is_answered_by_the_handler_of_the_application_or_by_on_refuse
             client.get("/usual")
             refused = client.get("/usual")
             assert (refused.status_code, refused.text.partition(" ")[0]) == (421, "of")
+
+
+def test_a_websocket_is_refused_by_the_response_that_on_refused_returns() -> None:
+    for answer in (Response({"of": "Litestar"}, status_code=421), JSONResponse({"of": "Starlette"}, 421)):
+        plugin = RateLimitPlugin(limits="1/minute", clock=ManualClock(), on_refused=lambda _, __, answer=answer: answer)
+        client: Any = clients.TestClient(Litestar([socket], plugins=[plugin]))  # type: ignore[arg-type]
+        with client.websocket_connect("/socket") as connection:
+            assert connection.receive_text() == "hello"
+        with pytest.raises(clients.WebSocketDenialResponse) as refused, client.websocket_connect("/socket"):
+            pass
+        assert (refused.value.status_code, list(refused.value.json())) == (421, ["of"])
+
+
+def test_a_refusal_of_head_has_the_fields_alone() -> None:
+    @head("/usual")
+    async def fields_alone() -> None:
+        pass
+
+    async def main() -> None:
+        app = Litestar([usual, fields_alone], plugins=[RateLimitPlugin(limits="1/minute", clock=ManualClock())])
+        await clients.call(app, clients.scope_of("/usual"))
+        told, problem = await clients.call(app, clients.scope_of("/usual"))
+        refused, nothing = await clients.call(app, clients.scope_of("/usual", method="HEAD"))
+        assert refused == told
+        assert (problem["body"] != b"", nothing["body"]) == (True, b"")
+
+    asyncio.run(main())
 
 
 def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found() -> None:

@@ -15,9 +15,11 @@ plugin; guards find it, too. Functions, such as `key`, get the connection of Lit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Unpack
 
-from litestar import Litestar, Response
+import msgspec
+from litestar import Litestar, Request, Response
 from litestar.config.app import AppConfig
 from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
@@ -29,7 +31,7 @@ from litestar.plugins import InitPlugin
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import TRY_LATER, VISIT, Receive, Scope, Send
+from headgate.integrations.asgi import TRY_LATER, VISIT, Message, Receive, Scope, Send
 from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
 from headgate.integrations.gate import AsyncGate, GateSettings
 from headgate.integrations.visit import Visit
@@ -126,6 +128,13 @@ class _Middleware(asgi.RateLimitMiddleware):
             raise RateLimited(refusal)
         await super().refuse(refusal, scope, receive, send)
 
+    async def _websocket(
+        self, visit: Visit, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if refusal is not None and isinstance(refusal.answer, Response):
+            refusal = msgspec.structs.replace(refusal, answer=partial(_denied, refusal.answer))
+        await super()._websocket(visit, refusal, scope, receive, send)
+
 
 def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
     found: Sequence[BaseRouteHandler] = getattr(route, "route_handlers", None) or [route.route_handler]
@@ -136,11 +145,23 @@ async def _nothing(*_: Any) -> None:
     """Do nothing."""
 
 
-def _problem(_: Any, error: RateLimited) -> Response[Any]:
+async def _denied(answer: Response[Any], scope: Any, receive: Any, send: Send) -> None:
+    """Answer who wants to open a WebSocket by a response of Litestar, which knows requests alone."""
+
+    async def sent(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    encoders = scope["route_handler"].resolve_type_encoders()
+    response: Any = answer.to_asgi_response(app=None, request=Request(scope), type_encoders=encoders)
+    await response(scope, receive, sent)
+
+
+def _problem(request: Any, error: RateLimited) -> Response[Any]:
     refusal = error.refusal
     if refusal.answer is not None:
         answer: Response[Any] = refusal.answer
         return answer
-    return Response(
-        refusal.problem.encode(), status_code=refusal.status, headers=error.headers, media_type=CONTENT_TYPE
-    )
+    body = refusal.problem.encode()
+    headers = {"content-length": str(len(body)), **(error.headers or {})}
+    shown = b"" if request.method == "HEAD" else body  # Litestar would send it
+    return Response(shown, status_code=refusal.status, headers=headers, media_type=CONTENT_TYPE)
