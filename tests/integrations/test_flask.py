@@ -43,6 +43,18 @@ def test_all_routes_have_the_limit_and_some_have_one_of_their_own() -> None:
     assert statuses(app, "/a", "/b/c", "/d", "/e") == [200, 200, 200, 429]  # the refused search took nothing
 
 
+def test_what_an_application_adds_to_every_response_does_not_stand_beside_the_fields_of_a_refusal() -> None:
+    app, _ = application(limits="1/minute")
+
+    @app.after_request
+    def cached(response: Response) -> Response:
+        response.headers.add("Cache-Control", "max-age=60")
+        return response
+
+    assert statuses(app, "/nowhere") == [404]
+    assert app.test_client().get("/nowhere").headers.getlist("Cache-Control") == ["no-store"]
+
+
 def test_every_answer_has_the_fields_and_a_refusal_is_a_problem_document() -> None:
     app, limits = application(limits="9/minute")
     app.get("/")(limits.limit("1/minute", name="home")(lambda: "hello"))
