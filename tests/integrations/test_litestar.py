@@ -181,6 +181,8 @@ def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found
     refused_by_guard = [client.get("/own") for _ in range(3)][-1]
     assert (refused_by_guard.status_code, refused_by_guard.headers["retry-after"]) == (429, "30")
     assert refused_by_guard.json()["status_code"] == 429  # as Litestar writes its own
+    client = TestClient(asgi.RateLimitMiddleware(Litestar([special]), limits="1/minute", clock=ManualClock()))  # type: ignore[arg-type]
+    assert [client.get("/special").status_code for _ in range(2)] == [200, 429]  # replaces nothing of what is before it
 
 
 def test_what_cannot_work_is_loud() -> None:
