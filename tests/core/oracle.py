@@ -76,7 +76,9 @@ class Oracle:
                 return Fraction(sum(cost for at, cost in self.admitted if at > now - window))
             case Algorithm.FIXED_WINDOW:
                 return Fraction(sum(cost for at, cost in self.admitted if at >= start))
-            case _:
+            case Algorithm.SLIDING_WINDOW_COUNTER:
                 current = sum(cost for at, cost in self.admitted if at >= start)
                 previous = sum(cost for at, cost in self.admitted if start - window <= at < start)
                 return current + previous * Fraction(start + window - now, window)
+            case other:
+                raise NotImplementedError(f"this says nothing of what {other} should admit")
