@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from inspect import getsource
 from types import CodeType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Algorithm, Decision, Limiter, MemoryStore, Quota
+from headgate import Algorithm, Decision, Limiter, MemoryStore, Pressure, Quota
 from headgate.core.plan import Call, Family, Verb
 from headgate.stores import inlined, unrolled
 from headgate.testing import ManualClock
@@ -56,6 +57,24 @@ def test_limits_decide_as_the_pure_core_does_also_if_they_are_read_late(
 def test_every_algorithm_stands_in_place(quota: Quota, *, peeks: bool) -> None:
     lines = unrolled.lines_of((inlined.shape_of(quota.step),) * 2, peeks=peeks, queues=True)
     assert any("_step0(state" in line for line in lines) == (quota.refill_every_us > 1)
+
+
+def _returns_within_while(state: Any, cost: int, now: int, since: int | None = None) -> Any:
+    while cost:
+        return state, Decision(True, cost, now, 0, since or 0, Pressure.NORMAL, QUEUE)
+    return state, Decision(False, 0, 0, 0, 0, Pressure.THROTTLED, QUEUE)
+
+
+def _returns_within_for(state: Any, cost: int, now: int, since: int | None = None) -> Any:
+    for each in range(cost):
+        return state, Decision(True, each, now, 0, since or 0, Pressure.NORMAL, QUEUE)
+    return state, Decision(False, 0, 0, 0, 0, Pressure.THROTTLED, QUEUE)
+
+
+@pytest.mark.parametrize("step", [_returns_within_while, _returns_within_for])
+def test_a_step_that_returns_from_a_loop_is_called(step: Any) -> None:
+    lines = unrolled.lines_of([inlined.shape_of(step)], peeks=False, queues=True)
+    assert any("_step0(state" in line for line in lines)
 
 
 @pytest.fixture(params=["none", "of another version", "torn"])

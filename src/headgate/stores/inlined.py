@@ -201,6 +201,9 @@ class _Mover(ast.NodeTransformer):
         self._loops -= 1
         return made
 
+    def visit_For(self, _: ast.For) -> ast.For:
+        raise _Immovable  # no algorithm has one
+
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
         if self._loops or node.value is None:
             raise _Immovable
