@@ -299,6 +299,8 @@ class TestRules:
             ("rules?limit=ten", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
             ("rules?offset=-1", "offset", "is not a whole number from 0 to 10000000 (items to leave out)"),
             ("rules?enabled=perhaps", "enabled", "is not true or false"),
+            ("rules?enabled=null", "enabled", "is not true or false"),
+            ("audit?since=NULL", "since", "is not a whole number from 0"),
             ("rules?sort=height", "sort", "is not one of position, id, updated_at, -id, -updated_at"),
             ("usage?outcome=late", "outcome", "is not one of allowed, denied, shadow_allowed"),
             ("audit?since=today", "since", "(microseconds since the epoch)"),

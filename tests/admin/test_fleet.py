@@ -221,7 +221,8 @@ def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Flee
     assert {answer.get("degraded") for client in at_one.all for answer in client.answers} == {False}
     refused = [answer for _, status, answer in editor.told if status != 200]
     assert {answer["status"] for answer in refused} == {503}
-    assert all("cannot be reached" in answer["detail"] for answer in refused), refused[0]
+    public = {"the database cannot be reached", "keys cannot be looked up: the database cannot be reached"}
+    assert {answer["detail"] for answer in refused} <= public, "no text of the driver, and no name of a host"
     kept = {item["body"]["limit"] for item in one.ask("GET", "/rules/orders-user/versions")[1]["items"]}
     assert kept >= {limit for limit, status, _ in editor.told if status == 200}
     assert one.ask("GET", "/audit/verify")[1]["intact"]

@@ -149,6 +149,34 @@ def test_a_server_that_dies_is_followed_again_when_it_is_back(postgres: Postgres
     asyncio.run(main())
 
 
+def test_a_database_that_is_away_is_looked_for_within_a_second(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it has been away: what is written when it is back acts as soon as ever."""
+    sleep, pauses = asyncio.sleep, list[float]()
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def main() -> None:
+        async with followed(postgres.database(), tmp_path) as (_, follower):
+            postgres.stop(signal.SIGQUIT)
+            try:
+                await until(lambda: follower.error)
+                monkeypatch.setattr(following, "REPORT_EVERY", 0)
+                monkeypatch.setattr(asyncio, "sleep", noted)
+                looked = follower._followed.failures
+                while follower._followed.failures < looked + 10:
+                    await sleep(0.01)
+            finally:
+                monkeypatch.undo()
+                postgres.start()
+
+    asyncio.run(main())
+    assert max(pauses) < 1
+
+
 def test_lost_words_cost_a_moment_not_a_change(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

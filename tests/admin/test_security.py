@@ -124,7 +124,7 @@ class TestRequests:
             body = b'{"limit": 1, "window": "1s", "limit": 1000}'
             twice = await admin.client.put("/api/v1/rules/new", content=body, headers=key)
             assert (twice.status_code, "'limit' twice" in twice.text) == (400, True)
-            for name in ("authorization", "if-match", "x-reason"):
+            for name in ("authorization", "host", "if-match", "x-reason"):
                 headers = [*key, (name, '"1"'), (name, '"2"')]
                 assert (await admin.client.get(RULES, headers=headers)).status_code == 400, name
 
@@ -168,7 +168,10 @@ class TestRequests:
             options = await admin.ask("OPTIONS", RULES, role="viewer")
             wrong = await admin.ask("PATCH", RULES)
             assert (options.status_code, wrong.status_code) == (204, 405)
-            assert {"GET", "POST"} <= set(wrong.headers["allow"].split(", "))
+            assert options.headers["allow"] == wrong.headers["allow"] == "GET, HEAD, OPTIONS, POST"
+            for path, allowed in (("rules/a", "DELETE, GET, HEAD, OPTIONS, PUT"), ("users/a/tier", "OPTIONS, PUT")):
+                options = await admin.ask("OPTIONS", f"/api/v1/{path}", role="viewer")
+                assert (options.status_code, options.headers["allow"]) == (204, allowed)
             detail = f"'{RULES}' is asked with {wrong.headers['allow']}, not with 'PATCH'"
             assert wrong.json()["detail"] == detail
             nowhere = await admin.ask("GET", "/api/v1/rule")

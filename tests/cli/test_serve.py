@@ -4,6 +4,7 @@ import argparse
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def test_check_finds_what_is_wrong_with_a_file(name: str, tmp_path: Path, capsys
     file.write_text("nothing: good")
     assert main(["serve", "--check", f"--{name}", str(file)]) == 2
     assert str(file) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rules", [(), ("--rules", str(EXAMPLE))])
+def test_check_refuses_a_key_that_the_start_refuses(
+    rules: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADGATE_ADMIN_KEY", "too short")
+    said = set()
+    for check in (("--check",), ()):
+        assert main(["serve", *check, *PORTS, *rules]) == 2
+        said.add(capsys.readouterr().err)
+    (line,) = said
+    assert "HEADGATE_ADMIN_KEY must have 16 to 256 characters" in line
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from litestar.types import ASGIApp
 
 from headgate.admin.openapi import document_of
 from headgate.admin.parameters import parameters_of, query_guard
-from headgate.admin.problems import explained, methods_of
+from headgate.admin.problems import allowed_methods, explained, methods_of
 from headgate.admin.routes import operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
@@ -56,12 +56,20 @@ async def openapi(state: State) -> Response[bytes]:
 
 
 def _restored(app: ASGIApp) -> ASGIApp:
-    """Give ids in paths their slashes back; see `headgate.admin.security.SLASH`."""
+    """Give ids in paths their slashes back, see `headgate.admin.security.SLASH`, and answer OPTIONS.
+
+    Litestar's own answer has only the methods of the first handler of a path.
+    """
 
     async def restored(scope: Any, receive: Any, send: Any) -> None:
         given = scope.get("path_params", {})
         scope["path_params"] = {name: str(value).replace(SLASH, "/") for name, value in given.items()}
-        await app(scope, receive, send)
+        if scope["method"] == "OPTIONS":
+            allowed = allowed_methods(scope["litestar_app"], scope["path"])
+            await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", allowed.encode())]})
+            await send({"type": "http.response.body"})
+        else:
+            await app(scope, receive, send)
 
     return restored
 

@@ -51,17 +51,26 @@ _MIGRATING = 0x4865_6164_6761_7465
 class DatabaseError(HeadgateError):
     """The database could not do it."""
 
+    public = "the database could not do it; the log of the service has the details"
+    """What a response says: the message names the database, and has what its driver says."""
+
 
 class DatabaseUnavailable(DatabaseError):
     """The database cannot be reached, or does not answer in time."""
+
+    public = "the database cannot be reached"
 
 
 class DatabaseReadOnly(DatabaseError):
     """The database accepts no changes."""
 
+    public = "the database accepts no changes"
+
 
 class SchemaMismatch(DatabaseError):
     """The tables are those of another version of Headgate."""
+
+    public = "the tables of the database are those of another version of Headgate"
 
 
 class Database:

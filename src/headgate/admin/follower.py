@@ -44,6 +44,8 @@ GONE_AFTER_US = 60_000_000
 """A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
 _FORGOTTEN_AFTER_US = 3_600_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_AWAY_PAUSE = 0.5
+"""The longest pause while the database cannot be reached: looking for it costs one connection that is refused."""
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -118,7 +120,8 @@ class Follower:
                         await self._follow(feed)
                 except Exception as error:  # noqa: BLE001  a follower that ended would never say so
                     self._failed(error)
-                    pause = _FIRST_PAUSE if self._has_followed else min(2 * pause, _LONGEST_PAUSE)
+                    longest = _AWAY_PAUSE if isinstance(error, DatabaseUnavailable) else _LONGEST_PAUSE
+                    pause = _FIRST_PAUSE if self._has_followed else min(2 * pause, longest)
                     self._has_followed = False
                     await asyncio.sleep(pause)
         finally:

@@ -60,6 +60,8 @@ async def query_guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
     faults = [(name, _unknown(name, known)) for name in unknown[:_MOST_FAULTS]]
     faults += [(name, "is there more than once") for name in twice]
     for name, each in known.items():
+        if each["schema"].get("type") != "string" and any(value.lower() == "null" for value in given.get(name, ())):
+            faults.append((name, f"is not {accepted(each['schema'])}"))  # Litestar would read it as not given
         if each.get("required") and name not in given:
             faults.append((name, f"is missing; it is {accepted(each['schema'])}"))
     if faults:

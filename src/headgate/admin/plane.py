@@ -69,6 +69,8 @@ class AdminPlane:
         tls: certificate and key of the REST API, as files; empty for none.
         audit_days: how long the audit trail is kept.
         deprecations: paths of the REST API that are going to go.
+
+    Raises UsageError for a key that cannot be one.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class AdminPlane:
         self._deprecations = deprecations
         self._url, self._folder, self._key = url, folder, key
         self._rules_file, self._tls, self._audit_days = rules_file, tls, audit_days
+        AdminKeys(None, key)  # a key that cannot be one is an error before anything is begun
 
     def begin(self, examples: Callable[[], Ruleset] | None = None) -> Begun:
         """Make ready what workers need; `examples` are the rules of a database that never had any, if given.

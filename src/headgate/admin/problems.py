@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 from litestar.routes import HTTPRoute
 
@@ -46,7 +46,7 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
         return of_status(412 if error.expected or is_conditional else 409, str(error))
     for kind, status in _STATUSES:
         if isinstance(error, kind):
-            return of_status(status, str(error))
+            return of_status(status, _public(error))
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         found = [each for each in error.extra if isinstance(each, dict)]
         faults = tuple((_place(str(each.get("key", ""))), str(each.get("message", ""))) for each in found[:100])
@@ -55,6 +55,13 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
         return of_status(error.status_code, error.detail)
     _LOG.error("an error of ours", exc_info=error)
     return of_status(500, "this is a defect of Headgate; its log has the details")
+
+
+def _public(error: Exception) -> str:
+    if not isinstance(error, DatabaseError):
+        return str(error)
+    _LOG.warning("answered with 503: %s", error)
+    return error.public
 
 
 def _place(key: str) -> str:
@@ -87,20 +94,25 @@ def explained(request: Request[Any, Any, Any], error: Exception) -> Response[byt
     if isinstance(error, NotFoundException):
         problem = of_status(404, f"there is nothing at {short(path)}; /docs has what there is")
     elif problem.status == 405:
-        found = (methods for pattern, methods in request.app.state.methods if pattern.fullmatch(path.rstrip("/")))
-        headers["Allow"] = allowed = ", ".join(sorted(method for methods in found for method in methods))
+        headers["Allow"] = allowed = allowed_methods(request.app, path)
         problem = of_status(405, f"{short(path)} is asked with {allowed}, not with {short(request.method)}")
     return Response(
         problem.encode(), status_code=problem.status, media_type="application/problem+json", headers=headers
     )
 
 
-def methods_of(routes: Iterable[HTTPRoute]) -> list[tuple[re.Pattern[str], list[str]]]:
-    """Return which methods paths have, by what fits them."""
+def allowed_methods(app: Litestar, path: str) -> str:
+    """Return the methods of a path, as the header Allow lists them."""
+    found = (methods for pattern, methods in app.state.methods if pattern.fullmatch(path.rstrip("/")))
+    return ", ".join(sorted({method for methods in found for method in methods}))
+
+
+def methods_of(routes: Iterable[HTTPRoute]) -> list[tuple[re.Pattern[str], set[str]]]:
+    """Return which methods paths have, by what fits them; HEAD goes wherever GET does."""
     return [
         (
             re.compile("/".join("[^/]+" if part[:1] == "{" else re.escape(part) for part in route.path.split("/"))),
-            sorted(route.methods),
+            set(route.methods) | ({"HEAD"} if "GET" in route.methods else set()),
         )
         for route in routes
     ]

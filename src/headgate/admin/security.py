@@ -44,7 +44,7 @@ REMEMBERED = 1000
 """Keys of which it is known from which address they came."""
 _LONGEST_QUERY = 8192
 _LONGEST_NAME = 100
-_ONCE = frozenset({"authorization", "content-length", "content-type", "if-match", "if-none-match", "x-reason"})
+_ONCE = frozenset({"authorization", "content-length", "content-type", "host", "if-match", "if-none-match", "x-reason"})
 PUBLIC = frozenset({"/", "/healthz", "/openapi.json", "/docs", "/docs.css", "/docs.js"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -150,7 +150,7 @@ class Gatekeeper:
         try:
             key = await self._keys.find(text)
         except DatabaseError as error:
-            return of_status(503, f"keys cannot be looked up: {error}")
+            return of_status(503, f"keys cannot be looked up: {error.public}")
         self._seen.pop(seen, None)
         if key is None:
             await self._failures.check(address)

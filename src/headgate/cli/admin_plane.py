@@ -123,9 +123,9 @@ class ExaminedAdmin(NamedTuple):
 
 def examine_admin(settings: Settings) -> ExaminedAdmin | None:
     """Look at the database without changing anything; None if there is none. Raises UsageError."""
-    url = database_url(settings)
-    if not url:
+    if not has_admin(settings):
         return None
+    url = database_url(settings)
     try:
         from headgate.admin.database import Database  # noqa: PLC0415  an extra, slow to load
         from headgate.admin.plane import AdminPlane  # noqa: PLC0415
@@ -134,9 +134,12 @@ def examine_admin(settings: Settings) -> ExaminedAdmin | None:
         if is_embedded(settings):
             return None
         raise UsageError(not_installed(error.name, "admin")) from None
+    plane = AdminPlane(url, key=os.environ.get("HEADGATE_ADMIN_KEY", ""))
+    if not url:
+        return None
     name = Database(url).name
     try:
-        found = AdminPlane(url).examine()
+        found = plane.examine()
     except UsageError:
         raise
     except HeadgateError as error:
@@ -145,10 +148,10 @@ def examine_admin(settings: Settings) -> ExaminedAdmin | None:
         return ExaminedAdmin(0, problem=f"it {would}: {error}")
     if not found.is_empty:
         return ExaminedAdmin(found.rules)
-    if is_embedded(settings):
-        return ExaminedAdmin(None, f"{name} is empty or not there yet: it would get tables and the example rules")
     hint = f"{name} is empty: it would get tables, and no rules: headgate rules apply FILE --database URL"
-    return ExaminedAdmin(0, hint)
+    if is_embedded(settings):
+        hint = f"{name} is empty or not there yet: it would get tables and the example rules"
+    return ExaminedAdmin(None if is_embedded(settings) else 0, hint)
 
 
 def is_embedded(settings: Settings) -> bool:

@@ -10,13 +10,19 @@ const show = (found) => {
   const main = document.getElementById("routes");
   main.textContent = "";
   for (const [path, item] of Object.entries(found.paths)) {
-    for (const [method, operation] of Object.entries(item)) main.append(route(path, method, operation, found));
+    const elsewhere = item.servers ? item.servers[0].url : "";
+    for (const method of METHODS) if (item[method]) main.append(route(path, method, item[method], found, elsewhere));
   }
 };
-const route = (path, method, operation, found) => {
+const METHODS = ["get", "post", "put", "patch", "delete"];
+const route = (path, method, operation, found, elsewhere) => {
   const details = make("details"), summary = make("summary");
   summary.append(make("span", method.toUpperCase(), "method"), make("code", path), " ", operation.summary || "");
   details.append(summary, make("p", operation.description || ""));
+  if (elsewhere) {
+    details.append(make("p", `The decision plane answers this, not the admin plane: ${elsewhere}${path}`));
+    return details;
+  }
   const inputs = {};
   for (const given of operation.parameters || []) {
     const parameter = resolved(given, found), label = make("label", `${parameter.name} (${parameter.in}) `);
