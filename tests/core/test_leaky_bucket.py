@@ -66,6 +66,15 @@ def test_delays_are_rounded_up_to_whole_microseconds() -> None:
     )
 
 
+def test_turns_are_rounded_up_to_whole_microseconds() -> None:
+    """At 2 per 3 us, turns come at 0, 1.5, 3 and 4.5 us: from 2 to 3 us two pass, where 2 * 1 / 3 + 1 would be one."""
+    quota, state, turns = Quota(2, 3, burst=9, algorithm=Algorithm.LEAKY_BUCKET, queue=True), None, []
+    for _ in range(4):
+        state, decision = quota.step(state, 1, START)
+        turns.append(decision.delay_us)
+    assert turns == [0, 2, 3, 5]
+
+
 def test_burst_makes_the_queue_longer_and_not_faster() -> None:
     quota = leaky(4, burst=2)
     state: State = None

@@ -29,7 +29,6 @@ from headgate.core.plan import (
     refund_of,
     shadowed,
 )
-from headgate.core.plan import check as take
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.flows import drive
@@ -236,24 +235,6 @@ def test_a_reset_leaves_nothing_used() -> None:
     states, decision = decide(Call(Verb.RESET, plan), states, START)
     assert states == [None, None]
     assert [part.remaining for part in decision.limits] == [5, 9]
-
-
-class TestOnePlace:
-    """Limits that count in one place: each sees what those before it took."""
-
-    quotas = (Quota(5, SECOND), Quota(5, SECOND))
-
-    def test_takes_from_it_once_for_each(self) -> None:
-        after, decision = take(self.quotas, [None, None], 2, START, ["here", "here"])
-        assert [part.remaining for part in decision.limits] == [3, 1]
-        assert after[0] is after[1]
-        assert self.quotas[0].step(after[0], 0, START)[1].remaining == 1
-
-    def test_a_refusal_changes_nothing(self) -> None:
-        states = [self.quotas[0].step(None, 2, START)[0]] * 2
-        after, decision = take(self.quotas, states, 2, START, ["here", "here"])
-        assert (decision.allowed, [part.allowed for part in decision.limits]) == (False, [True, False])
-        assert after is states
 
 
 class TestCombine:

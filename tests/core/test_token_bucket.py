@@ -380,6 +380,17 @@ class TestRefillInSteps:
         play(Quota(20, SECOND, refill_every_us=250_000), [(300_000, 0, True, 14, 0, 700_000)], state)
         play(Quota(22, SECOND, refill_every_us=250_000), [(300_000, 1, True, 15, 0, 450_000)], state)
 
+    def test_a_refusal_under_longer_steps_keeps_the_state_until_then(self) -> None:
+        """A store may have noted the shorter steps, and must not forget the key before the wait is over."""
+        state, _ = Quota(10, SECOND).step(None, 10, START)
+        longer = Quota(10, SECOND, refill_every_us=5 * SECOND)
+        state, refusal = longer.step(state, 1, START + 7)
+        assert refusal.retry_after_us == 5 * SECOND - 7
+        assert void_at(state, Quota(10, SECOND)) == START + 5 * SECOND
+        assert longer.step(state, 1, START + 8)[0] is state
+        state, _ = Quota(10, SECOND).step(state, 1, START + 200_000)
+        assert void_at(state, Quota(10, SECOND)) == START + 200_000 + 900_000
+
     @pytest.mark.parametrize("behind", [1, 100_000, 999_999, 1_000_000])
     def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:
         state, _ = self.quota.step(None, 10, START)

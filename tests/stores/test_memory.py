@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
 from typing import Any
@@ -193,18 +194,73 @@ def test_a_refund_of_a_key_that_used_nothing_leaves_no_state(manual_clock: Manua
     assert len(store) == 0
 
 
-def test_a_plan_of_two_keys_that_share_a_state_takes_both_costs(manual_clock: ManualClock) -> None:
+@pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "leaky_bucket"])
+def test_what_passes_under_a_fast_limit_does_not_refill_the_keys_of_a_slow_one(
+    manual_clock: ManualClock, algorithm: str
+) -> None:
+    """Where they share an overflow state, it serves one limit until it is void, and says exactly when that is."""
     store = MemoryStore(max_keys=1, clock=manual_clock)
-    limiter = Limiter("5/hour", store=store)
+    slow, fast = (Limiter(f"{limit}/minute {algorithm}", store=store) for limit in (1, 1000))
+    assert Limiter("1/day", store=store).check("first")
+    one, other = colliding(slow)
+    assert slow.check(one)
+    assert not fast.check(other)
+    passed = 1
+    for _ in range(599):
+        manual_clock.advance(us=100_000)
+        passed += slow.check(one).allowed
+        fast.check(other, 10)
+    assert passed == 1
+    waiting = fast.check(other, 10)
+    assert (waiting.remaining, waiting.retry_after_us) == (0, 100_000)
+    assert not fast.peek(other)
+    manual_clock.advance(us=99_999)
+    assert not fast.check(other, 10)
+    manual_clock.advance(us=1)
+    assert fast.check(other, 10)
+    assert slow.check(one).retry_after_us == 600_000
+
+
+def test_a_refusal_under_longer_refill_steps_is_kept_until_its_wait_is_over(manual_clock: ManualClock) -> None:
+    store = MemoryStore(clock=manual_clock)
+    quota = Quota(1, 1_000_000)
+    before, after = Limiter([quota], store=store), Limiter([replace(quota, refill_every_us=60_000_000)], store=store)
+    assert before.check("user")
+    assert after.check("user").retry_after == 60
+    manual_clock.advance(us=59_999_999)
+    for number in range(20):
+        before.check(f"other:{number}")
+    assert not after.check("user")
+    manual_clock.advance(us=1)
+    assert after.check("user")
+
+
+def test_a_key_without_a_state_of_its_own_keeps_what_it_used_when_its_limit_changes(manual_clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=1, clock=manual_clock)
+    assert Limiter("1/day", store=store).check("first")
+    assert Limiter("10/minute", store=store).check("user", 10)
+    for limit in (20, 5, 1000):
+        assert not Limiter(f"{limit}/minute", store=store).check("user")
+
+
+@pytest.mark.parametrize("quota", ["1/hour", "5/hour", "5/hour fixed_window"])
+def test_a_plan_of_two_keys_that_share_a_state_passes_once_until_that_is_void(
+    manual_clock: ManualClock, quota: str
+) -> None:
+    store = MemoryStore(max_keys=1, clock=manual_clock)
+    limiter = Limiter(quota, store=store)
     limiter.check("first")
     one, other = colliding(limiter)
-    plan = limiter._limits.family.plan(one) + limiter._limits.family.plan(other)
-    for left in (3, 1):
-        assert store.run(Call(Verb.CHECK, plan))
-        assert (limiter.peek(one).remaining, limiter.peek(other).remaining) == (left, left)
-    refused = store.run(Call(Verb.CHECK, plan))
-    assert [part.allowed for part in refused.limits] == [True, False]
-    assert limiter.peek(one).remaining == 1
+    call = Call(Verb.CHECK, limiter._limits.family.plan(one) + limiter._limits.family.plan(other))
+    for _ in range(3):
+        assert store.run(call)
+        assert not limiter.check(one)
+        refused = store.run(call)
+        assert [part.allowed for part in refused.limits] == [False, False]
+        manual_clock.advance(us=refused.retry_after_us - 1)
+        limiter.check("first")
+        assert not store.run(call)
+        manual_clock.advance(us=1)
 
 
 def test_a_plan_of_two_new_keys_of_a_new_space_keeps_both(manual_clock: ManualClock) -> None:

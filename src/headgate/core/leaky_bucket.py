@@ -5,7 +5,8 @@ what is missing there), so it is the same function. As a *queue* it also says wh
 is the time that all poured in before needs to leak, so admitted requests flow out at a constant rate.
 
 Bound: the meter admits at most capacity + floor(limit * t / window) units in any interval of t microseconds; the queue
-lets at most floor(limit * t / window) + cost units out, `cost` being that of the last.
+lets at most floor(limit * (t + 1) / window) + cost units out, `cost` being that of the last: turns are rounded up to
+whole microseconds.
 
 State: that of the token bucket.
 """

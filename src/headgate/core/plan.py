@@ -5,8 +5,9 @@ This file is what a store runs atomically. It is pure: states in, states and an 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
 MAX_COST = 100_000
+_NOTHING: Mapping[int, tuple[State, Decision]] = MappingProxyType({})
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
@@ -167,27 +169,17 @@ def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
     return check(quotas, states, call.cost, now)
 
 
-def check(
-    quotas: Sequence[Quota], states: States, cost: int, now: int, places: Sequence[Hashable] = ()
-) -> tuple[States, Decision]:
-    """Take `cost` from every limit if all of them admit it, else from none.
-
-    Where some count in one place, `places` says where each of them does, and each sees what those before it took.
-    """
-    taken: dict[Hashable, State] = {}
+def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
+    """Take `cost` from every limit if all of them admit it, else from none."""
     after: list[State] = []
     decisions: list[Decision] = []
     for index, quota in enumerate(quotas):
-        state = taken.get(places[index], states[index]) if places else states[index]
-        new, decision = quota.step(state, cost, now)
+        new, decision = quota.step(states[index], cost, now)
         if not decision.allowed:
-            after_all, refusal = look(quotas, states, cost, now, (index, new, decision))
-            return states if places else after_all, refusal
-        if places:
-            taken[places[index]] = new
+            return look(quotas, states, cost, now, {index: (new, decision)})
         after.append(new)
         decisions.append(decision)
-    return [taken[place] for place in places] if places else after, combine(decisions)
+    return after, combine(decisions)
 
 
 def look(
@@ -195,18 +187,17 @@ def look(
     states: States,
     cost: int,
     now: int,
-    refusal: tuple[int, State, Decision] | None = None,
+    refusals: Mapping[int, tuple[State, Decision]] = _NOTHING,
 ) -> tuple[list[State], Decision]:
     """Ask every limit what it has now, and whether it would admit `cost`; nothing is taken.
 
-    One limit's refusal (its index, state and decision) may be known already. The states that come back differ from
-    those that went in only where a limit that refuses had to mend its own (see law 8 of this package).
+    The refusals of some limits (their states and decisions by index) may be known already. The states that come back
+    differ from those that went in only where a limit that refuses had to mend its own (see law 8 of this package).
     """
-    known, mended, refused = refusal or (-1, None, None)
     after, decisions = list(states), []
     for index, quota in enumerate(quotas):
-        if index == known and refused is not None:
-            after[index], decision = mended, refused
+        if index in refusals:
+            after[index], decision = refusals[index]
         else:
             _, decision = quota.step(states[index], 0, now)
             if decision.remaining < cost:

@@ -67,7 +67,8 @@ class Quota:
     where the overlap with the previous window is rounded up to so many."""
     rounding: Fraction = field(init=False, repr=False, compare=False)
     """The most by which an admission is rounded up, in units: 0 where all is exact. Bucket algorithms whose fractions
-    would leave 53 bits round up to a small fraction of one unit, at most 1/262144 for limits up to 10^9."""
+    would leave 53 bits round up to a small fraction of one unit, at most 1/262144 for limits up to 10^9. The first
+    admission after a change of the limit rounds up what it carries over as well, by less than one unit."""
     step: Transition = field(init=False, repr=False, compare=False)
     """The limit itself: the pure function (state, cost, now) -> (state, decision)."""
 

@@ -7,7 +7,9 @@ may come right after the bucket was drawn from: at most capacity + floor(limit *
 State: (used, at, limit, mark). `used` is what is missing from a full bucket as of `at`, in the fractions of a token
 that `headgate.core.numbers.rate` chooses. They depend on the limit and on how finely it can be counted, so the state
 names the limit it was written under. The lowest bit of the mark is the pressure's; the next says that something of it
-was carried over from another limit; the rest is the fineness.
+was carried over from another limit; the next six are the fineness; the rest is the longest refill step under which the
+state was answered for, by which alone `void_at` knows how long it is needed. (A peek writes none: where `refill_every`
+was just raised, what it says of waiting holds from the next check on. In Redis, the key's time to live says the same.)
 
 A state that was written under another limit keeps its fractions, and refills by that limit, until a request is admitted
 under the present one: then `used` is carried over, rounded up. So a refusal never changes a state, nothing that was
@@ -29,6 +31,9 @@ from headgate.core.pressure import Pressure, judge, thresholds
 if TYPE_CHECKING:
     from headgate.core.algorithms import Kept, State, Transition
     from headgate.core.quota import Quota
+
+
+_STEP = 256  # by how much a microsecond of the refill step raises the mark
 
 
 def transition(quota: Quota) -> Transition:
@@ -125,6 +130,7 @@ def _any_state(quota: Quota) -> Transition:
 
     def step(state: State, cost: int, now: int, since: int | None = None) -> tuple[State, Decision]:
         used, at, written_under, mark = state or (0, now, limit, 4 * fine)
+        mark %= _STEP
         if at > now:
             if at > now + window:
                 return step((used, now, written_under, mark), cost, now, since)
@@ -185,7 +191,7 @@ def _stepwise(quota: Quota) -> Transition:
             used, at, written_under, mark = state
             if at - now > quota.window_us:
                 return step((used, now, written_under, mark), cost, now, since)
-            if void_at(state, quota) <= now:
+            if _void_at(state, quota.window_us, every) <= now:
                 state, at = None, now
             elif not written_under:  # a one-off allowance comes back whole
                 return steady(state, cost, now, since)
@@ -204,6 +210,8 @@ def _stepwise(quota: Quota) -> Transition:
 
         retry, reset = wait(decision.retry_after_us), wait(decision.reset_after_us)
         taken_at = now if decision.allowed else 0
+        if after is not None and (after is not state or every > after[3] // _STEP):
+            after = *after[:3], after[3] % _STEP + every * _STEP
         return after, msgspec.structs.replace(
             decision, retry_after_us=retry, reset_after_us=reset, taken_at_us=taken_at
         )
@@ -213,8 +221,13 @@ def _stepwise(quota: Quota) -> Transition:
 
 def void_at(state: Kept, quota: Quota) -> int:
     """Return the time from which `state`, written by any quota of the same shape, means that nothing is used."""
+    return _void_at(state, quota.window_us, max(quota.refill_every_us, state[3] // _STEP))
+
+
+def _void_at(state: Kept, window: int, every: int) -> int:
     used, at, written_under, mark = state
     if not used:
         return int(at)
-    every = quota.refill_every_us if written_under else 1
-    return int(at - -rate(written_under, quota.window_us, mark >> 2).wait(used) // every * every)
+    if not written_under:
+        every = 1
+    return int(at - -rate(written_under, window, mark % _STEP >> 2).wait(used) // every * every)

@@ -11,8 +11,11 @@ Memory is bounded:
 * At most `max_keys` states are kept. None that still counts is ever dropped, for that would hand its key fresh budget.
   Instead, keys that find the store full share states: each falls by its hash into one of a fixed number of *overflow*
   states of its algorithm and window. Keys in one overflow state draw on one budget, so they may be refused early but
-  never pass more together than one key could; therefore nothing in it can be given back for one of them. When there
-  is room again, a key gets a state of its own, which begins as a copy.
+  never pass more together than one key could; therefore nothing in it can be given back for one of them. A bucket's
+  state comes back at the rate of one limit, so under another limit it is refused until nothing in it counts any more:
+  what is admitted under a fast limit would else come back fast for keys of a slow one. The place of a key does not
+  depend on its limit, so a change of that finds what was used. Counts of windows mean the same under all limits. When
+  there is room again, a key gets a state of its own, which begins as a copy.
 * Answers of `check_once` are cleared in the same way, and at most `max_keys` of them are kept.
 
 The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
@@ -39,7 +42,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Call, Family, Limit, Plan, Verb
+from headgate.core.plan import Call, Family, Limit, Plan, States, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -48,7 +51,8 @@ from headgate.stores.unrolled import MOST_WRITTEN, PlanChecks, bound_check
 from headgate.stores.wrapping import plain_check
 
 MAX_KEYS = 1_000_000
-_OVERFLOW_STATES = 1024
+_OVERFLOW_STATES = 1024  # for each group of limits of an algorithm and window
+_OVERFLOW_GROUPS = 16  # so that a flood of keys of one limit leaves room for those of others
 _SWEPT_PER_CALL = 8
 _SECOND = 1_000_000
 _NEVER = 1 << 62
@@ -78,9 +82,10 @@ class MemoryStore:
 
     Args:
         max_keys: the most states of single keys; each takes about 300 bytes (the sliding log more, 48 bytes per
-            admission). Beyond them there are up to 1024 overflow states for each algorithm and window in use. A key
-            that shares one cannot be reset, and gets no refund. It is also the most answers of `check_once` that are
-            remembered, each in about 420 bytes.
+            admission). Beyond them there are up to 16 * 1024 overflow states for each algorithm and window in use,
+            1024 for the keys of one limit. A key that shares one cannot be reset, and gets no refund. It is also the
+            most answers of `check_once` that are remembered, each in about 420 bytes: beyond it the oldest is
+            forgotten, and its request counts again.
         clock: where time comes from; default: the system's clock.
     """
 
@@ -191,8 +196,6 @@ class MemoryStore:
         if verb is _CHECK:
             made: Decision = _CHECKS[len(plan)](self, plan, call.cost, now)
             return made
-        if verb is _PEEK:
-            return plans.decide(call, [self._find(limit, len(plan))[2] for limit in plan], now)[1]
         if verb is not _CHECK_ONCE:
             return self._decide(call, now)
         decision = self._once.find(call.token, now)
@@ -210,7 +213,8 @@ class MemoryStore:
         limit, quota = plan[0], plan[0].quota
         while True:
             found = _, at, state = self._find(limit, 1)
-            after, decision = quota.step(state, cost, now)
+            occupied = _occupied(found, quota, now)
+            after, decision = (state, occupied) if occupied is not None else quota.step(state, cost, now)
             if after is state:
                 return decision
             states = self._place(found, quota, decision, now)
@@ -222,24 +226,14 @@ class MemoryStore:
         """Do what a call says, whatever states there are."""
         verb, plan = call.verb, call.plan
         while True:
-            found: list[_Found] = []
-            before: list[State] = []
-            for limit in plan:
-                found.append(self._find(limit, len(plan)))
-                before.append(found[-1][2])
-            if not self._overflow:
-                after, decision = plans.decide(call, before, now)
-            elif verb is Verb.RESET:  # what keys share is not forgotten for one of them
-                after = [state if table.shared else None for table, _, state in found]
-                _, decision = plans.decide(Call(Verb.PEEK, plan), after, now)
-            elif verb is Verb.REFUND and any(table.shared for table, _, _ in found):  # nor given back
-                return plans.decide(Call(Verb.PEEK, plan), before, now)[1]
-            elif verb is Verb.REFUND:
-                after, decision = plans.decide(call, before, now)
+            found = [self._find(limit, len(plan)) for limit in plan]
+            before: list[State] = [state for _, _, state in found]
+            if self._overflow:
+                after, decision = _decide_shared(call, found, before, now)
             else:
-                places = [(id(table), at) for table, at, _ in found]
-                shared = places if len(set(places)) < len(places) else ()
-                after, decision = plans.check([limit.quota for limit in plan], before, call.cost, now, shared)
+                after, decision = plans.decide(call, before, now)
+            if verb is _PEEK:
+                return decision
             tables: list[dict[Principal | int, State]] = []
             keys: list[Principal | int] = []
             old: list[State] = []
@@ -247,10 +241,10 @@ class MemoryStore:
             told = decision.limits
             for index, state in enumerate(after):
                 if state is not before[index]:
-                    place = found[index]
-                    tables.append(self._place(place, plan[index].quota, told[index], now))
-                    keys.append(place[1])
-                    old.append(place[2])
+                    here = found[index]
+                    tables.append(self._place(here, plan[index].quota, told[index], now))
+                    keys.append(here[1])
+                    old.append(here[2])
                     new.append(state)
             if not keys or _replaced(tables, keys, old, new):
                 return decision
@@ -274,11 +268,12 @@ class MemoryStore:
         return table, principal, overflow.states.get(slot)
 
     def _overflow_of(self, space: str, principal: Principal | int) -> tuple[_Table, int]:
-        _, _, shape = space.partition("|")
+        name, _, shape = space.partition("|")
         overflow = self._overflow.get(shape)
         if overflow is None:
             overflow = self._overflow[shape] = _Table(shape, shared=True)
-        return overflow, hash((space, principal)) % _OVERFLOW_STATES
+        group = hash(name) % _OVERFLOW_GROUPS
+        return overflow, group * _OVERFLOW_STATES + hash((space, principal)) % _OVERFLOW_STATES
 
     def _place(self, found: _Found, quota: Quota, told: Decision, now: int) -> dict[Principal | int, State]:
         """Return the states among which that of `found` is now, or ought to be.
@@ -355,6 +350,53 @@ class MemoryStore:
                 del self._tables[table.space]
         else:
             self._due_after(now).append(note)
+
+
+def _decide_shared(call: Call, found: Sequence[_Found], before: States, now: int) -> tuple[States, Decision]:
+    """Run a call in a store some of whose states may be shared."""
+    quotas = [limit.quota for limit in call.plan]
+    places = [(table.space, at) if table.shared else index for index, (table, at, _) in enumerate(found)]
+    occupied = {}
+    for index, place in enumerate(places):
+        refusal = _occupied(found[index], quotas[index], now, crowded=places.count(place) > 1)
+        if refusal is not None:
+            occupied[index] = before[index], refusal
+    if call.verb is Verb.RESET:  # what keys share is not forgotten for one of them
+        kept = [state if table.shared else None for table, _, state in found]
+        return kept, plans.look(quotas, kept, call.cost, now, occupied)[1]
+    if call.verb is Verb.REFUND and any(table.shared for table, _, _ in found):  # nor given back
+        return before, plans.look(quotas, before, 1, now, occupied)[1]
+    if occupied:
+        return plans.look(quotas, before, call.cost, now, occupied)
+    after, decision = plans.decide(call, before, now)
+    if decision.taken and len(set(places)) < len(places):
+        after = _filled(places, quotas, after, now)
+    return after, decision
+
+
+def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -> Decision | None:
+    """Return the refusal of a key whose overflow state counts for another limit, or, where it is crowded, counts."""
+    table, _, state = found
+    if not table.shared or state is None:
+        return None
+    if not crowded and (not quota.algorithm.is_bucket or state[2] == quota.limit):
+        return None
+    wait = quota.step(state, 0, now)[1].reset_after_us
+    return Decision(False, quota.capacity, 0, wait, wait, Pressure.THROTTLED, quota) if wait else None
+
+
+def _filled(places: Sequence[object], quotas: Sequence[Quota], after: States, now: int) -> list[State]:
+    """Return the states after an admission: where limits of the plan share one, nothing is left until it is void.
+
+    Each of them could not be told what the others took: it would be refused for ever where the limit is one request.
+    """
+    full = [quota.step(None, quota.capacity, now) for quota in quotas]
+    result = list(after)
+    for index, place in enumerate(places):
+        if places.count(place) > 1:
+            sharing = [made for made, other in zip(full, places, strict=True) if other == place]
+            result[index] = max(sharing, key=lambda made: made[1].reset_after_us)[0]
+    return result
 
 
 def _replaced(

@@ -159,6 +159,19 @@ def test_a_key_lives_as_long_as_its_state_means_something(server: RedisServer, s
     assert int(server.command("PTTL", key(plan))) <= MARGIN_MS, "nothing is used any more"
 
 
+@pytest.mark.parametrize("verb", [Verb.CHECK, Verb.PEEK])
+def test_a_key_lives_as_long_as_a_refusal_under_longer_refill_steps_says(
+    server: RedisServer, store: Store, verb: Verb
+) -> None:
+    quota = Quota(1, 60_000_000)
+    plan = Family(verb.value, [quota]).plan("user")
+    assert store.run(Call(Verb.CHECK, plan))
+    longer = Family(verb.value, [replace(quota, refill_every_us=3_600_000_000)])
+    refusal = store.run(Call(verb, longer.plan("user")))
+    assert refusal.retry_after_us > 3_500_000_000
+    assert int(server.command("PTTL", key(plan))) > 3_500_000
+
+
 @pytest.mark.parametrize("verb", ["check", "denied check", "peek"])
 @pytest.mark.parametrize("quota", LONG, ids=str)
 def test_a_key_found_without_time_to_live_gets_one(server: RedisServer, store: Store, quota: Quota, verb: str) -> None:

@@ -36,7 +36,7 @@ local function save(key, quota, before, after, reset)
   local ttl = (reset + -reset % 1000) / 1000 + 1000  -- and a second longer
   if ttl < least_ms then ttl = least_ms end
   if after == before then
-    if call('PTTL', key) == -1 then call('PEXPIRE', key, ttl) end
+    if call('PTTL', key) < ttl - 1000 then call('PEXPIRE', key, ttl) end  -- after a change of refill_every, or without any
     return
   end
   local expiry = format('%d', clock_ms + ttl)
