@@ -61,5 +61,18 @@ class Script:
     def once(self, plan: Plan, cost: int, now: int, token: bytes) -> Decision:
         return self.run(Call(Verb.CHECK_ONCE, plan, cost, token), now)
 
+    def refund(self, plan: Plan, cost: int, since: int, now: int) -> Decision:
+        return self.run(Call(Verb.REFUND, plan, cost, charge=Charge((since,) * len(plan))), now)
+
+    def attempt(self, plan: Plan, cost: int, now: int, token: bytes = b"") -> Decision:
+        """Check what may be undone."""
+        return self._attempt(Call(Verb.CHECK_ONCE if token else Verb.CHECK, plan, cost, token), now)
+
     def undo(self, plan: Plan, cost: int, since: int, now: int, token: bytes = b"") -> Decision:
-        return self.run(Call(Verb.REFUND, plan, cost, token, Charge((since,) * len(plan))), now)
+        return self._attempt(Call(Verb.REFUND, plan, cost, token, Charge((since,) * len(plan))), now)
+
+    def _attempt(self, call: Call, now: int) -> Decision:
+        queries = [script.query(call, attempt=True)]
+        (answer,) = script.decisions(self.converse(script.evaluation(queries, now)), queries, ADDRESS)
+        assert isinstance(answer, Decision), answer
+        return answer

@@ -34,7 +34,7 @@ def told(script: Script, now: int, thought: int, plan: Plan) -> Decision:
     """Return the answer to a check of a server whose time is `now` by a process that thinks it is `thought`."""
     asked = scripts.query(Call(Verb.CHECK, plan))
     assert not asked.arguments
-    dated = replace(asked, arguments=scripts.arguments_at(asked.call, thought))
+    dated = replace(asked, arguments=scripts.arguments_at(asked.call, asked.letter, thought))
     (answer,) = scripts.decisions(script.converse(scripts.evaluation([dated], now)), [dated], ADDRESS)
     assert isinstance(answer, Decision)
     return answer
@@ -71,7 +71,7 @@ class TestTheArgument:
     def test_is_the_same_within_a_period_and_another_in_the_next(self) -> None:
         call = Call(Verb.CHECK, family(QUOTAS[0], *CALENDARS).plan("user"))
         start, end = DAYS.bounds(NOW)
-        arguments = [scripts.arguments_at(call, now) for now in (start - 1, start, NOW, end - 1, end)]
+        arguments = [scripts.arguments_at(call, b"c", now) for now in (start - 1, start, NOW, end - 1, end)]
         assert arguments[1] == arguments[2] == arguments[3]
         assert len(set(arguments)) == 3
 
@@ -93,7 +93,7 @@ class TestUndo:
         for since in (start, NOW, end - 1001):
             plan = family(quota).plan("user")
             script.check(plan, 3, since)
-            assert script.undo(plan, 2, since, since + later).remaining == 4
+            assert script.refund(plan, 2, since, since + later).remaining == 4
             assert script.peek(plan, since + later).remaining == 4
 
     @pytest.mark.parametrize("quota", CALENDARS, ids=str)
@@ -104,5 +104,5 @@ class TestUndo:
         plan = family(quota).plan("user")
         script.check(plan, 3, end - before)
         script.check(plan, 2, end + later)
-        script.undo(plan, 3, end - before, end + later)
+        script.refund(plan, 3, end - before, end + later)
         assert script.peek(plan, end + later).remaining == 3

@@ -18,7 +18,7 @@ import pytest
 from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError
-from headgate.core.key import space
+from headgate.core.key import once_token, space
 from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.core.quota import Quota
 from headgate.stores import open_async_store, open_store
@@ -28,15 +28,10 @@ from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS
 from tests.clusters import RedisCluster, redis_cluster, slots_of
-from tests.servers import until
 from tests.stores.redis.load import lasting, slot_of
 
 Open = Callable[[str], Store]
 SECOND = 1_000_000
-QUEUES = [quota for quota in QUOTAS if quota.queue]
-ONE_OFF = [quota for quota in QUOTAS if not quota.limit]
-EXACT = [quota for quota in QUOTAS if quota not in QUEUES + ONE_OFF]
-"""Quotas that are after an attempt, which was taken back at once, as they were before."""
 
 
 def limit(name: str, principal: str, quota: Quota) -> Limit:
@@ -69,7 +64,7 @@ def timed(request: pytest.FixtureRequest, cluster: RedisCluster) -> Callable[[Ma
 
 
 class TestOneCallerAtATime:
-    @pytest.mark.parametrize("quota", EXACT, ids=str)
+    @pytest.mark.parametrize("quota", QUOTAS, ids=str)
     def test_nothing_is_taken_when_the_last_limit_refuses(
         self, timed: Callable[[ManualClock], Store], quota: Quota
     ) -> None:
@@ -81,32 +76,25 @@ class TestOneCallerAtATime:
             clock.advance(us=137)
         assert remaining(store, plan) == remaining(memory, plan) == [3, 3, 0]
 
-    @pytest.mark.parametrize("quota", ONE_OFF, ids=str)
-    def test_an_allowance_is_whole_again_but_was_used_just_now(
-        self, timed: Callable[[ManualClock], Store], quota: Quota
+    @pytest.mark.parametrize("algorithm", Algorithm, ids=str)
+    @pytest.mark.parametrize("once", [False, True], ids=["check", "check_once"])
+    def test_nothing_is_taken_of_a_limit_that_a_tier_has_raised_before(
+        self, timed: Callable[[ManualClock], Store], algorithm: Algorithm, *, once: bool
     ) -> None:
+        """Nor does it warn: the 80th of 100 is undone."""
         clock = ManualClock()
-        store, plan = timed(clock), a_plan("ada", Quota(2, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
-        for allowed in (True, True, False, False):
+        store, memory = timed(clock), MemoryStore(clock=clock)
+        everybodys = limit("all", "all", Quota(80, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW))
+        gold, plain = (
+            (limit("user", "ada", Quota(of, 3600 * SECOND, algorithm=algorithm)), everybodys) for of in (200, 100)
+        )
+        for plan, cost in ((gold, 1), (plain, 78), *[(plain, 2)] * 50):
+            call = Call(Verb.CHECK, plan, cost)
+            if once:
+                call = Call(Verb.CHECK_ONCE, plan, cost, once_token(plan, cost, f"{clock.now()}"))
+            assert store.run(call) == memory.run(call)
             clock.advance(us=137)
-            assert store.run(Call(Verb.CHECK, plan)).allowed == allowed
-        assert remaining(store, plan) == [3, 3, 0]
-        assert store.run(Call(Verb.PEEK, plan)).limits[0].reset_after_us == quota.window_us
-
-    @pytest.mark.parametrize("quota", QUEUES, ids=str)
-    def test_a_turn_in_a_queue_is_kept_if_others_wait(
-        self, timed: Callable[[ManualClock], Store], quota: Quota
-    ) -> None:
-        """Perhaps after it: they were told when. It passes by itself."""
-        clock = ManualClock()
-        store, plan = timed(clock), a_plan("ada", Quota(1, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
-        assert store.run(Call(Verb.CHECK, plan))
-        first = store.run(Call(Verb.PEEK, plan)).limits[0]
-        assert not store.run(Call(Verb.CHECK, plan))
-        assert store.run(Call(Verb.PEEK, plan)).limits[0].remaining in {first.remaining, first.remaining - 1}
-        clock.advance(us=first.reset_after_us)
-        assert store.run(Call(Verb.PEEK, plan)).limits[0].remaining >= quota.capacity - 1
-        assert not store.run(Call(Verb.CHECK, plan))
+        assert store.run(Call(Verb.PEEK, plain)) == memory.run(Call(Verb.PEEK, plain))
 
     @pytest.mark.parametrize("blocked", [0, 1, 2])
     def test_the_answer_has_all_limits_in_order_and_names_the_one_that_blocks(
@@ -133,7 +121,7 @@ class TestOneCallerAtATime:
         clock, chance = ManualClock(), random.Random(seed)
         store, memory = timed(clock), MemoryStore(clock=clock)
         for turn in range(120):
-            quotas = chance.sample(EXACT, chance.randint(1, 4))
+            quotas = chance.sample(QUOTAS, chance.randint(1, 4))
             plan = tuple(limit(f"rule-{place}", f"p{chance.randrange(3)}", each) for place, each in enumerate(quotas))
             cost = chance.choice([1, 1, 2, 5])
             if turn % 10 == 9:
@@ -158,7 +146,7 @@ class TestOneCallerAtATime:
         """In the slot of the request's own plan, in others, and in several."""
         clock, chance = ManualClock(), random.Random(seed)
         store, memory = timed(clock), MemoryStore(clock=clock)
-        steady = [quota for quota in EXACT if quota.refill_every_us == 1]  # not all steps can be taken back exactly
+        steady = [quota for quota in QUOTAS if quota.refill_every_us == 1]
 
         def some_plan(name: str, least: int) -> Plan:
             quotas, alone = chance.sample(steady, chance.randint(least, 2)), f"p{chance.randrange(3)}"
@@ -235,12 +223,7 @@ class TestManyCallers:
             def used() -> list[list[int]]:
                 return [[part.used for part in store.run(Call(Verb.PEEK, plan)).limits] for plan in plans]
 
-            if mine.quota.algorithm is Algorithm.SLIDING_WINDOW_LOG:  # gives back only what is still the newest
-                at_least = zip(used(), expected, strict=True)
-                assert all(mine >= his for pair in at_least for mine, his in zip(*pair, strict=True))
-            else:
-                # What trickled out of a bucket during an attempt is not given back, and trickles out again.
-                until(lambda: used() == expected, "a refusal leaves nothing behind")
+            assert used() == expected, "a refusal leaves nothing behind"
 
     def test_enough_for_all_is_enough(self, cluster: RedisCluster) -> None:
         """Nobody is refused where no limit is ever reached."""

@@ -122,7 +122,7 @@ def test_many_in_one_call_are_answered_as_one_call_each(script: Script, asked: l
             Call(
                 verb,
                 plan,
-                token=b"" if verb is Verb.CHECK else token(plan, text),
+                token=token(plan, text) if verb is Verb.CHECK_ONCE else b"",
                 charge=Charge((START, START)) if verb is Verb.REFUND else None,
             )
             for verb, text in asked
@@ -133,23 +133,26 @@ def test_many_in_one_call_are_answered_as_one_call_each(script: Script, asked: l
 
 
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
-def test_a_charge_that_two_requests_go_by_is_not_taken_back(script: Script, quota: Quota) -> None:
-    """Otherwise each copy of a request that another shard refuses would take it back once more."""
+def test_an_attempt_that_two_requests_go_by_is_undone_with_the_last(script: Script, quota: Quota) -> None:
+    """Otherwise each copy of a request that another shard refuses would undo it once more, or a copy that passes."""
     plan = family(quota).plan("user")
     digest = token(plan, "a")
-    asked = Call(Verb.CHECK_ONCE, plan, 2, digest)
-    first = script.run(asked, START)
-    assert script.run(asked, START) == first, "a copy"
-    assert [script.undo(plan, 2, START, START, digest).remaining for _ in range(2)] == [3, 3]
-    assert script.run(asked, START) == first, "and a third one goes by it still"
+    first = script.attempt(plan, 2, START, digest)
+    assert script.attempt(plan, 2, START, digest) == first, "a copy"
+    assert script.undo(plan, 2, START, START, digest).remaining == 3
+    assert script.attempt(plan, 2, START, digest) == first, "and a third one goes by it still"
+    assert [script.undo(plan, 2, START, START, digest).remaining for _ in range(3)] == [3, 5, 5]
 
 
-@pytest.mark.parametrize("quota", QUOTAS, ids=str)
-def test_a_charge_is_taken_back_by_the_request_that_made_it_and_once(script: Script, quota: Quota) -> None:
-    plan = family(quota).plan("user")
-    digest = token(plan, "a")
-    script.check(plan, 2, START)
-    script.once(plan, 1, START, digest)
-    assert script.undo(plan, 1, START - 1, START, digest).remaining == 2, "another charge"
-    taken_back = script.undo(plan, 1, START, START, digest).remaining
-    assert script.undo(plan, 1, START, START, digest).remaining == taken_back
+def test_so_many_requests_that_they_are_not_counted_keep_what_was_taken(script: Script) -> None:
+    plan = family(Quota(5, 60 * SECOND)).plan("user")
+    for _ in range(300):
+        script.attempt(plan, 2, START, token(plan, "a"))
+    for _ in range(300):
+        assert script.undo(plan, 2, START, START, token(plan, "a")).remaining == 3
+
+
+def test_an_attempt_is_undone_by_the_request_that_made_it(script: Script) -> None:
+    plan = family(Quota(5, 60 * SECOND)).plan("user")
+    script.attempt(plan, 1, START, token(plan, "a"))
+    assert script.undo(plan, 1, START - 1, START, token(plan, "a")).remaining == 4, "another charge"

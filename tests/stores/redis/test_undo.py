@@ -1,19 +1,24 @@
-"""Taking back a charge: afterwards there is never more left than had the charge not been made."""
+"""Refunding a charge: afterwards there is never more left than had the charge not been made."""
 
 from __future__ import annotations
 
+import operator
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm, State
-from headgate.core.plan import Call, Charge, Family, Verb, decide
+from headgate.core.errors import InvalidQuota
+from headgate.core.plan import Call, Charge, Family, Plan, Verb, decide
 from headgate.core.quota import Quota
 from headgate.stores.redis.script import key_of
 from headgate.testing import ManualClock
 from headgate.testing.conformance import QUOTAS, family
+from headgate.testing.samples import names
 from tests.core.quotas import odd_buckets, quotas
 from tests.servers import RedisServer
 from tests.stores.redis.script import Script
@@ -63,7 +68,7 @@ class Histories:
     def undo(self, cost: int, since: int) -> None:
         call = Call(Verb.REFUND, self.plan, cost, charge=Charge((since,)))
         (self.state,), decision = decide(call, [self.state], self.now)
-        assert self.script.undo(self.plan, cost, since, self.now) == decision
+        assert self.script.refund(self.plan, cost, since, self.now) == decision
 
     def left(self) -> int:
         return self.script.peek(self.plan, self.now).remaining
@@ -164,7 +169,7 @@ def test_nobody_gets_a_turn_in_a_queue_that_another_has(script: Script) -> None:
     plan = family(Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True)).plan("user")
     script.check(plan, 1, START)
     second = script.check(plan, 1, START).delay_us
-    script.undo(plan, 1, START, START)
+    script.refund(plan, 1, START, START)
     assert script.check(plan, 1, START).delay_us > second
 
 
@@ -172,7 +177,7 @@ def test_nobody_gets_a_turn_in_a_queue_that_another_has(script: Script) -> None:
 def test_alone_a_charge_is_taken_back_whole(script: Script, quota: Quota) -> None:
     plan = family(quota).plan("user")
     script.check(plan, 3, START)
-    assert script.undo(plan, 3, START, START).remaining == 5
+    assert script.refund(plan, 3, START, START).remaining == 5
     assert script.check(plan, 5, START)
 
 
@@ -188,7 +193,7 @@ def test_what_may_have_drained_since_is_not_given_back(script: Script, quota: Qu
     assert script.peek(plan, later).remaining == (1 if quota.refill_every_us > 1 else 2)
     given_back = 2 if quota.refill_every_us > 1 else 1
     before = script.peek(plan, later).remaining
-    after = script.undo(plan, 2, START, later).remaining
+    after = script.refund(plan, 2, START, later).remaining
     assert after - before <= given_back
 
 
@@ -199,7 +204,7 @@ def test_a_charge_that_is_forgotten_is_not_given_back(script: Script, quota: Quo
     script.check(plan, 3, START)
     later = START + 20 * SECOND
     assert script.check(plan, 5, later)
-    script.undo(plan, 3, START, later)
+    script.refund(plan, 3, START, later)
     assert not script.check(plan, 1, later)
 
 
@@ -207,7 +212,7 @@ def test_a_charge_that_is_forgotten_is_not_given_back(script: Script, quota: Quo
 def test_when_the_clock_falls_back_the_charge_stays(script: Script, quota: Quota) -> None:
     plan = family(quota).plan("user")
     script.check(plan, 3, START)
-    script.undo(plan, 3, START, START - 1)
+    script.refund(plan, 3, START, START - 1)
     assert script.peek(plan, START).remaining == 2
 
 
@@ -217,7 +222,7 @@ def test_after_a_change_of_the_limit_a_bucket_keeps_the_charge(script: Script, q
     plan, raised = (Family(name, [each]).plan("user") for each in (quota, Quota(9, SECOND, algorithm=quota.algorithm)))
     script.check(plan, 3, START)
     script.check(raised, 1, START)
-    after = script.undo(plan, 3, START, START).remaining
+    after = script.refund(plan, 3, START, START).remaining
     assert after == (1 if quota.algorithm.is_bucket else 4)
 
 
@@ -226,12 +231,12 @@ def test_a_charge_that_others_refill_by_stays(script: Script) -> None:
     plan = family(Quota(5, SECOND, refill_every_us=SECOND // 4)).plan("user")
     script.check(plan, 1, START)
     script.check(plan, 1, START + 100_000)
-    assert script.undo(plan, 1, START, START + 200_000).remaining == 3
+    assert script.refund(plan, 1, START, START + 200_000).remaining == 3
 
 
 def test_a_key_that_is_gone_stays_gone(script: Script, server: RedisServer) -> None:
     plan = family(QUOTAS[0]).plan("user")
-    assert script.undo(plan, 3, START, START).remaining == 5
+    assert script.refund(plan, 3, START, START).remaining == 5
     assert server.command("EXISTS", key_of(plan[0].space, plan[0].principal).decode()) == "0"
 
 
@@ -241,13 +246,89 @@ def test_every_limit_of_a_plan_is_undone(script: Script) -> None:
     )
     script.check(plan, 2, START)
     script.check(plan, 3, START)
-    undone = script.undo(plan, 3, START, START)
+    undone = script.refund(plan, 3, START, START)
     assert [part.remaining for part in undone.limits] == [3] * 6
 
 
-def test_the_record_of_a_charge_is_forgotten_with_it(script: Script) -> None:
+@settings(max_examples=400, deadline=None)
+@given(
+    ANY,
+    st.lists(
+        st.tuples(st.sampled_from([0, 0, 1, 1_000, 90_001]), st.integers(1, 4), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_an_attempt_that_is_undone_is_as_if_never_made(
+    script: Script, quota: Quota, asked: list[tuple[int, int, bool, bool]], chance: random.Random
+) -> None:
+    """Whatever else was taken in between, undone in any order; in a queue the last first, or it stays."""
+    name = next(names)
+    plan = Family(name, [quota]).plan("user")
+    try:
+        other = Family(name, [replace(quota, limit=quota.limit + 7)]).plan("user")  # of an earlier tier
+    except InvalidQuota:
+        other = plan
+    now, history, undone = START, list[tuple[Plan, int, int]](), list[tuple[Plan, int, int]]()
+    if quota.limit and script.check(other, 1, now):
+        history.append((other, 1, now))
+    for gap, cost, is_attempt, is_refused in asked:
+        now += gap or quota.queue  # equal ones cannot be told apart
+        made = (plan, min(cost, quota.capacity), now)
+        if (script.attempt if is_attempt else script.check)(*made):
+            history.append(made)
+            if is_attempt and is_refused:
+                undone.append(made)
+    chance.shuffle(undone)
+    for made in undone:
+        script.undo(plan, made[1], made[2], now)
+        history[history.index(made)] = ((), *made[1:])
+        while history and not history[-1][0]:
+            history.pop()
+    state: State = None
+    for limits, cost, when in history if quota.queue else filter(operator.itemgetter(0), history):
+        state, _ = (limits or plan)[0].quota.step(state, cost, when)
+    for later in (now, now + SECOND // 3):
+        assert script.peek(plan, later) == decide(Call(Verb.PEEK, plan), [state], later)[1]
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_what_is_undone_leaves_a_key_as_it_was(script: Script, server: RedisServer, quota: Quota) -> None:
+    plan = family(quota).plan("user")
+    key = key_of(plan[0].space, plan[0].principal).decode()
+    script.attempt(plan, 3, START)
+    assert script.undo(plan, 3, START, START).remaining == quota.capacity
+    assert server.command("EXISTS", key) == "0" or quota.algorithm is Algorithm.SLIDING_WINDOW_LOG
+    script.check(plan, 1, START)
+    assert script.attempt(plan, 4, START + 5).state == "throttled"
+    assert script.undo(plan, 4, START + 5, START + 9).state == "normal"
+    assert script.undo(plan, 4, START + 5, START + 9).remaining == 4, "once"
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_what_was_refunded_or_reset_is_not_undone_as_well(script: Script, quota: Quota) -> None:
+    for verb in (Verb.REFUND, Verb.RESET):
+        plan = family(quota).plan("user")
+        script.attempt(plan, 2, START)
+        script.run(Call(verb, plan, 2), START + 1)
+        script.check(plan, 2, START + 1)
+        assert script.undo(plan, 2, START, START + 1).remaining == 3
+
+
+def test_the_journal_of_a_key_is_bounded(script: Script, server: RedisServer) -> None:
+    plan = family(Quota(1000, SECOND)).plan("user")
+    key = key_of(plan[0].space, plan[0].principal).decode()
+    for number in range(200):
+        script.attempt(plan, 1, START + number)
+    assert int(server.command("STRLEN", key)) < 1200
+    script.check(plan, 1, START + 5 * SECOND)
+    assert int(server.command("STRLEN", key)) < 40
+
+
+def test_the_record_of_an_attempt_is_forgotten_with_it(script: Script) -> None:
     plan = family(QUOTAS[0]).plan("user")
     token = b"of this one test"
-    script.once(plan, 3, START, token)
+    script.attempt(plan, 3, START, token)
     script.undo(plan, 3, START, START, token)
     assert script.once(plan, 4, START, token).remaining == 1

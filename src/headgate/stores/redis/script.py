@@ -61,7 +61,8 @@ UNANSWERED = "storage_unavailable"
 
 _CHECK, _CHECK_ONCE = Verb.CHECK, Verb.CHECK_ONCE  # a name is found faster than a member
 _LETTERS = {Verb.CHECK: b"c", Verb.CHECK_ONCE: b"o", Verb.PEEK: b"p", Verb.REFUND: b"r", Verb.RESET: b"x"}
-_UNDO, _TRY_OUT = b"u", b"s"
+_ATTEMPTS = {Verb.CHECK: b"C", Verb.CHECK_ONCE: b"O", Verb.REFUND: b"b"}
+_GIVE_BACK, _TRY_OUT = b"u", b"s"
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
 _HEAD = Struct("<cHBdd")
 _QUOTA = Struct("<10d")
@@ -74,6 +75,8 @@ class Query(msgspec.Struct, frozen=True, gc=False):
 
     call: Call
     """All its limits are in one slot."""
+    letter: bytes
+    """What is to be done; see `lua/plan.lua`."""
     keys: bytes
     """Of its limits, in order, those of shadow plans last, then of its record if it has one; encoded for the wire."""
     key_count: int
@@ -88,13 +91,16 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     """What an admission takes."""
 
 
-def query(call: Call) -> Query:
+def query(call: Call, *, attempt: bool = False) -> Query:
     """Encode a call. All its keys must be in one slot.
 
-    A refund of a charge that was made with a token forgets the record of it, if it names the token, too.
+    In an `attempt` at several slots a check may be undone, by a refund that has its time as the charge, and its token.
     """
     verb, limits, cost = call.verb, call.plan, call.cost
-    letter, charge = (b"c", cost) if verb is _CHECK else (_LETTERS[verb], cost if verb is _CHECK_ONCE else 0)
+    charge = cost if verb is _CHECK or verb is _CHECK_ONCE else 0
+    letter = (_ATTEMPTS if attempt else _LETTERS)[verb]
+    if call.charge is not None and not attempt:
+        letter = _GIVE_BACK
     kind: list[object] = [letter, cost]
     if call.shadow:
         kind.append(len(limits))  # never an identity
@@ -120,7 +126,7 @@ def query(call: Call) -> Query:
     else:
         prepared = _prepared.get(tuple(kind)) or _keep(tuple(kind), _prepare(call, letter))
     arguments, plan_count, replicas, size, _ = prepared
-    return Query(call, "".join(frames).encode(), len(frames), plan_count, arguments, replicas, size, charge)
+    return Query(call, letter, "".join(frames).encode(), len(frames), plan_count, arguments, replicas, size, charge)
 
 
 def key_of(space: str, principal: Principal) -> bytes:
@@ -147,10 +153,10 @@ _Part: TypeAlias = tuple[bytes, Plan, int, int]
 """What to do with which limits, how many records go with it, and since when what is taken back was taken."""
 
 
-def _parts(call: Call) -> list[_Part]:
+def _parts(call: Call, letter: bytes) -> list[_Part]:
     """Return what the script is to do with each plan of a call."""
     verb, plan, token, charge, shadow = call.verb, call.plan, call.token, call.charge, call.shadow
-    letter, since = (_LETTERS[verb], 0) if charge is None else (_UNDO, min(charge.taken_at))
+    since = 0 if charge is None else min(charge.taken_at)
     tried = _TRY_OUT if plan and verb is _CHECK else letter
     own: list[_Part] = [(letter, plan, 1 if token else 0, since)] if plan else []
     return own + [(tried, each, 0, 0) for each in shadow]
@@ -165,8 +171,8 @@ nothing else takes their identity."""
 
 def _prepare(call: Call, letter: bytes) -> _Prepared:
     quotas = [limit.quota for plan in (call.plan, *call.shadow) for limit in plan]
-    arguments = b"" if any(quota.calendar for quota in quotas) else arguments_at(call, None)
-    count = len(_parts(call))
+    arguments = b"" if any(quota.calendar for quota in quotas) else arguments_at(call, letter, None)
+    count = len(_parts(call, letter))
     replicas = 0 if letter == b"p" else max([limit.quota.replicas for limit in call.plan], default=0)
     return arguments, count, replicas, count + 6 * len(quotas), quotas
 
@@ -178,18 +184,19 @@ def _keep(kind: tuple[object, ...], prepared: _Prepared) -> _Prepared:
     return prepared
 
 
-def arguments_at(call: Call, now: int | None) -> bytes:
-    """Return the arguments of a call. The server knows no time zones: it is told the periods of calendars.
+def arguments_at(call: Call, letter: bytes, now: int | None) -> bytes:
+    """Return the arguments of a call, to do what `letter` says.
 
+    The server knows no time zones, so the periods of calendars are among them.
     These are the ones around `now`, or around this process's time if the time is the server's. That the two clocks
     differ does no harm as long as it is by less than a period.
     """
     now = time_ns() // 1000 if now is None else now
     arguments = []
-    for letter, plan, records, since in _parts(call):
+    for each, plan, records, since in _parts(call, letter):
         quotas = [limit.quota for limit in plan]
         periods = [quota.calendar and quota.calendar.around(now) for quota in quotas]
-        head = _HEAD.pack(letter, len(plan), records, call.cost, since)
+        head = _HEAD.pack(each, len(plan), records, call.cost, since)
         arguments.append(bulk(b"".join([head, *map(_described, quotas, periods)])))
     return b"".join(arguments)
 
@@ -221,7 +228,7 @@ def evaluation(queries: Sequence[Query], now: int | None) -> bytes:
     for each in queries:
         keys += each.key_count
         plans += each.plan_count
-        arguments.append(each.arguments or arguments_at(each.call, now))
+        arguments.append(each.arguments or arguments_at(each.call, each.letter, now))
     time = _SERVER_TIME if now is None else bulk(b"%d" % now)
     return b"".join([_evalsha(keys, plans), *[each.keys for each in queries], time, *arguments])
 

@@ -1,21 +1,25 @@
-"""Plans whose limits live on several shards of a cluster: tried in order, and taken back when a later one refuses.
+"""Plans whose limits live on several shards of a cluster: tried in order, and undone when a later one refuses.
 
 No script reaches more than one slot, so such a plan is not atomic, but what it promises is nearly as good:
 
-* It never admits too much. Each limit takes the cost atomically; what a refusal takes back from the limits before it is
-  never more than what the try took and what is still counted of it (see the verb `u` of `lua/plan.lua`). The exception:
-  if somebody resets or refunds such a limit in the very moment between, the same units may be given back twice.
-* It may refuse too much for a moment: while the cost of a request that is refused later stays taken, others find that
-  much less. Where it cannot be taken back exactly (another use of a sliding log or of a queue came in between, a window
-  ended, a copy of the request goes by the same idempotency key, the server is gone, the caller was cancelled), it stays
-  until it expires.
-* If a shard does not answer, nothing is admitted and the error says so; what was taken before is taken back. A refusal
-  by a shard that answers stands, whatever the others do.
+* It never admits too much. Each limit takes the cost atomically.
+* A refused request takes nothing. What it took is undone: the limit is then as if it had been asked for everything else
+  in the last seconds, in the same order, but not for this. (See the journal in `lua/plan.lua`.) That is so whatever
+  other requests were admitted or refused in between, by the same limit.
+* It may refuse too much for a moment: until the cost of a request that is refused later is undone, others find that
+  much less.
+* What cannot be undone stays taken until it expires. That is so if in the meantime the limit was refunded, reset,
+  or changed for this key, or has admitted more than 64 others; if more than 2 seconds went by; if the server is gone or
+  its clock fell back; if the caller was cancelled. In a queue it stays while there are others behind it, who were told
+  to wait for it. A request that a copy with the same idempotency key goes by is undone with the last of them.
+* If a shard does not answer, nothing is admitted and the error says so; what was taken before is undone. Of that shard
+  itself it is not known whether it took the cost, so there it stays. A refusal by a shard that answers stands, whatever
+  the others do.
 
 Put the limit that refuses most often first, and the one that everybody shares last.
 
 Shadow plans that share the slot of the call's own plan go with it, in one step; others are asked afterwards, and what
-they take is not taken back: they have no part in the answer.
+they take is not undone: they have no part in the answer.
 
 Nothing here waits: a *flow* (see `headgate.flows`) yields calls, each about limits in one slot.
 """
@@ -41,8 +45,10 @@ class Step(NamedTuple):
     """A call that a flow makes."""
 
     call: Call
+    attempt: bool = False
+    """Whether it takes what may be undone, or undoes that."""
     late: bool = False
-    """Whether it is made even when the time for the whole is over: to take something back."""
+    """Whether it is made even when the time for the whole is over: to undo something."""
 
 
 Flow: TypeAlias = Generator[Step, Decision, Decision]
@@ -121,19 +127,20 @@ def _all_or_nothing(call: Call, pieces: list[Piece]) -> Flow:
     """Take the cost from all limits if all admit it."""
     taken: list[tuple[Piece, int]] = []
     found: dict[int, Decision] = {}
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         try:
-            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan))
+            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan), attempt=True)
         except StoreError as error:
-            if not (yield from _taken_back(call, taken)):
+            done, _ = yield from _undone(call, taken)
+            if not done:
                 raise _unknown(error) from None
             raise
         found.update(zip(piece.places, decision.limits, strict=True))
         if not decision:
-            yield from _taken_back(call, taken)
-            for other in pieces:
-                if other is not piece:
-                    found.update((yield from _looked_at(other, call.cost)))
+            _, looked = yield from _undone(call, taken)
+            found.update(looked)
+            for other in pieces[number + 1 :]:
+                found.update((yield from _looked_at(other, call.cost)))
             break
         taken.append((piece, decision.taken_at_us))
     return combine([found[place] for place in range(len(call.plan))])
@@ -162,17 +169,19 @@ def _looked_at(piece: Piece, cost: int) -> Generator[Step, Decision, dict[int, D
     return dict(zip(piece.places, decision.limits, strict=True))
 
 
-def _taken_back(call: Call, taken: list[tuple[Piece, int]]) -> Generator[Step, Decision, bool]:
-    """Undo what was taken, the last first; says whether all shards have. What cannot be undone stays taken."""
-    done = True
+def _undone(call: Call, taken: list[tuple[Piece, int]]) -> Generator[Step, Decision, tuple[bool, dict[int, Decision]]]:
+    """Undo what was taken, the last first; returns whether all shards have, and what their limits have then."""
+    done, found = True, dict[int, Decision]()
     for piece, since in reversed(taken):
         charge = Charge((since,) * len(piece.plan))
         try:
-            yield Step(Call(Verb.REFUND, piece.plan, call.cost, call.token, charge), late=True)
+            undo = Call(Verb.REFUND, piece.plan, call.cost, call.token, charge)
+            decision = yield Step(undo, attempt=True, late=True)
         except StoreError as error:
-            done = False
+            done, decision = False, unanswered(piece.plan)
             _LOG.warning("a request that was not admitted stays counted: %s", error)
-    return done
+        found.update(zip(piece.places, decision.limits, strict=True))
+    return done, found
 
 
 def _unknown(error: StoreError) -> OutcomeUnknown:

@@ -21,7 +21,7 @@ from headgate.stores.redis.batching import Batcher
 from headgate.stores.redis.cluster import AsyncCluster, BlockingCluster
 from headgate.stores.redis.discovery import Sentinels, SlotMap
 from headgate.stores.redis.pool import Pool
-from headgate.stores.redis.script import query
+from headgate.stores.redis.script import Query, query
 from headgate.stores.traffic import Traffic, TrafficStatistics
 from headgate.stores.wrapping import plain_async_check, plain_check
 
@@ -51,7 +51,7 @@ class RedisStore:
         if self._slots is None or not spread.is_spread(call):
             return self._servers.ask(query(call))
         give_up = monotonic() + self._timeout
-        return drive(spread.decide(call), lambda step: self._servers.ask(query(step.call), 0 if step.late else give_up))
+        return drive(spread.decide(call), lambda step: self._servers.ask(_query(step), 0 if step.late else give_up))
 
     def bind(self, family: Family) -> Check:
         return plain_check(self, family)
@@ -113,7 +113,11 @@ class AsyncRedisStore:
 
 
 def _asked(servers: Batcher | AsyncCluster, until: float, step: spread.Step) -> Awaitable[Decision]:
-    return servers.ask(query(step.call), 0.0 if step.late else until)
+    return servers.ask(_query(step), 0.0 if step.late else until)
+
+
+def _query(step: spread.Step) -> Query:
+    return query(step.call, attempt=step.attempt)
 
 
 def _timeout_of(place: Place) -> float:

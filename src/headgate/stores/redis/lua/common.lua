@@ -1,5 +1,5 @@
 -- What the algorithms share. Each of them is the twin of the file of the same name in headgate/core and keeps its laws:
--- whole numbers below 2^53, time as an argument, one function per algorithm. Its file returns that function.
+-- whole numbers below 2^53, time as an argument, one function per algorithm. Its file returns that function and the length of its state.
 --
 --   step(state, quota, cost, now, key, since) -> state, allowed, remaining, retry_after, reset_after, pressure, delay
 --

@@ -42,4 +42,4 @@ local function fixed_window(state, quota, cost, now, _, since)
   end
   return state, 0, math.max(0, limit - used), left, left, 2, 0
 end
-return fixed_window
+return fixed_window, 17

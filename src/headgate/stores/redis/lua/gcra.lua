@@ -93,4 +93,4 @@ local function gcra(state, quota, cost, now, _, since)
   local left = math.max(0, full - debt)
   return state, 0, (left - left % unit) / unit, (-room + room % gain) / gain, (debt + -debt % gain) / gain, 2, 0
 end
-return gcra
+return gcra, 33

@@ -3,7 +3,8 @@
 -- KEYS   of each plan the keys of its limits, and that of its record if it has one; all keys are in one slot
 -- ARGV   [1] the time in microseconds, for tests; empty: this server's
 --        then one string per plan, packed without gaps:
---          verb, one letter: c check, p peek, r refund, x reset, o once, u undo, s try out
+--          verb, one letter: c check, p peek, r refund, x reset, o once, u refund a charge, s try out; C and O as c and
+--          o, but they may be undone, and b undoes
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
 --          cost, since: doubles
 --          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
@@ -16,10 +17,9 @@
 --
 -- try out is a check if the last check before it in this call was an admission, else a peek
 -- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing.
---        The record is then marked by a byte at its end: more than one request goes by it
--- undo   takes back a check made at the time `since`, and forgets its record; see common.lua. With a record it does so
---        only for the request that made it, and if no other goes by it: otherwise what one of them took back would be
---        taken from the other, or taken back twice
+--        A byte at the end of the record then counts the requests that go by it beside the one that made it
+-- undo   makes it as if a check of this cost at the time `since`, C or O, had never been asked, and answers as a peek.
+--        With a record it does so for the last of the requests that go by it, and forgets the record
 --
 -- Every key has a time to live after every operation: until its state means that nothing is used. And a plan that fails
 -- has changed nothing that counts: a state is written by one command, after all reads; and where several are written, by
@@ -31,10 +31,12 @@ local clock_ms = (now - now % 1000) / 1000
 if ARGV[1] ~= '' then now, least_ms = tonumber(ARGV[1]), 3600000 end
 
 -- Keep the state of a limit for as long as it means something, which is for `reset` from now.
-local function save(key, quota, before, after, reset)
+-- With `longer` it does not expire sooner than before: so an undo need not know when that was.
+local function save(key, quota, before, after, reset, longer)
   if not after then return end
   local ttl = (reset + -reset % 1000) / 1000 + 1000  -- and a second longer
   if ttl < least_ms then ttl = least_ms end
+  if longer and before then ttl = math.max(ttl, call('PTTL', key)) end
   if after == before then
     if call('PTTL', key) < ttl - 1000 then call('PEXPIRE', key, ttl) end  -- after a change of refill_every, or without any
     return
@@ -58,6 +60,67 @@ local function decider()
     vetted = may('GET', key) and may('SET', key, '') and may('GETRANGE', key, '0', '0') and may('DEL', key)
       and may('SETRANGE', key, '0', '') and may('PTTL', key) and may('PEXPIRE', key, '1')
     if not vetted then error({err = 'NOPERM a command of this script'}) end
+  end
+
+  -- The journal of a key that holds a string follows the state. It has the checks of the last two seconds and what was
+  -- there before them, so that any of them can be undone: by making the others again. Its parts: limit, capacity and
+  -- refill interval of the quota, doubles; whether anything was there before, a byte; that state; and of each check the
+  -- time and the cost, doubles. A cost below zero was undone, but others queue behind it, who were told to wait for it.
+  -- What else changes the state, and a check by another quota, ends the journal.
+  local ENTRY, KEPT_US, LONGEST = 16, 2000000, 64 * 16
+
+  -- The state before the checks of a journal, and those checks; nil if there is none of this quota.
+  local function journal_of(quota, held)
+    local size = quota.size
+    if not held or #held == size then return end
+    local limit, capacity, every, based, at = unpack_from('<dddB', held, size + 1)
+    if limit ~= quota.limit or capacity ~= quota.capacity or every ~= (quota.every or 1) then return end
+    if based == 0 then return false, held:sub(at) end
+    return held:sub(at, at + size - 1), held:sub(at + size)
+  end
+
+  -- The state after the checks of a journal up to the byte `last`.
+  local function replayed(quota, state, checks, last)
+    for at = 1, last, ENTRY do
+      local when, cost = unpack_from('<dd', checks, at)
+      state = quota.step(state, quota, math.abs(cost), when)
+    end
+    return state
+  end
+
+  local function joined(quota, state, base, checks)
+    if checks == '' then return state end
+    return state .. pack('<dddB', quota.limit, quota.capacity, quota.every or 1, base and 1 or 0) .. (base or '') .. checks
+  end
+
+  -- The state after a check, with its journal if that check, or a recent one before it, may be undone.
+  local function noted(quota, held, state, cost, undoable)
+    local base, checks = journal_of(quota, held)
+    if not checks then base, checks = held and held:sub(1, quota.size), '' end
+    local old = 0
+    while old < #checks do
+      local age = now - unpack_from('<d', checks, old + 1)
+      if #checks - old < LONGEST and age < KEPT_US then break end
+      old = old + ENTRY
+    end
+    base, checks = replayed(quota, base, checks, old), checks:sub(old + 1)
+    if checks == '' and not undoable then return state end
+    return joined(quota, state, base, checks .. pack('<dd', now, cost))
+  end
+
+  -- What a key holds once a check is undone; what it holds now if the journal does not have that check.
+  local function undone(quota, held, cost, since)
+    local base, checks = journal_of(quota, held)
+    for at = 1, checks and #checks or 0, ENTRY do
+      local when, units = unpack_from('<dd', checks, at)
+      if when == since and units == cost then
+        local instead = quota.queue and pack('<dd', since, -cost) or ''
+        checks = checks:sub(1, at - 1) .. instead .. checks:sub(at + ENTRY)
+        while checks ~= '' and unpack_from('<d', checks, #checks - 7) < 0 do checks = checks:sub(1, -1 - ENTRY) end
+        return joined(quota, replayed(quota, base, checks, #checks), base, checks)
+      end
+    end
+    return held
   end
 
   local function ask(plan, index, units, key, since)
@@ -95,6 +158,22 @@ local function decider()
       local key = KEYS[first + index]
       if verb == 'r' then
         ask(plan, index, -plan.cost, key)
+      elseif verb == 'b' then
+        local quota, held = plan[index], before[index]
+        if quota.log then
+          if held and now >= plan.since then
+            before[index] = quota.log.unmarked(held, plan.since)
+            ask(plan, index, -plan.cost, key, plan.since)
+            save(key, quota, held, quota.log.marked(after[index]), resets[index], true)
+            held = quota.log.load(key)
+            before[index] = held
+          end
+        else
+          before[index] = undone(quota, held, plan.cost, plan.since)
+        end
+        look(plan, index, key)
+        if held and not before[index] then call('DEL', key) end
+        before[index] = held
       elseif verb == 'u' and now >= plan.since then
         ask(plan, index, -plan.cost, key, plan.since)
       else
@@ -120,7 +199,14 @@ local function decider()
       end
     end
     if verb == 'c' then refused = check(plan, first) else each(plan, verb, first) end
-    for index = 1, count do save(KEYS[first + index], plan[index], before[index], after[index], resets[index]) end
+    local undoable, longer = plan.undoable, plan.undoable or verb == 'b'
+    for index = 1, count do
+      local quota, held, state = plan[index], before[index], after[index]
+      if verb == 'c' and not refused and not quota.log and (undoable or (held and #held > quota.size)) then
+        state = noted(quota, held, state, plan.cost, undoable)
+      end
+      save(KEYS[first + index], quota, held, state, resets[index], longer)
+    end
     return concat(answers, '', 1, count + 1), not refused
   end
 
@@ -132,15 +218,22 @@ local function decider()
       local recorded, size = call('GET', record), 8 + 48 * count
       local whole = recorded and (#recorded == size or #recorded == size + 1)
       if whole and now - unpack_from('<i8', recorded) < RECORD_US then
-        if #recorded == size then call('SET', record, recorded .. '+', 'KEEPTTL') end
+        local others = (recorded:byte(size + 1) or 0) + 1
+        if others < 256 then call('SET', record, recorded:sub(1, size) .. string.char(others), 'KEEPTTL') end
         return recorded:sub(1, size)
       end
       local answer, admitted = decided(plan, 'c', first)
       if admitted then call('SET', record, answer, 'PX', RECORD_MS) end
       return answer
     elseif record then
-      local recorded = call('GET', record)
-      if not recorded or #recorded ~= 8 + 48 * count or unpack_from('<i8', recorded) ~= plan.since then
+      local recorded, size = call('GET', record), 8 + 48 * count
+      if not recorded or #recorded < size or unpack_from('<i8', recorded) ~= plan.since then
+        return (decided(plan, 'p', first))
+      end
+      local others = recorded:byte(size + 1) or 0
+      if others > 0 then
+        local left = others < 255 and string.char(others - 1) or '\255'  -- so many that they are not counted any more
+        call('SET', record, recorded:sub(1, size) .. left, 'KEEPTTL')
         return (decided(plan, 'p', first))
       end
       call('DEL', record)
@@ -153,13 +246,17 @@ local decide
 
 -- The answer to one plan, whose keys follow KEYS[first], and, of a check, whether it is an admission.
 local function answer(plan, verb, first)
-  if verb ~= 'c' or plan.count ~= 1 then
+  local key, quota = KEYS[first + 1], plan[1]
+  local before
+  local simple = verb == 'c' and plan.count == 1 and not plan.undoable
+  if simple then
+    if quota.log then before = quota.log.load(key) else before = call('GET', key) end
+    simple = not before or #before == quota.size
+  end
+  if not simple then
     decide = decide or decider()
     return decide(plan, verb, first)
   end
-  local key, quota = KEYS[first + 1], plan[1]
-  local before
-  if quota.log then before = quota.log.load(key) else before = call('GET', key) end
   local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, plan.cost, now, key)
   save(key, quota, before, after, reset)
   return pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay), allowed == 1
@@ -172,17 +269,18 @@ for index = 2, #ARGV do
   local plan = several and plans[text]
   if not plan then
     local verb, count, records, cost, since, at = unpack_from('<c1HBdd', text)
-    plan = {false, verb = verb, count = count, records = records, cost = cost, since = since}
-    local last, step, log
+    plan = {false, verb = verb:lower(), count = count, records = records, cost = cost, since = since}
+    plan.undoable = verb ~= plan.verb
+    local last, step, size, log
     for place = 1, count do
       local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
       name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine, at =
         unpack_from('<sdddddddddd', text, at)
       if name ~= last then
-        last, step, log = name, step_named(name)
+        last, step, size, log = name, step_named(name)
       end
       local quota = {
-        step = step, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
+        step = step, size = size, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
         full = capacity * unit, per = (fine > 0 or limit == 0) and window or 1, low = 4 * fine, calm = calm, warn = warn,
       }
       if every > 1 then quota.every = every end

@@ -54,4 +54,4 @@ local function sliding_window_counter(state, quota, cost, now, _, since)
   local reset = current > 0 and left + window or left
   return state, 0, (now_left - now_left % grains) / grains, retry, reset, 2, 0
 end
-return sliding_window_counter
+return sliding_window_counter, 25

@@ -1,5 +1,7 @@
 -- Twin of core/sliding_window_log.py. State: first, size, used, stamp, newest, mark; the entries stay in the key.
 --
+-- The mark of pressure is 0, or 1, or 2 more than the time of the admission that raised it.
+--
 -- The key holds a string: a header of these six numbers, then the entries, each a stamp and a cost, of which those from
 -- `first` up to `size` count; all numbers are doubles of 8 bytes. The state is the header. A step reads only the
 -- entries it needs and writes nothing; an entry that it adds follows the header until `save_log` writes both.
@@ -39,6 +41,19 @@ local function save_log(key, state, ttl, expiry)
     if added ~= '' then call('SETRANGE', key, HEADER + ENTRY * older, added) end
     call('SETRANGE', key, '0', state:sub(1, HEADER))
   end
+end
+
+-- The header as it has to be to take out what was admitted at `since`: without a mark that was raised then or later.
+local function unmarked(header, since)
+  if unpack_from('<d', header, 41) < since + 2 then return header end
+  return header:sub(1, 40) .. pack('<d', 0)
+end
+
+-- The state after that: if it is marked still, the newest of what is left has raised the mark.
+local function marked(state)
+  local stamp, _, mark = unpack_from('<ddd', state, 25)
+  if mark ~= 1 then return state end
+  return state:sub(1, 40) .. pack('<d', stamp + 2) .. state:sub(HEADER + 1)
 end
 
 -- What was admitted at `since`, unless that is the newest, is taken out of the entries: found by halving, as they are in
@@ -88,6 +103,8 @@ local function sliding_window_log(state, quota, cost, now, key, since)
       end
     end
   end
+  local raised = mark
+  if mark > 1 then mark = 1 end
   if since and since ~= stamp then
     return taken_out(key, entry, since, -cost, limit, quota, first, size, used, stamp, newest, mark, window, now)
   elseif since then
@@ -107,6 +124,7 @@ local function sliding_window_log(state, quota, cost, now, key, since)
     end
     local remaining, pressure = limit - after, nil
     mark, pressure = judged(quota, mark, remaining, cost)
+    if mark == 1 then mark = raised > 0 and raised or now + 2 end
     return pack('<dddddd', first, size, after, now, newest, mark) .. added, 1, remaining, 0, window, pressure, 0
   end
   if cost <= 0 then
@@ -134,4 +152,4 @@ local function sliding_window_log(state, quota, cost, now, key, since)
   end
   return state, 0, math.max(0, limit - used), freed_by + window - now, stamp + window - now, 2, 0
 end
-return sliding_window_log, {load = load_log, save = save_log}
+return sliding_window_log, HEADER, {load = load_log, save = save_log, unmarked = unmarked, marked = marked}

@@ -53,7 +53,7 @@ local function any_state(state, quota, cost, now, _, since)
   if cost < 0 or level == 0 then state = pack('<dddB', used, at, written_under, mark - pressed + marked) end
   return state, 1, remaining, 0, reset, pressure, quota.queue and cost == 0 and reset or 0
 end
-if name == 'tb/once' then return any_state end
+if name == 'tb/once' then return any_state, 25 end
 
 -- What is usual: an exact rate, and a state written under it.
 local function steady(state, quota, cost, now, _, since)
@@ -83,7 +83,7 @@ local function steady(state, quota, cost, now, _, since)
   return state, 0, (left - left % unit) / unit, (-room + room % gain) / gain, (used + -used % gain) / gain, 2, 0
 end
 -- The leaky bucket is the token bucket seen from the other side; see core/leaky_bucket.py.
-if name == 'tb' or name == 'lb' then return steady end
+if name == 'tb' or name == 'lb' then return steady, 25 end
 
 -- Refills in steps of `quota.every`: the steady one, seen through a clock that ticks once per step from `at` on.
 local function stepwise(state, quota, cost, now, _, since)
@@ -124,4 +124,4 @@ local function stepwise(state, quota, cost, now, _, since)
   local after, allowed, remaining, retry, reset, pressure, delay = steady(state, quota, cost, seen, nil, since)
   return after, allowed, remaining, ticks(retry), ticks(reset), pressure, delay
 end
-return stepwise
+return stepwise, 25
