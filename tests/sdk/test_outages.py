@@ -17,12 +17,12 @@ import pytest
 from headgate import Request, Ruling, StoreError, StoreUnavailable
 from headgate.engine.charges import charge_of
 from headgate.policy.selection import Verdict
-from headgate.sdk import AsyncClient, Client
+from headgate.sdk import AsyncClient, Client, session
 from headgate.testing import ManualClock
 from tests.proxy import Proxy, proxy
 from tests.server.listening import Listening, listening
 from tests.server.process.service import SECONDS, Service, service
-from tests.servers import free_port, until
+from tests.servers import free_port, redis_server, until
 
 RULES = """
 version: 1
@@ -175,6 +175,27 @@ def test_of_several_nodes_one_is_away(rules: str, scheme: str) -> None:
                 load.sees(is_by_service, 100)
         assert load.errors == []
         assert {ruling.degraded for ruling in load.rulings} <= {"", "outcome_unknown"}
+
+
+def test_bursts_are_decided_once_by_the_node_that_answers_while_another_hangs(rules: str) -> None:
+    async def run(addresses: list[str], hanging: Service, left: int) -> None:
+        async with AsyncClient(*addresses, timeout=3) as client:
+            await asyncio.gather(*[client.check(ORDER) for _ in range(150)])
+            await asyncio.sleep(2 * session.LATELY)  # for which a node that has answered is trusted
+            hanging.signal(signal.SIGSTOP)
+            for _ in range(2):
+                rulings = await asyncio.gather(*[client.check(ORDER) for _ in range(150)])
+                assert [ruling.degraded for ruling in rulings] == [""] * 150
+            hanging.signal(signal.SIGCONT)  # it reads what it was asked meanwhile
+        async with AsyncClient(addresses[1], timeout=30) as client:
+            assert remaining(await client.peek(ORDER)) == left
+
+    with redis_server() as redis:
+        options = ("--rules", rules, "--store", redis.address)
+        with service(*options) as first, service(*options) as second:
+            for scheme, left in (("http", 550), ("grpc", 100)):
+                ports = [port_of(each.started(), scheme) for each in (first, second)]
+                asyncio.run(run([f"{scheme}://127.0.0.1:{port}" for port in ports], second, left))
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -10,9 +10,8 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from functools import partial
-from time import monotonic
 from typing import Any, Self, Unpack
 
 from headgate.clock import Clock
@@ -46,7 +45,7 @@ class _Asking:
         if endpoint.is_tls:
             self._settings.identity.context()  # a file that cannot be used is told here
         self._encoded: Callable[[Question], bytes]
-        self._encoded, transport = _carried_by(is_grpc=endpoint.is_grpc, timeout=self._settings.timeout)
+        self._encoded, self._keyed, transport = _carried_by(is_grpc=endpoint.is_grpc, timeout=self._settings.timeout)
         self._transport = transport
         self._has_fallback = True
         """Whether what the service does not answer is answered here; see `Unanswered`."""
@@ -55,7 +54,7 @@ class _Asking:
     def _session(self) -> Callable[[], Session]:
         """What makes a session; it does not keep the client."""
         fallback = self._verbs.fallback if self._has_fallback else None
-        return partial(Session, self._settings, self._transport, fallback)
+        return partial(Session, self._settings, self._transport, self._keyed, fallback)
 
     @property
     def policy(self) -> Policy:
@@ -80,16 +79,19 @@ class _Asking:
 
 def _carried_by(
     *, is_grpc: bool, timeout: float
-) -> tuple[Callable[[Question], bytes], Callable[[NodeAddress, Credentials], Transport]]:
-    """Return what writes questions, and what carries them. Raises UsageError where that is not installed."""
+) -> tuple[Callable[[Question], bytes], Callable[[bytes, str], bytes], Callable[[NodeAddress, Credentials], Transport]]:
+    """Return what writes questions, what adds a key to one, and what carries them.
+
+    Raises UsageError where that is not installed.
+    """
     try:
         if is_grpc:
             from headgate.sdk import over_grpc  # noqa: PLC0415  only who asks over gRPC needs grpcio
 
-            return over_grpc.encoded, partial(over_grpc.GrpcTransport, timeout=timeout)
+            return over_grpc.encoded, over_grpc.keyed, partial(over_grpc.GrpcTransport, timeout=timeout)
         from headgate.sdk import over_http  # noqa: PLC0415  and over HTTP httpx
 
-        return over_http.encoded, over_http.HttpTransport
+        return over_http.encoded, over_http.keyed, over_http.HttpTransport
     except ImportError as error:
         raise UsageError(not_installed(error.name, "sdk")) from None
 
@@ -183,17 +185,10 @@ class AsyncClient(_Asking):
             timeout = self._settings.timeout
             alone = OpenQuestion(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
             session.run(alone, step.send)
-            return [await self._answer(alone)]
+            return [await alone.answer]
         waiting = self._pending(step, session.loop.create_future)
         session.submit(waiting)
-        return [await self._answer(each) for each in waiting]
-
-    async def _answer(self, pending: OpenQuestion) -> Any:
-        try:
-            async with asyncio.timeout(pending.deadline - monotonic()):
-                return await pending.answer
-        except TimeoutError:
-            return pending.given_up()
+        return [await each.answer for each in waiting]
 
 
 class Client(_Asking):
@@ -317,13 +312,7 @@ class Client(_Asking):
         else:
             waiting = self._pending(step, Future)
             is_asked = thread.do(session.submit, waiting)
-        return [self._answer(each) if is_asked else _CLOSED for each in waiting]
-
-    def _answer(self, pending: OpenQuestion) -> Any:
-        try:
-            return pending.answer.result(pending.deadline - monotonic())
-        except (TimeoutError, CancelledError):
-            return pending.given_up()
+        return [each.answer.result() if is_asked else _CLOSED for each in waiting]
 
 
 async def _fresh_rules(session: Session, verbs: ClientVerbs) -> Policy | UsageError | Unanswered:

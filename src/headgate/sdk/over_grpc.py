@@ -30,6 +30,7 @@ from headgate.policy.request import Request
 from headgate.protos import framed, message_class
 from headgate.sdk.settings import Credentials, NodeAddress
 from headgate.sdk.transport import BatchTooLarge, CallerRefused, FetchedRules, Outcome, Question, checked
+from headgate.stores.deadlines import BUSY_SHARE
 
 _SERVICE = "headgate.v1.RateLimiter"
 _METHODS = ("CheckRateLimitBatch", "RefundCharge", "ResetLimit", "GetRules")
@@ -69,6 +70,11 @@ def encoded(question: Question) -> bytes:
         raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
     peek = not question.consume or request.cost == 0
     return _written(_CheckRequest, cost=request.cost, idempotency_key=question.idempotency_key, peek=peek, **fields)
+
+
+def keyed(question: bytes, key: str) -> bytes:
+    """Return a question as it is sent with an idempotency key, which it has not: fields of two messages are merged."""
+    return question + bytes(_CheckRequest(idempotency_key=key).SerializeToString())
 
 
 def _written(kind: Any, **fields: Any) -> bytes:
@@ -155,9 +161,10 @@ class GrpcTransport:
         self._channel.close()
 
     async def _called(self, method: str, message: bytes, seconds: float) -> bytes:
+        """Call a method. The caller gives up after so many seconds of the service, perhaps more of this process."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        call = self._methods[method].future(message, timeout=seconds, metadata=self._metadata)
+        call = self._methods[method].future(message, timeout=seconds / BUSY_SHARE, metadata=self._metadata)
         call.add_done_callback(lambda _: _wake(loop, ended))
         try:
             await ended

@@ -91,6 +91,11 @@ def encoded(question: Question) -> bytes:
     return _written(written)
 
 
+def keyed(question: bytes, key: str) -> bytes:
+    """Return a question as it is sent with an idempotency key, which it has not."""
+    return b'%b,"idempotency_key":"%b"}' % (question[:-1], key.encode())
+
+
 def _written(question: _Question) -> bytes:
     try:
         return _encode(question)

@@ -1,11 +1,14 @@
 """Asking a service from one event loop: batches, nodes that are away, questions that are asked again, and its rules.
 
 A question is sent at once while a node has fewer than `IN_FLIGHT` batches, and otherwise with the next *batch*: all
-questions that came meanwhile. No timer decides. Nobody waits for a node that has failed several times in a row
-(`headgate.stores.breaker`): it is probed now and then, by a question of nobody's, and asked again when it answers that.
+questions that came meanwhile. No timer decides. Deadlines count what the service takes, not this process
+(`headgate.stores.deadlines`). Nobody waits for a node that has failed several times in a row
+(`headgate.stores.breaker`), or once where others answer: it is probed now and then, by a question of nobody's, and
+asked again when it answers that.
 
 A question that surely was not answered goes to another node. One whose outcome is unknown does too if asking twice does
-no harm, since it takes nothing or has an idempotency key; else the fallback answers.
+no harm, since it takes nothing or has an idempotency key; else the fallback answers. Where there are several nodes, and
+the one to ask has not answered lately, questions get a key of their own, and an attempt has only a part of the time.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
+from secrets import token_hex
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -23,12 +27,17 @@ from headgate.sdk.fallback import ServiceFallback
 from headgate.sdk.settings import ClientSettings, Credentials, NodeAddress
 from headgate.sdk.transport import MOST_BYTES, BatchTooLarge, FetchedRules, Transport, Unanswered, answer_of
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
-from headgate.stores.circuits import Reason
+from headgate.stores.circuits import Reason, reason_of
+from headgate.stores.deadlines import ServerTime
 
 IN_FLIGHT = 2
 """Batches that a node has at once."""
 LARGEST_BATCH = 128
-LONGEST_QUEUE = 10_000
+LONGEST_QUEUE = 20_000
+LATELY = 0.1
+"""Seconds for which a node is trusted to be there after it answered, and not doubted while it owes an answer."""
+ATTEMPTS = 3
+"""The time of a call is for so many, where it may be asked again of another node."""
 RULES_SECONDS = 5.0
 """For the rules, which may be many, at least."""
 RULES_SOON = 1.0
@@ -45,43 +54,43 @@ class OpenQuestion:
 
     Args:
         question: as its transport has it.
-        seconds: how long its answer is waited for, from now on.
+        seconds: how long the service may take, from when it is submitted.
         is_repeatable: whether it may be asked again though perhaps it was answered.
         answer: a future, of a thread or of an event loop; it is given an outcome, a UsageError, or Unanswered.
     """
 
-    __slots__ = ("answer", "deadline", "is_repeatable", "is_sent", "question", "seconds")
+    __slots__ = ("answer", "deadline", "is_repeatable", "question", "seconds", "since")
 
     def __init__(self, question: bytes, seconds: float, answer: Any, *, is_repeatable: bool) -> None:
         self.question, self.seconds, self.answer = question, seconds, answer
-        self.deadline = monotonic() + seconds
-        self.is_repeatable, self.is_sent = is_repeatable, False
+        self.is_repeatable = is_repeatable
+        self.since = self.deadline = 0.0
+
+    def begin(self, now: float) -> None:
+        """Count its time from now on."""
+        self.since, self.deadline = now, now + self.seconds
 
     def tell(self, outcome: Any) -> None:
         """Answer it, unless nobody waits any more."""
         if not self.answer.done():
             self.answer.set_result(outcome)
 
-    def given_up(self) -> Unanswered:
-        """Return what is known of it when its time is over."""
-        self.answer.cancel()
-        if self.is_sent:
-            unknown = OutcomeUnknown(f"the service did not answer in {self.seconds:g} s")
-            return Unanswered(Reason.OUTCOME_UNKNOWN, unknown, 1)
-        return Unanswered(
-            Reason.STORE_UNAVAILABLE, StoreUnavailable(f"no node could be asked in {self.seconds:g} s"), 1
-        )
-
 
 class ServiceNode:
     """One node of the service, and whether it is asked."""
 
-    __slots__ = ("_breaker", "endpoint", "in_flight", "transport")
+    __slots__ = ("_breaker", "endpoint", "heard_at", "in_flight", "owes_since", "transport")
 
     def __init__(self, endpoint: NodeAddress, transport: Transport) -> None:
         self.endpoint, self.transport = endpoint, transport
         self.in_flight = 0
+        self.heard_at = -LATELY  # when it last answered, by the time of deadlines
+        self.owes_since = 0.0  # while batches are in flight: since when none was answered
         self._breaker = Breaker()
+
+    def is_silent(self, now: float) -> bool:
+        """Has it owed an answer for a while?"""
+        return self.in_flight > 0 and now - self.owes_since > LATELY
 
     @property
     def is_asked(self) -> bool:
@@ -112,6 +121,11 @@ class ServiceNode:
         elif self._breaker.failed(ticket, _ticks()):
             _LOG.warning("%s does not answer (%s): decided without it until it does", self.endpoint, error)
 
+    def left_out(self, error: StoreError) -> None:
+        """Note that it does not answer while others do: nobody is to wait for it."""
+        if self._breaker.trip(_ticks()):
+            _LOG.warning("%s does not answer (%s): others are asked until it does", self.endpoint, error)
+
     def statistics(self) -> BreakerStatistics:
         return self._breaker.statistics()
 
@@ -122,6 +136,7 @@ class Session:
     Args:
         settings: of the client.
         transport: makes what asks a node.
+        keyed: returns a question of the transport with an idempotency key.
         fallback: is told the rules of the service; None: there is none.
     """
 
@@ -129,6 +144,7 @@ class Session:
         self,
         settings: ClientSettings,
         transport: Callable[[NodeAddress, Credentials], Transport],
+        keyed: Callable[[bytes, str], bytes],
         fallback: ServiceFallback | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -140,14 +156,24 @@ class Session:
         self._turns = count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._etag = ""
+        self._time = ServerTime(self.loop, self._look)
+        self._attempts: dict[asyncio.Timeout, tuple[float, Sequence[OpenQuestion]]] = {}
+        """When each that is under way ends, and for whom it is."""
+        self._keys = (f"{token_hex(16)}-{number}" for number in count())
+        self._keyed = keyed
         if fallback is not None:
             self._start(self._follow_rules(fallback))
 
     def submit(self, questions: Iterable[OpenQuestion]) -> None:
         """Ask questions; each is told its answer."""
+        self._time.watch()
+        now = self._time.time()
         for each in questions:
-            if self._is_closed or len(self._queue) >= LONGEST_QUEUE:
-                each.tell(self._not_asked("the client was closed" if self._is_closed else "too many questions wait"))
+            each.begin(now)
+            if self._is_closed:
+                each.tell(self._not_asked("the client was closed"))
+            elif len(self._queue) >= LONGEST_QUEUE:
+                each.tell(_overloaded(f"{LONGEST_QUEUE} questions wait already"))
             else:
                 self._queue.append(each)
         if not self._is_scheduled:  # all that come in this turn of the loop travel together
@@ -156,6 +182,8 @@ class Session:
 
     def run(self, call: OpenQuestion, send: Send) -> None:
         """Make a call that is not part of a batch, at once; it is told the outcome."""
+        self._time.watch()
+        call.begin(self._time.time())
         node = self._next_node(())
         if self._is_closed or node is None:
             call.tell(self._not_asked("the client was closed" if self._is_closed else ""))
@@ -246,8 +274,8 @@ class Session:
         asked = [node for node in self.nodes if node.is_asked and node not in tried]
         if not asked:
             return None
-        turn = next(self._turns) % len(asked)
-        return min(asked[turn:] + asked[:turn], key=lambda node: node.in_flight)
+        turn, now = next(self._turns) % len(asked), self._time.time()
+        return min(asked[turn:] + asked[:turn], key=lambda node: (node.is_silent(now), node.in_flight))
 
     async def _asked(self, node: ServiceNode | None, waiting: list[OpenQuestion], send: Send) -> None:
         """Ask one node, and others if that one does not answer; all who wait are told."""
@@ -255,7 +283,7 @@ class Session:
         told: Any = _NOT_AWAITED
         try:
             while node is not None and waiting:
-                told = await self._attempt(node, waiting, send)
+                told = await self._attempt(node, waiting, send, tried)
                 if not isinstance(told, Unanswered):
                     break
                 tried.append(node)
@@ -276,7 +304,7 @@ class Session:
             self._largest = max(1, len(waiting) // 2)
             self._queue.extendleft(reversed(waiting))
             return []
-        now, again = monotonic(), []
+        now, again = self._time.time(), []
         for each in waiting:
             if each.deadline > now and (each.is_repeatable or absence.reason is not Reason.OUTCOME_UNKNOWN):
                 again.append(each)
@@ -284,23 +312,28 @@ class Session:
                 each.tell(absence)
         return again
 
-    async def _attempt(self, node: ServiceNode, waiting: Sequence[OpenQuestion], send: Send) -> Any:
+    async def _attempt(
+        self, node: ServiceNode, waiting: Sequence[OpenQuestion], send: Send, tried: Sequence[ServiceNode]
+    ) -> Any:
         """Ask one node: returns outcomes, the error that is everybody's, or that it did not answer."""
-        left = max(each.deadline for each in waiting) - monotonic()
+        now = self._time.time()
+        has_others = any(other.is_asked for other in self.nodes if other is not node and other not in tried)
+        if has_others and send is _check and now - node.heard_at > LATELY:
+            self._give_keys(waiting)
+        left = max(each.deadline for each in waiting) - now
         if left <= 0:  # which says nothing about the node
-            return self._not_asked("there was no time left to ask")
+            return _overloaded("there was no time left to ask")
+        if has_others and all(each.is_repeatable for each in waiting):
+            left /= ATTEMPTS
         ticket = node.ticket()
-        for each in waiting:
-            each.is_sent = True
-        node.in_flight += 1
         try:
-            async with asyncio.timeout(left):
-                outcomes = list(await send(node.transport, waiting, left))
+            outcomes = await self._sent(node, waiting, send, now, left)
         except TimeoutError:
-            seconds = max(each.seconds for each in waiting)  # as callers said; other nodes may have had some
-            error: StoreError = OutcomeUnknown(f"{node.endpoint} did not answer in {seconds:g} s")
+            error: StoreError = OutcomeUnknown(f"{node.endpoint} did not answer in {left:.3g} s")
+            if has_others and node.heard_at < now:
+                node.left_out(error)
         except UsageError as mistake:
-            node.answered(ticket)
+            self._heard(node, ticket)
             return mistake
         except StoreError as failure:
             error = failure
@@ -308,16 +341,52 @@ class Session:
             node.failed(ticket, other)
             raise
         else:
-            node.answered(ticket)
+            self._heard(node, ticket)
             return outcomes
+        node.failed(ticket, error)
+        return Unanswered(reason_of(error), error, node.wait_us())
+
+    async def _sent(
+        self, node: ServiceNode, waiting: Sequence[OpenQuestion], send: Send, now: float, left: float
+    ) -> list[Any]:
+        """Return what a node answers. Raises TimeoutError if it does not in the time that is left."""
+        if not node.in_flight:
+            node.owes_since = now
+        node.in_flight += 1
+        limit = asyncio.timeout(None)
+        self._attempts[limit] = now + left, waiting
+        try:
+            async with limit:
+                return list(await send(node.transport, waiting, left))
         finally:
             node.in_flight -= 1
-        node.failed(ticket, error)
-        reason = Reason.OUTCOME_UNKNOWN if isinstance(error, OutcomeUnknown) else Reason.STORE_UNAVAILABLE
-        if reason is Reason.STORE_UNAVAILABLE:
+            del self._attempts[limit]
+
+    def _give_keys(self, waiting: Sequence[OpenQuestion]) -> None:
+        """Make questions ones that may be asked again."""
+        for each in waiting:
+            if not each.is_repeatable:
+                each.question, each.is_repeatable = self._keyed(each.question, next(self._keys)), True
+
+    def _heard(self, node: ServiceNode, ticket: int) -> None:
+        node.heard_at = node.owes_since = self._time.time()
+        node.answered(ticket)
+
+    def _look(self) -> bool:
+        """Tell those whose time is up; says whether anybody still waits."""
+        now, heard_at = self._time.time(), max(node.heard_at for node in self.nodes)
+        while self._queue and self._queue[0].deadline <= now:
+            each = self._queue.popleft()
+            why = f"it was not asked in {each.seconds:g} s"
+            each.tell(_overloaded(why) if heard_at > each.since else self._not_asked(why))
+        for limit, (until, waiting) in self._attempts.items():
             for each in waiting:
-                each.is_sent = False
-        return Unanswered(reason, error, node.wait_us())
+                if each.deadline <= now and not each.answer.done():
+                    unknown = OutcomeUnknown(f"the service did not answer in {each.seconds:g} s")
+                    each.tell(Unanswered(Reason.OUTCOME_UNKNOWN, unknown, 1))
+            if until <= now and not limit.expired():
+                limit.reschedule(self.loop.time())
+        return bool(self._queue or self._attempts)
 
     def _not_asked(self, why: str = "") -> Unanswered:
         """Return that no node is asked now, since all have failed before, or for another reason."""
@@ -364,6 +433,10 @@ class Session:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a client failed to ask", exc_info=error)
+
+
+def _overloaded(why: str) -> Unanswered:
+    return Unanswered(Reason.OVERLOADED, StoreBusy(why), 1)
 
 
 async def _check(transport: Transport, waiting: Sequence[OpenQuestion], seconds: float) -> Sequence[Any]:

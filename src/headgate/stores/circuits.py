@@ -35,10 +35,19 @@ class Reason(StrEnum):
     """It was asked and did not answer; perhaps it took the cost."""
     CIRCUIT_OPEN = "circuit_open"
     """It was not asked, since it failed before."""
+    OVERLOADED = "overloaded"
+    """It is well, but had no room for the call, which was never sent or surely took nothing."""
 
 
 DECIDED_HERE = frozenset(Reason)
 """What `Decision.degraded` says of what this node decided in place of the store."""
+
+
+def reason_of(error: StoreError) -> Reason:
+    """Return why the store did not decide, by what it raised."""
+    if isinstance(error, StoreBusy):
+        return Reason.OVERLOADED
+    return Reason.STORE_UNAVAILABLE if isinstance(error, StoreUnavailable) else Reason.OUTCOME_UNKNOWN
 
 
 class Circuits:
@@ -176,8 +185,6 @@ class Passage:
         """
         circuits, gone = self._circuits, []
         is_busy = isinstance(error, StoreBusy)  # no news: the store as such is well
-        unavailable = isinstance(error, StoreUnavailable)
-        reason = Reason.STORE_UNAVAILABLE if unavailable else Reason.OUTCOME_UNKNOWN
         with circuits.lock:
             now = circuits.ticks()
             for server, breaker in self._breakers.items():
@@ -187,6 +194,7 @@ class Passage:
                     gone.append(server)
             if not isinstance(error, StoreError):
                 raise error
+            reason = reason_of(error)
             circuits.failures[reason] += 1
             circuits.look()
         for server in gone:

@@ -16,7 +16,7 @@ from headgate.core.plan import Call, Family, Plan, Verb, refund_of
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
 from headgate.stores.circuits import Reason
 
-_NOT_ASKED = {Reason.STORE_UNAVAILABLE, Reason.CIRCUIT_OPEN}
+_NOT_ASKED = {Reason.STORE_UNAVAILABLE, Reason.CIRCUIT_OPEN, Reason.OVERLOADED}
 """Why a decision of a failover store is degraded: the store was not asked, or was not reached."""
 
 

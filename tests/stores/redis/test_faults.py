@@ -600,7 +600,7 @@ class TestTheCallers:
             pending = connection.batch[0]
             second: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
             # The same batch as if it had a second caller, who came much later.
-            connection.batch.append(Pending(pending.query, second, pending.deadline + GIVE_UP))
+            connection.batch.append(Pending(pending.query, second, pending.since, pending.deadline + GIVE_UP))
             with pytest.raises(OutcomeUnknown):
                 await first
             assert connection.is_open

@@ -14,11 +14,13 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from functools import partial
+from math import inf
 from operator import attrgetter
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreBusy, StoreUnavailable
+from headgate.stores.deadlines import ServerTime
 from headgate.stores.redis import script
 from headgate.stores.redis.address import Address
 from headgate.stores.redis.connection import LOOK_EVERY, LOOK_FROM, LOOKS, SOON, AsyncConnection, Pending, fail
@@ -28,7 +30,7 @@ from headgate.stores.traffic import Traffic
 
 CONNECTIONS = 2
 LARGEST_BATCH = 128
-LONGEST_QUEUE = 10_000
+LONGEST_QUEUE = 20_000
 SENT_EARLY = 32
 """So many calls do not wait for more if a connection is free: the server decides while others still ask."""
 
@@ -59,6 +61,7 @@ class Batcher:
     ) -> None:
         self._address, self._loop, self._replicas = address, loop, replicas or address.replicas
         self._timeout = address.timeout
+        self._time = ServerTime(loop, self._is_asking)
         self._more = partial(Batcher, address, clock, loop, sentinels, traffic)
         self._durable: dict[int, Batcher] = {}  # for more replicas: nobody else waits behind those who wait for them
         self._queue: deque[Pending] = deque()  # the first deadline first
@@ -69,7 +72,7 @@ class Batcher:
         self._alone = False  # was there only one call in the last batch? Then the next is sent at once, too
         count = address.connections or CONNECTIONS
         self.connections = [
-            AsyncConnection(address, clock, loop, self._free, sentinels, traffic=traffic, replicas=self._replicas)
+            AsyncConnection(address, clock, self._time, self._free, sentinels, traffic=traffic, replicas=self._replicas)
             for _ in range(count)
         ]
 
@@ -96,11 +99,13 @@ class Batcher:
         if self._unreached:  # nobody waits for a connection that others have waited for in vain
             answer.set_exception(StoreUnavailable(self._unreached))
             return answer
-        now = self._loop.time()
-        if deadline and deadline <= now:  # it was redirected, and that took all of its time
+        left = deadline - self._loop.time() if deadline else self._timeout
+        if left <= 0:  # it was redirected, and that took all of its time
             answer.set_exception(self._not_reached())
             return answer
-        pending = Pending(query, answer, deadline or now + self._timeout, slot, asking, alone)
+        self._time.watch()
+        now = self._time.time()
+        pending = Pending(query, answer, now, now + left, slot, asking, alone)
         if waiting and pending.deadline < queue[-1].deadline:  # it was redirected, and has waited elsewhere; or hurries
             queue.insert(bisect_right(queue, pending.deadline, key=_deadline), pending)
         else:
@@ -144,8 +149,10 @@ class Batcher:
     @property
     def is_idle(self) -> bool:
         """Does nobody wait for an answer?"""
-        others = all(durable.is_idle for durable in self._durable.values())
-        return others and not self._queue and not any(connection.batch for connection in self.connections)
+        return not self._is_asking() and all(durable.is_idle for durable in self._durable.values())
+
+    def _is_asking(self) -> bool:
+        return bool(self._queue) or any(connection.batch for connection in self.connections)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Hang up; whoever waits is told. Returns what is still to end."""
@@ -193,7 +200,7 @@ class Batcher:
         """See to it that nobody waits in the queue beyond the deadline."""
         if self._queue and (self._watch_until == 0 or self._queue[0].deadline < self._watch_until):
             self._watch_until = self._queue[0].deadline
-            self._loop.call_at(self._watch_until - LOOK_FROM, self._expire)
+            self._loop.call_later(self._watch_until - LOOK_FROM - self._time.time(), self._expire)
 
     def _expire(self) -> None:
         if self._queue and self._looks < LOOKS:  # a connection may be about to be free
@@ -207,12 +214,14 @@ class Batcher:
     def _give_up_late(self) -> None:
         if not self._queue:
             return
-        now, late = self._loop.time() + SOON, []
+        now, late = self._time.time() + SOON, []
         while self._queue and self._queue[0].deadline <= now:
             late.append(self._queue.popleft())
-        error = self._not_reached()
+        if not late:
+            return
+        error = self._not_reached(late[0].since)
         error.incident = error  # of all who have waited for the same connections
-        if late and self._is_still_connecting():
+        if self._is_still_connecting():
             self._unreached = str(error)
         fail(late, error)
 
@@ -221,9 +230,12 @@ class Batcher:
         connections = self.connections
         return not any(each.is_open for each in connections) and any(each.is_connecting for each in connections)
 
-    def _not_reached(self) -> StoreUnavailable:
+    def _not_reached(self, since: float = inf) -> StoreUnavailable:
+        """Return why a call that has waited since then was not sent."""
         if any(connection.awaits_replicas for connection in self.connections):
             return StoreBusy(f"{self._address}: all connections wait for replicas")
+        if any(connection.answered_at > since for connection in self.connections):
+            return StoreBusy(f"{self._address}: not asked in time, since it has more to answer than it can")
         if any(connection.is_open for connection in self.connections):
             return StoreUnavailable(
                 f"{self._address}: not asked in time, since it does not answer those who asked before"

@@ -19,6 +19,7 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.flows import drive_async
+from headgate.stores.deadlines import ServerTime
 from headgate.stores.redis import protocol, script
 from headgate.stores.redis.address import Address, Role
 from headgate.stores.redis.discovery import Sentinels
@@ -42,8 +43,10 @@ class Pending(msgspec.Struct, frozen=True):
 
     query: Query
     answer: asyncio.Future[Decision]
+    since: float
+    """When it was asked, by the `ServerTime` of whoever sends it."""
     deadline: float
-    """By the loop's clock."""
+    """By the same time."""
     slot: int = 0
     asking: bool = False
     alone: bool = False
@@ -70,7 +73,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     Args:
         address: whom to connect to.
         clock: makes the script decide at this clock's time rather than at the server's, if given.
-        loop: the event loop that all this happens in.
+        time: the time by which deadlines are, of the event loop that all this happens in.
         on_free: called when the connection is free, and when it cannot be opened.
         sentinels: are asked for each new connection where the server is; unless it is at `address`.
         traffic: counts what comes back.
@@ -81,7 +84,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self,
         address: Address,
         clock: Clock | None,
-        loop: asyncio.AbstractEventLoop,
+        time: ServerTime,
         on_free: Callable[[], None],
         sentinels: Sentinels | None = None,
         *,
@@ -89,10 +92,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         replicas: int = 0,
     ) -> None:
         self._traffic, self._replicas = traffic or Traffic(), replicas
-        self._address, self._clock, self._loop, self._on_free, self._sentinels = (
+        self._address, self._clock, self._time, self._loop, self._on_free, self._sentinels = (
             address,
             clock,
-            loop,
+            time.time,
+            time.loop,
             on_free,
             sentinels,
         )
@@ -105,7 +109,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.batch: list[Pending] = []
         """What is under way, the first deadline first."""
         self._sent_ns = 0  # when it was sent
-        self._sent_at = 0.0  # the same by the loop's clock
+        self._sent_at = 0.0  # the same by the time of deadlines
+        self.answered_at = 0.0
+        """When all replies to the last batch were there, by the time of deadlines."""
         self._overdue: dict[asyncio.Future[Decision], OutcomeUnknown] = {}  # of the batch: whose callers were told so
         self._unanswered = 0  # script calls of the batch that have no reply yet
         self._forgotten: list[_ScriptCall] = []  # those that found no script
@@ -138,7 +144,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def send(self, batch: list[Pending]) -> None:
         """Send a batch, whose first has the first deadline, in as few calls of the script as can be."""
-        self.batch, self._reloads, self._sent_ns, self._sent_at = batch, 0, perf_counter_ns(), self._loop.time()
+        self.batch, self._reloads, self._sent_ns, self._sent_at = batch, 0, perf_counter_ns(), self._time()
         self._look_from(batch[0].deadline)
         self._write(_by_slot(batch) if self._by_slot else [_ScriptCall(batch, [each.query for each in batch], False)])
 
@@ -152,7 +158,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._expected.append(partial(self._replied, call))
         self._unanswered = len(calls)
         if self._replicas:
-            left = max(LOOK_EVERY, self.batch[0].deadline - self._loop.time())
+            left = max(LOOK_EVERY, self.batch[0].deadline - self._time())
             commands.append(protocol.replication(self._replicas, left / 2))
             self._expected.append(self._replicated)
             self._reminder = self._loop.call_later(
@@ -226,6 +232,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._expected.append(_ignored)
             self._write(calls, script.LOAD)
             return
+        self.answered_at = self._time()
         self._traffic.replied(len(self.batch), perf_counter_ns() - self._sent_ns)
         self.batch = []
         if self._overdue:
@@ -248,14 +255,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._ring(self._look_at, self._look)
 
     def _ring(self, at: float, then: Callable[[], None]) -> None:
-        self._timer, self._rings_at = self._loop.call_at(at, then), at
+        self._timer, self._rings_at = self._loop.call_later(at - self._time(), then), at
 
     def _look(self) -> None:
         """Let what has arrived be read before anybody is given up."""
         self._timer = None
         if not self.batch:
             return
-        now = self._loop.time()
+        now = self._time()
         if now + SOON < self._look_at:
             self._ring(self._look_at, self._look)
             return
@@ -264,7 +271,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _late(self) -> None:
         """Tell those whose time is up. Their answers may still come, so the connection is kept, but not for ever."""
-        self._timer, now = None, self._loop.time()
+        self._timer, now = None, self._time()
         if not self.batch or now + SOON < self._look_at:  # it was answered meanwhile; perhaps there is another one
             self._look()
             return
