@@ -154,6 +154,7 @@ class TestWhoMay:
                 reads = [(await admin.ask("GET", "/api/v1/rules")).status_code for _ in range(4)]
                 assert (writes, reads) == ([200, 200, 429], [200, 200, 200, 429])
                 another = await admin.ask("GET", "/api/v1/rules", role="viewer")
+                assert int(another.headers["x-ratelimit-reset"]) > 1_700_000_000
                 assert (another.status_code, another.headers["x-ratelimit-remaining"]) == (200, "2")
 
         asyncio.run(main())
@@ -194,6 +195,31 @@ class TestRules:
             back = await admin.ask("POST", "/api/v1/rules/new/rollback", {"version": 2})
             assert back.json()["changed"] is True
             assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
+
+        on(url, work)
+
+    def test_the_times_of_a_rule_are_the_database_s(self, url: str) -> None:
+        """They are the same wherever a rule is shown, may be sent back as they are, and are not to be chosen."""
+
+        async def work(admin: Admin) -> None:
+            (listed,) = (await admin.ask("GET", "/api/v1/rules?search=orders-user")).json()["items"]
+            one = (await admin.ask("GET", "/api/v1/rules/orders-user")).json()
+            assert one == {**listed, "version": 1}
+            put = await admin.ask("PUT", "/api/v1/rules/orders-user", {**listed, "limit": 6})
+            assert (put.status_code, put.json()["created_at"]) == (200, listed["created_at"])
+            assert put.json()["updated_at"] > listed["updated_at"]
+            for name in ("created_at", "updated_at"):
+                other = {**listed, name: "2001-01-01T00:00:00Z"}
+                rules = {"version": 1, "rules": [{**other, "limit": 7}]}
+                for answer, pointer in (
+                    (await admin.ask("PUT", "/api/v1/rules/orders-user", other), f"/{name}"),
+                    (await admin.ask("POST", "/api/v1/rules", {**other, "id": "new"}), "/created_at"),
+                    (await admin.ask("POST", "/api/v1/apply", rules), f"/rules/0/{name}"),
+                ):
+                    assert answer.status_code == 400, answer.text
+                    detail = "the database itself keeps the times of rules. Leave it out"
+                    assert {"pointer": pointer, "detail": detail} in answer.json()["errors"]
+            assert "created_at" not in (await admin.ask("GET", "/api/v1/export")).text
 
         on(url, work)
 
@@ -424,6 +450,22 @@ class TestUsers:
 
         on(sqlite, work)
 
+    def test_limits_and_overrides_that_do_not_go_together_say_so(
+        self, sqlite: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As where this node cannot follow the database."""
+        monkeypatch.setattr("headgate.admin.service._FOLLOWS_WITHIN", 0)
+
+        async def work(admin: Admin) -> None:
+            await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", "limit": 500})
+            found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
+            assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (False, 5)
+            await admin.follow()
+            found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
+            assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (True, 500)
+
+        on(sqlite, work)
+
     def test_shared_limits_are_not_reset_for_one_user(self, sqlite: str) -> None:
         async def work(admin: Admin) -> None:
             answer = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
@@ -557,7 +599,10 @@ class TestTheRest:
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://admin", headers=key
             ) as client:
-                assert len((await client.get("/api/v1/rules")).json()["items"]) == 3
+                assert (await client.get("/api/v1/rules")).json()["items"] == DOCUMENT["rules"]
+                shown = (await client.get("/api/v1/rules/all-ip")).json()
+                assert shown == {**DOCUMENT["rules"][1], "version": 1}
+                assert "1970" not in (await client.get("/api/v1/rules/all-ip/versions")).text
                 assert (await client.get("/api/v1/users/42/limits")).status_code == 200
                 for method, path, body in (
                     ("PUT", "/api/v1/rules/x", {"limit": 1, "window": "1s"}),

@@ -152,6 +152,22 @@ def test_what_is_confirmed_is_what_was_shown(operator: Operator, tmp_path: Path)
     operator.run("rules", "apply", str(whole), "--yes")
 
 
+def test_a_file_that_was_just_got_differs_in_nothing(operator: Operator, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(operator.run("rules", "get"))
+    assert operator.run("rules", "diff", str(file)) == "no difference\n"
+    assert operator.run("rules", "apply", str(file), "--dry-run").startswith("0 changes")
+
+
+def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) -> None:
+    for limit in (77, 78):
+        operator.run("users", "override", "shown", "orders-user", "--limit", str(limit))
+        (line,) = [line for line in operator.run("users", "show", "shown").splitlines() if "orders-user" in line]
+        assert f"{limit}/minute" in line
+        assert line.endswith("override")
+    operator.run("users", "override", "shown", "orders-user", "--end")
+
+
 def test_who_has_no_key_is_told_so(embedded: tuple[EmbeddedService, Path]) -> None:
     assert "key" in Operator(embedded[0].url, "hg_wrong").run("rules", "get", code=2)
 

@@ -28,6 +28,7 @@ from headgate.admin.objects import (
     Stored,
     UnknownObject,
     bodies_of,
+    check_stamps,
     check_version,
     condition,
     document_of,
@@ -188,6 +189,9 @@ class Catalog:
                 return Changed(number, ())
             check_version("what is in force", expected, number)
             present = await document_of(connection)
+            known = {rule["id"]: rule for rule in present["rules"]}
+            for place, rule in enumerate(document["rules"]):
+                check_stamps(rule, known.get(rule["id"], {}), f"rules[{place}].")
             operations = await asyncio.to_thread(operations_between, present, document)
             transaction = Transaction(connection, actor, self._now(), dry_run=dry_run)
             return await transaction.run(operations, list(bodies_of(document, ObjectKind.RULE)), ruleset)

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headgate.admin.statements import AT_ONCE, among, slices
 from headgate.admin.tables import revision, rules, settings, tiers, users
 from headgate.core.errors import HeadgateError
+from headgate.policy.problems import Finding, InvalidRules
 from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
@@ -64,12 +65,13 @@ class Stored(NamedTuple):
     body: Any
     version: int
     created_at: int
+    """0: not known, since the rules are in a file."""
     updated_at: int
 
     @property
     def written(self) -> Any:
         """The body with what the database knows besides: of a rule, when it was made and changed."""
-        if self.kind is not ObjectKind.RULE:
+        if self.kind is not ObjectKind.RULE or not self.created_at:
             return self.body
         return {**self.body, "created_at": moment_text(self.created_at), "updated_at": moment_text(self.updated_at)}
 
@@ -109,6 +111,14 @@ def check_version(what: str, expected: int | None, found: int) -> None:
     is_expected = found > 0 if expected == ANY_VERSION else expected in {None, found}
     if expected is not None and not is_expected:
         raise VersionConflict(what, expected, found)
+
+
+def check_stamps(given: Body, known: Body, where: str = "") -> None:
+    """Raise InvalidRules if a rule that is to be written has other times than the database keeps of it."""
+    other = [name for name in STAMPS if given.get(name, known.get(name)) != known.get(name)]
+    if other:
+        message, hint = "the database itself keeps the times of rules", "Leave it out"
+        raise InvalidRules([Finding(message, hint=hint, path=f"{where}{name}") for name in other])
 
 
 def operations_between(present: Body, wanted: Body) -> list[Operation]:

@@ -81,7 +81,10 @@ _RULE_BODY = {
     "limit": 100,
     "window": "1m",
 }
-_RULE: Described = (ref("stored_rule"), {**_RULE_BODY, "version": 3})
+_RULE: Described = (
+    ref("stored_rule"),
+    {**_RULE_BODY, "created_at": _NEW_YEAR, "updated_at": _NEW_YEAR, "version": 3},
+)
 _KEY_MEMBERS: dict[str, Described] = {
     "id": (TEXT, "4f9a2c81d07b"),
     "name": (TEXT, "deploy-bot"),
@@ -151,7 +154,7 @@ _NAMED: dict[str, Described] = {
     ),
 }
 COMPONENTS: Json = {
-    "stored_rule": {"type": "object", "required": ["id"], "properties": {"id": TEXT, "version": WHOLE}},
+    "stored_rule": form({"id": TEXT}, version=WHOLE, created_at=MOMENT, updated_at=MOMENT),
     "overrides": {"type": "object", "additionalProperties": ref("change")},
     **{name: schema for name, (schema, _) in _NAMED.items()},
 }
@@ -205,7 +208,7 @@ ANSWERS: dict[str, Described] = {
                         "version": (WHOLE, 1),
                         "body": (some(ref("rule")), {"id": "orders-user", "limit": 100, "window": "1m"}),
                         "revision": (WHOLE, 1),
-                        "at": (MOMENT, _NEW_YEAR),
+                        "at": (some(MOMENT), _NEW_YEAR),
                         "actor": (TEXT, "deploy-bot (4f9a2c81d07b)"),
                     }
                 )
@@ -221,6 +224,7 @@ ANSWERS: dict[str, Described] = {
     "user_limits": record(
         {
             "user_id": (TEXT, "42"),
+            "in_force": (YES_OR_NO, True),
             "tier": (TEXT, "premium"),
             "overrides": (ref("overrides"), {}),
             "rules": items(

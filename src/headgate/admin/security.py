@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from headgate.admin.database import DatabaseError
 from headgate.admin.keys import AdminKeys, ApiKey, KeyRole
+from headgate.admin.tables import epoch_us
 from headgate.core.address import key_of
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
@@ -182,7 +183,7 @@ class _Answer:
         """Say how much is left of a limit."""
         self.fields["x-ratelimit-limit"] = str(decision.limit)
         self.fields["x-ratelimit-remaining"] = str(decision.remaining)
-        self.fields["x-ratelimit-reset"] = str(-(-decision.reset_after_us // 1_000_000))
+        self.fields["x-ratelimit-reset"] = str(-(-(epoch_us() + decision.reset_after_us) // 1_000_000))
 
     def slow_down(self, decision: Decision, why: str) -> ProblemDocument:
         """Return the refusal of somebody who asks too often."""

@@ -20,21 +20,24 @@ from headgate.admin.audit import Actor
 from headgate.admin.database import Database
 from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
-from headgate.admin.objects import ObjectKind, Operation, Stored, UnknownObject, revision_number
+from headgate.admin.objects import ObjectKind, Operation, Stored, UnknownObject, check_stamps, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import explained_data, state_data
+from headgate.policy.dumping import to_data
 from headgate.policy.loading import change_from_data, from_data, load, rule_from_data
-from headgate.policy.model import Change, Ruleset
+from headgate.policy.model import Change, Ruleset, User
 from headgate.policy.request import Request
 from headgate.policy.times import moment_text
 
 _DEFAULT_TIER = "default_tier"
 _WEEK_US = 7 * DAY_US
 _MOST_TIERS = 100
+_FOLLOWS_WITHIN, _LOOK_EVERY = 2.0, 0.02
+"""Seconds that a change may take to reach this node, and between two looks whether it has."""
 _NAMED = 5
 """Principals that an answer names."""
 SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
@@ -121,7 +124,13 @@ class AdminService:
             raise UsageError(f"null is not a {kind}; DELETE is what deletes one")
         if kind is ObjectKind.SETTING and name == _DEFAULT_TIER and isinstance(body, str):
             await self._check_tier(body)
-        done = await self.rules.edit(kind, name, lambda _: body, actor, expected)
+
+        def replaced(stored: Stored | None) -> Any:
+            if kind is ObjectKind.RULE:
+                check_stamps(body, stored.written if stored else {})
+            return body
+
+        done = await self.rules.edit(kind, name, replaced, actor, expected)
         return cast("Stored", done.after), done.before is None
 
     async def delete(self, kind: ObjectKind, name: str, expected: int | None, actor: Actor) -> None:
@@ -290,8 +299,19 @@ class AdminService:
         return SpecialUser.of((await self.rules.edit(ObjectKind.USER, name, revised, actor, expected)).after)
 
     async def user_limits(self, name: str) -> tuple[dict[str, Any], int]:
-        """Return the limits that count a user, and their present state; and the version of what is special."""
-        policy = self._engine.policy
+        """Return the limits that count a user, and their present state; and the version of what is special.
+
+        What was just changed is waited for, so that limits and overrides go together; `in_force` is false if this
+        node did not run it in time.
+        """
+        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
+        while True:
+            special, version = SpecialUser.of(await self.rules.get(ObjectKind.USER, name))
+            policy = self._engine.policy
+            in_force = to_data(policy.ruleset.users.get(name, User())) == special
+            if in_force or asyncio.get_running_loop().time() > give_up:
+                break
+            await asyncio.sleep(_LOOK_EVERY)
         tier = policy.tier_of(name)
         limits = []
         for rule in policy.rules.values():
@@ -312,9 +332,8 @@ class AdminService:
                     "limits": [state_data(state) for state in states],
                 }
             )
-        special, version = SpecialUser.of(await self.rules.get(ObjectKind.USER, name))
         stored = {"tier": special.get("tier") or policy.ruleset.default_tier, "overrides": special.get("overrides", {})}
-        return {"user_id": name, **stored, "rules": limits}, version
+        return {"user_id": name, "in_force": in_force, **stored, "rules": limits}, version
 
     async def reset_user(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
         """Forget what a user used of the limits that count users, or of the rules that are named."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -113,9 +112,7 @@ def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def in_force(arguments: argparse.Namespace) -> Ruleset:
     """Return the rules that the admin plane of a service says are in force."""
-    found = load(call(arguments, "GET", "/export"), name=arguments.url)
-    timeless = [replace(rule, created_at="", updated_at="") for rule in found.rules]  # files seldom have these
-    return replace(found, rules=tuple(timeless))
+    return load(call(arguments, "GET", "/export"), name=arguments.url)
 
 
 def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:

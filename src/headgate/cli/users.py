@@ -66,7 +66,8 @@ def _user(arguments: argparse.Namespace) -> str:
 def _show_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", f"{_user(arguments)}/limits")
     if not arguments.json:
-        terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}")
+        late = "" if found["in_force"] else "; this node does not run the last change of the user yet"
+        terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}{late}")
     rows = [
         (rule["rule_id"], rule["endpoint"], limit["quota"], f"{limit['remaining']} of {limit['limit']}", rule["source"])
         for rule in found["rules"]

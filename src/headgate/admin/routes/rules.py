@@ -9,7 +9,8 @@ import msgspec
 from litestar import Response, Router, delete, get, post, put
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.objects import ObjectKind, Stored, UnknownObject
+from headgate.admin.catalog import Catalog
+from headgate.admin.objects import ObjectKind, Stored, UnknownObject, bodies_of
 from headgate.admin.routes.asking import (
     EDITOR,
     VIEWER,
@@ -94,7 +95,7 @@ async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
     versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
     if not versions:
         raise UnknownObject(f"there is no rule {rule_id!r}, and never was")
-    return {"items": [{**each._asdict(), "at": moment_text(each.at)} for each in versions]}
+    return {"items": [{**each._asdict(), "at": moment_text(each.at) if each.at else None} for each in versions]}
 
 
 @post("/rules/{rule_id:str}/rollback", opt=EDITOR, summary="Roll a rule back", status_code=200)
@@ -116,6 +117,8 @@ async def roll_back_rule(
 async def export(admin: Admin) -> Response[str]:
     """Return all that is in force as a rules file, with the revision as ETag."""
     revision, document = await admin.rules.document()
+    if isinstance(admin.rules, Catalog):  # whose times are not the file's to say
+        document["rules"] = [*bodies_of(document, ObjectKind.RULE).values()]
     text = await asyncio.to_thread(lambda: to_yaml(from_data(document)))  # of 100,000 users, it takes a while
     return Response(text, headers=etag(revision))
 
@@ -172,7 +175,7 @@ def _object(stored: Stored, status: int = 200) -> Response[Any]:
 
 
 def _rule(stored: Stored, status: int = 200) -> Response[Json]:
-    return Response({**stored.body, "version": stored.version}, headers=etag(stored.version), status_code=status)
+    return Response({**stored.written, "version": stored.version}, headers=etag(stored.version), status_code=status)
 
 
 ROUTES = (
