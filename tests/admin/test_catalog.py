@@ -17,10 +17,10 @@ from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.objects import ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
 from headgate.admin.tables import overrides
+from headgate.policy.changing import BodyChange, put
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.problems import InvalidRules
-from headgate.policy.snapshot import BodyChange, put
 
 ME = Actor("me", "request-1", "a test")
 DOCUMENT: dict[str, Any] = {

@@ -17,10 +17,11 @@ from headgate.observe.metrics import CIRCUIT_STATE, CONNECTIONS, RULES_REVISION,
 from headgate.observe.readings import Reading, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
 from headgate.observe.workers import Slots
+from headgate.policy.changing import BodyChange
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 from headgate.policy.request import Request
-from headgate.policy.snapshot import BodyChange, Changes, SnapshotSource, SnapshotWriter, Whole
+from headgate.policy.snapshot import Changes, SnapshotSource, SnapshotWriter, Whole
 from headgate.server.decisions import Decisions
 from tests.clusters import RedisCluster, redis_cluster
 from tests.observe.readings import samples, value

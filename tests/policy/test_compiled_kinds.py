@@ -186,7 +186,7 @@ def test_what_an_override_makes_of_a_rule_is_kept_when_other_users_change() -> N
     users = {"ada": User(overrides={"per-user": Change(limit=20)})}
     policy = Policy(Ruleset((PER_USER,), users=users))
     (before,) = policy.select(ADA, NOW).enforced.plan
-    renewed = policy.renewed(policy.ruleset.with_users(users | {"bob": User(tier="gold")}), 2)
+    renewed = Policy(replace(policy.ruleset, users=users | {"bob": User(tier="gold")}), last=policy)
     (after,) = renewed.select(ADA, NOW).enforced.plan
     assert before.quota.limit == 20
     assert after.quota is before.quota

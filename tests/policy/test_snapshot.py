@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidRule, UsageError
 from headgate.policy import snapshot
+from headgate.policy.changing import BodyChange, put
 from headgate.policy.compiled import Policy
 from headgate.policy.live import LivePolicy
 from headgate.policy.loading import from_data
 from headgate.policy.request import Request
 from headgate.policy.snapshot import (
-    BodyChange,
     Changes,
     SnapshotReader,
     SnapshotSource,
     SnapshotWriter,
     Whole,
-    put,
     snapshot_folder,
 )
 

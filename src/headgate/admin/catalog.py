@@ -39,10 +39,11 @@ from headgate.admin.objects import (
 )
 from headgate.admin.tables import changes, epoch_us, versions
 from headgate.admin.transaction import ORDER, Changed, Transaction, document_about
+from headgate.policy.changing import BodyChange
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
-from headgate.policy.snapshot import BodyChange, Changes, Whole
+from headgate.policy.snapshot import Changes, Whole
 
 
 class Edited(NamedTuple):

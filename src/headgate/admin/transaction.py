@@ -29,11 +29,11 @@ from headgate.admin.objects import (
 )
 from headgate.admin.statements import among, write_rows
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
+from headgate.policy.changing import BodyChange, put
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.problems import Finding, InvalidRules
-from headgate.policy.snapshot import BodyChange, put
 
 KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""

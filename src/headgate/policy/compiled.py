@@ -21,7 +21,8 @@ from the outcome is remembered, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
+from itertools import count
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -33,7 +34,7 @@ from headgate.policy.addresses import address_of, counted_by
 from headgate.policy.facts import EVERYBODY, IDENTITIES, address_given, check_request, check_text, facts_of, shown
 from headgate.policy.lists import Entries
 from headgate.policy.model import Change, Entry, Ruleset, User
-from headgate.policy.prepared import Applied, PreparedRule, TermsByTier, ranks_of, replaced_among
+from headgate.policy.prepared import LAST, Applied, PreparedRule, TermsByTier, replaced_among
 from headgate.policy.request import (
     ENDPOINT,
     GLOBAL,
@@ -56,6 +57,7 @@ MOST_OVERRIDES = 16_384
 """Different overrides that are remembered when users change, those that nobody has any more included."""
 LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
+_place = attrgetter("place")
 _ATTRIBUTES = object()
 """Stands between the names of principals and those of attributes."""
 
@@ -142,8 +144,8 @@ class _Known(msgspec.Struct, frozen=True):
 
     path: str
     """The endpoint in canonical form."""
-    ends: Ends[int]
-    """The rules whose patterns match it, by their numbers."""
+    ends: Ends[PreparedRule]
+    """The rules whose patterns match it."""
     values: tuple[tuple[str, set[str]], ...]
     """What those rules ask for with `when`, by name."""
     form: _Form
@@ -159,63 +161,53 @@ class Policy:
         version: how this snapshot is called in answers and logs.
         enforcing: whether limits refuse. If not, every rule is a shadow: counted and reported where it would have
             applied. Lists hold all the same.
+        last: a policy of other rules, whose parts are used for those that are the same objects in both.
     """
 
     __slots__ = (
-        *("__weakref__", "_allow", "_deny", "_forms", "_in_order", "_kinds", "_known", "_listed", "_names"),
-        *("_ordinary", "_overridden", "_overrides", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset"),
-        "version",
+        *("__weakref__", "_allow", "_deny", "_forms", "_kinds", "_known", "_listed", "_names", "_overridden"),
+        *("_overrides", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
     )
 
-    def __init__(self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True) -> None:
+    def __init__(
+        self, ruleset: Ruleset, *, version: int = 0, enforcing: bool = True, last: Policy | None = None
+    ) -> None:
         self.ruleset = ruleset
         self.version = version
         self.enforcing = enforcing
-        ignore_case, ranks = ruleset.ignore_case, ranks_of(ruleset.rules)
-        everything = ruleset.rules if ruleset.default is None else (*ruleset.rules, ruleset.default)
-        tiers: dict[str, dict[str, Change]] = {}
-        for tier, changes in ruleset.tiers.items():
-            for rule_id, change in changes.items():
-                tiers.setdefault(rule_id, {})[tier] = change
-        prepared = tuple(
-            [
-                PreparedRule(rule, tiers.get(rule.id, {}), rank=ranks.get(rule.id, 0), ignore_case=ignore_case)
-                for rule in everything
-            ]
-        )
-        self.rules: Mapping[str, PreparedRule] = MappingProxyType({rule.id: rule for rule in prepared})
+        if last is not None and (last.ruleset.ignore_case != ruleset.ignore_case or not _follows(ruleset, last)):
+            last = None
+        old: Mapping[str, PreparedRule] = {} if last is None else last.rules
+        rules = _prepared(ruleset, last, old)
+        self.rules: Mapping[str, PreparedRule] = MappingProxyType(rules)
         """All rules by id, in the order of the ruleset, the default last."""
-        self._in_order, self._ordinary = prepared, len(ruleset.rules)
-        self._trie = Trie(  # of numbers, which are sorted faster than anything
-            (rule.segments, Conditions(rule.methods, rule.rule.tier, rule.rule.when), number)
-            for number, rule in enumerate(prepared)
-            if rule.rule.enabled
+        self._trie: Trie[PreparedRule] = Trie(
+            (
+                (rule.segments, Conditions(rule.methods, rule.rule.tier, rule.rule.when), rule)
+                for rule in rules.values()
+                if rule.rule.enabled and old.get(rule.id) is not rule
+            ),
+            None if last is None else last._trie,  # noqa: SLF001  of the same class
+            [(rule.segments, rule) for rule in old.values() if rule.rule.enabled and rules.get(rule.id) is not rule],
         )
-        self._allow = Entries(ruleset.allow, ignore_case=ignore_case)
-        self._deny = Entries(ruleset.deny, ignore_case=ignore_case)
+        self._allow = Entries(ruleset.allow, ignore_case=ruleset.ignore_case)
+        self._deny = Entries(ruleset.deny, ignore_case=ruleset.ignore_case)
         self._listed = {entry.dimension for entry in (*ruleset.allow, *ruleset.deny)}
-        self._names = self._listed.union(*[{*rule.dimensions, *rule.rule.when} for rule in prepared])
+        counted = {rule.dimension: rule.dimensions for rule in rules.values()}
+        asked = [rule.rule.when for rule in rules.values() if rule.rule.when]
+        self._names = self._listed.union(*counted.values(), *asked)
         """What a rule counts by or asks for, or a list is about; where users are special, "user" as well."""
-        self._overridden: BoundedCache[tuple[str, Change], TermsByTier] = BoundedCache(MOST_OVERRIDES)
+        self._overridden: BoundedCache[tuple[PreparedRule, Change], TermsByTier] = (
+            BoundedCache(MOST_OVERRIDES) if last is None else last._overridden  # noqa: SLF001
+        )
         """By rule and override: many users have few different ones, and most have the same when some have changed."""
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin with the users of the ruleset, and with memories of nothing about requests."""
-        self._users = dict(self.ruleset.users)  # a policy stays what it is, whatever becomes of the mapping
+        self._users = dict(ruleset.users)  # a policy stays what it is, whatever becomes of the mapping
         self._overrides: dict[str, Mapping[str, TermsByTier]] = {}
         """By user, as far as they were seen: what is different for them, by rule."""
         self._known: BoundedCache[tuple[Any, ...], _Known] = BoundedCache(MOST_ENDPOINTS)
         self._forms: BoundedCache[tuple[Any, ...], _Form] = BoundedCache(MOST)
         self._kinds: BoundedCache[tuple[Any, ...], _Kind] = BoundedCache(MOST)
         self._steps: BoundedCache[tuple[Any, ...], Steps] = BoundedCache(MOST)
-
-    def renewed(self, ruleset: Ruleset, version: int) -> Policy:
-        """Return the policy of another ruleset, of which only users differ."""
-        policy = copy(self)
-        policy.ruleset, policy.version = ruleset, version
-        policy._begin()  # noqa: SLF001  of the same class
-        return policy
 
     def select(self, request: Request, now: int, *, asking: bool = True) -> Selection:
         """Return what is to be done about `request`.
@@ -384,13 +376,14 @@ class Policy:
         """Return what is different for a user, by rule; users who have the same override have the same terms."""
         found = self._overrides.get(name)
         if found is None:
-            made, rules = self._overridden, self.rules
             found = self._overrides[name] = {
-                rule_id: made.get((rule_id, change))
-                or made.keep((rule_id, change), TermsByTier(rules[rule_id].rule, rules[rule_id].tiers, change))
-                for rule_id, change in user.overrides.items()
+                rule_id: self._terms_of(self.rules[rule_id], change) for rule_id, change in user.overrides.items()
             }
         return found
+
+    def _terms_of(self, rule: PreparedRule, change: Change) -> TermsByTier:
+        made = self._overridden.get((rule, change))
+        return made or self._overridden.keep((rule, change), TermsByTier(rule.rule, rule.tiers, change))
 
     def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, user: User | None = None) -> _Kind:
         """Return the kind of a request, which perhaps has been seen before."""
@@ -419,16 +412,41 @@ class Policy:
             if rule.value(facts) is None:
                 raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
             return _Kind([rule], [], tier, is_named=True)
-        found: list[int] = []
+        found: list[PreparedRule] = []
         for end in known.ends:
             end.collect(found, known.form.method, tier, facts)
         ordinary: list[PreparedRule] = []
         default: list[PreparedRule] = []
-        for number in sorted(found):
-            rule = self._in_order[number]
+        for rule in sorted(found, key=_place):
             if facts.keys() >= set(rule.dimensions):
-                (ordinary if number < self._ordinary else default).append(rule)
+                (ordinary if rule.place < LAST else default).append(rule)
         return _Kind(ordinary, default, tier)
+
+
+def _follows(ruleset: Ruleset, last: Policy) -> bool:
+    """Whether rules that a policy had are in the order that they had there, and others come after them."""
+    places = [last.rules[rule.id].place if rule.id in last.rules else LAST for rule in ruleset.rules]
+    return places == sorted(places)
+
+
+def _prepared(ruleset: Ruleset, last: Policy | None, old: Mapping[str, PreparedRule]) -> dict[str, PreparedRule]:
+    """Return the rules by id, those of the last policy where neither they nor what tiers change of them differ."""
+    before = {} if last is None else last.ruleset.tiers
+    other = [tier for tier in {*before, *ruleset.tiers} if before.get(tier) is not ruleset.tiers.get(tier)]
+    retiered = {rule_id for tiers in (before, ruleset.tiers) for tier in other for rule_id in tiers.get(tier, ())}
+    rules: dict[str, PreparedRule] = {}
+    following = count(1 + max([rule.place for rule in old.values() if rule.place < LAST], default=-1))
+    for rule in ruleset.rules if ruleset.default is None else (*ruleset.rules, ruleset.default):
+        known = old.get(rule.id)
+        is_default = rule is ruleset.default
+        if known is not None and (known.place == LAST) != is_default:
+            known = None
+        if known is None or known.rule is not rule or rule.id in retiered:
+            place = LAST if is_default else next(following) if known is None else known.place
+            changes = {tier: given[rule.id] for tier, given in ruleset.tiers.items() if rule.id in given}
+            known = PreparedRule(rule, changes, place=place, ignore_case=ruleset.ignore_case)
+        rules[rule.id] = known
+    return rules
 
 
 def _facts(request: Request, known: _Known) -> Mapping[str, str]:

@@ -48,10 +48,12 @@ class LivePolicy(Live[Policy]):
 
     def _policy_of(self, ruleset: Ruleset, version: int) -> Policy:
         last: Policy | None = getattr(self, "value", None)  # the first has none before it
-        if last is not None and last.enforcing == self._enforcing and last.ruleset.differs_in_users(ruleset):
-            return last.renewed(ruleset, version)
-        policy = Policy(ruleset, version=version, enforcing=self._enforcing)
-        for rule in (each.rule for each in policy.rules.values() if each.rule.reset_on_change):
+        policy = Policy(ruleset, version=version, enforcing=self._enforcing, last=last)
+        before = {} if last is None else last.rules
+        for each in policy.rules.values():
+            if not each.rule.reset_on_change or before.get(each.id) is each:
+                continue
+            rule = each.rule
             space, spaces = space_name(rule), self._spaces.setdefault(rule.id, {})
             if space in spaces and space != [*spaces][-1]:
                 _LOG.warning(

@@ -37,6 +37,7 @@ __all__ = [
     "InvalidRules",
     "Loaded",
     "change_from_data",
+    "declared",
     "entry_from_data",
     "from_data",
     "load",
@@ -177,11 +178,11 @@ def _ruleset(data: object, findings: Findings) -> Ruleset:
         read[name] = tuple([item for item in read.get(name, ()) if item is not None])
     ruleset = Ruleset.unchecked(**read)
     if not findings.is_full:
-        check(ruleset, *_declared(data), findings)
+        check(ruleset, *declared(data), findings)
     return ruleset
 
 
-def _declared(data: Mapping[str, Any]) -> tuple[list[tuple[str, Path]], list[Reference]]:
+def declared(data: Mapping[str, Any]) -> tuple[list[tuple[str, Path]], list[Reference]]:
     """Return the ids of all rules, right or wrong, with their paths, and which others they replace."""
     ids: list[tuple[str, Path]] = []
     references: list[Reference] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Self, TypeAlias, TypeVar
@@ -282,17 +281,6 @@ class Ruleset:
             otherwise = known.default if known.default_factory is MISSING else known.default_factory()
             object.__setattr__(ruleset, known.name, given.get(known.name, otherwise))
         return ruleset
-
-    def with_users(self, users: Mapping[str, User]) -> Ruleset:
-        """Return the same with other users, which have been checked to go with the rest."""
-        other = copy(self)
-        object.__setattr__(other, "users", users)
-        return other
-
-    def differs_in_users(self, other: Ruleset) -> bool:
-        """Whether the other one was made of this `with_users`, and so differs in nothing else."""
-        names = [field.name for field in fields(self) if field.name != "users"]
-        return all(getattr(self, name) is getattr(other, name) for name in names)
 
     def _check_types(self) -> None:
         for name, kind in (("rules", Rule), ("allow", Entry), ("deny", Entry)):

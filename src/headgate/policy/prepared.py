@@ -26,6 +26,8 @@ from headgate.policy.trie import parsed
 
 FOREVER = 1 << 62
 """Later than any time, in microseconds."""
+LAST = 1 << 62
+"""The place of the default rule, after all others."""
 
 
 class Terms:
@@ -133,18 +135,18 @@ class PreparedRule:
     """A rule, ready to be applied."""
 
     __slots__ = (
-        *("dimension", "dimensions", "id", "is_enforced", "methods", "only", "rank", "replaces", "rule", "segments"),
+        *("dimension", "dimensions", "id", "is_enforced", "methods", "only", "place", "replaces", "rule", "segments"),
         *("terms", "tiers"),
     )
 
-    def __init__(self, rule: Rule, tiers: Mapping[str, Change], *, rank: int = 0, ignore_case: bool = False) -> None:
+    def __init__(self, rule: Rule, tiers: Mapping[str, Change], *, place: int = 0, ignore_case: bool = False) -> None:
         self.rule = rule
         self.tiers = tiers
         """What tiers change of it."""
         self.terms = TermsByTier(rule, tiers)
         """On which it applies to those who have no override."""
-        self.rank = rank
-        """Lower than that of all rules it replaces."""
+        self.place = place
+        """Higher than that of the rules before it; `LAST` for the default."""
         self.id, self.dimension, self.replaces = rule.id, rule.dimension, rule.replaces
         self.dimensions = rule.dimensions
         self.methods = rule.methods | {"HEAD"} if "GET" in rule.methods else rule.methods
@@ -193,23 +195,13 @@ def share_of(rule_id: str, value: str) -> int:
 def replaced_among(rules: Iterable[PreparedRule]) -> dict[str, str]:
     """Return the ids of rules that do not apply, each with that of a rule that replaces it, of those that are enforced.
 
-    A rule that is itself replaced does not apply, so that it replaces nothing.
+    A rule that is itself replaced does not apply, so that it replaces nothing. There is no circle among them: a
+    `Ruleset` would not have it.
     """
+    replacing = {rule.id: rule.replaces for rule in rules if rule.replaces}
+    order = TopologicalSorter({rule_id: replaces & replacing.keys() for rule_id, replaces in replacing.items()})
     replaced: dict[str, str] = {}
-    for rule in sorted([rule for rule in rules if rule.replaces], key=_rank):
-        if rule.id not in replaced:
-            replaced |= dict.fromkeys(rule.replaces, rule.id)
+    for rule_id in reversed([*order.static_order()]):
+        if rule_id not in replaced:
+            replaced |= dict.fromkeys(replacing[rule_id], rule_id)
     return replaced
-
-
-def ranks_of(rules: Iterable[Rule]) -> dict[str, int]:
-    """Return a number for each rule that replaces others, or is replaced: lower than the numbers of those it replaces.
-
-    There is no circle among them: a `Ruleset` would not have it.
-    """
-    order = TopologicalSorter({rule.id: rule.replaces for rule in rules if rule.replaces and rule.enabled})
-    return {rule_id: -place for place, rule_id in enumerate(order.static_order())}
-
-
-def _rank(rule: PreparedRule) -> int:
-    return rule.rank

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -28,28 +27,16 @@ import msgspec
 
 from headgate.core.errors import InvalidRule, UsageError
 from headgate.live import FileMark, mark_of
-from headgate.policy.dumping import to_data
+from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 
 WHOLE, JOURNAL, FOLLOWING = "rules.json", "rules.journal", "following.json"
 LONGEST_JOURNAL = 4_194_304
 """Bytes."""
-USER = "user"
-"""The kind of body that can change alone."""
 T = TypeVar("T")
 _FORM = 1
 _PASSWORD = re.compile(r":[^:@/]*@")
-
-
-class BodyChange(NamedTuple):
-    """What something is now."""
-
-    kind: str
-    """rule, tier, user or setting, as in `headgate.admin.catalog`."""
-    id: str
-    body: Any | None
-    """In the form of a rules file; None: it is gone."""
 
 
 class Whole(NamedTuple):
@@ -241,8 +228,6 @@ class SnapshotSource:
         self._folder, self._reader = folder, SnapshotReader(folder)
         self.name = self._reader.name
         self._last = Ruleset()
-        self._others: dict[str, Any] = {}
-        """All that is not about users, as data."""
         self._is_behind = False
         """Whether a change could not be used, so that what comes next cannot stand on it."""
 
@@ -260,7 +245,7 @@ class SnapshotSource:
         return self._whole(self._reader.read())
 
     def changed(self) -> Ruleset | None:
-        """Return the rules if they are not those that were read last; if only users differ, all else is the same.
+        """Return the rules if they are not those that were read last; what has not changed is the same object.
 
         Raises InvalidRule.
         """
@@ -270,28 +255,13 @@ class SnapshotSource:
         if isinstance(news, Whole) or self._is_behind:
             return self._whole(news if isinstance(news, Whole) else self._reader.read())
         self._is_behind = True  # unless it goes well
-        self._last = self._with(news)
+        self._last = changed(self._last, news.changes, name=self.name)
         self._is_behind = False
         return self._last
-
-    def _with(self, news: Changes) -> Ruleset:
-        given = {change.id: change.body for change in news.changes if change.kind == USER}
-        others, rules = [change for change in news.changes if change.kind != USER], self._last
-        if others:
-            put(self._others, others)
-            rules = from_data(self._others, name=self.name)
-        users = dict(self._last.users)
-        for name in given:
-            users.pop(name, None)  # who has no body is gone
-        users |= from_data(_about_users(rules, given), name=self.name).users
-        if not others:
-            return rules.with_users(users)
-        return replace(rules, users=users)  # most are as they were, and not read again, but go with these rules or not
 
     def _whole(self, whole: Whole) -> Ruleset:
         self._is_behind = True
         self._last, self._is_behind = from_data(whole.document, name=self.name), False
-        self._others = {name: value for name, value in whole.document.items() if name != "users"}
         return self._last
 
 
@@ -322,47 +292,6 @@ def read_following(folder: Path) -> Following:
         return _read_following((folder / FOLLOWING).read_bytes())
     except (OSError, msgspec.MsgspecError):
         return Following()
-
-
-def _about_users(ruleset: Ruleset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of a rules file with these users and all that their overrides are about."""
-    bodies = {name: body for name, body in given.items() if body is not None}
-    named = {rule for body in bodies.values() for rule in body.get("overrides", {})}
-    rules = [replace(rule, replaces=frozenset()) for rule in ruleset.rules if rule.id in named]
-    known = {rule.id for rule in rules}
-    default = {"default": to_data(ruleset.default)} if ruleset.default and ruleset.default.id in named else {}
-    tiers = {
-        tier: to_data({rule: change for rule, change in changes.items() if rule in known})
-        for tier, changes in ruleset.tiers.items()
-    }
-    tier = {"default_tier": ruleset.default_tier} if ruleset.default_tier else {}
-    written = [to_data(rule) for rule in rules]
-    return {"version": 1, "rules": written, "tiers": tiers, "users": bodies, **default, **tier}
-
-
-def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:
-    """Make changes in the data of a rules file, one after the other. New rules follow those that are there."""
-    rules: dict[Any, Any] = {}
-    if by_rule := [change for change in changes if change.kind == "rule"]:
-        rules = {rule.get("id", place): rule for place, rule in enumerate(document.get("rules", ()))}
-    for _, name, body in by_rule:
-        if body is None:
-            rules.pop(name, None)
-        else:
-            rules[name] = _named(name, body)
-    if by_rule:
-        document["rules"] = list(rules.values())
-    for kind, name, body in changes:
-        if kind != "rule":
-            table = document if kind == "setting" else document.setdefault(f"{kind}s", {})
-            table.pop(name, None)
-            if body is not None:
-                table[name] = body
-
-
-def _named(name: str, body: Any) -> Any:
-    is_nameless = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
-    return {"id": name, **body} if is_nameless else body
 
 
 def read_json(path: Path, decode: Callable[[bytes], T]) -> T:

@@ -118,9 +118,10 @@ class _Group(Generic[T]):
 class End(Generic[T]):
     """Where a pattern ends: all that have this pattern."""
 
-    __slots__ = ("_by_name", "_groups", "_unconditional", "_without_names", "values")
+    __slots__ = ("_by_name", "_groups", "_unconditional", "_without_names", "entries", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Mapping[T, Conditions]) -> None:
+        self.entries = entries
         self._unconditional: list[T] = []
         self._groups: dict[tuple[tuple[str, ...], bool, bool], _Group[T]] = {}
         self._without_names: list[_Group[T]] = []
@@ -129,8 +130,10 @@ class End(Generic[T]):
         """The other groups, by one of the attributes each asks for."""
         self.values: dict[str, set[str]] = {}
         """All values that are asked for, by name."""
+        for item, asked in entries.items():
+            self._add(asked, item)
 
-    def add(self, asked: Conditions, item: T) -> None:
+    def _add(self, asked: Conditions, item: T) -> None:
         names = tuple(sorted(asked.when))
         for name in names:
             self.values.setdefault(name, set()).add(asked.when[name])
@@ -163,28 +166,78 @@ Ends = tuple[End[T], ...]
 class _Node(Generic[T]):
     __slots__ = ("here", "literal", "rest", "wild")
 
-    def __init__(self) -> None:
-        self.literal: dict[str, _Node[T]] = {}
-        self.wild: _Node[T] | None = None
-        self.here: End[T] | None = None
+    def __init__(self, like: _Node[T] | None = None) -> None:
+        self.literal: dict[str, _Node[T]] = dict(like.literal) if like else {}
+        self.wild: _Node[T] | None = like.wild if like else None
+        self.here: End[T] | None = like.here if like else None
         """Patterns that end here."""
-        self.rest: End[T] | None = None
+        self.rest: End[T] | None = like.rest if like else None
         """Patterns that end here with ``**``."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.literal or self.wild or self.here or self.rest)
+
+    def child(self, segment: str) -> _Node[T] | None:
+        return self.wild if segment == ANY else self.literal.get(segment)
+
+    def put(self, segment: str, child: _Node[T] | None) -> None:
+        if segment == ANY:
+            self.wild = child
+        elif child is not None:
+            self.literal[segment] = child
+        else:
+            self.literal.pop(segment, None)
 
 
 class Trie(Generic[T]):
     """Finds all whose pattern and conditions (methods, tier, attributes) a request meets; see `End.collect`.
 
     Args:
-        entries: parsed patterns, conditions, and what to find.
+        entries: parsed patterns, conditions, and what to find: things that are all different.
+        base: one whose entries this one has, too. It stays as it is; the two share what is the same.
+        without: patterns and things of the base that this one does not have.
     """
 
     __slots__ = ("_root",)
 
-    def __init__(self, entries: Iterable[tuple[tuple[str, ...], Conditions, T]]) -> None:
-        self._root: _Node[T] = _Node()
+    def __init__(
+        self,
+        entries: Iterable[tuple[tuple[str, ...], Conditions, T]],
+        base: Trie[T] | None = None,
+        without: Iterable[tuple[tuple[str, ...], T]] = (),
+    ) -> None:
+        by_pattern: dict[tuple[str, ...], tuple[list[T], dict[T, Conditions]]] = {}
+        for segments, item in without:
+            by_pattern.setdefault(segments, ([], {}))[0].append(item)
         for segments, conditions, item in entries:
-            self._end_of(segments).add(conditions, item)
+            by_pattern.setdefault(segments, ([], {}))[1][item] = conditions
+        self._root: _Node[T] = _Node(None if base is None else base._root)  # noqa: SLF001  of the same class
+        own = {self._root}  # those that the base does not have
+        for segments, (fewer, more) in by_pattern.items():
+            is_rest = segments[-1:] == (REST,)
+            way = [self._root]
+            for segment in segments[:-1] if is_rest else segments:
+                child = way[-1].child(segment)
+                if child not in own:
+                    child = _Node(child)
+                    own.add(child)
+                    way[-1].put(segment, child)
+                way.append(child)
+            node = way.pop()
+            end = node.rest if is_rest else node.here
+            there = {**(end.entries if end else {}), **more}
+            for item in fewer:
+                del there[item]
+            end = End(there) if there else None
+            if is_rest:
+                node.rest = end
+            else:
+                node.here = end
+            for segment, parent in zip(reversed(segments[: len(way)]), reversed(way), strict=True):
+                if node.is_empty:
+                    parent.put(segment, None)
+                node = parent
 
     def ends(self, path: str) -> Ends[T]:
         """Return the ends of all patterns that match a canonical path."""
@@ -207,17 +260,3 @@ class Trie(Generic[T]):
             else:
                 found += [end for end in (node.here, node.rest) if end is not None]
         return tuple(found)
-
-    def _end_of(self, segments: tuple[str, ...]) -> End[T]:
-        node = self._root
-        for segment in segments:
-            if segment == REST:
-                node.rest = node.rest or End()
-                return node.rest
-            if segment == ANY:
-                node.wild = node.wild or _Node()
-                node = node.wild
-            else:
-                node = node.literal.setdefault(segment, _Node())
-        node.here = node.here or End()
-        return node.here
