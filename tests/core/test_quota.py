@@ -313,7 +313,9 @@ class TestFromBucket:
         ],
     )
     def test_table(self, capacity: int, rate: Any, limit: int, window_us: int, burst: int) -> None:
-        assert Quota.from_bucket(capacity, rate) == Quota(limit, window_us, burst=burst)
+        for algorithm in (Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA):
+            expected = Quota(limit, window_us, burst=burst, algorithm=algorithm)
+            assert Quota.from_bucket(capacity, rate, algorithm=algorithm) == expected
 
     @pytest.mark.parametrize("rate", [0, 0.0, -0.0, "0", "0.000", Fraction(0)], ids=repr)
     @pytest.mark.parametrize("interval", [0, 500])
@@ -461,6 +463,20 @@ class TestFromBucket:
         assert refusal(error) == (
             f"min_refill_interval_ms must be a whole number from 0 to {EXACT // 1000}, not {interval!r}"
         )
+
+    @pytest.mark.parametrize(
+        ("rate", "options", "reason"),
+        [
+            (10, {"algorithm": "fixed_window"}, "fixed_window has no refill_rate: give limit and window, or use"),
+            (10, {"algorithm": "gcra", "min_refill_interval_ms": 5}, "only token_bucket has a refill interval, not"),
+            (0, {"algorithm": "leaky_bucket"}, "only a token_bucket may have a refill_rate of 0, not leaky_bucket"),
+            (10, {"queue": True}, "only leaky_bucket can be a queue, not token_bucket"),
+        ],
+    )
+    def test_options_that_the_algorithm_does_not_have(self, rate: int, options: Any, reason: str) -> None:
+        with pytest.raises(InvalidQuota) as error:
+            Quota.from_bucket(10, rate, **options)
+        assert reason in refusal(error)
 
     def test_an_interval_longer_than_any_window(self) -> None:
         with pytest.raises(InvalidQuota) as error:

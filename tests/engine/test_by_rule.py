@@ -47,9 +47,9 @@ def test_where_no_limit_decides_is_passed_has_no_numbers(make: Make) -> None:
     assert engine.is_passed("ada", "off") == (True, None, None, None)
 
 
-def test_a_rule_that_does_not_exist_is_loud(make: Make) -> None:
-    """Nobody gets a fresh budget by an id that no rule has; neither does who mixes up the two."""
-    engine = make(load(RULES))
+def test_a_rule_that_does_not_exist_can_be_loud(make: Make) -> None:
+    """Then nobody gets a fresh budget by an id that no rule has; neither does who mixes up the two."""
+    engine = make(load(RULES + "unknown_rule: error"))
     with pytest.raises(UnknownRule, match=r"rule 'nowhere' does not exist; there are: orders, trial, .*, off$"):
         engine.is_passed("ada", "nowhere")
     with pytest.raises(UnknownRule, match="rule 'ada' does not exist"):
@@ -67,9 +67,13 @@ def test_of_many_rules_some_are_named() -> None:
 
 @pytest.mark.parametrize("rule_id", ["nowhere", "off"])
 def test_the_rules_can_say_what_becomes_of_unknown_and_disabled_rules(make: Make, rule_id: str) -> None:
-    lenient = make(load(RULES + "unknown_rule: allow"))
-    assert (lenient.check(asked(rule_id, "ada")).allowed, lenient.check(asked(rule_id, "ada")).matched) == (True, False)
-    assert not lenient.reset(asked(rule_id, "ada"))
+    for lenient in (make(load(RULES)), make(load(RULES + "unknown_rule: allow"))):
+        for verb in (lenient.check, lenient.peek, lenient.refund):
+            ruling = verb(asked(rule_id, "ada"))
+            assert (ruling.allowed, ruling.matched) == (True, False)
+            assert ruling.reason.startswith(f"rule '{rule_id}' ")
+        assert lenient.is_passed("ada", rule_id) == (True, None, None, None)
+        assert not lenient.reset(asked(rule_id, "ada"))
     strict = make(load(RULES + "unknown_rule: error"))
     with pytest.raises(UnknownRule, match=f"rule '{rule_id}' (is disabled|does not exist)"):
         strict.check(asked(rule_id, "ada"))

@@ -87,6 +87,12 @@ def test_the_example_of_the_design() -> None:
         ("capacity: 7, refill_rate: 0.1", [Quota(1, 10_000_000, 6)]),
         ("capacity: 7, refill_rate: 1/3", [Quota(1, 3_000_000, 6)]),
         ("capacity: 7, refill_rate: 0", [Quota.one_off(7)]),
+        ("capacity: 7, refill_rate: 5, algorithm: token_bucket", [Quota(5, 1_000_000, 2)]),
+        ("capacity: 7, refill_rate: 5, algorithm: gcra", [Quota(5, 1_000_000, 2, Algorithm.GCRA)]),
+        (
+            "capacity: 7, refill_rate: 5, algorithm: leaky_bucket, queue: true, warn_percent: 90",
+            [Quota(5, 1_000_000, 2, Algorithm.LEAKY_BUCKET, queue=True, warn_percent=90)],
+        ),
         (
             "limits: [{limit: 10, window: 1s}, {limit: 250, window: 1d, algorithm: fixed_window}, 9/m gcra]",
             Quota.parse("10/s; 250/d fixed_window; 9/m gcra"),

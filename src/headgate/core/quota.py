@@ -118,17 +118,32 @@ class Quota:
 
     @classmethod
     def from_bucket(
-        cls, capacity: int, refill_rate: float | str | Fraction, *, min_refill_interval_ms: int = 0
+        cls,
+        capacity: int,
+        refill_rate: float | str | Fraction,
+        *,
+        min_refill_interval_ms: int = 0,
+        algorithm: Algorithm = Algorithm.TOKEN_BUCKET,
+        queue: bool = False,
     ) -> Self:
-        """A token bucket in its other spelling: its size and its refill in tokens per second.
+        """A bucket (token_bucket, leaky_bucket or gcra) by its size and its refill in units per second.
 
         Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly. A number with so many digits
         that its window would be too long is rounded down, by less than 10^-8 of it.
         """
         whole("capacity", capacity, 1, EXACT, InvalidQuota)
         whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)
-        rate = _rate(refill_rate)
+        rate, algorithm = _rate(refill_rate), Algorithm.named(algorithm)
+        if not algorithm.is_bucket:
+            right = "give limit and window, or use token_bucket, leaky_bucket or gcra"
+            raise InvalidQuota(f"{algorithm} has no refill_rate: {right}", fields=("algorithm",))
+        if min_refill_interval_ms and algorithm is not Algorithm.TOKEN_BUCKET:
+            message = f"only token_bucket has a refill interval, not {algorithm}"
+            raise InvalidQuota(message, fields=("min_refill_interval_ms",))
         if not rate:
+            if algorithm is not Algorithm.TOKEN_BUCKET:
+                message = f"only a token_bucket may have a refill_rate of 0, not {algorithm}"
+                raise InvalidQuota(message, fields=("refill_rate",))
             return cls.one_off(capacity)
         try:
             rate = _countable(rate)
@@ -136,12 +151,15 @@ class Quota:
                 limit=rate.numerator,
                 window_us=rate.denominator * SECOND,
                 burst=capacity - rate.numerator,
+                algorithm=algorithm,
+                queue=queue,
                 refill_every_us=max(1, min_refill_interval_ms * 1000),
                 keeps_capacity=True,
             )
         except InvalidQuota as error:
             message = f"a bucket of {capacity} with a refill_rate of {refill_rate}: {error}"
-            raise InvalidQuota(message, fields=("refill_rate",)) from None
+            fields = error.fields if "queue" in error.fields else ("refill_rate",)
+            raise InvalidQuota(message, fields=fields) from None
 
     def __str__(self) -> str:
         from headgate.core.grammar import render  # noqa: PLC0415  the grammar knows the text form

@@ -115,7 +115,8 @@ class Engine(_Ruled):
     def is_passed(self, client_id: str, rule_id: str) -> Passed:
         """Check one rule, by its id, for one value of what it counts by: passed, reset time, limit, remaining.
 
-        Raises UnknownRule for a rule that does not exist. `check` does the same with a cost, or several principals:
+        A rule that does not exist or is disabled lets pass, unless `unknown_rule` of the rules is "error": then it
+        raises UnknownRule. `check` does the same with a cost, or several principals:
         ``check(Request({"user": "42"}, cost=5, rule_id="orders-user"))``.
         """
         return self._drive(self._verbs.is_passed(client_id, rule_id))

@@ -45,7 +45,7 @@ from headgate.policy.facts import check_text
 from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
 from headgate.policy.prepared import rule_id_of
-from headgate.policy.request import Request, UnknownRule, principal_name
+from headgate.policy.request import Request, principal_name
 from headgate.policy.selection import Selection, Verdict
 from headgate.stores.wrapping import Refund
 
@@ -122,8 +122,6 @@ class Verbs:
             raise InvalidRule(f"rules are a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
         self._rules: LivePolicy | _Fixed = _Fixed(rules) if isinstance(rules, Policy) else rules
         self.observer: Observer | None = None
-        self.is_lenient = False
-        """Whether a rule that does not exist may be named, where the rules do not say that it is an error."""
 
     def open(self) -> None:
         """Begin to watch a file, unless the caller does that."""
@@ -133,7 +131,7 @@ class Verbs:
     def observed(self, observer: Observer) -> Verbs:
         """Return the same verbs as a service has them."""
         observed = copy(self)
-        observed.observer, observed.is_lenient = observer, True
+        observed.observer = observer
         return observed
 
     @property
@@ -166,10 +164,7 @@ class Verbs:
             selection = before.selection
             if selection.since <= now < selection.until:
                 return before
-        try:
-            selection = policy.select(request, now)
-        except UnknownRule as error:
-            selection = self._unmatched(policy, error)
+        selection = policy.select(request, now)
         plan, shadow, cost = selection.enforced.plan, selection.shadow, request.cost
         if not shadow:
             return SelectedCheck(request, selection, Call(_CHECK, plan, cost) if plan and cost else None, policy)
@@ -246,7 +241,7 @@ class Verbs:
 
     def reset(self, request: Request) -> Flow[Reset]:
         policy = self.policy
-        selection = self.selected(policy, request, self.clock.now(), asking=False)
+        selection = policy.select(request, self.clock.now(), asking=False)
         if selection.reason and selection.verdict is Verdict.UNLIMITED:
             return Reset(reason=selection.reason)
         names = {principal_name(name) for name in request.principal}
@@ -292,22 +287,9 @@ class Verbs:
         call = Call(Verb.PEEK, (), request.cost)
         return joined(explanation, (yield from ruled(explanation.selection, call, policy.version)))
 
-    def selected(self, policy: Policy, request: Request, now: int, *, asking: bool = True) -> Selection:
-        """Return what applies to a request; see `Policy.select`."""
-        try:
-            return policy.select(request, now, asking=asking)
-        except UnknownRule as error:
-            return self._unmatched(policy, error)
-
-    def _unmatched(self, policy: Policy, error: UnknownRule) -> Selection:
-        """Return what applies to a request that names an unknown rule: nothing, unless that is an error."""
-        if not self.is_lenient or policy.ruleset.unknown_rule == "error":
-            raise error
-        return Selection(Verdict.UNLIMITED, reason=str(error))
-
     def _ruled(self, request: Request, verb: Verb) -> Flow[Ruling]:
         policy = self.policy
-        selection = self.selected(policy, request, self.clock.now(), asking=verb is not Verb.REFUND)
+        selection = policy.select(request, self.clock.now(), asking=verb is not Verb.REFUND)
         return ruled(selection, Call(verb, (), request.cost), policy.version)
 
     def _refunded(self, ruling: Ruling) -> Flow[Ruling]:
@@ -335,7 +317,7 @@ class Verbs:
     def _refunded_by_name(self, request: Request, charge: NamedCharge) -> Flow[Ruling]:
         """Give back what a charge took from the limits of a request, as far as they are the same; says what is left."""
         policy = self.policy
-        selection = self.selected(policy, request, self.clock.now(), asking=False)
+        selection = policy.select(request, self.clock.now(), asking=False)
         calls = [call for limits in (selection.enforced, *selection.shadow) for call in charge.refunds(limits.plan)]
         if calls:
             yield calls

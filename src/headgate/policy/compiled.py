@@ -46,7 +46,7 @@ from headgate.policy.request import (
     UnknownRule,
     principal_name,
 )
-from headgate.policy.selection import UNMATCHED, Selection, Steps, Verdict
+from headgate.policy.selection import Selection, Steps, Verdict
 from headgate.policy.trie import Conditions, Ends, Trie, matches
 
 MOST = 4096
@@ -221,7 +221,7 @@ class Policy:
 
         Raises:
             InvalidRequest: the request cannot be matched with rules; it must not pass.
-            UnknownRule: it names a rule that does not exist, unless `unknown_rule` of the ruleset is "allow".
+            UnknownRule: it names a rule that does not exist or is disabled, and `unknown_rule` of the rules is "error".
             InvalidCost: the cost is not a whole number from 0 to 100 000; CostTooLarge: a limit could never admit it.
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
@@ -260,7 +260,7 @@ class Policy:
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
         """Return the rules that apply, in the order of the ruleset, the default last; see `facts_of`."""
-        if request.rule_id != "" and self._is_unknown(request):
+        if request.rule_id != "" and self._unknown(request) is not None:
             return ()
         return self._steps_of(request, facts, self._learned(request, facts, None), now).applying
 
@@ -285,28 +285,30 @@ class Policy:
         special = self._users.get(user)
         return (special.tier if special is not None else "") or self.ruleset.default_tier
 
-    def _is_unknown(self, request: Request) -> bool:
-        """Whether a request names a rule that is not there, and passes for that.
+    def _unknown(self, request: Request) -> Selection | None:
+        """Return what applies to a request that names a rule which does not exist or is disabled: nothing.
 
-        Raises UnknownRule if it does not pass, and InvalidRequest if the rule counts by nothing that the request has.
+        Raises UnknownRule if that is an error, and InvalidRequest if the rule counts by nothing that the request has.
         """
         check_request(request)
         rule = self.rules.get(request.rule_id)
         if rule is None or not rule.rule.enabled:
-            otherwise = self.ruleset.unknown_rule
-            if otherwise == "error" or (rule is None and not otherwise):
-                raise UnknownRule(request.rule_id, self.rules)
-            return True
+            unknown = UnknownRule(request.rule_id, self.rules)
+            if self.ruleset.unknown_rule == "error":
+                raise unknown
+            return Selection(Verdict.UNLIMITED, reason=str(unknown))
         texts = [name for name in request.principal if isinstance(name, str)]
         if texts and {*map(principal_name, texts), *request.attributes}.isdisjoint(rule.dimensions):
             given = ", ".join(map(shown, texts))
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
-        return False
+        return None
 
     def _looked_at(self, request: Request, key: tuple[Any, ...] | None, now: int, *, asking: bool) -> Selection:
         """Return what is to be done about a request of which nothing is known yet; remember it by a key, if any."""
-        if request.rule_id != "" and self._is_unknown(request):
-            return UNMATCHED
+        if request.rule_id != "":
+            unknown = self._unknown(request)
+            if unknown is not None:
+                return unknown
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
         return self._selected(request, facts, self._learned(request, facts, key), now, asking=asking)
 

@@ -297,8 +297,8 @@ FILE = Record(
         ),
         "unknown_rule": Field(
             Scalar.choice((ALLOW, ERROR)),
-            "Whether a request that names a rule which does not exist or is disabled passes (allow) or is an error. By "
-            "default it passes, except that in Python a rule which does not exist is an error.",
+            "Whether a request that names a rule which does not exist or is disabled passes (allow, the default), as "
+            "one that matched nothing, or is an error.",
         ),
     },
     extensions=True,

@@ -258,9 +258,8 @@ class Ruleset:
     default: Rule | None = None
     """Applies when no other rule does; None: then everything passes."""
     unknown_rule: str = ""
-    """What becomes of a request that names a rule which does not exist, or is disabled: with "allow" it passes, with
-    "error" it is an error. Empty: a disabled one passes, and for one that does not exist the caller decides: an error
-    in the library, while the service lets it pass and says that nothing matched."""
+    """What becomes of a request that names a rule which does not exist, or is disabled: with "allow" or nothing it
+    passes, as one that matched nothing, with "error" it is an error."""
     ignore_case: bool = False
     """Whether endpoints that differ only in capitals (of A to Z) are the same, as they are for some servers."""
 

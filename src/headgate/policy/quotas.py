@@ -2,7 +2,7 @@
 
 ===========================  =====================================================================================
 ``limit`` and ``window``     perhaps with `burst` or `capacity`, `algorithm`, `calendar`, `queue`, `refill_every`
-``capacity, refill_rate``    a token bucket in its other spelling
+``capacity, refill_rate``    a bucket by its size and units per second; perhaps with `algorithm`, `queue`
 ``quota``                    all of it as text: ``10/s burst 20``, or several: ``10/s; 5000/day``
 ``limits``                   a list of any of these, which apply together
 ===========================  =====================================================================================
@@ -100,7 +100,7 @@ _THRESHOLDS = ("warn_percent", "calm_percent")
 BY_WINDOW = Way(
     ("limit", "window"), ("burst", "capacity", "algorithm", "calendar", "queue", "refill_every", *_THRESHOLDS)
 )
-BY_BUCKET = Way(("capacity", "refill_rate"), ("min_refill_interval_ms", *_THRESHOLDS))
+BY_BUCKET = Way(("capacity", "refill_rate"), ("min_refill_interval_ms", "algorithm", "queue", *_THRESHOLDS))
 BY_TEXT = Way(("quota",), _THRESHOLDS)
 SEVERAL = Way(("limits",), ())
 IN_PART = Way((), ("limit", "burst", "capacity", "window", "algorithm"))
@@ -208,8 +208,8 @@ def quotas_of(read: Values, path: Path, findings: Findings) -> tuple[Quota, ...]
             quotas = _from_text(read["quota"], **percents)
             return _apart(quotas, path if AS_TEXT in read else (*path, "quota"), findings)
         if way is BY_BUCKET:
-            interval = read.get("min_refill_interval_ms", 0)
-            return (_from_bucket(read["capacity"], read["refill_rate"], interval, **percents),)
+            options = {name: read[name] for name in way.may if name in read}
+            return (_from_bucket(read["capacity"], read["refill_rate"], **options),)
         return (_from_window(**{name: read[name] for name in way.fields if name in read}),)
     except InvalidQuota as error:
         place = path if AS_TEXT in read else (*path, culprit(error, read, way.needs[0]))
@@ -246,8 +246,9 @@ def _from_text(text: str, **percents: Any) -> tuple[Quota, ...]:
 
 
 @lru_cache(maxsize=10_000)
-def _from_bucket(capacity: int, rate: float | str, interval_ms: int, **percents: Any) -> Quota:
-    quota = Quota.from_bucket(capacity, rate, min_refill_interval_ms=interval_ms)
+def _from_bucket(capacity: int, rate: float | str, **options: Any) -> Quota:
+    percents = {name: options.pop(name) for name in _THRESHOLDS if name in options}
+    quota = Quota.from_bucket(capacity, rate, **options)
     return replace(quota, **percents) if percents else quota
 
 

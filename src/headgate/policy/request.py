@@ -18,7 +18,7 @@ class InvalidRequest(UsageError):
 
 
 class UnknownRule(InvalidRequest):
-    """A rule was named that does not exist or, if `unknown_rule` of the rules is "error", is disabled.
+    """A rule was named that does not exist or is disabled, and `unknown_rule` of the rules is "error".
 
     Attributes:
         rule_id: the name that was given.

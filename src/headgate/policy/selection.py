@@ -57,7 +57,7 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
     them took the cost of a request is known only when it is asked: a refund gives it back to all of them, so also to
     one that refused then, though never more than that one has counted as used."""
     reason: str = ""
-    """Why, for those on a list."""
+    """Why, for those on a list, and for a rule that was named and does not exist or is disabled."""
     unmatched_principals: tuple[str, ...] = ()
     """Names of principals that the request has and no rule knows: perhaps misspelt, for nothing limits by them."""
     since: int = 0

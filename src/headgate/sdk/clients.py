@@ -234,7 +234,8 @@ class Client(_Asking):
     def is_passed(self, client_id: str, rule_id: str) -> Passed:
         """Check one rule, by its id, for one value of what it counts by: passed, reset time, limit, remaining.
 
-        Raises UnknownRule for a rule that does not exist.
+        A rule that does not exist or is disabled lets pass, unless `unknown_rule` of the rules is "error": then it
+        raises UnknownRule.
         """
         return self._drive(self._verbs.is_passed(client_id, rule_id))
 

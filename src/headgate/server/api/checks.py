@@ -29,7 +29,7 @@ from headgate.engine import AsyncEngine, Ruling, SelectedCheck
 from headgate.engine.charges import InvalidCharge
 from headgate.engine.written import code_of
 from headgate.policy.compiled import Policy
-from headgate.policy.request import Request, UnknownRule
+from headgate.policy.request import Request
 from headgate.server.api.answers import JSON, CheckAnswers
 from headgate.server.api.questions import (
     CheckQuestion,
@@ -234,12 +234,9 @@ def _questions(body: bytes) -> list[msgspec.Raw]:
 
 def named(policy: Policy, asked: CheckQuestion) -> Request:
     """Return what is asked about; the rules say what an identifier is, and whether a rule may be unknown."""
-    rule_id = asked.rule_id
-    if asked.exact and rule_id and rule_id not in policy.rules and policy.ruleset.unknown_rule != "allow":
-        raise UnknownRule(rule_id, policy.rules)  # as an engine does
     if not asked.client_id:
         return asked
-    found = policy.request_of(asked.client_id, rule_id)
+    found = policy.request_of(asked.client_id, asked.rule_id)
     endpoint = asked.endpoint if asked.has_endpoint else found.endpoint
     return msgspec.structs.replace(asked, principal=found.principal, endpoint=endpoint)
 
