@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -81,7 +82,7 @@ def service() -> Iterator[Addresses]:
             try:
                 yield _addresses(process)
             finally:
-                process.terminate()
+                process.send_signal(signal.SIGINT)
 
 
 def _addresses(process: subprocess.Popen[str]) -> Addresses:

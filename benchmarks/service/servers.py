@@ -177,7 +177,7 @@ def _headgate(setup: Setup, folder: Path, ports: tuple[int, int], store: str, py
         words += ["--tls-cert", str(chain), "--tls-key", str(key)]
     if setup.workers > 1:
         words += ["--workers", str(setup.workers)]
-    return Command(words, ports)
+    return Command(words, ports, {"HEADGATE_DRAIN_DELAY": "0"})
 
 
 def _ratelimit(setup: Setup, folder: Path, grpc: int, store: str) -> Command:

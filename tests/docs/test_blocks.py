@@ -71,7 +71,7 @@ headgate() {
   if [ "$1" != serve ] || [ "$2" = --check ]; then command headgate "$@"; return; fi
   command headgate "$@" > served &
   until grep -q 'try it' served || ! kill -0 $!; do sleep 0.05; done
-  kill $!
+  kill -INT $!
   wait $!
 }
 redis-cli() { command redis-cli -p "$REDIS_PORT" "$@"; }

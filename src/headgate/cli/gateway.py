@@ -34,7 +34,8 @@ def add(commands: Commands) -> None:
         more="The file says where clients connect, which services there are, which requests go where, who callers are\n"
         "and what their limits are. It is watched: a change is put in force without a dropped connection, and one\n"
         "that is wrong changes nothing.\n\n"
-        "SIGTERM and SIGINT drain: requests in progress are answered, and then it ends; a second one ends it at once.\n"
+        "SIGTERM lets health checks fail first, and drains after drain_delay: requests in progress are answered,\n"
+        "and then it ends. SIGINT drains now. A second signal hastens.\n"
         "SIGHUP makes it look at its files at once. SIGUSR1 turns enforcement off, SIGUSR2 on.\n\n"
         "Exit codes: 0 it was told to end, or all is well; 1 it could not start, or the file cannot be used; 2 it "
         "cannot\nrun as given.",

@@ -62,7 +62,8 @@ def add(commands: Commands) -> None:
         _serve,
         "answer checks over HTTP, gRPC and Envoy's rate limit protocol",
         more="Every option is also read from the environment: --http-port from HEADGATE_HTTP_PORT, and so on.\n\n"
-        "SIGTERM and SIGINT drain: requests in progress are answered, and then it ends; a second one ends it at once.\n"
+        "SIGTERM lets health checks fail first, and drains after --drain-delay: requests in progress are answered,\n"
+        "and then it ends. SIGINT drains now. A second signal hastens.\n"
         "Files are watched: rules, certificates, caller keys, identity. SIGHUP makes it look at them at once.\n\n"
         "Exit codes: 0 it was told to end, 1 it could not start, 2 it cannot run as given.",
         examples="headgate serve\n"

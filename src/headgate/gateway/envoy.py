@@ -209,8 +209,15 @@ class Envoy:
             await asyncio.sleep(_LOOK_EVERY)
         return False
 
+    async def announce_end(self) -> None:
+        """Ask clients to leave with the next response of their connection. New ones are served as before."""
+        try:
+            await self.admin.post("/healthcheck/fail")
+        except OSError as error:
+            _LOG.warning("Envoy cannot announce its end: %s", error)
+
     async def drain(self, seconds: float) -> None:
-        """Let clients leave and requests end, for so long at most, and then end it."""
+        """Close the ports, let requests end, for so long at most, and then end it."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -218,7 +225,6 @@ class Envoy:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + seconds
         try:
-            await self.admin.post("/healthcheck/fail")
             await asyncio.sleep(min(_DRAIN_NOTICE, seconds))
             await self.admin.post("/drain_listeners")
             active = "http.gateway.downstream_rq_active"

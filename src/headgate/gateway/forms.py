@@ -195,7 +195,11 @@ GATEWAY = Record(
         "admin": Field(ADMIN, "Where metrics and health are told; default: nowhere."),
         "threads": Field(Scalar.whole(1, 256), "Of Envoy; default: one for each processor."),
         "access_log": Field(Scalar.choice({"json": True, "off": False}), "A line for each request; default: json."),
-        "drain": Field(Seconds(0, 3600), "For requests in progress to end after SIGTERM; default: 25s."),
+        "drain_delay": Field(
+            Seconds(0, 3600),
+            "After SIGTERM, in which health checks fail and everything is still served; default: 5s.",
+        ),
+        "drain": Field(Seconds(0, 3600), "After that, for requests in progress to end; default: 25s."),
     },
     extensions=True,
 )

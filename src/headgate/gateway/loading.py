@@ -156,7 +156,7 @@ class _Building:
             issuers=issuers,
             admin=self._listener(("admin",), admin) if admin else None,
             **_given(identity, "api_keys", "trusted_hops", "ipv6_prefix"),
-            **_given(read, "on_headgate_failure", "threads", "access_log", drain_seconds="drain"),
+            **_given(read, "on_headgate_failure", "threads", "access_log", "drain_delay", drain_seconds="drain"),
             **_given(limits, max_connections="connections", max_header_kb="header_kb", idle_timeout="idle"),
         )
 

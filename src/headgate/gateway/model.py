@@ -207,4 +207,5 @@ class Gateway:
     threads: int = 0
     """Of Envoy; 0 for one for each processor."""
     access_log: bool = True
+    drain_delay: float = 5.0
     drain_seconds: float = 25.0

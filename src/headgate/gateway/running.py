@@ -12,7 +12,7 @@ time later: a request that waits for its decision has its route already. Routes 
 listener that changes hands its port on, and its old connections are asked to leave as they answer. A file that is
 wrong changes nothing.
 
-Ending goes the other way round: Envoy drains first, then what decides.
+Ending goes the other way round: the end is announced, then Envoy drains, and then what decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import msgspec
@@ -48,7 +48,7 @@ from headgate.gateway.pages import Pages
 from headgate.live import FileSource, Live
 from headgate.server.folders import private_folder
 from headgate.server.ports import examine, listen_at
-from headgate.server.process import handle_signals
+from headgate.server.process import Shutdown, handle_signals, log_announcement
 from headgate.server.settings import Settings
 from headgate.server.supervisor import Supervisor
 
@@ -63,6 +63,7 @@ _FIXED: Mapping[str, Callable[[Gateway], object]] = {
     "admin": lambda gateway: gateway.admin,
     "threads": lambda gateway: gateway.threads,
     "limits.connections": lambda gateway: gateway.max_connections,
+    "drain_delay": lambda gateway: gateway.drain_delay,
     "drain": lambda gateway: gateway.drain_seconds,
 }
 """What is read at the start alone."""
@@ -93,6 +94,7 @@ def settings_of(gateway: Gateway, folder: Path, log_format: str, log_level: str)
         store=decisions.store,
         on_store_failure=decisions.on_store_failure,
         workers=decisions.workers,
+        drain_delay=0,  # it ends when Envoy has
         drain_seconds=gateway.drain_seconds,
         envoy_trust_tier=True,
         envoy_count_refused=True,
@@ -120,7 +122,7 @@ class RunningGateway:
         self._logs = log_format, log_level
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changes: asyncio.Queue[Plan] = asyncio.Queue()
-        self._stopping, self._tasks = asyncio.Event(), set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
         self._following: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[bool] | None = None
@@ -131,7 +133,8 @@ class RunningGateway:
         except BaseException:
             self._stack.close()
             raise
-        self._envoy = Envoy(self._live.value.gateway, self._folder, log_format)
+        self._shutdown = Shutdown(self.gateway.drain_delay)
+        self._envoy = Envoy(self.gateway, self._folder, log_format)
 
     @property
     def gateway(self) -> Gateway:
@@ -154,7 +157,8 @@ class RunningGateway:
                 handle_signals(self._loop, self._stop, self._reload, self._enforce)
                 if await self._begun():
                     serving()
-                    await self._until(self._stopping.wait())
+                    await self._until(self._shutdown.announced.wait())
+                    await self._announce_end()
                 await self._drain()
             finally:
                 await self._close()
@@ -233,12 +237,19 @@ class RunningGateway:
         if replace_file(self._file(kind), content) and not await self._envoy.applied(kind, content):
             _LOG.error("Envoy has not taken the new %s; what it had stays in force. Its own log says why", kind)
 
+    async def _announce_end(self) -> None:
+        """Let health checks fail, and go on serving for a while."""
+        if self._pages:
+            self._pages.is_draining = True
+        await self._envoy.announce_end()
+        if not self._shutdown.draining.is_set():
+            log_announcement(_LOG, self.gateway.drain_delay)
+        await self._shutdown.draining.wait()
+
     async def _drain(self) -> None:
         """Let Envoy end first, which asks until its last request is answered, and then what it asks."""
         seconds = self.gateway.drain_seconds
         _LOG.info("draining: requests in progress get up to %g s to end", seconds)
-        if self._pages:
-            self._pages.is_draining = True
         await self._envoy.drain(seconds)
 
     async def _close(self) -> None:
@@ -259,7 +270,7 @@ class RunningGateway:
 
     async def _until(self, event: Coroutine[Any, Any, object]) -> bool:
         """Wait for an event; says whether it came before the end was asked for. Raises what any part of it raises."""
-        waits = {asyncio.ensure_future(event), asyncio.ensure_future(self._stopping.wait())}
+        waits = {asyncio.ensure_future(event), asyncio.ensure_future(self._shutdown.announced.wait())}
         try:
             await asyncio.wait({*waits, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -268,17 +279,17 @@ class RunningGateway:
         for task in self._tasks:
             if task.done():
                 task.result()
-        return not self._stopping.is_set()
+        return not self._shutdown.announced.is_set()
 
-    def _stop(self) -> None:
-        """Drain; when asked again, end at once."""
-        if self._stopping.is_set():
+    def _stop(self, number: int = SIGTERM) -> None:
+        """Begin to end, or hasten the end."""
+        self._shutdown.request(number)
+        if self._shutdown.at_once.is_set():
             _LOG.warning("stopped at once: requests in progress are cut off")
             self._envoy.end(SIGKILL)
             if self._supervisor:
                 self._supervisor.stop()
                 self._supervisor.stop()
-        self._stopping.set()
 
     def _reload(self) -> None:
         self._reading = asyncio.ensure_future(asyncio.to_thread(self._live.reload))

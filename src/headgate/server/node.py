@@ -185,9 +185,13 @@ class Node:
         if self._trees:
             self._trees.enforce(enforcing=enforcing)
 
+    def announce_end(self) -> None:
+        """Let health checks fail from now on; everything is served as before."""
+        self._readiness.drain()
+
     async def drain(self, seconds: float) -> None:
         """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""
-        self._readiness.drain()
+        self.announce_end()
         with ExitStack() as stack:
             accepting = [stack.enter_context(each.dup()) for each in self._sockets.values() if not stop_accepting(each)]
             await asyncio.sleep(min(_HANDSHAKES, seconds))

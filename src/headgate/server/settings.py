@@ -141,7 +141,10 @@ class Settings:
         (1, MAX_WORKERS),
         group="processes",
     )
-    drain_seconds: float = _option(25.0, "SECONDS", "for requests in progress to end after SIGTERM")
+    drain_delay: float = _option(
+        5.0, "SECONDS", "after SIGTERM in which health checks fail and everything is still served; 0 for SIGINT"
+    )
+    drain_seconds: float = _option(25.0, "SECONDS", "after that for requests in progress to end")
 
     max_checks_per_second: int = _option(
         100_000,
@@ -171,8 +174,9 @@ class Settings:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
-        if not 0 <= self.drain_seconds <= 3600:
-            raise InvalidSetting("drain_seconds", f"seconds from 0 to 3600, not {self.drain_seconds:g}")
+        for name in ("drain_delay", "drain_seconds"):
+            if not 0 <= (seconds := getattr(self, name)) <= 3600:
+                raise InvalidSetting(name, f"seconds from 0 to 3600, not {seconds:g}")
         if self.http_port and self.http_port == self.grpc_port:
             raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
         if self.admin_port and self.admin_port in {self.http_port, self.grpc_port}:

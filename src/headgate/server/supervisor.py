@@ -11,9 +11,10 @@
     not notice. One that hangs, so that it sends no heartbeat for half a minute, is ended and replaced as well.
 *   A worker that cannot start ends the service with its reason, unless the service has served before: then it is tried
     again and again, and meanwhile the others get its connections.
-*   SIGTERM and SIGINT drain all workers and end the service; the second of them ends it at once. SIGHUP makes all look
-    at their rules, certificates and keys again. SIGUSR1 turns enforcement off in all of them, SIGUSR2 on; workers that
-    are started later begin with what was said last.
+*   SIGTERM announces the end to all workers, and drains them after a delay; SIGINT drains them now. Another signal
+    hastens: see `Shutdown`. A worker that dies meanwhile is not replaced, and the others get its connections.
+*   SIGHUP makes all look at their rules, certificates and keys again. SIGUSR1 turns enforcement off in all of them,
+    SIGUSR2 on; workers that are started later begin with what was said last.
 *   Workers notice when the supervisor is gone, and end.
 """
 
@@ -36,9 +37,9 @@ import msgspec
 
 from headgate.core.errors import HeadgateError
 from headgate.server.ports import Port, stand_aside, stop_accepting
-from headgate.server.process import handle_signals, log_enforcement
+from headgate.server.process import Shutdown, handle_signals, log_announcement, log_enforcement
 from headgate.server.settings import Settings
-from headgate.server.worker import LONGEST_LINE, SWITCH, Orders, Report, line_of
+from headgate.server.worker import ANNOUNCE, DRAIN, LONGEST_LINE, SWITCH, Orders, Report, line_of
 
 _LOG = logging.getLogger("headgate.server")
 _COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
@@ -83,7 +84,7 @@ class Supervisor:
         self._beside = beside
         self._settings, self._ports, self._folder, self._serving = settings, ports, folder, serving
         self._workers: dict[int, WorkerProcess] = {}
-        self._stopping = asyncio.Event()
+        self._shutdown = Shutdown(settings.drain_delay)
         self._yet_to_serve = set(range(settings.workers))
         self._enforcing = settings.enforcement
 
@@ -95,19 +96,22 @@ class Supervisor:
     async def supervise(self) -> None:
         """Return when all workers have ended after `stop`; signals are left to others. Raises CannotStart."""
         refusals: Sequence[BaseException] = ()
+        ending = asyncio.create_task(self._end())
         try:
             async with self._beside(), asyncio.TaskGroup() as slots:
                 for slot in range(self._settings.workers):
                     slots.create_task(self._keep_filled(slot))
         except* CannotStart as group:
             refusals = group.exceptions
+        finally:
+            ending.cancel()
         if refusals:  # not raised above: before Python 3.11.4 that would put it into a group again
             raise refusals[0]
 
     async def _keep_filled(self, slot: int) -> None:
         """Start a worker in a slot, and another whenever it has ended."""
         loop, pause = asyncio.get_running_loop(), 0.0
-        while not self._stopping.is_set():
+        while not self._shutdown.announced.is_set():
             born = loop.time()
             try:
                 worker = self._workers[slot] = await WorkerProcess.start(self._orders(slot))
@@ -119,13 +123,13 @@ class Supervisor:
             pause = 0.0 if lived > _YOUNG else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._stopping.wait()
+                    await self._shutdown.announced.wait()
 
     async def _watch(self, slot: int, worker: WorkerProcess) -> None:
         """Stay with a worker until it has ended."""
         try:
-            if self._stopping.is_set():  # the signal came in between
-                worker.send(signal.SIGTERM)
+            if self._shutdown.announced.is_set():  # the signal came in between
+                self._let_go(worker)
             report = await worker.report()
             if worker.process.returncode != 0:  # one that has ended in order was told to: it is replaced, served or not
                 self._note(slot, report)
@@ -133,7 +137,9 @@ class Supervisor:
         finally:
             worker.close()
             del self._workers[slot]
-        if not self._stopping.is_set():
+        if self._shutdown.announced.is_set():
+            self._stand_aside(slot)
+        else:
             _LOG.error("worker %d (process %d) %s: another takes its place", slot, worker.process.pid, worker.fate)
 
     def _orders(self, slot: int) -> Orders:
@@ -145,34 +151,57 @@ class Supervisor:
         if not report.error:
             self._workers[slot].serves = True
             self._workers[slot].writer.write(SWITCH[self._enforcing])  # it may have changed since it got its orders
+            if self._shutdown.announced.is_set():
+                self._let_go(self._workers[slot])
             if self._yet_to_serve:
                 self._yet_to_serve.discard(slot)
                 if not self._yet_to_serve:
                     self._serving(report)
-        elif self._stopping.is_set():
+        elif self._shutdown.announced.is_set():
             _LOG.debug("worker %d did not come to serve: %s", slot, report.error)
         elif self._yet_to_serve:
             why = report.error if report.is_usage else f"worker {slot} cannot start: {report.error}"
             raise CannotStart(why, is_usage=report.is_usage)
         else:
-            for port in self._ports:
-                stand_aside(port.sockets[slot])
+            self._stand_aside(slot)
             _LOG.error("worker %d cannot start: %s", slot, report.error)
 
-    def stop(self) -> None:
-        """Drain all workers; when asked again, end them."""
-        if self._stopping.is_set():
-            _LOG.warning("stopped at once: requests in progress are cut off")
-            self._kill()
-            return
-        self._stopping.set()
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Begin to end, or hasten the end, as this signal does."""
+        self._shutdown.request(number)
+
+    async def _end(self) -> None:
+        """End the workers when that is requested, stage by stage."""
+        await self._shutdown.announced.wait()
+        if not self._shutdown.draining.is_set():
+            log_announcement(_LOG, self._settings.drain_delay)
+            for worker in self._workers.values():
+                self._let_go(worker)
+        await self._shutdown.draining.wait()
         _LOG.info("draining: requests in progress get up to %g s to end", self._settings.drain_seconds)
         for port in self._ports:
             for each in port.sockets:
                 stop_accepting(each)
         for worker in self._workers.values():
+            self._let_go(worker)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_seconds + _GRACE):
+                await self._shutdown.at_once.wait()
+                _LOG.warning("stopped at once: requests in progress are cut off")
+        for worker in self._workers.values():
+            worker.send(signal.SIGKILL)
+
+    def _let_go(self, worker: WorkerProcess) -> None:
+        """Tell a worker which stage of the end it is."""
+        if worker.serves:
+            worker.writer.write(DRAIN if self._shutdown.draining.is_set() else ANNOUNCE)
+        else:
             worker.send(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(self._settings.drain_seconds + _GRACE, self._kill)
+
+    def _stand_aside(self, slot: int) -> None:
+        """Leave new connections to the workers of other slots."""
+        for port in self._ports:
+            stand_aside(port.sockets[slot])
 
     def reload(self) -> None:
         """Let all workers look again at their files."""
@@ -187,10 +216,6 @@ class Supervisor:
         for worker in self._workers.values():
             if worker.serves:
                 worker.writer.write(SWITCH[enforcing])
-
-    def _kill(self) -> None:
-        for worker in self._workers.values():
-            worker.send(signal.SIGKILL)
 
 
 @dataclass(slots=True)

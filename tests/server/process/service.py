@@ -63,7 +63,8 @@ class Service:
         self.kept = "", ""
         """What it said and complained, where its folder is gone."""
         ports = ("--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
-        command = [sys.executable, *program, "serve", *ports, *_rules(options, environment or {}), *options]
+        at_once = () if "--drain-delay" in options else ("--drain-delay", "0")
+        command = [sys.executable, *program, "serve", *ports, *at_once, *_rules(options, environment or {}), *options]
         if protector := shutil.which("setpriv"):
             command = [protector, "--pdeathsig", "TERM", *command]
         with self.out.open("wb") as said, self.err.open("wb") as err:
