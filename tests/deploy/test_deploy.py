@@ -118,7 +118,7 @@ class TestCompose:
         asked = settings({**image_environment(), **environment, "HEADGATE_RULES": str(rules)})
         assert asked.workers == 2
         assert main(["rules", "validate", str(rules)]) == 0
-        assert int(ours["stop_grace_period"].removesuffix("s")) > asked.drain_seconds + 5
+        assert int(ours["stop_grace_period"].removesuffix("s")) > asked.drain_delay + asked.drain_seconds + 5
         assert asked.store == "redis://redis:6379/0"
 
     def test_the_store_keeps_what_it_is_given(self) -> None:
@@ -178,8 +178,8 @@ class TestKubernetes:
         asked = settings({**image_environment(), **environment, "HEADGATE_RULES": str(tmp_path / "rules.yaml")})
         spec = of_kind("Deployment")["spec"]
         assert asked.nodes == spec["replicas"]
-        pause = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
-        assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > pause + asked.drain_seconds + 5
+        grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace > asked.drain_delay + asked.drain_seconds + 5
 
     def test_names_and_labels_fit_together(self) -> None:
         spec = of_kind("Deployment")["spec"]
@@ -219,7 +219,8 @@ class TestSystemd:
         assert words == ["/opt/headgate/bin/headgate", "serve"]
         text = ours["Environment"].replace("/etc/headgate", str(ROOT / "docs" / "examples"))
         environment = dict(word.split("=", 1) for word in shlex.split(text))
-        assert int(ours["TimeoutStopSec"]) > settings(environment).drain_seconds + 5
+        asked = settings(environment)
+        assert int(ours["TimeoutStopSec"]) > asked.drain_delay + asked.drain_seconds + 5
         assert environment["HEADGATE_DATA_DIR"] == ours["WorkingDirectory"] == f"/var/lib/{ours['StateDirectory']}"
         assert settings({**environment, "HEADGATE_RULES": "", "HEADGATE_DATABASE": "postgresql://db/headgate"}).database
         assert int(ours["LimitNOFILE"]) > DEFAULTS.max_connections

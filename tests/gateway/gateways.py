@@ -305,5 +305,6 @@ def minimal(port: int, **fields: Any) -> dict[str, Any]:
         "decisions": PATIENT,
         "admin": {"port": free_port()},
         "threads": 1,
+        "drain_delay": 0,
         **fields,
     }

@@ -70,6 +70,7 @@ FULL: dict[str, Any] = {
     "admin": {"port": 8002},
     "threads": 2,
     "access_log": "off",
+    "drain_delay": 0,
     "drain": "5s",
 }
 """A file with every field."""
@@ -122,7 +123,12 @@ def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
     (issuer,) = gateway.issuers
     assert (issuer.audience, issuer.claims) == (("api",), {"user": "sub", "tenant": "org"})
     assert json.loads(issuer.jwks)["keys"][0]["alg"] == "HS256"
-    assert (gateway.drain_seconds, gateway.access_log, gateway.max_header_kb) == (5.0, False, 8)
+    assert (gateway.drain_delay, gateway.drain_seconds, gateway.access_log, gateway.max_header_kb) == (
+        0.0,
+        5.0,
+        False,
+        8,
+    )
     assert "x" * 32 not in repr(gateway)
 
 

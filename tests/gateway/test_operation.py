@@ -57,7 +57,7 @@ def orders() -> Iterator[Upstream]:
 @pytest.fixture(scope="module")
 def running(redis: RedisServer, orders: Upstream) -> Iterator[Gateway]:
     address = redis.address.partition("?")[0]
-    file = minimal(orders.port, rules=RULES, store=address, drain="60s", access_log="off")
+    file = minimal(orders.port, rules=RULES, store=address, drain_delay="600s", drain="60s", access_log="off")
     with gateway(file) as found:
         yield found.started()
 
@@ -398,7 +398,7 @@ def test_a_port_that_is_taken_is_told(running: Gateway, orders: Upstream) -> Non
         assert "another program listens there" in second.err.read_text()
 
 
-def test_what_is_in_progress_is_answered_before_the_end(running: Gateway, orders: Upstream) -> None:
+def test_its_end_is_announced_and_what_is_in_progress_is_answered_before_it(running: Gateway, orders: Upstream) -> None:
     """The last test of this gateway: it ends here."""
     orders.held.clear()
     before = orders.served.count("/local/7")
@@ -406,6 +406,9 @@ def test_what_is_in_progress_is_answered_before_the_end(running: Gateway, orders
     with closing(connection), Client(running.port) as one, Client(running.port) as other:
         connection.request("GET", "/local/held")
         until(lambda: "/local/held" in orders.served, "the service has the request", SECONDS)
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: running.get("/readyz", port=running.admin).status == 503, "its health check fails", SECONDS)
+        assert [running.get("/local/7").status for _ in range(4)] == [200] * 4
         running.process.send_signal(signal.SIGTERM)
         until(lambda: refuses(running.port), "the port is closed", SECONDS)
         assert running.get("/readyz", port=running.admin).status == 503
@@ -416,7 +419,7 @@ def test_what_is_in_progress_is_answered_before_the_end(running: Gateway, orders
         assert (response.status, response.getheader("connection")) == (200, "close")
         response.read()
     assert one.failures + other.failures == []
-    assert len(one.answers + other.answers) == orders.served.count("/local/7") - before
+    assert len(one.answers + other.answers) + 4 == orders.served.count("/local/7") - before
     assert running.ended() == 0
     assert not re.search(r"Traceback|ERROR.*asyncio", running.err.read_text())
 

@@ -135,6 +135,7 @@ def running(redis: RedisServer, services: dict[str, Upstream], sockets: int, rpc
         "decisions": {**PATIENT, "workers": 2},
         "admin": {"port": free_port()},
         "threads": 1,
+        "drain_delay": 0,
     }
     with gateway(file, files={"secret": SECRET}) as found:
         yield found.started()

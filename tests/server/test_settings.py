@@ -21,6 +21,7 @@ def test_every_setting_has_a_default_that_works() -> None:
         ("workers", {"workers": 0}, "from 1"),
         ("nodes", {"nodes": 0}, "from 1"),
         ("deny_status", {"deny_status": 200}, "from 400"),
+        ("drain_delay", {"drain_delay": -1.0}, "from 0 to 3600"),
         ("drain_seconds", {"drain_seconds": float("nan")}, "nan"),
         ("max_in_flight", {"max_in_flight": 0}, "from 1"),
         ("on_store_failure", {"on_store_failure": "explode"}, "local, allow, deny"),

@@ -58,6 +58,11 @@ class Envoy:
         """Send a request through it."""
         return _sent(self.port, path, method, headers)
 
+    def admin(self, path: str) -> bytes:
+        """Return what its admin interface says."""
+        port = int((self._folder / "admin").read_text().rpartition(":")[2])
+        return _sent(port, path, "GET", {}).body
+
     def logged(self, text: str) -> None:
         """Wait until the access log has a line with a text."""
         until(lambda: text in self.log.read_text(), f"{text!r} is logged", SECONDS)
