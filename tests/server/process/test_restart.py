@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import msgspec
@@ -209,7 +209,7 @@ class Load:
         self._port, self._ended, self.answered = port, threading.Event(), [0] * clients
         self._threads = [threading.Thread(target=self._ask, args=(index,), daemon=True) for index in range(clients)]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
