@@ -202,7 +202,7 @@ def channel(found: Service) -> Iterator[Any]:
 
 
 class Load:
-    """Clients that ask through the balancer for the length of a with block, on connections that last and on new ones."""
+    """Clients that ask through the balancer, on connections that last and on new ones."""
 
     def __init__(self, port: int, clients: int = 4) -> None:
         self.failures: list[str] = []
