@@ -144,8 +144,8 @@ def test_limits_of_a_task_are_decided_together() -> None:
     clock = ManualClock()
     limits = TaskLimits(clock=clock)
 
-    @limits.limit("3/hour")
-    @limits.limit("1/minute")
+    @limits.limit("3/hour", name="hourly")
+    @limits.limit("1/minute", name="each-minute")
     def send() -> str:
         return "sent"
 
@@ -158,7 +158,7 @@ def test_limits_of_a_task_are_decided_together() -> None:
 
 
 def test_called_as_a_function_it_waits_for_its_place_in_a_queue() -> None:
-    @TaskLimits().limit("100/s leaky_bucket queue")
+    @TaskLimits().limit("100/s leaky_bucket queue", name="queued")
     def queued() -> float:
         return time.monotonic()
 

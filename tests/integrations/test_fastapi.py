@@ -386,4 +386,4 @@ def test_the_test_client_has_no_address_and_is_limited_nevertheless(caplog: pyte
     app.get("/")(lambda: "hello")
     with caplog.at_level(logging.WARNING), TestClient(app) as client:
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]
-    assert "address of a client is not known" in caplog.text
+    assert "address of a client" not in caplog.text

@@ -444,7 +444,7 @@ WRONG: Sequence[tuple[dict[str, Any], type[Exception], str]] = [
     ({"limits": "1/minute", "store": "rediss"}, UsageError, "redi"),
     ({"limits": Budget(rule="logins")}, InvalidSettings, "needs an engine"),
     ({"engine": "http://localhost"}, InvalidSettings, "engine"),
-    ({"engine": Engine(load_rules(RULES)), "store": "memory"}, InvalidSettings, "own store"),
+    ({"engine": Engine(load_rules(RULES)), "clock": ManualClock()}, InvalidSettings, "own clock"),
 ]
 
 
@@ -459,8 +459,8 @@ def test_a_budget_is_of_quotas_or_of_a_rule() -> None:
     for terms in ({}, {"limits": "1/minute", "rule": "logins"}):
         with pytest.raises(UsageError, match="either limits"):
             Budget(**terms)  # type: ignore[arg-type]
-    with pytest.raises(InvalidSettings, match="name one with rule="):
-        gate(rules=load_rules(RULES)).know(Budget(limits="1/minute"))
+    with pytest.raises(InvalidSettings, match="need a store of their own"):
+        Gate({"engine": Engine(load_rules(RULES))}).know(Budget(limits="1/minute"))
     assert Budget(limits=[Quota(5, 60_000_000), "10/hour"]).functions == ()
 
 

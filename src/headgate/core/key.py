@@ -26,12 +26,13 @@ LONGEST_ONCE = 512
 ONCE_US = 300_000_000
 """How long a store remembers the answer that goes with a token of `once_token`: 5 minutes, in microseconds."""
 Principal = str | bytes
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
+"""What the name of a limit is."""
 
 
 def checked_name(name: object) -> str:
     """Return `name` if it can be the name of a limit, such as a rule's id."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidKey(f"a name has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {name!r:.100}")
     return name
 

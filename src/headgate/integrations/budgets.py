@@ -76,7 +76,7 @@ def _named(quotas: Sequence[Quota], name: str) -> NamedFamily:
     return (name,) * len(quotas), Family(name, quotas)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Budget:
     """What is limited, and on which terms.
 
@@ -89,7 +89,7 @@ class Budget:
     rule: str | None = None
     """Instead of quotas: the id of a rule of the engine; empty: all of its rules that apply."""
     name: str = ""
-    """What has the same name shares a budget. Empty: each route has one of its own."""
+    """What has the same name shares a budget. Empty: each route has one of its own, named after its method and path."""
     key: Callable[..., Any] | None = None
     """Who is counted: returns text or, for the rules of an engine, principals by dimension. None: who asks."""
     cost: int | Callable[..., Any] = 1
@@ -204,11 +204,33 @@ def name_of(route: str, nth: int = 1) -> str:
     return name if nth == 1 else f"{name}:{nth}"
 
 
+def name_of_route(methods: Iterable[str], path: str) -> str:
+    """Return the name of a route; with HEAD and OPTIONS a framework answers for other methods."""
+    own = sorted(set(methods).difference(("HEAD", "OPTIONS"))) or sorted(methods)
+    return f"{'-'.join(own)}:{path}"
+
+
 def name_of_function(function: Callable[..., Any]) -> str:
-    """Return what budgets of a function are called."""
+    """Return the name of a function, and of its budgets where there is no route."""
     function = inspect.unwrap(function)
     kind = type(function)
     return f"{getattr(function, '__module__', kind.__module__)}.{getattr(function, '__qualname__', kind.__qualname__)}"
+
+
+def check_name(function: Callable[..., Any], budget: Budget) -> None:
+    """Refuse quotas without a name for a function whose own name others may have, too. Raises UsageError."""
+    inner = inspect.unwrap(function)
+    is_bound = inspect.ismethod(inner) and not inspect.isclass(inner.__self__)
+    if (
+        budget.limits is None
+        or budget.name
+        or (inspect.isroutine(inner) and not is_bound and "<" not in inner.__qualname__)
+    ):
+        return
+    raise UsageError(
+        f"{name_of_function(function)} may be the name of several functions, which would share their limit: give it a "
+        "name of its own, such as name='mails'"
+    )
 
 
 def own_budgets(view: Any) -> list[Budget]:
@@ -225,6 +247,7 @@ def decorated_with(view: Callable[..., Any], budget: Budget, limited: Callable[[
         return view
     made = limited(budgets)
     setattr(made, _BUDGETS, budgets)
+    vars(made).pop(_LIMITED_AS, None)  # of another limit of the same function
     with suppress(AttributeError):  # a bound method takes no notes
         setattr(view, _LIMITED_AS, made)
     return made
@@ -233,10 +256,9 @@ def decorated_with(view: Callable[..., Any], budget: Budget, limited: Callable[[
 def check_order(endpoints: Iterable[Any]) -> None:
     """Refuse routes of a function that was limited only after it had become one: nothing limits them."""
     found = list(endpoints)
-    known = set(map(id, found))
     for endpoint in found:
         limited = getattr(endpoint, _LIMITED_AS, None)
-        if limited is not None and id(limited) not in known:
+        if limited is not None and not any(each is limited for each in found):
             name = name_of_function(endpoint)
             raise UsageError(f"{name} is a route without its limit: put that below the decorator of the route")
 

@@ -19,16 +19,17 @@ import random
 import threading
 from collections.abc import Callable
 from functools import wraps
+from inspect import unwrap
 from typing import Any, TypeVar, Unpack
 
 from celery import Task, current_task
 from celery.exceptions import Ignore
 
-from headgate.core.errors import LimitExceeded, UsageError
+from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
-from headgate.integrations.functions import CallRefused, Invocation, budget_of, key_of
+from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, check_name, name_of_function
+from headgate.integrations.functions import CallRefused, Invocation, budget_of, exceeded, key_of
 from headgate.integrations.gate import Gate, GateSettings
 from headgate.integrations.visit import Visit
 
@@ -79,9 +80,14 @@ class TaskLimits:
         def limited(*args: Any, **kwargs: Any) -> Any:
             visit = Visit(gate, Invocation(function, args, kwargs))
             if not _is_admitted():
-                refusal = gate.enter(visit, (*gate.budgets, *budgets), route)
+                if current_task and unwrap(current_task.run) is unwrap(function):
+                    name = current_task.name
+                else:
+                    check_name(function, budget)
+                    name = route
+                refusal = gate.enter(visit, (*gate.budgets, *budgets), name)
                 if refusal is not None:
-                    _defer(refusal, route)
+                    _defer(visit, refusal, name)
                 if visit.delay_us and _is_called():
                     gate.clock.wait(threading.Event(), gate.clock.ticks() + visit.delay_us)
                 elif visit.delay_us:
@@ -107,13 +113,13 @@ def _is_admitted() -> bool:
     return bool(headers) and headers.get(_ADMITTED) == str(current_task.request.retries)
 
 
-def _defer(refusal: Refusal, route: str) -> None:
+def _defer(visit: Visit, refusal: Refusal, route: str) -> None:
     """Let a task come again when it could pass. Raises Ignore, which ends it for now; or says why it never could."""
     decision = refusal.decision
     if decision is None:
         raise CallRefused(refusal.detail, refusal.status)
     if _is_called():
-        raise LimitExceeded(route, decision)
+        raise exceeded(visit, route, decision)
     _send_again(decision.retry_after * (1 + SPREAD * random.random()), is_admitted=False)
     raise Ignore
 

@@ -16,15 +16,20 @@ then only its refusals have header fields.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, TypeVar, Unpack
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
 from django import conf
+from django.conf.urls.i18n import is_language_prefix_patterns_used
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponseBase
 from django.http.response import HttpResponse
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
+from django.utils.translation import get_language
 from django.views import View
 
 from headgate.core.errors import UsageError
@@ -102,6 +107,8 @@ class RateLimitMiddleware:
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        with suppress(ImproperlyConfigured):  # of a site in one module, which is not loaded yet
+            _check_routes(get_resolver(), "", {})
         self._get_response, is_async = get_response, iscoroutinefunction(get_response)
         self._gate = _SITE.gate(is_async=is_async)
         if is_async:
@@ -156,31 +163,33 @@ def reset(key: str, name: str = "default", *, limits: Quotas | None = None) -> N
 
 def _limited(view: Any, budgets: list[Budget]) -> Any:
     """Return a view that has budgets. The middleware finds them; where that is not there, the view asks itself."""
-    route, is_async = _kind_of(view)
+    own, is_async = _kind_of(view)
 
     @wraps(view)
-    def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        request = _request_of(own, args)
         visit = _visit_of(request, _SITE.gate(is_async=False))
         if not visit.has_asked(budgets):
             visit.ask(())  # so the middleware, if it is there, does not ask as well
             gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
             enter = async_to_sync(gate.enter) if gate.is_async else gate.enter
             gate.know(*budgets)
-            refusal = enter(visit, budgets, route)
+            refusal = enter(visit, budgets, _part_of(request, own))
             if refusal is not None:
                 return _response(refusal)
-        return view(request, *args, **kwargs)
+        return view(*args, **kwargs)
 
     @wraps(view)
-    async def limited_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    async def limited_async(*args: Any, **kwargs: Any) -> Any:
+        request = _request_of(own, args)
         visit = _visit_of(request, _SITE.gate(is_async=True))
         if not visit.has_asked(budgets):
             visit.ask(())
             visit.gate.know(*budgets)
-            refusal = await _SITE.gate(is_async=True).enter(visit, budgets, route)
+            refusal = await _SITE.gate(is_async=True).enter(visit, budgets, _part_of(request, own))
             if refusal is not None:
                 return _response(refusal)
-        return await view(request, *args, **kwargs)
+        return await view(*args, **kwargs)
 
     return limited_async if is_async else limited
 
@@ -192,6 +201,46 @@ def _kind_of(view: Any) -> tuple[str, bool]:
         return name_of_function(view), iscoroutinefunction(view)
     name, method = name_of_function(type(instance)), view.__name__
     return name if method == "dispatch" else f"{name}.{method}", bool(instance.view_is_async)
+
+
+def _check_routes(resolver: Any, above: str, known: dict[str, Any]) -> None:
+    """Refuse routes with limits of their own that cannot be told apart by their paths. Raises UsageError."""
+    for each in resolver.url_patterns:
+        pattern = str(each.pattern)
+        route = above + pattern.removeprefix("^") if above else pattern
+        if hasattr(each, "url_patterns"):
+            _check_routes(each, route, known)
+            continue
+        is_unnamed = any(budget.limits is not None and not budget.name for budget in own_budgets(each.callback))
+        if is_unnamed and known.setdefault(route, each.callback) != each.callback:
+            raise UsageError(f"two routes are /{route}: give their limits names, such as name='mails'")
+
+
+def _request_of(name: str, args: Sequence[Any]) -> HttpRequest:
+    """Return the request: the first argument of a view, or the second one of a method."""
+    for each in args[:2]:
+        if hasattr(each, "META"):
+            found: HttpRequest = each
+            return found
+    raise UsageError(f"{name} is limited as a view, but its first argument is no request; see integrations.functions")
+
+
+def _route_of(request: HttpRequest) -> str:
+    """Return the name of the route of a request: its path, whatever its language; empty where there is none."""
+    match, urlconf = request.resolver_match, getattr(request, "urlconf", None)
+    if match is None:
+        return ""
+    route = match.route.removeprefix(f"{get_language()}/") if _has_languages(urlconf) else match.route
+    return f"/{route}" if urlconf is None else f"{getattr(urlconf, '__name__', urlconf)}:/{route}"
+
+
+def _has_languages(urlconf: Any) -> bool:
+    return bool(is_language_prefix_patterns_used(urlconf or conf.settings.ROOT_URLCONF)[0])
+
+
+def _part_of(request: HttpRequest, name: str) -> str:
+    """Return the name of a function that serves a part of a route, or is called without one."""
+    return f"{_route_of(request)}:{name}"
 
 
 def _visit_of(request: HttpRequest, gate: Gatekeeping) -> Visit:
@@ -210,7 +259,7 @@ def _all_of(visit: Visit, view: Any) -> tuple[Sequence[Budget], str]:
     own = own_budgets(view)
     visit.gate.know(*own)
     visit.ask(own)
-    return visit.gate.with_own(own), name_of_function(getattr(view, "view_class", view))
+    return visit.gate.with_own(own), _route_of(visit.request)
 
 
 def _response(refusal: Refusal) -> HttpResponseBase:

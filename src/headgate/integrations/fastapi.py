@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial, wraps
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.routing import Host, Match, Mount
 
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import VISIT, Denied, Scope, gate
+from headgate.integrations.asgi import MOST_LAYERS, VISIT, Denied, Scope, gate
 from headgate.integrations.budgets import (
     Budget,
     BudgetSettings,
@@ -35,12 +38,17 @@ from headgate.integrations.budgets import (
     check_order,
     decorated_with,
     name_of_function,
+    name_of_route,
     own_budgets,
 )
 from headgate.integrations.visit import UNDECIDED, Visit
 from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limited"]
+_Depends: Any = object
+with suppress(ImportError):  # Starlette has no dependencies
+    from fastapi.params import Depends as _Depends
+_NOWHERE = SimpleNamespace(endpoint=None, path="")
 _CONNECTION = "headgate_connection"
 """The parameter by which FastAPI gives the connection to a decorated route."""
 _HANDLERS = "starlette.exception_handlers"
@@ -59,10 +67,9 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
     present = HTTPConnection
 
     def limited_routes(self, scope: Scope) -> bool:
-        budgets = list(_budgets_of(scope.get("app")))
-        self.gate.know(*budgets)
-        check_order(_endpoints_of(scope.get("app")))
-        return bool(budgets)
+        routes = _Routes(scope.get("app"))
+        self.gate.know(*routes.budgets)
+        return bool(routes.budgets)
 
 
 class RateLimited(HTTPException):
@@ -89,31 +96,23 @@ class RateLimited(HTTPException):
         return {name.decode(): value.decode() for name, value in self.refusal.fields}
 
 
-class Limit:
-    """A limit of routes, as a dependency: ``Depends(limit("5/minute"))``.
+class Limit(_Depends):  # type: ignore[misc]
+    """A limit of routes, as a dependency: ``Depends(limit("5/minute"))``, or the same without ``Depends``.
 
     Each route that has it has a budget of its own, unless it is given a name.
     """
 
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def __init__(self, budget: Budget) -> None:
-        self.budget, self._budgets = budget, (budget,)
-        self._routes: dict[int, tuple[Any, str, bool]] = {}
-        """Routes that have it, by identity: what they are called, and whether another limit replaces this one."""
+        fields = {"budget": budget, "_budgets": (budget,), "dependency": self, "use_cache": True, "scope": None}
+        self.__dict__.update(fields)  # those of FastAPI are frozen
 
     async def __call__(self, connection: HTTPConnection) -> None:
         scope = connection.scope
-        included = scope.get("fastapi")  # the route as it is where its router was included
-        route = (included and included.get("effective_route_context")) or scope.get("route")
-        found = self._routes.get(id(route))
-        if found is None:
-            endpoint = scope.get("endpoint")
-            name = name_of_function(endpoint) if endpoint is not None else scope["path"]
-            replaced = not self.budget.replaces and any(budget.replaces for budget in _budgets_of(route))
-            found = route, name, replaced
-            if route is not None:
-                self._routes[id(route)] = found
-        if not (found[2] or _passes(scope, self._budgets, found[1])):
-            await _enter(scope, self._budgets, found[1])
+        route = _route_of(scope, self._budgets)
+        if (self.budget.replaces or not route.replaces) and not _passes(scope, self._budgets, route.name):
+            await _enter(scope, self._budgets, route.name)
 
 
 def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
@@ -138,7 +137,7 @@ def limited(
 
 
 def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callable[..., Awaitable[Any]]:
-    route, is_async = name_of_function(function), inspect.iscoroutinefunction(function)
+    own, is_async = name_of_function(function), inspect.iscoroutinefunction(function)
 
     @wraps(function)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +146,12 @@ def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callabl
             given = (*args, *kwargs.values())
             connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
         if connection is None:
-            raise UsageError(f"{route} is limited, but it was not called as a route")
+            raise UsageError(f"{own} is limited, but it was not called as a route")
+        route = _route_of(connection.scope, budgets).name
+        if (
+            own_budgets(connection.scope.get("endpoint")) is not budgets
+        ):  # one of several functions that serve the route
+            route = f"{route}:{own}"
         if not _passes(connection.scope, budgets, route):
             await _enter(connection.scope, budgets, route)
         if is_async:
@@ -160,8 +164,8 @@ def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callabl
 
 def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
     """Whether a request passes the budgets of a route at once; see `Visit.at_once`. Raises RateLimited."""
-    visit: Visit | None = scope.get(VISIT)
-    if visit is None or id(budgets[0]) not in visit.gate.known:
+    visit: Visit = scope[VISIT]
+    if budgets[0] not in visit.gate.known:
         return False
     refusal = visit.at_once(budgets, route)
     if refusal is not None and refusal is not UNDECIDED:
@@ -171,9 +175,7 @@ def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
 
 async def _enter(scope: Scope, budgets: Sequence[Budget], route: str) -> None:
     """Take what budgets of a route cost. Raises RateLimited."""
-    visit: Visit | None = scope.get(VISIT)
-    if visit is None:
-        raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
+    visit: Visit = scope[VISIT]
     gate: Any = visit.gate
     gate.know(*budgets)
     refusal = await gate.enter(visit, budgets, route)
@@ -201,31 +203,107 @@ def _with_connection(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=parameters)
 
 
-def _budgets_of(place: Any) -> Iterator[Budget]:
-    """Yield the budgets of a route, or of all routes of an application or a router."""
-    yield from own_budgets(getattr(place, "endpoint", None))
-    dependencies = list(getattr(getattr(place, "dependant", None), "dependencies", ()))
+class _Route:
+    """A route, and through which mounts it is reached.
+
+    Attributes:
+        name: of its budgets.
+        budgets: its own, and those of its routers and of its application.
+        replaces: whether one of them replaces the others.
+    """
+
+    def __init__(self, chain: Sequence[Any]) -> None:
+        self._chain, self.endpoint = chain, chain[-1].endpoint
+        path = "".join(each.host if isinstance(each, Host) else each.path for each in chain)
+        methods = getattr(chain[-1], "methods", None) or ("ANY" if hasattr(chain[-1], "methods") else "WEBSOCKET",)
+        self.name = name_of_route(methods, path)
+        self.budgets = [*own_budgets(self.endpoint), *_dependencies(chain[-1])]
+        self.replaces = any(budget.replaces for budget in self.budgets)
+
+    def matches(self, scope: Scope) -> bool:
+        """Whether a request comes here."""
+        outer = {"root_path": scope.get("app_root_path", scope.get("root_path", "")), "path_params": {}}
+        scope = {**scope, **outer, "app_root_path": outer["root_path"]}
+        for each in self._chain:
+            match, inner = each.matches(scope)
+            if match is not Match.FULL:
+                return False
+            scope.update(inner)
+        return True
+
+
+class _Routes(dict[Any, list[_Route]]):
+    """The routes of an application, by endpoint; those of what cannot be a key by None. Raises UsageError."""
+
+    def __init__(self, application: Any) -> None:
+        super().__init__()
+        self.application = application
+        found = [_Route(chain) for chain in _chains(application)]
+        check_order(route.endpoint for route in found)
+        unnamed: dict[str, Any] = {}
+        for route in found:
+            self.setdefault(_key_of(route.endpoint), []).append(route)
+            if any(budget.limits is not None and not budget.name for budget in route.budgets):
+                other = unnamed.setdefault(route.name, route.endpoint)
+                if other != route.endpoint:
+                    raise UsageError(f"two routes are {route.name}: give their limits names, such as name='mails'")
+        self.budgets = [budget for route in found for budget in route.budgets]
+
+
+def _route_of(scope: Scope, budgets: Sequence[Budget]) -> _Route:
+    """Return the route of a request. Raises UsageError."""
+    visit: Visit | None = scope.get(VISIT)
+    if visit is None:
+        raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
+    outermost, endpoint = scope["router"], scope.get("endpoint")
+    known: list[_Routes] = visit.gate.routes
+    routes = next((each for each in known if each.application is outermost), None)
+    if routes is None:
+        routes = _Routes(outermost)
+        known.append(routes)
+    found = routes.get(_key_of(endpoint), ())
+    if len(found) == 1 and found[0].endpoint is endpoint:
+        return found[0]
+    for route in found:
+        if route.endpoint is endpoint and route.matches(scope):
+            return route
+    if all(budget.name or budget.rule is not None for budget in budgets):
+        return _Route((_NOWHERE,))
+    raise UsageError(f"{scope['path']} is not among the routes: give its limit a name, such as name='mails'")
+
+
+def _key_of(endpoint: Any) -> Any:
+    try:
+        hash(endpoint)
+    except TypeError:
+        return None
+    return endpoint
+
+
+def _chains(place: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the routes of an application or a router, each behind the hosts and mounts that lead to it."""
+    if isinstance(place, Host | Mount):
+        above = (*above, place)
+    contexts = getattr(place, "effective_route_contexts", None)  # of a router where it is included
+    for _ in range(MOST_LAYERS):
+        if contexts is not None or getattr(place, "routes", None) or not hasattr(place, "app"):
+            break
+        place = place.app
+    inside = [each.starlette_route or each for each in contexts()] if contexts else getattr(place, "routes", None)
+    for each in inside or ():
+        if getattr(each, "endpoint", None) is not None:
+            yield (*above, each)
+        else:
+            yield from _chains(each, above)
+
+
+def _dependencies(route: Any) -> Iterator[Budget]:
+    """Yield the budgets of a route by its dependencies."""
+    dependencies = list(getattr(getattr(route, "dependant", None), "dependencies", ()))
     for dependant in dependencies:
         if isinstance(dependant.call, Limit):
             yield dependant.call.budget
         dependencies += dependant.dependencies
-    for inner in _inside(place):
-        yield from _budgets_of(inner)
-
-
-def _endpoints_of(place: Any) -> Iterator[Any]:
-    """Yield the functions of all routes of an application or a router."""
-    if hasattr(place, "endpoint"):
-        yield place.endpoint
-    for inner in _inside(place):
-        yield from _endpoints_of(inner)
-
-
-def _inside(place: Any) -> Iterator[Any]:
-    """Yield what an application, a router or a mount has inside; routers that are included may be kept apart."""
-    yield from getattr(place, "routes", None) or ()
-    yield from getattr(place, "effective_route_contexts", tuple)()
-    yield from getattr(getattr(place, "original_route", None), "routes", None) or ()
 
 
 async def _problem(_: Any, error: Exception) -> Response:  # else Starlette would run it in a thread

@@ -32,6 +32,8 @@ from headgate.integrations.budgets import (
     QuotasOfKey,
     check_order,
     decorated_with,
+    name_of_function,
+    name_of_route,
     own_budgets,
 )
 from headgate.integrations.gate import Gate, GateSettings, nothing_limited
@@ -98,14 +100,14 @@ class RateLimits:
         if app is not None:
             self.init_app(app)
 
-    def init_app(self, app: Flask) -> None:
-        """Limit an application. Raises UsageError, for its decorated views as well."""
+    def init_app(self, app: Flask, **settings: Unpack[GateSettings]) -> None:
+        """Limit an application, by these settings besides. Raises UsageError, for its decorated views as well."""
         if _EXTENSION in app.extensions:
             raise UsageError("the application has rate limits already: give all of them to one RateLimits")
         configured = app.config.get("HEADGATE", {})
         if not isinstance(configured, Mapping):
             raise InvalidSettings("HEADGATE is a dictionary, such as {'limits': '100/minute'}")
-        given: Any = {**self._settings, **configured}
+        given: Any = {**self._settings, **settings, **configured}
         gate = Gate(given)
         app.extensions[_EXTENSION] = gate
         watch = self._watched[gate] = _Watch(app, gate)
@@ -201,8 +203,8 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
     @wraps(view)
     def limited(*args: Any, **kwargs: Any) -> Any:
         passing = _passing()
-        if not passing.visit.has_asked(budgets):  # another decorator, which did not use functools.wraps, hides them
-            passing.enter(budgets)
+        if not passing.visit.has_asked(budgets):  # it serves a part of the route, or another decorator hides it
+            passing.enter(budgets, f"{passing.route}:{name_of_function(view)}")
         return current_app.ensure_sync(view)(*args, **kwargs)
 
     return limited
@@ -215,15 +217,17 @@ class _Passing:
 
     def __init__(self, gate: Gate, current: Request, views: Mapping[str, Any]) -> None:
         self.visit = visit_of(gate, current, current.environ)
-        self.route = current.endpoint or ""
-        self.budgets = own_budgets(views.get(self.route))
+        rule = current.url_rule
+        host = "" if rule is None else rule.host or rule.subdomain or ""
+        self.route = "" if rule is None else name_of_route(rule.methods or ("WEBSOCKET",), f"{host}{rule.rule}")
+        self.budgets = own_budgets(views.get(current.endpoint or ""))
         """Of the view."""
         self.refusal: Refusal | None = None
 
-    def enter(self, budgets: Sequence[Budget]) -> None:
+    def enter(self, budgets: Sequence[Budget], route: str | None = None) -> None:
         """Take what budgets cost. Raises Refused."""
         gate: Any = self.visit.gate
-        self.refusal = refusal = gate.enter(self.visit, budgets, self.route)
+        self.refusal = refusal = gate.enter(self.visit, budgets, self.route if route is None else route)
         if refusal is not None:
             raise RateLimited(refusal) if refusal.status == HTTPStatus.TOO_MANY_REQUESTS else Refused(refusal)
 

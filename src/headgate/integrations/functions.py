@@ -24,11 +24,12 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, cast
 import msgspec
 
 from headgate.clock import Clock
+from headgate.core.decision import Decision
 from headgate.core.errors import HeadgateError, LimitExceeded
 from headgate.core.numbers import short
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, CallTerms, Quotas, QuotasOfKey, name_of_function
+from headgate.integrations.budgets import Budget, CallTerms, Quotas, QuotasOfKey, check_name, name_of_function
 from headgate.integrations.gate import AsyncGate, Gate, GateSettings, at_once
 from headgate.integrations.visit import Visit
 from headgate.waiting import deadline
@@ -40,6 +41,8 @@ R = TypeVar("R")
 ALL = "all"
 """The key of calls that have none."""
 _SETTINGS = frozenset({"rules", "engine", "store", "on_store_failure", "nodes", "clock", "on_refused", "enabled"})
+_LAYERS = "__headgate_layers__"
+"""The attribute by which a decorated function has the number of its limits."""
 _LONGEST_US = 60_000_000
 """Microseconds after which a caller that waits asks again in any case: somebody may have given something back."""
 
@@ -114,11 +117,16 @@ def limited(
     budget = budget_of(limits, given)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        wanted, route = deadline(0, timeout) if otherwise == "wait" else 0, name_of_function(function)
+        wanted, nth = deadline(0, timeout) if otherwise == "wait" else 0, getattr(function, _LAYERS, 0) + 1
+        route = name_of_function(function) if nth == 1 else f"{name_of_function(function)}:{nth}"
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         made: Any = _guarded_async if is_async else _guarded
-        guarded: Callable[P, R] = made(function, _Terms(budget, settings, otherwise, wanted, route))
-        return guarded
+        guarded: Any = made(function, _Terms(budget, settings, otherwise, wanted, route))
+        setattr(guarded, _LAYERS, nth)
+        if not guarded.gate.is_private:
+            check_name(function, budget)
+        limited: Callable[P, R] = guarded
+        return limited
 
     return decorate
 
@@ -148,10 +156,17 @@ class _Terms(msgspec.Struct, frozen=True):
                 raise CallRefused(refusal.detail, refusal.status)
             left = None if self.wait_us is None else self.wait_us - waited
             if left is not None and decision.retry_after_us > left:  # it would be in vain
-                raise LimitExceeded(self.route, decision)
+                raise exceeded(visit, self.route, decision)
             pause = min(decision.retry_after_us, _LONGEST_US) or 1
             yield _Pause(pause)
             waited += pause
+
+
+def exceeded(visit: Visit, name: str, decision: Decision) -> LimitExceeded:
+    """Return the error of a call that is refused: it has the key, and mentions the function where calls have keys."""
+    error = LimitExceeded(name if visit.key == ALL else str(visit.key), decision)
+    error.add_note(f"It is a call of {name}.")
+    return error
 
 
 def _guarded(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:

@@ -13,13 +13,14 @@ from typing import Any, Protocol, TypedDict
 
 from headgate.clock import Clock
 from headgate.core.errors import StoreError, UsageError
+from headgate.core.key import NAME
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.engine import AsyncEngine, Engine, Ruling
 from headgate.engine.verbs import Rules
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Answers, Refusal
-from headgate.integrations.budgets import AsyncCounter, Budget, Counter, QuotaQuestion, Quotas, QuotasOfKey
+from headgate.integrations.budgets import AsyncCounter, Budget, Counter, QuotaQuestion, Quotas, QuotasOfKey, name_of
 from headgate.integrations.visit import DEFAULT, UNDECIDED, UNREADABLE, Asked, EmptyKey, Flow, T, Visit
 from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
@@ -115,12 +116,13 @@ class Gatekeeping:
         self.enabled = settings.get("enabled", True)
         if not isinstance(self.enabled, bool):
             raise InvalidSettings(f"enabled is True or False, not {short(self.enabled)}")
-        is_shared = settings.get("rules") is None and not isinstance(settings.get("store", ""), str)
-        self._owned = settings.get("engine") is None and not is_shared
+        self._settings = settings
         self.spelling = spelling
         self.decider: Any = self._decider(settings)
         self.by_rules = not isinstance(self.decider, Counter | AsyncCounter)
-        self.waits = self.is_async and not isinstance(self.decider, Counter | Engine)
+        self.counter: Any = None if self.by_rules else self.decider
+        """Decides on quotas; where rules decide on all routes, it is made for the first route that has quotas."""
+        self.waits = self._waits()
         """Whether decisions have to be waited for."""
         self.clock: Clock = self.decider.clock
         self.answers = Answers(
@@ -139,8 +141,10 @@ class Gatekeeping:
         if self._on_empty_key not in {"refuse", "address"}:
             raise InvalidSettings(f"on_empty_key is 'refuse' or 'address', not {short(self._on_empty_key)}")
         self._warned = False
-        self.known: dict[int, Budget] = {}
-        """Budgets of routes that were checked, by identity; they are kept, so that no other gets it."""
+        self.known: set[Budget] = set()
+        """Budgets of routes that were checked."""
+        self.routes: list[Any] = []
+        """What an integration knows about the routes of each application that has this gate."""
         self.peers: dict[str | None, str] = {}
         """The keys of peers that came before, where nothing but the peer counts."""
         self.budgets = self.checked(*_budgets(settings))
@@ -152,18 +156,36 @@ class Gatekeeping:
             self.check_functions(*budget.functions)
             if budget.rule is not None and not self.by_rules:
                 raise InvalidSettings(f"rule {budget.rule!r} needs an engine or rules, and this gate has quotas")
-            if budget.limits is not None and self.by_rules:
-                raise InvalidSettings("an engine decides by its rules: name one with rule=, instead of limits")
+            if budget.limits is not None and self.counter is None:
+                if self._settings.get("engine") is not None and "store" not in self._settings:
+                    raise InvalidSettings("quotas beside an engine need a store of their own, such as store='memory'")
+                self.counter = self._made(None, self._settings)
+                self.waits = self._waits()
             if budget.rule:
                 self._check_rule(budget.rule)
         return budgets
 
+    def decider_of(self, budget: Budget) -> Any:
+        """Return what decides on a budget."""
+        return self.decider if budget.rule is not None else self.counter
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nothing but this gate counts in its store."""
+        store = self._settings.get("store", "memory")
+        return isinstance(store, str) and store.startswith("memory")
+
+    def _waits(self) -> bool:
+        return self.is_async and not all(
+            isinstance(each, Counter | Engine | None) for each in (self.decider, self.counter)
+        )
+
     def know(self, *budgets: Budget) -> None:
         """Check budgets of a route when they are seen first; see `checked`."""
         for budget in budgets:
-            if id(budget) not in self.known:
+            if budget not in self.known:
                 self.checked(budget)
-                self.known[id(budget)] = budget
+                self.known.add(budget)
 
     def with_own(self, own: Sequence[Budget]) -> tuple[Budget, ...]:
         """Return what limits a route that has budgets of its own, besides those for all routes or instead."""
@@ -179,7 +201,7 @@ class Gatekeeping:
 
     def forget(self, key: str, name: str, limits: Quotas | None) -> Any:
         """Begin a reset; returns what may have to be waited for."""
-        if self.by_rules:
+        if self.by_rules and limits is None:
             dimension, _, value = key.partition(":")
             principal = {dimension: value} if value else {USER: key}
             if name == DEFAULT:
@@ -189,11 +211,14 @@ class Gatekeeping:
             budget.families[name][1] for budget in self.budgets if budget.name == name and not callable(budget.limits)
         ]
         if limits is not None:
-            found = [Budget(limits=limits, name=name).families[name][1]]
+            if not NAME.fullmatch(name):
+                name = name_of(name)  # a route, as it is written
+            (budget,) = self.checked(Budget(limits=limits, name=name))
+            found = [budget.families[name][1]]
         if not found:
             raise UsageError(f"there is no budget {name!r} for all routes: say which limits it has")
         plan = sum([family.plan(key) for family in found], ())
-        return self.decider.reset(QuotaQuestion((name,) * len(plan), 1, joined=plan))
+        return self.counter.reset(QuotaQuestion((name,) * len(plan), 1, joined=plan))
 
     def empty_key(self, budget: Budget) -> bool:
         """Whether somebody without a key is counted by address. Raises EmptyKey if not."""
@@ -211,6 +236,12 @@ class Gatekeeping:
                 "proxy, say where it writes the address: identity=AddressReader('x-forwarded-for', hops=1)"
             )
 
+    def _opened(self) -> list[Any]:
+        """Return what the gate opened, and closes."""
+        store, engine = self._settings.get("store", ""), self._settings.get("engine")
+        counters = [self.counter] if self.counter is not None and isinstance(store, str) else []
+        return [*counters, *([self.decider] if self.by_rules and engine is None else [])]
+
     def _check_rule(self, rule_id: str) -> None:
         try:
             policy = self.decider.policy
@@ -226,8 +257,8 @@ class Gatekeeping:
             raise InvalidSettings("give one of limits, rules and engine: it says what is limited for all routes")
         if engine is None:
             return self._made(rules, settings)
-        for name in ("store", "on_store_failure", "nodes", "clock"):
-            if name in settings:
+        for name in ("on_store_failure", "nodes", "clock") if "store" not in settings else ("clock",):
+            if name in settings:  # a store is for the quotas of routes
                 raise InvalidSettings(f"an engine that is given has its own {name}")
         if not all(hasattr(engine, verb) for verb in ("check", "refund", "reset", "clock")):
             raise InvalidSettings(f"engine is an engine or a client of the service, not {short(engine)}")
@@ -242,7 +273,8 @@ class Gatekeeping:
     def _made(self, rules: Rules | None, settings: GateSettings) -> Any:
         store: Any = settings.get("store", "memory")
         in_memory = isinstance(store, MemoryStore) or str(store).startswith("memory")
-        clock, mode, nodes = settings.get("clock"), settings.get("on_store_failure"), settings.get("nodes", 1)
+        engine, mode, nodes = settings.get("engine"), settings.get("on_store_failure"), settings.get("nodes", 1)
+        clock = settings.get("clock") if engine is None else engine.clock
         if rules is not None:
             made = AsyncEngine if self.is_async and not in_memory else Engine
             return made(rules, store=store, on_store_failure=mode or Mode.LOCAL, nodes=nodes, clock=clock)
@@ -277,14 +309,15 @@ class Gate(Gatekeeping):
         """Forget what a key used of a budget: ``reset("ip:203.0.113.9")``.
 
         A key is what a function returned, or ``user:42``, ``apikey:reporting``, ``ip:203.0.113.9`` for whom `identity`
-        found. The budget of a route has its `limits` besides. By rules, `name` is the id of one; by default, all.
+        found. The budget of a route has its `limits` besides, and is called ``GET:/items/{item}`` where it has no name.
+        By rules, `name` is the id of one; by default, all.
         """
         self.forget(key, name, limits)
 
     def close(self) -> None:
         """Release what the gate opened."""
-        if self._owned:
-            self.decider.close()
+        for decider in self._opened():
+            decider.close()
 
 
 class AsyncGate(Gatekeeping):
@@ -305,7 +338,7 @@ class AsyncGate(Gatekeeping):
             try:
                 question = visit.plain(budgets, route)
                 if question is not None:
-                    answer = await self.decider.check(question)
+                    answer = await _awaited(self.decider_of(budgets[0]).check(question))
                     visit.refused = visit.answered(Asked(budgets[0], question, answer))
                     if visit.refused is None:
                         return None
@@ -319,8 +352,8 @@ class AsyncGate(Gatekeeping):
 
     async def close(self) -> None:
         """See `Gate.close`."""
-        if self._owned:
-            await _awaited(self.decider.close())
+        for decider in self._opened():
+            await _awaited(decider.close())
 
 
 def _budgets(settings: GateSettings) -> Sequence[Budget]:

@@ -32,7 +32,7 @@ from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
 from headgate.integrations.asgi import TRY_LATER, VISIT, Message, Receive, Scope, Send
-from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_function
+from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_route
 from headgate.integrations.gate import AsyncGate, GateSettings
 from headgate.integrations.visit import Visit
 from headgate.web.problem import CONTENT_TYPE
@@ -66,7 +66,7 @@ class Limit:
         if visit.has_asked((self.budget,)):
             return
         visit.gate.know(self.budget)
-        refusal = await visit.gate.enter(visit, (self.budget,), name_of_function(handler.fn))
+        refusal = await visit.gate.enter(visit, (self.budget,), _name_of(handler, connection.scope))
         if refusal is None:
             return
         if connection.scope["type"] is ScopeType.WEBSOCKET:
@@ -121,7 +121,7 @@ class _Middleware(asgi.RateLimitMiddleware):
         own = [guard.budget for guard in guards if isinstance(guard, Limit)]
         visit.gate.know(*own)
         visit.ask(own)
-        return visit.gate.with_own(own), name_of_function(handler.fn) if handler is not None else ""
+        return visit.gate.with_own(own), _name_of(handler, scope) if handler is not None else ""
 
     async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal.answer is None or isinstance(refusal.answer, Response):
@@ -134,6 +134,11 @@ class _Middleware(asgi.RateLimitMiddleware):
         if refusal is not None and isinstance(refusal.answer, Response):
             refusal = msgspec.structs.replace(refusal, answer=partial(_denied, refusal.answer))
         await super()._websocket(visit, refusal, scope, receive, send)
+
+
+def _name_of(handler: Any, scope: Any) -> str:
+    kind = "WEBSOCKET" if scope["type"] == "websocket" else "ANY"
+    return name_of_route(getattr(handler, "http_methods", None) or (kind,), scope["path_template"])
 
 
 def _handlers(route: Any) -> Sequence[BaseRouteHandler]:

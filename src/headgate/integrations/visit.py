@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.errors import CostTooLarge, InvalidKey, UsageError
+from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, QuotaQuestion, name_of
@@ -41,6 +41,8 @@ UNDECIDED: Any = object()
 """What is neither a refusal nor None: the request has to `enter`."""
 KEPT_PEERS = 4096
 """Addresses of peers of which the key is kept."""
+_TEST_PEER = "testclient"
+"""The peer that the test clients of Starlette and Litestar name, which have no address."""
 _NAMED = ("user", "apikey", "ip")
 """Who asks, the best name first."""
 
@@ -91,12 +93,14 @@ class Visit(msgspec.Struct, eq=False):
     """Whether the client has hung up."""
     refused: Refusal | None = None
     """What `enter` is to return, where it was refused before that."""
+    key: Any = ""
+    """What a key function returned last."""
     _asked: list[Asked] = []
     _now: int = 0
     _identity: Identity | None = None
     _is_exempt: bool | None = None
     _names: dict[str, int] | None = None
-    _ahead: set[int] | None = None
+    _ahead: set[Budget] | None = None
 
     @property
     def request(self) -> Any:
@@ -114,11 +118,11 @@ class Visit(msgspec.Struct, eq=False):
 
     def ask(self, budgets: Sequence[Budget]) -> None:
         """Note that the budgets of a decorated view are asked before it is called; it need not do that itself."""
-        self._ahead = (self._ahead or set()).union(map(id, budgets))
+        self._ahead = (self._ahead or set()).union(budgets)
 
     def has_asked(self, budgets: Sequence[Budget]) -> bool:
         """Whether that was noted."""
-        return self._ahead is not None and self._ahead.issuperset(map(id, budgets))
+        return self._ahead is not None and self._ahead.issuperset(budgets)
 
     def plain(self, budgets: Sequence[Budget], route: str) -> Any:
         """Return the one question of a request, where no function of the application has a say in it; else None.
@@ -133,7 +137,7 @@ class Visit(msgspec.Struct, eq=False):
             return None
         cost: Any = budget.cost
         self._now = gate.clock.now()
-        if gate.by_rules:
+        if budget.rule is not None:
             return self._request(budget, cost, self.identity.principal)
         key = gate.peers.get(self.peer) or self._own_key()
         names, family = budget.families[budget.name or self._name(route)]
@@ -154,7 +158,7 @@ class Visit(msgspec.Struct, eq=False):
             question = self.plain(budgets, route)
             if question is None:
                 return UNDECIDED
-            refusal = self.answered(Asked(budgets[0], question, gate.decider.check(question)))
+            refusal = self.answered(Asked(budgets[0], question, gate.decider_of(budgets[0]).check(question)))
         except UNREADABLE as error:
             refusal = gate.answers.unreadable(error)
         if refusal is None or gate.on_refused is None:  # it is the first question: there is nothing to give back
@@ -224,22 +228,17 @@ class Visit(msgspec.Struct, eq=False):
         only = asked[0]
         if len(asked) > 1 or only.budget.shadow:
             return answers.fields_of(self._enforced(), self._now)
-        if self.gate.by_rules:
-            return answers.fields(only.answer.rules, only.answer.decision, self._now)
-        return answers.fields(only.question.names, only.answer, self._now)
+        return answers.fields(*_told_by(only), self._now)
 
     def _enforced(self) -> list[tuple[tuple[str, ...], Decision | None]]:
         """Return what is not only tried out: the name of each limit, and the decision."""
-        asked = [(each.question, each.answer) for each in self._asked if not each.budget.shadow]
-        if self.gate.by_rules:
-            return [(ruling.rules, ruling.decision) for _, ruling in asked]
-        return [(question.names, decision) for question, decision in asked]
+        return [_told_by(each) for each in self._asked if not each.budget.shadow]
 
     def _decided(self, asked: Iterable[Asked]) -> Flow[Refusal | None]:
         gate = self.gate
         for each in asked:
             self._now = gate.clock.now()
-            answer = gate.decider.check(each.question)
+            answer = gate.decider_of(each.budget).check(each.question)
             each.answer = (yield answer) if gate.waits else answer
             refusal = self.answered(each)
             if refusal is not None and not each.budget.shadow:
@@ -252,7 +251,7 @@ class Visit(msgspec.Struct, eq=False):
         """Note what was answered to a question; returns the refusal, if it is one."""
         budget, answer = asked.budget, asked.answer
         if not answer.allowed:
-            ruling = answer if self.gate.by_rules else asked.question.ruling(answer)
+            ruling = answer if budget.rule is not None else asked.question.ruling(answer)
             return self.gate.answers.refusal(ruling, self._now)
         if budget.rule and not answer.matched and answer.verdict is Verdict.UNLIMITED:
             raise UsageError(answer.reason or f"rule {budget.rule!r} limits nothing")
@@ -271,31 +270,35 @@ class Visit(msgspec.Struct, eq=False):
 
     def _refund(self, asked: Asked) -> Any:
         """Begin to give back what a question took."""
-        decider = self.gate.decider
-        return decider.refund(asked.answer) if self.gate.by_rules else decider.give_back(asked.question, asked.answer)
+        decider = self.gate.decider_of(asked.budget)
+        if asked.budget.rule is not None:
+            return decider.refund(asked.answer)
+        return decider.give_back(asked.question, asked.answer)
 
     def _questions(self, budgets: Iterable[Budget], route: str) -> Flow[list[Asked]]:
         """Return what is to be asked: what can be decided together is one question; shadows come last."""
-        by_rules = self.gate.by_rules
         enforced: list[Asked] = []
         shadows: list[Asked] = []
         for budget in budgets:
+            name = (
+                budget.name if budget.name or budget.rule is not None else self._name(route)
+            )  # counts the exempt, too
             if budget.exempt is not None and (yield budget.exempt(self.request)):
                 continue
-            cost = budget.cost if not callable(budget.cost) else (yield budget.cost(self.request))
-            if by_rules:
+            cost = budget.cost if not callable(budget.cost) else (yield from self._cost(budget.cost))
+            if budget.rule is not None:
                 question: Any = self._request(budget, cost, (yield from self._principal(budget)))
             else:
                 key = (yield from self._key(budget)) if budget.key or self.gate.key else self._own_key()
                 quotas = (yield budget.limits(key)) if callable(budget.limits) else None
-                names, family = budget.named(budget.name or self._name(route), quotas)
+                names, family = budget.named(name, quotas)
                 question = QuotaQuestion(names, cost, family, key)
                 earlier = (*self._asked, *enforced, *(shadows if budget.shadow else ()))
                 if earlier and _is_asked(budget, question, earlier):
                     continue
             if budget.shadow:
                 shadows.append(Asked(budget, question))
-            elif by_rules or not enforced or not _joined(enforced, budget, question):
+            elif budget.rule is not None or not _joined(enforced, budget, question):
                 enforced.append(Asked(budget, question))
         return enforced + shadows if shadows else enforced
 
@@ -307,6 +310,13 @@ class Visit(msgspec.Struct, eq=False):
         nth = self._names[route] = self._names.get(route, 0) + 1
         return name_of(route, nth)
 
+    def _cost(self, function: Callable[..., Any]) -> Flow[int]:
+        """Return the cost that a function finds."""
+        cost = yield function(self.request)
+        if type(cost) is not int or cost < 0:
+            raise InvalidCost(f"a cost is a whole number, 0 or above, not {short(cost)}, which {function!r} returned")
+        return cost
+
     def _key(self, budget: Budget) -> Flow[str]:
         """Return the key that a function finds."""
         function = budget.key or self.gate.key
@@ -314,7 +324,8 @@ class Visit(msgspec.Struct, eq=False):
         key = yield function(self.request)
         if key is not None and not isinstance(key, str):
             raise InvalidKey(f"a key is text, such as 'user:42', not {short(key)}: format it first")
-        return self._address_key() if not key and self.gate.empty_key(budget) else str(key)
+        self.key = found = self._address_key() if not key and self.gate.empty_key(budget) else str(key)
+        return found
 
     def _own_key(self) -> str:
         """Return the key of who asks; where nothing but the peer counts, it is kept."""
@@ -331,7 +342,7 @@ class Visit(msgspec.Struct, eq=False):
 
     def _address_key(self) -> str:
         address = self.gate.identifier.addresses.read(self.peer, self.lines).key
-        if address == UNKNOWN:
+        if address == UNKNOWN and self.peer != _TEST_PEER:
             self.gate.unknown_address()
         return f"ip:{address}"
 
@@ -340,7 +351,7 @@ class Visit(msgspec.Struct, eq=False):
         principal, function = self.identity.principal, budget.key or self.gate.key
         if function is None:
             return principal
-        key = yield function(self.request)
+        key = self.key = yield function(self.request)
         if isinstance(key, Mapping) and key:
             return {**principal, **key}
         if key and not isinstance(key, str):
@@ -355,9 +366,16 @@ class Visit(msgspec.Struct, eq=False):
         return Request(*about, cost=cost, tier=tier, address=address, rule_id=budget.rule or "")
 
 
+def _told_by(asked: Asked) -> tuple[tuple[str, ...], Decision | None]:
+    """Return the name of each limit, and the decision about them."""
+    answer = asked.answer
+    return (asked.question.names, answer) if asked.budget.rule is None else (answer.rules, answer.decision)
+
+
 def _is_asked(budget: Budget, question: QuotaQuestion, earlier: Iterable[Asked]) -> bool:
     """Whether a question is asked already, on the same terms: a budget that a router and a route share counts once."""
-    alike = [each for each in earlier if each.question.cost == question.cost and each.budget.has_terms_of(budget)]
+    counted = [each for each in earlier if each.budget.rule is None and each.budget.has_terms_of(budget)]
+    alike = [each for each in counted if each.question.cost == question.cost]
     places = {(limit.space, limit.principal) for each in alike for limit in each.question.plan}
     return all((limit.space, limit.principal) in places for limit in question.plan)
 
@@ -366,7 +384,8 @@ def _joined(enforced: Iterable[Asked], budget: Budget, question: QuotaQuestion) 
     """Whether a question could be made part of an earlier one: nothing that comes later tells them apart."""
     for earlier in enforced:
         first = earlier.question
-        if budget.is_final and earlier.budget.is_final and first.cost == question.cost:
+        is_final = budget.is_final and earlier.budget.is_final and earlier.budget.rule is None
+        if is_final and first.cost == question.cost:
             plan, names = first.plan + question.plan, first.names + question.names
             earlier.question = QuotaQuestion(names, first.cost, joined=plan)
             return True
